@@ -2,42 +2,45 @@
 
 import ast
 import pkgutil
+import re
 import runpy
 import sys
-import textwrap
 from pathlib import Path
 
 import experiments
 from experiments.cli.exit_codes import leave
 from experiments.run.command import main
 
+LAB = "lab."
 
-def commands() -> dict[str, str]:
-    """Commands of `python -m experiments.NAME`: name -> first line of its docstring, read without importing it."""
-    found = {}
-    for module in pkgutil.iter_modules(experiments.__path__):
-        place = Path(experiments.__path__[0], module.name)
-        path = place / "__main__.py" if module.ispkg else place.with_suffix(".py")
-        text = path.read_text() if path.exists() else ""
-        if module.name != "__main__" and 'if __name__ == "__main__":' in text:
-            found[module.name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+
+def commands() -> dict[str, tuple[str, str]]:
+    """Name of each command -> first line and first example of its docstring, read without importing it."""
+    found, root = {}, Path(experiments.__path__[0])
+    for prefix, folder in (("", root), (LAB, root / LAB.removesuffix("."))):
+        for module in pkgutil.iter_modules([str(folder)]):
+            path = folder / module.name / "__main__.py" if module.ispkg else folder / f"{module.name}.py"
+            text = path.read_text() if path.exists() else ""
+            if module.name != "__main__" and 'if __name__ == "__main__":' in text:
+                words = ast.get_docstring(ast.parse(text)) or ""
+                example = re.search(r"^ +(python -m [^#\n]*)", words, re.MULTILINE)
+                found[prefix + module.name] = words.partition("\n")[0], example[1].strip() if example else ""
     return found
 
 
 def usage() -> str:
     """Usage message with the list of commands."""
     lines = ["usage: python -m experiments NAME [--help] [OPTIONS]"]
-    datasets, every = experiments.DATASETS, commands()
-    width = 2 + max(map(len, every))
+    every = commands()
+    others = every.keys() - set(experiments.DATASETS)
     for title, names in (
-        ("One method on one data set:", datasets),
-        ("Other commands:", sorted(every.keys() - set(datasets))),
+        ("One method on one data set:", experiments.DATASETS),
+        ("Many runs, and what finished runs give:", sorted(name for name in others if not name.startswith(LAB))),
+        ("The laboratory of this project:", sorted(name for name in others if name.startswith(LAB))),
     ):
         lines += ["", title]
-        lines += [
-            textwrap.fill(every[name], 100, initial_indent=f"  {name:<{width}}", subsequent_indent=" " * (2 + width))
-            for name in names
-        ]
+        for name in names:
+            lines += [f"  {name:<18} {every[name][0]}", f"  {'':<18} {every[name][1]}"]
     lines += ["", "NAME --help explains its options, for a data set those of the method given by --method too."]
     return "\n".join(lines)
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import parse
+from experiments.cli.parser import Argument, parse
 from experiments.folder.load import read_metrics
 from experiments.folder.models import ENDINGS, save
 from experiments.folder.runs import load_runs
@@ -30,11 +29,11 @@ __all__ = ["LoadedRun", "load_run", "load_runs", "main", "read_metrics"]
 class Words:
     """Command line."""
 
-    run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="RUN")] = None
+    run: Annotated[Path | None, Argument("positional", "RUN")] = None
     """Folder of a finished run."""
-    client: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
+    client: int = 0
     """Whose model, from 0."""
-    to: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    to: Annotated[Path | None, Argument(metavar="FILE")] = None
     """New file, .safetensors or .msgpack."""
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import jax
-import tyro
 from rich.console import Console
 
 from experiments import unknown_dataset
@@ -51,12 +50,12 @@ class Sizes(NamedTuple):
 class Words:
     """Command line."""
 
-    dataset: Annotated[str, tyro.conf.arg(help=", ".join(SPECS))] = "fashion_mnist"
+    dataset: Annotated[str, parser.Argument(text=", ".join(SPECS))] = "fashion_mnist"
     method: parser.Names = ()
     """By default all."""
     num_clients: int = 1000
     """N."""
-    cohort: parser.Number = None
+    cohort: int | None = None
     """Clients of a round; by default a hundredth of all."""
     train_size: int = 50
     """Examples of a client."""
@@ -117,7 +116,7 @@ def _print(words: Sequence[str], console: Console) -> None:
         raise InvalidInput("the sizes of your own data are in its run's config.json: bytes_per_client_and_round")
     if own.dataset not in SPECS:
         raise InvalidInput(unknown_dataset(own.dataset))
-    methods = parser.flat(own.method) or tuple(METHODS)
+    methods = own.method or tuple(METHODS)
     parser.choose("method", methods, METHODS)
     cohort = max(1, own.num_clients // 100) if own.cohort is None else own.cohort
     parser.at_least_one(num_clients=own.num_clients, train_size=own.train_size, cohort=cohort)

@@ -1,122 +1,90 @@
 """A method's hyper-parameters as options, from its factory's signature and docstring, and their schedules."""
 
-import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import optax
-from docstring_parser.google import DEFAULT_SECTIONS, GoogleParser, Section, SectionType
 
-from experiments.cli.options import Options, flag, option_words
-from experiments.cli.own_code import is_own, label, method_factory, option_kind
-from experiments.cli.parser import TRAINING_HYPER_PARAMETERS, argument
+from experiments.cli.docstrings import entries
+from experiments.cli.options import KINDS, flag, option_words
+from experiments.cli.own_code import is_own, method_factory, option_kind
+from experiments.cli.parser import Option
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import ReadWith, notes_of
-from pfl_jax.methods.factories import RECIPES, annotations, arguments, default_training, function_of, recipes_of
+from pfl_jax.hyper_parameters import ReadWith, hint, notes_of, parts, range_of
+from pfl_jax.methods.factories import RECIPES, annotations, arguments, function_of, hyper_parameters, recipes_of
 from pfl_jax.primitives.local_training import LocalTraining
 
+TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
+"""Hyper-parameters of `LocalTraining` for which methods and presets have their own defaults."""
 
-def method_config(name: str) -> type:
-    """Frozen dataclass of a method's hyper-parameters, from its factory's signature and docstring.
 
-    It has a field, with type, default and help text, for each keyword-only argument of the factory, for those of the
-    recipes of wrappers that apply to it, and for the hyper-parameters of local training in TRAINING_HYPER_PARAMETERS.
+def method_options(name: str) -> dict[str, Option]:
+    """Hyper-parameters of a method as options, from the signatures and docstrings of its factory and of recipes.
 
-    Args:
-      name: a key of METHODS, or FILE.py:NAME.
-
-    Raises:
-      InvalidInput: the file cannot be used, or one of its method's options has the name of another option.
+    They are the keyword-only arguments of the factory, which is a key of METHODS or FILE.py:NAME, then
+    TRAINING_HYPER_PARAMETERS, and the fields of the recipes of wrappers that apply to it.
     """
     # A file may have changed since.
-    return _config(name) if is_own(name) else _known_config(name)
+    return _options(name) if is_own(name) else _known_options(name)
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Hyper-parameters of a method, see `method_options`, with their defaults."""
+    return {option.name: option.default for option in method_options(name).values()}
 
 
 @functools.cache
-def _known_config(name: str) -> type:
-    return _config(name)
+def _known_options(name: str) -> dict[str, Option]:
+    return _options(name)
 
 
-def _config(name: str) -> type:
+def _options(name: str) -> dict[str, Option]:
     factory = method_factory(name)
-    recipes = recipes_of(factory)
-    taken = _COMMON.union(*({field.name for field in dataclasses.fields(recipe)} for recipe in recipes))
-    summary, texts = _documented(function_of(factory))
-    fields = []
-    for parameter in arguments(factory).values():
-        if is_own(name) and parameter.name in taken:
-            taken_already = f"{flag(parameter.name)} is an option of every experiment already; give it another name"
-            raise InvalidInput(f"--method {name}: {taken_already}")
-        kind = argument(option_kind(name, parameter), texts.get(parameter.name, ""))
-        fields.append((parameter.name, kind, dataclasses.field(default=parameter.default)))
-    training = default_training(factory)
-    _, texts = _documented(LocalTraining)
-    for field in TRAINING_HYPER_PARAMETERS:
-        value = getattr(training, field)
-        fields.append((field, argument(type(value), texts[field]), dataclasses.field(default=value)))
+    own, recipes = arguments(factory), recipes_of(factory)
+    kinds, values = annotations(factory), hyper_parameters(factory)
+    texts = entries(LocalTraining, "Attributes")
     for recipe in recipes:
-        _, texts = _documented(recipe)
-        kinds = get_type_hints(recipe)
-        for field in dataclasses.fields(recipe):
-            kind = argument(kinds[field.name], texts[field.name])
-            fields.append((field.name, kind, dataclasses.field(default=field.default)))
-    config = dataclasses.make_dataclass("MethodOptions", fields, frozen=True)
-    config.__doc__ = summary or label(name)
-    return config
-
-
-_COMMON = frozenset(field.name for field in dataclasses.fields(Options))
-
-
-def _documented(entity: Any) -> tuple[str | None, dict[str, str]]:
-    """First line of a docstring, and the descriptions of its arguments or attributes by name."""
-    found = _DOCSTRINGS.parse(entity.__doc__ or "")
-    return found.short_description, {parameter.arg_name: parameter.description or "" for parameter in found.params}
-
-
-_DOCSTRINGS = GoogleParser([*DEFAULT_SECTIONS, Section("Info", "info", SectionType.MULTIPLE)])
+        texts |= entries(recipe, "Attributes")
+    texts |= entries(function_of(factory), "Args")
+    if is_own(name):
+        of_recipes = {field for recipe in recipes for field in get_type_hints(recipe)}
+        if taken := sorted(own.keys() & (KINDS.keys() | of_recipes)):
+            raise InvalidInput(
+                f"--method {name}: {flag(taken[0])} is an option of every experiment already; give it another name"
+            )
+        kinds |= {one.name: option_kind(name, one) for one in own.values()}
+    for one in TRAINING_HYPER_PARAMETERS:
+        # The recipe of a run always has a number, and not an optimizer in its place.
+        kinds[one] = Annotated[type(values[one]), range_of(kinds[one])]
+    others = [one for one in values if one not in own and one not in get_type_hints(LocalTraining)]
+    names = [*own, *TRAINING_HYPER_PARAMETERS, *others]
+    texts = {one: text[:1].upper() + text[1:] for one, text in texts.items()}
+    return {one: Option(one, kinds[one], values[one], texts.get(one, "")) for one in names}
 
 
 def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
     """Name -> shape and meaning of a method's `Info`, as the section "Info" of its factory's docstring has them."""
-    found = _DOCSTRINGS.parse(function_of(factory).__doc__ or "")
-    return {part.args[1]: " ".join((part.description or "").split()) for part in found.meta if part.args[0] == "info"}
+    return entries(function_of(factory), "Info")
 
 
 def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
-    """Hyper-parameters that can be inputs of a compiled program: those with real type and value.
-
-    Args:
-      method: its name, as in `method_config`.
-      values: values of all hyper-parameters of the method.
-    """
-    kinds = get_type_hints(method_config(method))
-    real = {name for name, kind in kinds.items() if kind is float or float in get_args(kind)}
+    """Those of all hyper-parameters of a method that can be inputs of a compiled program: with real type and value."""
+    real = {name for name, option in method_options(method).items() if float in parts(option.kind)}
     real -= unread_by_wrappers(values).keys()
     return {name: value for name, value in values.items() if name in real and isinstance(value, float)}
 
 
 def unread_by_method(method: str, values: dict[str, Any]) -> dict[str, str]:
-    """Hyper-parameters that a method does not read with these values -> the option that is the reason.
-
-    Args:
-      method: its name, as in `method_config`.
-      values: values of all hyper-parameters of the method.
-    """
+    """Hyper-parameters that a method does not read with the values of all -> the option that is the reason."""
     return _reasons(values, annotations(method_factory(method)))
 
 
 def unread_by_wrappers(values: dict[str, Any]) -> dict[str, str]:
-    """Those of `unread_by_method` that are fields of wrappers' recipes, on which results then do not depend.
-
-    Args:
-      values: values of hyper-parameters of any method, also of one whose file is no longer there.
-    """
+    """Those of `unread_by_method` that are fields of wrappers' recipes, also of a method whose file is gone."""
     found: dict[str, str] = {}
     for recipe in RECIPES:
         found |= _reasons(values, get_type_hints(recipe, include_extras=True))
@@ -145,25 +113,14 @@ FORMS = {
 
 
 class Schedule(NamedTuple):
-    """Factor of a hyper-parameter in each round.
-
-    Attributes:
-      name: name of the hyper-parameter.
-      kind: a key of FORMS.
-      numbers: parameters of the schedule.
-    """
+    """Factor of the hyper-parameter `name` in each round, of a `kind` in FORMS with the parameters `numbers`."""
 
     name: str
     kind: str
     numbers: tuple[float, ...]
 
     def factor(self, index: jax.Array, rounds: int) -> jax.Array:
-        """Factor in a round.
-
-        Args:
-          index: number of the round, from 0; may be traced.
-          rounds: number of rounds of the run.
-        """
+        """Factor in the round with this number, from 0, which may be traced, of a run of so many rounds."""
         if self.kind == "cosine":
             schedule = optax.cosine_decay_schedule(1.0, rounds, *self.numbers)
         elif self.kind == "linear":
@@ -176,19 +133,14 @@ class Schedule(NamedTuple):
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Parse a schedule NAME=KIND:NUMBERS, such as lr=cosine or lam=linear:0:1:20.
-
-    Raises:
-      InvalidInput: the text has another form, or numbers are out of range.
-    """
+    """Parse a schedule NAME=KIND:NUMBERS, such as lr=cosine or lam=linear:0:1:20."""
     name, equals, rest = text.partition("=")
     kind, *parameters = rest.split(":")
     name = name.replace("-", "_")
     if not name or not equals or kind not in FORMS:
-        near = difflib.get_close_matches(kind, FORMS, n=1)
         raise InvalidInput(
             f"--schedule is NAME=KIND such as lr=cosine or lam=linear:0:1:20, with the kinds {', '.join(FORMS)}, "
-            f"not {text}{f'; did you mean {near[0]}?' if near else ''}"
+            f"not {text}{hint(kind, FORMS)}"
         )
     allowed = {form.count(":") for form in FORMS[kind]}
     try:
@@ -205,13 +157,7 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def check_schedules(texts: Sequence[str], method: str, real: dict[str, float]) -> None:
-    """Raise InvalidInput unless the schedules are for different real-valued hyper-parameters that rounds read.
-
-    Args:
-      texts: values of --schedule.
-      method: name of the method.
-      real: the method's real-valued hyper-parameters.
-    """
+    """Raise InvalidInput unless schedules are for different ones of a method's `real_numbers` that rounds read."""
     seen: set[str] = set()
     for text in texts:
         name = parse_schedule(text).name
@@ -229,13 +175,6 @@ def check_schedules(texts: Sequence[str], method: str, real: dict[str, float]) -
 
 
 def scheduled(texts: Sequence[str], values: dict[str, float], index: jax.Array, rounds: int) -> dict[str, jax.Array]:
-    """Values of the scheduled hyper-parameters in a round.
-
-    Args:
-      texts: values of --schedule.
-      values: name -> value at factor 1; may be traced.
-      index: number of the round, from 0; may be traced.
-      rounds: number of rounds of the run.
-    """
+    """Values of the hyper-parameters with a --schedule in a round, see `Schedule.factor`; `values` at factor 1."""
     schedules = map(parse_schedule, texts)
     return {one.name: values[one.name] * one.factor(index, rounds) for one in schedules}

@@ -1,15 +1,13 @@
 """Options that all experiments have, with any method; presets.py has their default values."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from experiments.cli.measures import Protocol
 from pfl_jax.data.specs import PixelNormalization, Source
-from pfl_jax.engine.cohort import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import NotNegative, Positive, check_value
+from pfl_jax.hyper_parameters import AboveZero, BelowOne, Count, Fraction, NotNegative, Positive, Range, check_value
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
 from pfl_jax.networks.text import TEXT_MODELS
@@ -32,6 +30,8 @@ PresetName = Literal["fedpac", "fedas"]
 OnNaN = Literal["stop", "skip-client"]
 Precision = Literal["float32", "tf32", "bf16"]
 
+Share = Annotated[float, Range(0, 1, above=True, below=True)]
+
 MODEL_OPTIONS: dict[str, tuple[str, ...]] = {"hidden": ("mlp",), "vocabulary": TEXT_MODELS}
 """Option -> the models that read it."""
 
@@ -46,11 +46,11 @@ class Options:
     """Paper whose settings are the defaults of all other options."""
     model: ModelName
     """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or flax module."""
-    rounds: int
+    rounds: Count
     """Communication rounds."""
-    num_clients: int
+    num_clients: Count
     """Number of clients of the federation."""
-    participation: float
+    participation: AboveZero
     """Share of the clients that take part in each round, above 0 and at most 1; at least one client takes part."""
     task: TaskName | None = None
     """What outputs and labels mean, for your own data or model; None is the task of your model, or classification."""
@@ -59,24 +59,24 @@ class Options:
     hidden: tuple[int, ...] | None = None
     """Widths of the hidden layers (only with --model mlp), such as 128 64; None is 64 32. The last one is the number of
     features."""
-    vocabulary: int | None = None
+    vocabulary: Annotated[int, Range(2)] | None = None
     """Rows of the embedding (only with --model text_mean and text_gru); None is one for each token of your own training
     data. Larger tokens share them."""
     full_last_round: bool = False
     """All clients take part in the last round."""
-    straggler_fraction: float = 0.0
+    straggler_fraction: Fraction = 0.0
     """Share of the clients that are stragglers, the same ones in all rounds."""
-    straggler_rate: float = 1.0
+    straggler_rate: AboveZero = 1.0
     """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
-    drop_rate: float = 0.0
+    drop_rate: BelowOne = 0.0
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
     attack: Attack | None = None
     """What attackers do: train on label K - 1 - y in place of y (labels), send their update with the opposite sign
     (signs), or Gaussian noise as long as the update (noise). Signs and noise change only what the server needs as a
     mean."""
-    attackers: float = 0.0
+    attackers: BelowOne = 0.0
     """Share of the clients that attack, the same ones in all rounds; at least 0 and below 1."""
-    attack_scale: float = 1.0
+    attack_scale: Positive = 1.0
     """Factor of the flipped update or of the noise."""
     held_out_clients: int = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
@@ -85,9 +85,9 @@ class Options:
     """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
     3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), at random (iid), or by
     --client-column (natural)."""
-    s: float = 20.0
+    s: Annotated[float, Range(0, 100)] = 20.0
     """Percentage of a client's examples that are spread over all classes, from 0 to 100 (only with grouped)."""
-    beta: float = 0.1
+    beta: Positive = 0.1
     """Concentration of the Dirichlet distribution; clients differ more for smaller values (only with dirichlet)."""
     dirichlet_protocol: PresetName = "fedas"
     """Variant of a paper: fedas merges training and test set and divides each client's examples 75/25, fedpac divides
@@ -95,17 +95,17 @@ class Options:
     pathological_protocol: Literal["random", "clustered"] = "random"
     """Whether a set of classes is drawn for each client (random) or for each group of clients (clustered); only with
     pathological."""
-    min_size: int | None = None
+    min_size: Count | None = None
     """Minimum number of a client's examples; None for the minimum of the protocol (only with dirichlet)."""
-    train_size: int | None = None
+    train_size: Count | None = None
     """Training examples of each client, with dirichlet the maximum; None divides all examples."""
     size_choices: tuple[int, ...] | None = None
     """Sizes from which each client's number of training examples is drawn, such as 300 600 1200; in place of
     --train-size (not with dirichlet)."""
-    test_size: int | None = None
+    test_size: Count | None = None
     """Test examples of each client, with dirichlet the maximum; None divides all examples, or with grouped and
     pathological takes as many as training examples."""
-    val_fraction: float | None = None
+    val_fraction: Share | None = None
     """Share of each client's training examples, above 0 and below 1, that are set apart as validation examples: at
     least one, unless the client has only one. By accuracy on them a run chooses its best round, and a sweep its best
     setting."""
@@ -125,16 +125,16 @@ class Options:
     optimizer: Optimizer = "sgd"
     """Optimizer of local training, initialized anew in every round: sgd (as in PyTorch and the papers), adam, or adamw
     with decoupled weight decay. Adam and AdamW do not use --momentum."""
-    local_steps: int | None = None
+    local_steps: Count | None = None
     """Gradient steps of every client in a round in place of --epochs, on one reshuffled epoch after another."""
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     """Largest norm of a mini-batch's gradient over all parameters; larger gradients are scaled down to it."""
-    dp_clip: float | None = None
+    dp_clip: Positive | None = None
     """Differential privacy of single examples: largest norm of an example's gradient over all parameters that are
     trained together, in every step of local training; None for ordinary steps."""
-    dp_noise: float = 0.0
+    dp_noise: NotNegative = 0.0
     """Standard deviation of the noise on the sum of a batch's clipped gradients, in units of --dp-clip."""
-    dp_delta: float | None = None
+    dp_delta: Delta | None = None
     """Delta for which epsilon is reported, at most 1 / N for N training examples (--dp-clip) or clients
     (--client-clip); None for a tenth of that."""
     schedule: tuple[str, ...] | None = None
@@ -157,18 +157,18 @@ class Options:
     """Column with the client of each row, such as its hospital, user or writer (only with custom)."""
     test_data: str | None = None
     """File or folder with the test rows (only with custom); None uses those in --data, or a share of its rows."""
-    test_fraction: float | None = None
+    test_fraction: Share | None = None
     """Share of test rows, of each client or else of each class (only with custom); None is 0.25."""
     normalize: bool = False
     """Subtract the mean of the training rows and divide by their standard deviation, per feature or color channel (only
     with custom); otherwise the inputs are not changed."""
     data_digest: str | None = None
     """Digest that the data must have (only with custom); None accepts the data as it is."""
-    chunk: int | Literal["auto"] = "auto"
+    chunk: Count | Literal["auto"] = "auto"
     """Clients trained together under one vmap on a device; 1 trains one after another. auto is 1 for convolutional
     networks on CPUs, otherwise the largest number for which clients of different sizes waste less than a tenth of the
     gradient steps."""
-    devices: int | Literal["auto"] = "auto"
+    devices: Count | Literal["auto"] = "auto"
     """Number of devices that share the clients, in all processes together; auto is all devices, on a CPU one for each
     core."""
     mesh: str | None = None
@@ -179,7 +179,7 @@ class Options:
     coordinator: str | None = None
     """HOST:PORT of the first process, if there is no scheduler; needs --distributed, --num-processes and
     --process-id."""
-    num_processes: int | None = None
+    num_processes: Count | None = None
     """Number of processes (only with --distributed)."""
     process_id: int | None = None
     """Number of this process, from 0 (only with --distributed)."""
@@ -189,9 +189,9 @@ class Options:
     would take more than half of the machine's memory, otherwise device. The results are the same."""
     precision: Precision = "float32"
     """Precision of matrix products and convolutions on a GPU; a CPU always uses float32."""
-    eval_every: int = 1
+    eval_every: Count = 1
     """Rounds between two evaluations; the last round is always evaluated."""
-    eval_clients: int | None = None
+    eval_clients: Count | None = None
     """Number of clients that are evaluated after aggregation, drawn once for a run, as for federations of many clients;
     None evaluates all."""
     target_accuracy: float | None = None
@@ -205,9 +205,9 @@ class Options:
     after local training and all other clients with the model that they received in the previous round."""
     out: str | None = None
     """New folder for the results; None creates one under runs/."""
-    checkpoint_every: int | None = None
+    checkpoint_every: Count | None = None
     """Rounds between two checkpoints, one after the last; None writes one at an interruption or for --keep-state."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     """Number of checkpoints to keep, the newest ones."""
     resume: str | None = None
     """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed. With a larger
@@ -229,21 +229,24 @@ class Options:
 
     def check(self) -> None:
         """Raise InvalidInput for the first option that is out of range."""
-        for name in (
-            *("num_clients", "min_size", "train_size", "test_size", "devices"),
-            *("checkpoint_every", "keep_checkpoints", "num_processes"),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, int):
-                _require(value >= 1, name, "must be at least 1", value)
-        for name, kind in get_type_hints(Settings, include_extras=True).items():
-            if hasattr(self, name):
-                check_value(flag(name), getattr(self, name), kind)
+        for name, kind in KINDS.items():
+            check_value(flag(name), getattr(self, name), kind)
         if self.accept_other_code and self.resume is None:
             raise InvalidInput("--accept-other-code needs --resume")
         if self.attackers and self.attack is None:
             raise InvalidInput("--attackers needs --attack: labels, signs or noise")
-        self._check_processes()
+        if self.dp_clip is None and self.dp_noise > 0:
+            raise InvalidInput("--dp-noise needs --dp-clip: noise alone does not make a gradient private")
+        if self.eval_clients is not None and self.eval_protocol == "before_aggregation":
+            raise InvalidInput("--eval-clients cannot be given with --eval-protocol before_aggregation")
+        for name, models in MODEL_OPTIONS.items():
+            if getattr(self, name) is not None and self.model not in models:
+                raise InvalidInput(f"{flag(name)} is for --model {' and '.join(models)}, not for {self.model}")
+        for name in ("hidden", "size_choices"):
+            values = getattr(self, name)
+            if values is not None:
+                _require(len(values) > 0, name, "needs at least one number", values)
+                _require(min(values) >= 1, name, "must be at least 1 each", min(values))
         _require(
             # The data says later how many natural clients there are.
             self.held_out_clients >= 0 and (self.partition == "natural" or self.held_out_clients < self.num_clients),
@@ -253,53 +256,23 @@ class Options:
         )
         if self.target_accuracy is not None and self.task in (None, "classification"):
             _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
-        for name in ("test_fraction", "val_fraction"):
-            value = getattr(self, name)
-            _require(value is None or 0 < value < 1, name, "must be above 0 and below 1", value)
-        clip = self.clip_norm
-        _require(clip is None or 0 < clip < math.inf, "clip_norm", "must be positive and finite", clip)
-        self._check_privacy()
-        self._check_model()
-        if self.eval_clients is not None and self.eval_protocol == "before_aggregation":
-            raise InvalidInput("--eval-clients cannot be given with --eval-protocol before_aggregation")
-        if self.size_choices is not None:
-            _require(len(self.size_choices) > 0, "size_choices", "needs at least one size", self.size_choices)
-            _require(min(self.size_choices) >= 1, "size_choices", "must be at least 1 each", min(self.size_choices))
-        _require(0 <= self.s <= 100, "s", "is a percentage between 0 and 100", self.s)
-        _require(math.isfinite(self.beta) and self.beta > 0, "beta", "must be positive", self.beta)
         _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
-
-    def _check_privacy(self) -> None:
-        if self.dp_clip is not None:
-            check_value("--dp-clip", self.dp_clip, Positive)
-        check_value("--dp-noise", self.dp_noise, NotNegative)
-        if self.dp_delta is not None:
-            check_value("--dp-delta", self.dp_delta, Delta)
-        if self.dp_clip is None and self.dp_noise > 0:
-            raise InvalidInput("--dp-noise needs --dp-clip: noise alone does not make a gradient private")
-
-    def _check_model(self) -> None:
-        for name, models in MODEL_OPTIONS.items():
-            if getattr(self, name) is not None and self.model not in models:
-                raise InvalidInput(f"{flag(name)} is for --model {' and '.join(models)}, not for {self.model}")
-        if self.hidden is not None:
-            _require(len(self.hidden) > 0, "hidden", "needs at least one width", self.hidden)
-            _require(min(self.hidden) >= 1, "hidden", "must be at least 1 each", min(self.hidden))
-        if self.vocabulary is not None:
-            _require(self.vocabulary >= 2, "vocabulary", "must be at least 2", self.vocabulary)
+        self._check_processes()
 
     def _check_processes(self) -> None:
         """Raise InvalidInput unless all or none of the options that locate the processes of --distributed are given."""
-        names = ("coordinator", "num_processes", "process_id")
-        given = [name for name in names if getattr(self, name) is not None]
+        where = {name: getattr(self, name) for name in ("coordinator", "num_processes", "process_id")}
+        given = [name for name, value in where.items() if value is not None]
         if self.distributed and self.state_on == "disk":
             raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
         if given and not self.distributed:
             raise InvalidInput(f"{flag(given[0])} is for --distributed")
-        if given and len(given) < len(names):
-            missing = next(name for name in names if name not in given)
-            raise InvalidInput(f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler")
-        if not given or self.coordinator is None or self.num_processes is None or self.process_id is None:
+        if self.coordinator is None or self.num_processes is None or self.process_id is None:
+            if given:
+                missing = next(name for name in where if name not in given)
+                raise InvalidInput(
+                    f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler"
+                )
             return
         host, colon, port = self.coordinator.rpartition(":")
         if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -310,6 +283,9 @@ class Options:
                 f"{self.num_processes}, not {self.process_id}"
             )
 
+
+KINDS = get_type_hints(Options, include_extras=True)
+"""Types of the options, with their ranges."""
 
 PROCESSES = {"distributed", "coordinator", "num_processes", "process_id"}
 """Options of distributed runs."""
@@ -330,11 +306,7 @@ def flag(name: str) -> str:
 
 
 def option_words(values: Mapping[str, Any]) -> list[str]:
-    """Options as command-line arguments: ["--rounds", "30", "--size-choices", "300", "600", "--no-drop-last"].
-
-    Args:
-      values: name -> value.
-    """
+    """Options as command-line arguments: ["--rounds", "30", "--size-choices", "300", "600", "--no-drop-last"]."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):

@@ -5,7 +5,6 @@ everything installed. The digest of its text belongs to the configuration of a r
 result is taken for another's, after the text has changed. Files that it imports are not part of the digest.
 """
 
-import difflib
 import functools
 import hashlib
 import inspect
@@ -13,7 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, get_args, get_origin
+from typing import Any, Literal, TypeGuard, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ import numpy as np
 
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput, first_line, word
-from pfl_jax.hyper_parameters import parts
+from pfl_jax.hyper_parameters import hint, parts
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import SIGNATURE, arguments
 from pfl_jax.networks.flax_modules import check_model, from_flax
@@ -49,14 +48,7 @@ def identifier(name: str) -> str:
 
 
 def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Files that options name, for the configuration of a run: option -> {"file": its path, "digest": of its text}.
-
-    Args:
-      values: of all options, by name.
-
-    Raises:
-      InvalidInput: a file cannot be used.
-    """
+    """Files that options name, for a run's configuration: option -> its path and the digest of its text."""
     found = {}
     for kind in KINDS:
         name = values[kind]
@@ -70,39 +62,25 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
-    """Raise InvalidInput unless a file still has the text that a run began with; nothing is executed.
-
-    Args:
-      kind: of KINDS.
-      entry: of `files`.
-    """
+    """Raise InvalidInput unless an entry of `files` still has the text that a run began with; nothing is executed."""
     path = Path(entry["file"])
-    if _digest(_read(path)) != entry["digest"]:
+    if _read(path)[1] != entry["digest"]:
         raise InvalidInput(
             f"the run began with another text of {path}, its --{kind}: bring that back, or start the run anew"
         )
 
 
 def function(kind: str, name: str) -> Callable[..., Any]:
-    """What FILE.py:NAME names.
-
-    Args:
-      kind: of KINDS, for errors.
-      name: the option's value.
-
-    Raises:
-      InvalidInput: there is no such file or name, the file cannot be executed, or it is no function.
-    """
+    """Function of an option (of KINDS) with the value FILE.py:NAME."""
     _, colon, attribute = name.rpartition(":")
     if not colon or not attribute:
         raise InvalidInput(f"--{kind} {name} lacks the name of a function in the file: {name.rstrip(':')}:NAME")
     module, _ = _load(_path(name))
     if not hasattr(module, attribute):
-        there = [one for one, thing in vars(module).items() if _is_defined_in(module, thing)]
-        near = difflib.get_close_matches(attribute, there, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        mine = {one: getattr(thing, "__module__", None) for one, thing in vars(module).items() if callable(thing)}
+        there = [one for one, origin in mine.items() if origin == module.__name__]
         listed = f"there are {', '.join(there)}" if there else "it defines no functions"
-        raise InvalidInput(f"--{kind} {name}: the file has no {attribute} ({listed}){hint}")
+        raise InvalidInput(f"--{kind} {name}: the file has no {attribute} ({listed}){hint(attribute, there)}")
     found = getattr(module, attribute)
     if not callable(found):
         raise InvalidInput(f"--{kind} {name} is a {type(found).__name__}, not a function")
@@ -110,14 +88,7 @@ def function(kind: str, name: str) -> Callable[..., Any]:
 
 
 def method_factory(name: str) -> Callable[..., Method]:
-    """Factory of a method, built in or the user's own.
-
-    Args:
-      name: a key of METHODS, or FILE.py:NAME.
-
-    Raises:
-      InvalidInput: the file cannot be used, or its function has another signature than a method's factory.
-    """
+    """Factory of a method, a key of METHODS or FILE.py:NAME, whose signature is checked."""
     if not is_own(name):
         return METHODS[name]
     factory = function("method", name)
@@ -142,32 +113,18 @@ def method_factory(name: str) -> Callable[..., Method]:
 
 
 def option_kind(name: str, parameter: inspect.Parameter) -> Any:
-    """Type of the option that an argument of a method becomes: its annotation, or its default's type without one.
-
-    Args:
-      name: of the method.
-      parameter: keyword-only, with a default.
-
-    Raises:
-      InvalidInput: no option can have this type.
-    """
+    """Type of the option for a keyword-only argument of a method: its annotation, or its default's type without one."""
     kind = parameter.annotation
     if kind is inspect.Parameter.empty:
         kind = type(parameter.default)
-    if parts(kind) == (bool,) or all(_is_option_kind(part) for part in parts(kind)):
-        return kind
-    words = getattr(kind, "__name__", str(kind))
-    raise InvalidInput(
-        f"--method {name}: its option {parameter.name} is a {words}; options are bool, int, float, str, Literal[...], "
-        "tuple[int, ...], or a union of these with None"
-    )
-
-
-def _is_option_kind(part: Any) -> bool:
-    if get_origin(part) is tuple:
-        inner = get_args(part)
-        return len(inner) == 2 and inner[1] is ... and inner[0] in (int, float, str)
-    return get_origin(part) is Literal or part in (int, float, str, types.NoneType)
+    lists = (tuple[int, ...], tuple[float, ...], tuple[str, ...])
+    known = (int, float, str, types.NoneType, *lists)
+    if parts(kind) != (bool,) and not all(get_origin(part) is Literal or part in known for part in parts(kind)):
+        raise InvalidInput(
+            f"--method {name}: its option {parameter.name} is a {getattr(kind, '__name__', kind)}; options are bool, "
+            "int, float, str, Literal[...], tuple[int, ...], or a union of these with None"
+        )
+    return kind
 
 
 def make_model(
@@ -179,19 +136,15 @@ def make_model(
     task: Task | None = None,
     **own: Any,
 ) -> Model:
-    """Model of these names, built in or the user's own.
+    """Model, built in or the user's own.
 
     Args:
       name: a key of MODELS, or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model`, a flax.linen module
         or a function rngs -> flax.nnx module.
-      input_shape: shape of one input.
+      input_shape, input_dtype: of one input.
       num_classes: K, or the number of outputs of another task.
-      input_dtype: of the inputs.
       task: of the model; None for its own one.
       **own: further arguments of a built-in model.
-
-    Raises:
-      InvalidInput: the file cannot be used, its function raises or returns something else, or the model refuses.
     """
     if not is_own(name):
         model = MODELS[name](input_shape, num_classes, **own)
@@ -214,17 +167,7 @@ def make_model(
 
 
 def with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype: Any, y: np.ndarray) -> Model:
-    """Model with another loss in its task.
-
-    Args:
-      name: FILE.py:NAME of a function (outputs, y, mask) -> scalar.
-      model: the model.
-      input_shape, input_dtype: of its inputs.
-      y: labels of examples.
-
-    Raises:
-      InvalidInput: the file cannot be used, or its function raises or returns something else.
-    """
+    """Model with the loss FILE.py:NAME, a function (outputs, y, mask) -> scalar, in its task."""
     loss = function("loss", name)
     x = jax.ShapeDtypeStruct((2, *input_shape), input_dtype)
     labels = jax.ShapeDtypeStruct((2, *y.shape[1:]), y.dtype)
@@ -246,31 +189,24 @@ def said(error: BaseException) -> str:
     return ": ".join(filter(None, [kind, first_line(error)]))
 
 
-def _is_defined_in(module: types.ModuleType, thing: Any) -> bool:
-    return callable(thing) and getattr(thing, "__module__", None) == module.__name__
-
-
 def _path(name: str) -> Path:
     return Path(name.rpartition(":")[0]).expanduser().resolve()
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> tuple[bytes, str]:
+    """Text of a file, and its digest."""
     try:
-        return path.read_bytes()
+        text = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()[:12]
+    return text, hashlib.sha256(text).hexdigest()[:12]
 
 
 # Once in a process: a run's digest is that of the text that was executed.
 @functools.cache
 def _load(path: Path) -> tuple[types.ModuleType, str]:
     """Executed file and the digest of its text."""
-    text = _read(path)
-    digest = _digest(text)
+    text, digest = _read(path)
     module = types.ModuleType(f"{path.stem}_{digest}")
     module.__file__ = str(path)
     # Dataclasses, flax modules among them, look up their own module there.
@@ -297,12 +233,7 @@ def _where(error: BaseException, path: Path) -> str:
 
 
 def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What stands for the user's own method and model where runs are compared: names without folders, and digests.
-
-    Args:
-      values: of a run's options.
-      own_code: its `Request.own_code`.
-    """
+    """What stands for a run's own method and model where runs are compared: names without folders, and digests."""
     return {kind: label(values[kind]) for kind in own_code} | {
         f"{kind}_digest": entry["digest"] for kind, entry in own_code.items()
     }

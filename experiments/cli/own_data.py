@@ -33,16 +33,7 @@ PUBLISHED_DATA = ("source", "data_dir")
 
 
 def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
-    """Options of the run, with the partition that --client-column asks for.
-
-    Args:
-      dataset: which experiment.
-      options: as given.
-      given: names of the options that the user gave.
-
-    Raises:
-      InvalidInput: options that this experiment has not, or that exclude each other.
-    """
+    """Options of a run on a dataset, with the partition that --client-column asks for; `given` are the user's."""
     if options.task == "next_symbol" and not is_own(options.model):
         raise InvalidInput(
             f"--task {options.task} needs --model FILE.py:NAME of a model that gives logits [B, T, K]: {options.model} "
@@ -80,22 +71,14 @@ def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
 
 
 def digest(options: Options) -> str:
-    """Digest of the data: that of the run, or of the files as they are now.
-
-    Raises:
-      InvalidInput: there is no data.
-    """
+    """Digest of the data: that of the run, or of the files as they are now."""
     if options.data_digest is not None:
         return options.data_digest
     return own_files.digest(_data(options), options.test_data)
 
 
 def load(options: Options) -> Dataset:
-    """The data.
-
-    Raises:
-      InvalidInput: it is missing, cannot be used, or is not what the run began on.
-    """
+    """The data."""
     dataset = _read(**_arguments(options))
     if options.data_digest not in (None, dataset.origin):
         raise InvalidInput(
@@ -106,11 +89,7 @@ def load(options: Options) -> Dataset:
 
 
 def sizes(options: Options) -> tuple[int, int]:
-    """Numbers of training examples and of clients, the latter 0 unless the data names them.
-
-    Raises:
-      InvalidInput: see `load`.
-    """
+    """Numbers of training examples and of clients, the latter 0 unless the data names them."""
     return _sizes(**_arguments(options))
 
 
@@ -156,9 +135,6 @@ def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options
     """Options with the digest of the data, the number of its own clients if it has any, and that of its tokens.
 
     Paths of files are absolute from here on: a run is exported and resumed from other folders too.
-
-    Raises:
-      InvalidInput: another number of clients was given.
     """
     paths = {name: _absolute(getattr(options, name)) for name in ("data", "test_data")}
     options = dataclasses.replace(options, data_digest=dataset.origin, **paths)

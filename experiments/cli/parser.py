@@ -1,65 +1,106 @@
-"""Command lines with tyro: a dataclass whose fields are the options, texts and groups of the help."""
+"""Command lines with argparse: a table of options, whose values are converted and checked by their types."""
 
+import argparse
 import contextlib
 import dataclasses
-import functools
 import hashlib
-import io
-import os
-import re
+import inspect
 import shutil
+import sys
 import types
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-import docstring_parser
-import tyro
-
-from experiments.cli.options import Options, flag
-from experiments.cli.own_code import identifier
+from experiments.cli.docstrings import field_texts
+from experiments.cli.options import flag
+from experiments.cli.own_code import is_own
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import parts
+from pfl_jax.hyper_parameters import check_value, describe, hint, literals, notes_of, parts, unknown
 
-SYNONYMS = {
-    "algorithm": "method",
-    "alg": "method",
-    "global_rounds": "rounds",
-    "global_epoch": "rounds",
-    "comm_rounds": "rounds",
-    "local_epochs": "epochs",
-    "local_epoch": "epochs",
-    "local_learning_rate": "lr",
-    "learning_rate": "lr",
-    "join_ratio": "participation",
-    "client_activate_rate": "participation",
-    "frac": "participation",
-    "client_num": "num_clients",
-    "num_users": "num_clients",
-    "client_drop_rate": "drop_rate",
-    "eval_gap": "eval_every",
-    "test_interval": "eval_every",
-    "lbs": "batch_size",
-    "local_batch_size": "batch_size",
-    "alpha": "beta",
-    "dirichlet_alpha": "beta",
-    "gpu": "devices",
-    "device": "devices",
-    "save_folder_name": "out",
-}
-"""Names of options in PFLlib, FL-bench and similar code -> those here."""
+MAX_COLUMNS = 100
+"""Maximum width of the help."""
+
+MAX_METAVAR = 50
+"""Characters of a list of choices in the place of a value; longer lists are part of the help text."""
 
 MOST_BYTES = 255
 """Length of a file's name on the usual file systems."""
 
 _Options = TypeVar("_Options")
 
-Names: TypeAlias = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
-"""Type of an option that may be repeated and takes one or more words; `flat` returns all of them."""
 
-Switch: TypeAlias = tyro.conf.FlagCreatePairsOff[bool]
-Folder: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-Number: TypeAlias = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+class Argument(NamedTuple):
+    """How a field of a command's dataclass is given, as `Annotated` says it.
+
+    Attributes:
+      form: an option that may be given several times and then has all values, a switch without --no-, an argument
+        without a name, or a field that is none of the command line's.
+      metavar: placeholder of the value in the help; "" for one made of the type.
+      text: for the help; "" for the docstring after the field.
+    """
+
+    form: Literal["option", "repeated", "switch", "positional", "none"] = "option"
+    metavar: str = ""
+    text: str = ""
+
+
+Names: TypeAlias = Annotated[tuple[str, ...], Argument("repeated")]
+Switch: TypeAlias = Annotated[bool, Argument("switch")]
+Folder: TypeAlias = Annotated[Path | None, Argument(metavar="DIR")]
+Hidden: TypeAlias = Annotated[_Options, Argument("none")]
+
+
+class Option(NamedTuple):
+    """Option of a command.
+
+    Attributes:
+      name: in Python, such as train_size.
+      kind: type of its values, with their range, see `pfl_jax.hyper_parameters`.
+      default: value if it is not given; MISSING if it must be.
+      text: for the help.
+      argument: how it is given.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    text: str = ""
+    argument: Argument = Argument()
+
+    @property
+    def flag(self) -> str:
+        """As written on the command line, such as --train-size."""
+        return flag(self.name)
+
+    @property
+    def flags(self) -> list[str]:
+        """All words that stand for it."""
+        if self.argument.form == "positional":
+            return []
+        is_pair = parts(self.kind) == (bool,) and self.argument.form != "switch"
+        return [self.flag, flag(f"no_{self.name}")] if is_pair else [self.flag]
+
+
+class Group(NamedTuple):
+    """Options under one heading of the help."""
+
+    heading: str
+    text: str
+    options: Mapping[str, Option]
+
+
+def options_of(kind: type) -> dict[str, Option]:
+    """Options of a command: the fields of its dataclass, with the docstrings after them."""
+    kinds, texts, found = get_type_hints(kind, include_extras=True), field_texts(kind), {}
+    for field in dataclasses.fields(kind):
+        notes = [note for note in notes_of(kinds[field.name]) if isinstance(note, Argument)]
+        argument = notes[0] if notes else Argument()
+        if argument.form != "none":
+            text = argument.text or texts.get(field.name, "")
+            found[field.name] = Option(field.name, kinds[field.name], field.default, text, argument)
+    return found
 
 
 def parse(
@@ -76,44 +117,187 @@ def parse(
 
     Returns:
       The options, and the other arguments.
-
-    Raises:
-      InvalidInput: a missing or unknown option, or a value of the wrong kind.
     """
-    errors = io.StringIO()
-    prog, text = f"python -m {module}", description or ""
-    try:
-        with contextlib.redirect_stderr(errors), limited_columns():
-            options, rest = tyro.cli(
-                kind, args=None if words is None else list(words), prog=prog, description=text, return_unknown_args=True
-            )
-    except SystemExit as ending:
-        if not ending.code:
-            raise
-        raise InvalidInput(f"{_one_line(errors.getvalue())}; see --help") from None
+    options = options_of(kind)
+    found, rest = split(sys.argv[1:] if words is None else words, [Group("", "", options)], module, description)
     if rest and not more:
-        raise InvalidInput(f"unrecognized arguments: {' '.join(rest)}; see --help")
-    return options, tuple(rest)
+        raise InvalidInput(unknown_option(rest[0], options))
+    values = converted(found, options)
+    if missing := [name for name, option in options.items() if option.default is MISSING and name not in values]:
+        raise InvalidInput(f"missing: {', '.join(map(flag, missing))}; see --help")
+    return kind(**values), tuple(rest)
 
 
-def _one_line(box: str) -> str:
-    """Error message of tyro in one line, from its box of several lines."""
-    # Borders are lines or blanks, depending on the terminal.
-    missing = re.findall(r"^[^\w-]*(--(?!help)[a-z]\S*)", box, re.MULTILINE)
-    if "Missing from" in box:
-        return f"missing: {', '.join(missing)}"
-    text = " ".join(" ".join(line.strip("│ ") for line in box.splitlines()[1:-1]).split())
-    if found := re.search(r"Missing value for argument '(--[^']+)'", text):
-        return f"{found[1]} needs a value"
-    # All other values are texts.
-    if found := re.search(r"Error parsing (--\S+):[^']*'([^']*)'", text):
-        return f"{found[1]} must be a whole number, not '{found[2]}'"
-    return text
+def split(
+    words: Iterable[str], groups: Sequence[Group], module: str = "", description: str | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Split a command line into the options' texts by name, and the words that belong to none.
+
+    Args:
+      words: command-line arguments.
+      groups: all options.
+      module: module of the command.
+      description: of the command; None for a command line without --help.
+    """
+    options = {name: option for group in groups for name, option in group.options.items()}
+    without_name = [option.argument.metavar for option in options.values() if option.argument.form == "positional"]
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        usage=" ".join(["%(prog)s [OPTIONS]", *without_name]),
+        description=description and _escaped(inspect.cleandoc(description)),
+        formatter_class=_Formatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+        exit_on_error=False,
+    )
+    if description is not None:
+        parser.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+    for group in groups:
+        place = parser.add_argument_group(f"{group.heading} options", _escaped(group.text)) if group.heading else parser
+        for option in group.options.values():
+            name = option.name if option.argument.form == "positional" else option.flag
+            place.add_argument(name, **_settings(option))
+    known = {name for option in options.values() for name in option.flags}
+    try:
+        found, rest = parser.parse_known_args([_hyphenated(word, known) for word in words])
+    except argparse.ArgumentError as error:
+        name = str(error.argument_name).partition("/")[0]
+        option = next((option for option in options.values() if option.flag == name), None)
+        if option is None:
+            raise InvalidInput(f"{error}; see --help") from None
+        if parts(option.kind) == (bool,):
+            raise InvalidInput(f"{name} takes no value: give {' or '.join(option.flags)}") from None
+        raise InvalidInput(f"{name} needs a value: {describe(option.kind)}") from None
+    return vars(found), rest
 
 
-def flat(names: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """All words of an option, each once."""
-    return tuple(dict.fromkeys(name for of in names for name in of))
+def _settings(option: Option) -> dict[str, Any]:
+    """How argparse takes an option."""
+    if parts(option.kind) == (bool,):
+        is_switch = option.argument.form == "switch"
+        return {"action": "store_true" if is_switch else argparse.BooleanOptionalAction, "help": _help(option)}
+    metavar, text = option.argument.metavar or _metavar(option.kind), option
+    if len(metavar) > MAX_METAVAR:
+        *names, last = metavar.split("|")
+        text = option._replace(text=f"{option.text} The names: {', '.join(names)}.")
+        metavar = f"NAME|{last}"
+    settings: dict[str, Any] = {"metavar": metavar, "help": _help(text)}
+    several = _element(option.kind) is not None
+    if option.argument.form == "positional":
+        return settings | {"nargs": "*" if several else "?"}
+    settings |= {"nargs": "+"} if several else {}
+    return settings | ({"action": "extend"} if option.argument.form == "repeated" else {})
+
+
+def _help(option: Option) -> str:
+    """Text of an option in the help, with its default."""
+    default = option.default
+    if default is MISSING:
+        after = " (required)"
+    elif default is None or default == () or option.argument.form in ("switch", "positional"):
+        after = ""
+    else:
+        after = f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
+    return _escaped(option.text + after)
+
+
+def _escaped(text: str) -> str:
+    """Text that argparse prints as it is."""
+    return text.replace("%", "%%")
+
+
+def _metavar(kind: Any) -> str:
+    """Placeholder of a value in the help, such as INT|None."""
+    names: list[str] = []
+    for part in parts(_element(kind) or kind):
+        if get_origin(part) is Literal:
+            names += map(str, get_args(part))
+        elif part is str and names:
+            names.append("FILE.py:NAME")
+        else:
+            names.append("None" if part is types.NoneType else part.__name__.upper())
+    return "|".join(names)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Help of at most MAX_COLUMNS, in which texts of several lines keep them."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+        super().__init__(prog, max_help_position=26, width=width)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        # In place of "INT [INT ...]".
+        return f"{action.metavar} ..." if action.nargs == "+" else super()._format_args(action, default_metavar)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+def _hyphenated(word: str, known: Iterable[str]) -> str:
+    """Word, with hyphens where an option was written with underscores."""
+    head, equals, value = word.partition("=")
+    head = head.replace("_", "-")
+    return head + equals + value if head in known else word
+
+
+def converted(texts: Mapping[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
+    """Values of options by name.
+
+    Args:
+      texts: of `split`.
+      options: all options.
+    """
+    found = {}
+    for name, text in texts.items():
+        option = options[name]
+        element = _element(option.kind)
+        if isinstance(text, bool):
+            found[name] = text
+        elif element is None:
+            found[name] = _value(option, option.kind, text)
+        elif text == ["None"] and types.NoneType in parts(option.kind):
+            found[name] = None
+        else:
+            found[name] = tuple(_value(option, element, one) for one in text)
+        if option.argument.form == "repeated":
+            found[name] = tuple(dict.fromkeys(found[name]))
+        check_value(option.flag, found[name], option.kind)
+    return found
+
+
+def _element(kind: Any) -> Any:
+    """Type of the values of an option that has several; None for any other option."""
+    return next((get_args(part)[0] for part in parts(kind) if get_origin(part) is tuple), None)
+
+
+def _value(option: Option, kind: Any, text: str) -> Any:
+    """Value of one text, as a type `kind` has it."""
+    members, choices = parts(kind), literals(kind)
+    if text in choices:
+        return next(word for part in members for word in get_args(part) if str(word) == text)
+    if text == "None" and types.NoneType in members:
+        return None
+    for part in members:
+        if part in (int, float, Path):
+            with contextlib.suppress(ValueError):
+                return part(text)
+        # Beside choices, a text is the name of something of the user's own.
+        elif part is str and (is_own(text) or not choices):
+            return text
+    if choices and not {int, float, types.NoneType} & {*members}:
+        raise InvalidInput(unknown(option.flag.removeprefix("--"), text, choices))
+    raise InvalidInput(f"{option.flag} must be {describe(option.kind)}, not '{text}'{hint(text, choices)}")
+
+
+def unknown_option(word: str, options: Mapping[str, Option]) -> str:
+    """Error message for a word that is no option, with the nearest of those that there are."""
+    known = [name for option in options.values() for name in option.flags]
+    head = word.partition("=")[0].replace("_", "-")
+    if not head.startswith("-"):
+        return f"unexpected word '{word}': options start with --, see --help"
+    return f"unknown option {head}{(hint(head, known) if head.startswith('--') else '') or ': see --help'}"
 
 
 def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
@@ -121,7 +305,8 @@ def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str =
     choices = list(choices)
     for word in asked:
         if word not in choices:
-            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)})")
+            near = "" if word.isdecimal() else hint(word, choices)
+            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)}){near}")
 
 
 def at_least_one(**values: int | None) -> None:
@@ -148,172 +333,6 @@ def given(words: Iterable[str]) -> set[str]:
     """Names of the options among the words; switches by the name of what they switch."""
     heads = (word.partition("=")[0] for word in words if word.startswith("--"))
     return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
-
-
-SELECTION = ("method", "preset")
-"""Options that determine the defaults of all others; they come last in the method's own group."""
-
-TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
-"""Hyper-parameters of `LocalTraining` for which methods and presets have their own defaults; in the group training."""
-
-TRAINING_OPTIONS = ("local_steps", "optimizer", "clip_norm", "schedule", "drop_last", "shuffle", "augment")
-"""Other options of local training, which have the same defaults for all methods."""
-
-PRIVACY_OPTIONS = ("dp_clip", "dp_noise", "dp_delta")
-"""Options of differential privacy that all methods have."""
-
-GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "data": (
-        "The examples of each client.",
-        (
-            *("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest"),
-            *("source", "data_dir", "partition", "s", "beta", "dirichlet_protocol", "min_size"),
-            *("pathological_protocol", "train_size", "size_choices", "test_size", "val_fraction", "shift"),
-            "pixel_normalization",
-        ),
-    ),
-    "client": (
-        "The number of clients, and their participation in rounds.",
-        (
-            *("num_clients", "participation", "full_last_round", "straggler_fraction", "straggler_rate"),
-            *("drop_rate", "held_out_clients"),
-        ),
-    ),
-    "robustness": (
-        "Attacks by clients, means that withstand them, and compressed messages.",
-        ("attack", "attackers", "attack_scale", "server_mean", "compress"),
-    ),
-    "training": (
-        "The network, the rounds, and the local training of a client.",
-        (
-            *("model", "task", "loss", "hidden", "vocabulary", "rounds"),
-            *(*TRAINING_HYPER_PARAMETERS, *TRAINING_OPTIONS, "on_nan", "seed"),
-        ),
-    ),
-    "privacy": (
-        "Differential privacy of examples or of whole clients; docs/privacy.md says what it covers.",
-        (*PRIVACY_OPTIONS, "client_clip", "client_noise"),
-    ),
-    "evaluation": (
-        "When and how accuracy is evaluated.",
-        ("eval_every", "eval_clients", "eval_protocol", "target_accuracy"),
-    ),
-    "result": (
-        "Output files, and resumption of an interrupted run.",
-        (
-            *("out", "keep_state", "checkpoint_every", "keep_checkpoints", "resume", "accept_other_code"),
-            *("plot", "tensorboard", "wandb"),
-        ),
-    ),
-    "device": (
-        "Hardware and precision; up to rounding, results do not depend on these options.",
-        (
-            *("devices", "mesh", "chunk", "state_on", "precision", "compilation_cache"),
-            *("distributed", "coordinator", "num_processes", "process_id"),
-        ),
-    ),
-}
-"""Heading, to which tyro adds the word "options" -> description of the group, and its options in order."""
-
-MAX_COLUMNS = 100
-"""Maximum width of the help: on wider terminals tyro would arrange the groups in columns, out of order."""
-
-
-MAX_METAVAR = 60
-"""Characters of a list of choices in the place of a value; longer lists are part of the help text."""
-
-
-def argument(kind: Any, text: str) -> Any:
-    """Type of an option annotated with its help text, in the form that tyro reads.
-
-    Args:
-      kind: type of the option's value.
-      text: help text; line breaks are ignored.
-    """
-    text, metavar = " ".join(text.split()), _metavar(kind)
-    if metavar and len(metavar) > MAX_METAVAR:
-        # A long word would be broken within names.
-        *names, last = metavar.split("|")
-        metavar, text = f"NAME|{last}", f"{text} The names: {', '.join(names)}."
-    return Annotated[kind, tyro.conf.arg(help=text[:1].upper() + text[1:], metavar=metavar)]
-
-
-def grouped(common: Options, config: Any, known: Container[str]) -> type:
-    """Dataclass of options: one nested dataclass for each group, with the given values as defaults.
-
-    Args:
-      common: options that all methods have.
-      config: the method's hyper-parameters, an instance of `experiments.cli.hyper_parameters.method_config`.
-      known: names of the options that the dataclass has.
-    """
-    kinds = _common_kinds() | {field.name: field.type for field in dataclasses.fields(config)}
-    values = vars(common) | vars(config)
-    shared = {name for _, names in GROUPS.values() for name in names}
-    own = [name for name in vars(config) if name not in shared]
-    heading = identifier(common.method)
-    heading += "_" * (heading in GROUPS)
-    groups = {heading: (type(config).__doc__ or "", (*own, *SELECTION)), **GROUPS}
-
-    members: list[tuple[str, Any, Any]] = []
-    for heading, (text, names) in groups.items():
-        names = [name for name in names if name in values and name in known]
-        if not names:
-            continue
-        fields = [(name, kinds[name], dataclasses.field(default=values[name])) for name in names]
-        group = dataclasses.make_dataclass("Group", fields, frozen=True)
-        # Given here, because tyro would look for it in the source of this generated class.
-        group.__doc__, described = text, Annotated[tyro.conf.OmitArgPrefixes[group], tyro.conf.arg(help=text)]
-        members.append((heading, described, dataclasses.field(default=group())))
-    return dataclasses.make_dataclass("Groups", members, frozen=True)
-
-
-@functools.cache
-def _common_kinds() -> dict[str, Any]:
-    """Types of the common options, annotated with the help texts of the docstring."""
-    texts = {entry.arg_name: entry.description or "" for entry in docstring_parser.parse_from_object(Options).params}
-    return {name: argument(kind, texts[name]) for name, kind in get_type_hints(Options).items()}
-
-
-def ungrouped(groups: Any) -> dict[str, Any]:
-    """Values of all options by name, without groups."""
-    return {name: value for group in vars(groups).values() for name, value in vars(group).items()}
-
-
-@contextlib.contextmanager
-def limited_columns() -> Iterator[int]:
-    """Context in which the reported width of the terminal is at most MAX_COLUMNS; yields the width."""
-    before = os.environ.get("COLUMNS")
-    columns = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
-    os.environ["COLUMNS"] = str(columns)
-    try:
-        yield columns
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
-
-
-def _metavar(kind: Any) -> str | None:
-    """Placeholder of a value with several types in the help, such as INT|None; None leaves the choice to tyro."""
-    members = parts(kind)
-    names = []
-    for part in members if len(members) > 1 else ():
-        if get_origin(part) is Literal:
-            names += map(str, get_args(part))
-        elif part is str and names:
-            names.append("FILE.py:NAME")
-        elif get_origin(part) is tuple:
-            names.append(f"{get_args(part)[0].__name__.upper()}...")
-        else:
-            names.append("None" if part is types.NoneType else part.__name__.upper())
-    return "|".join(names) or None
-
-
-def synonym(word: str) -> str | None:
-    """The option here for another tool's name of it, as it is written on the command line; None if there is none."""
-    name = SYNONYMS.get(word.removeprefix("--").replace("-", "_"))
-    return None if name is None else flag(name)
 
 
 def by_option(words: Iterable[str]) -> list[list[str]]:

@@ -71,9 +71,12 @@ HYPER_PARAMETERS: dict[str, Values] = {
 EVERY_BATCH: Values = {"drop_last": False, "shuffle": True}
 """All examples in every epoch, in a new order: for small clients and data without figures in the papers."""
 
+COLOR = ("cifar10", "cinic10", "cifar100")
+"""Data sets of color images."""
+
 # FedPAC B.3: "fix both the server and client learning rate to 0.01", for pFedHN alone on all data sets.
 BY_DATASET_AND_METHOD: dict[tuple[str, str, str], Values] = {
-    ("fedpac", dataset, "pfedhn"): {"lr": 0.01} for dataset in ("cifar10", "cinic10", "cifar100")
+    ("fedpac", dataset, "pfedhn"): {"lr": 0.01} for dataset in COLOR
 }
 """(preset, dataset, method) -> values that differ for them."""
 
@@ -82,9 +85,7 @@ BY_DATASET: dict[tuple[str, str], Values] = {
     # the released code has 300 test examples per client and always augments training images. CIFAR-100 is not in that
     # paper and has the values of CIFAR-10.
     ("fedpac", "emnist"): {"train_size": 1000, "batch_size": 100},
-    ("fedpac", "cifar10"): {"test_size": 300, "lr": 0.02, "augment": True},
-    ("fedpac", "cinic10"): {"test_size": 300, "lr": 0.02, "augment": True},
-    ("fedpac", "cifar100"): {"test_size": 300, "lr": 0.02, "augment": True},
+    **{("fedpac", dataset): {"test_size": 300, "lr": 0.02, "augment": True} for dataset in COLOR},
     # Neither paper uses the digits, which are 1,287 training and 510 test examples of 8x8 pixels for 20 clients.
     ("fedpac", "digits"): {
         "model": "mlp",
@@ -135,27 +136,17 @@ EMBEDDED: dict[tuple[str, str], Values] = {
     # no augmentation, because a mirrored digit is not a digit.
     ("fedpac", "emnist"): {"rounds": 20, "train_size": 600, "test_size": 300},
     ("fedpac", "fashion_mnist"): {"rounds": 30, "train_size": 300, "test_size": 300},
-    ("fedpac", "cifar10"): {"rounds": 25, "train_size": 300, "test_size": 200, "augment": False},
-    ("fedpac", "cinic10"): {"rounds": 25, "train_size": 300, "test_size": 200, "augment": False},
-    ("fedpac", "cifar100"): {"rounds": 25, "train_size": 300, "test_size": 200, "augment": False},
-    ("fedas", "emnist"): {"rounds": 20, "train_size": 300, "test_size": 150, "lr": 0.05} | EVERY_BATCH,
-    ("fedas", "fashion_mnist"): {"rounds": 20, "train_size": 300, "test_size": 150, "lr": 0.05} | EVERY_BATCH,
-    ("fedas", "cifar10"): {"rounds": 20, "train_size": 300, "test_size": 150, "lr": 0.05} | EVERY_BATCH,
-    ("fedas", "cinic10"): {"rounds": 20, "train_size": 300, "test_size": 150, "lr": 0.05} | EVERY_BATCH,
-    ("fedas", "cifar100"): {"rounds": 20, "train_size": 300, "test_size": 150, "lr": 0.05} | EVERY_BATCH,
+    **{("fedpac", dataset): {"rounds": 25, "train_size": 300, "test_size": 200, "augment": False} for dataset in COLOR},
+    **{
+        ("fedas", dataset): {"rounds": 20, "train_size": 300, "test_size": 150, "lr": 0.05} | EVERY_BATCH
+        for dataset in ("emnist", "fashion_mnist", *COLOR)
+    },
 }
 """(preset, dataset) -> smaller values for embedded data, whose default run must end in five minutes on two cores."""
 
 
 def values(preset: str, dataset: str, method: str | None = None, *, embedded: bool = False) -> Values:
-    """Values of all options and hyper-parameters of a preset for a dataset.
-
-    Args:
-      preset: a key of PRESETS.
-      dataset: a key of DEFAULT_PRESET.
-      method: name of the method; None for the preset's own method.
-      embedded: whether to use the smaller values for embedded data.
-    """
+    """Values of a preset for a dataset and a method, by default the preset's own; smaller ones for embedded data."""
     merged = PRESETS[preset] | HYPER_PARAMETERS[preset] | BY_DATASET.get((preset, dataset), {})
     if embedded:
         merged |= EMBEDDED.get((preset, dataset), {})

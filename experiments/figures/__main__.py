@@ -17,15 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import tyro
 from rich.console import Console
 
 from experiments.cli import parser
-from experiments.cli.cell import Cell
 from experiments.cli.effects import relevant_options
 from experiments.cli.exit_codes import leave
 from experiments.cli.options import flag
-from experiments.cli.parser import Names, Number, choose, flat
+from experiments.cli.parser import Argument, Names, choose
+from experiments.cli.run_command import RunCommand
 from experiments.figures.figure import Figure, Key, Results, Runs, arrays_path
 from experiments.figures.index import FIGURES
 from experiments.figures.runs import is_real, run_with_arrays
@@ -44,13 +43,13 @@ NUMBERS = "; ".join(f"{paper}: {', '.join(figures)}" for paper, figures in FIGUR
 class Figures(MeasuredBatch):
     """Command line of a figure."""
 
-    paper: Annotated[str, tyro.conf.arg(help=", ".join(FIGURES))]
-    figure: Annotated[str, tyro.conf.arg(help=NUMBERS, metavar="NUMBER")]
+    paper: Annotated[str, Argument(text=", ".join(FIGURES))]
+    figure: Annotated[str, Argument(metavar="NUMBER", text=NUMBERS)]
     dataset: Names = ()
     """Datasets in place of the figure's."""
     method: Names = ()
     """Methods in place of the figure's."""
-    rounds: Number = None
+    rounds: int | None = None
     """Rounds of each run, in place of the figure's."""
     source: str = "auto"
     """Origin of the data: auto, tfds, files or embedded."""
@@ -63,8 +62,8 @@ class Figures(MeasuredBatch):
         choose("paper", [self.paper], FIGURES)
         choose("figure", [self.figure], FIGURES[self.paper], f" in {self.paper}")
         choose("source", [self.source], ("auto", "tfds", "files", "embedded"))
-        choose("dataset", flat(self.dataset), SPECS)
-        choose("method", flat(self.method), METHODS)
+        choose("dataset", self.dataset, SPECS)
+        choose("method", self.method, METHODS)
         if self.method and not self.content.methods:
             raise InvalidInput(f"--method has no effect: {self.content.title} compares no methods")
         super().check()
@@ -83,7 +82,7 @@ class Figures(MeasuredBatch):
             for key in {own["method"]: key for key, own in runs.variants.items()}.values():
                 self._check_fixed(cells[key][0], replace(runs, words=()).cells()[key][0])
 
-    def _check_fixed(self, cell: Cell, usual: Cell) -> None:
+    def _check_fixed(self, cell: RunCommand, usual: RunCommand) -> None:
         """Raise InvalidInput if a run has another value of a fixed option than the figure without further words."""
         asked, own = vars(cell.request().options), vars(usual.request().options)
         for name in self.content.fixed:
@@ -103,7 +102,7 @@ class Figures(MeasuredBatch):
     @property
     def datasets(self) -> tuple[str, ...]:
         """Datasets of the figure."""
-        return flat(self.dataset) or self.content.datasets
+        return self.dataset or self.content.datasets
 
     def runs_on(self, dataset: str, *, real: bool) -> Runs:
         """Runs on a dataset, given whether the real dataset is available."""
@@ -114,12 +113,12 @@ class Figures(MeasuredBatch):
             dataset,
             short=not real,
             seeds=self.seeds,
-            methods=flat(self.method),
+            methods=self.method,
             rounds=self.rounds,
             words=(*words, *self.all_words),
         )
 
-    def places(self, runs: Runs) -> dict[Key, list[tuple[Cell, Path]]]:
+    def places(self, runs: Runs) -> dict[Key, list[tuple[RunCommand, Path]]]:
         """Cells of runs with their folders; runs that several panels show share one."""
         folders: dict[str, Path] = {}
         found = {}

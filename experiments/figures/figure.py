@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from experiments.cli import presets
-from experiments.cli.cell import Cell
 from experiments.cli.options import option_words
+from experiments.cli.run_command import RunCommand
 from experiments.folder import load
 from experiments.papers.settings import PAPERS, Measure
 from experiments.show.pictures import Panel
@@ -147,13 +147,13 @@ class Runs:
         """Names of the options that the runs differ in, which must not be set otherwise."""
         return {name for own in self.variants.values() for name in own}
 
-    def cells(self) -> dict[Key, list[Cell]]:
+    def cells(self) -> dict[Key, list[RunCommand]]:
         """Key of a run -> a cell for each seed."""
         cells = {}
         for key, own in self.variants.items():
             shared = {name: value for name, value in self.values.items() if name not in own}
             arguments = (*option_words(shared), *self.words, *option_words(own))
-            cells[key] = [Cell(self.dataset, arguments, seed) for seed in range(self.seeds)]
+            cells[key] = [RunCommand(self.dataset, arguments, seed) for seed in range(self.seeds)]
         return cells
 
 

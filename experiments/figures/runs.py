@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from experiments.cli.cell import Cell
+from experiments.cli.run_command import RunCommand
 from experiments.figures.figure import Keep, arrays_path
 from experiments.folder.version import Trust
 from experiments.run import cached_runs
@@ -50,7 +50,7 @@ def is_real(
     return False
 
 
-def run_with_arrays(cell: Cell, folder: Path, console: Console, keep: "Keep | None", trust: Trust) -> None:
+def run_with_arrays(cell: RunCommand, folder: Path, console: Console, keep: "Keep | None", trust: Trust) -> None:
     """Run a cell, and store arrays of its rounds in the file `arrays_path(folder)`.
 
     Args:

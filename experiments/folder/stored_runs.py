@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.hyper_parameters import method_config
+from experiments.cli.hyper_parameters import defaults
 from experiments.cli.measures import Protocol
 from experiments.cli.options import Options, option_words
 from experiments.cli.own_code import label
@@ -294,7 +294,7 @@ def _omitted_from_label(name: str, setting: dict[str, Any]) -> bool:
         return value == "none"
     usual = {field.name: field.default for field in dataclasses.fields(Options)}
     if setting["method"] in METHODS:
-        usual |= vars(method_config(setting["method"])())
+        usual |= defaults(setting["method"])
     return value == usual.get(name)
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.cli.cell import Cell
+from experiments.cli.run_command import RunCommand
 from experiments.papers import published
 from experiments.papers.published import Published
 
@@ -26,7 +26,7 @@ class Cause(NamedTuple):
     options: tuple[str, ...]
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> RunCommand:
         """The run without the cause, with seed 0."""
         return self.row.cell(words=self.options)
 

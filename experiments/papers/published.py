@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli.cell import Cell
 from experiments.cli.effects import relevant_options
 from experiments.cli.request import Request
+from experiments.cli.run_command import RunCommand
 from experiments.papers import settings
 from pfl_jax.errors import InvalidInput
 
@@ -55,10 +55,10 @@ class Published(NamedTuple):
         """Command line of the run that reproduces it, without seed and results folder."""
         return settings.arguments(self.paper, self.clients, self.setting, self.method, self.procedure)
 
-    def cell(self, seed: int = 0, words: Sequence[str] = ()) -> Cell:
+    def cell(self, seed: int = 0, words: Sequence[str] = ()) -> RunCommand:
         """The run that reproduces it, with further options."""
         rounds = settings.PROCEDURES[self.procedure].rounds(self.method) if self.procedure else ""
-        return Cell(self.dataset, (*self.arguments, *words), seed, rounds)
+        return RunCommand(self.dataset, (*self.arguments, *words), seed, rounds)
 
 
 def load() -> list[Published]:

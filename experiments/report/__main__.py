@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, cast
 
-import tyro
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.measures import PROTOCOLS, Protocol
-from experiments.cli.parser import choose, parse
+from experiments.cli.parser import Argument, choose, parse
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, write_text
 from experiments.host.console import print_line
 from pfl_jax.errors import InvalidInput
@@ -33,13 +32,13 @@ OURS = "pfl_jax · report".encode()
 class Options:
     """Command line of the report."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")] = ()
+    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")] = ()
     """Folders of runs, or folders above runs."""
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Annotated[Path | None, Argument(metavar="FILE")] = None
     """The page; None writes report.html."""
-    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    plot: Annotated[Path | None, Argument(metavar="FILE")] = None
     """Write only a picture of the curves: .png, .svg or .pdf."""
-    eval_protocol: Annotated[str | None, tyro.conf.arg(metavar="PROTOCOL")] = None
+    eval_protocol: Annotated[str | None, Argument(metavar="PROTOCOL")] = None
     """Accuracy that comes first: received, trained or before_aggregation; None is that of most of the runs."""
 
 

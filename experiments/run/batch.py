@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
 
-import tyro
 from rich.console import Console
 
-from experiments.cli.cell import Cell
 from experiments.cli.exit_codes import exit_code
-from experiments.cli.parser import Folder, Switch, parse
+from experiments.cli.parser import Folder, Hidden, Switch, parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result, read_config, read_summary
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import OTHER_CODE, Trust
@@ -40,7 +39,7 @@ class Job(NamedTuple):
       title: its name in messages.
     """
 
-    cell: Cell
+    cell: RunCommand
     folder: Path
     title: str
 
@@ -55,7 +54,7 @@ class Batch(abc.ABC):
     """Print the command and the state of each run, and run nothing."""
     accept_other_code: Switch = False
     """Also use runs that other code made, and resume them; otherwise they are set aside, and run anew."""
-    words: tyro.conf.Suppress[tuple[str, ...]] = ()
+    words: Hidden[tuple[str, ...]] = ()
     """Options of every run."""
 
     name: ClassVar[str]

@@ -12,8 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments.cli import own_data
-from experiments.cli.effects import ineffective_options, unread
+from experiments.cli import effects, own_data
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
 from experiments.cli.options import MODEL_OPTIONS, PARTITION_OPTIONS, Options
 from experiments.cli.own_code import is_own, label, make_model, method_factory, said, with_loss
@@ -143,8 +142,7 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
     if changes:
         notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are.")
     given = request.given | {parse_schedule(text).name for text in request.options.schedule or ()}
-    notes = ineffective_options(request.dataset, request.options, given, jax.default_backend())
-    notes += unread(request.options.method, request.hyper_parameters, given)
+    notes = effects.notes(request, given, jax.default_backend())
     if request.dataset == own_data.CUSTOM:
         notes += own_data.notes(request.options, dataset)
     if request.options.method == "fedbn":

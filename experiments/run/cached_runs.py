@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from experiments.cli.cell import Cell
 from experiments.cli.effects import RESULT_NEUTRAL, relevant_options, resolve_defaults
-from experiments.cli.hyper_parameters import method_config
+from experiments.cli.hyper_parameters import defaults
 from experiments.cli.options import Options, flag
 from experiments.cli.own_code import KINDS, by_content
 from experiments.cli.request import Request
+from experiments.cli.run_command import RunCommand
 from experiments.folder.load import read_config, read_metrics, read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import OTHER_CODE, Trust, by_other_code
@@ -37,7 +37,7 @@ State = Literal["absent", "unfinished", "finished", "of other code"]
 
 
 def run_cell(
-    cell: Cell, folder: str | Path, console: Console, observe: "Observe | None" = None, trust: Trust = "sources"
+    cell: RunCommand, folder: str | Path, console: Console, observe: "Observe | None" = None, trust: Trust = "sources"
 ) -> dict[str, Any]:
     """Run a cell unless its folder already holds the finished run.
 
@@ -83,7 +83,7 @@ def run_cell(
     return read_summary(folder)
 
 
-def inspect(cell: Cell, folder: str | Path, trust: Trust = "sources") -> State:
+def inspect(cell: RunCommand, folder: str | Path, trust: Trust = "sources") -> State:
     """Content of a folder with respect to a cell.
 
     Args:
@@ -179,7 +179,7 @@ def difference(request: Request, config: dict[str, Any]) -> str:
 @functools.cache
 def _defaults(method: str) -> dict[str, Any]:
     """Values of options that did not exist yet when a run was made."""
-    return {field.name: field.default for field in dataclasses.fields(Options)} | vars(method_config(method)())
+    return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)
 
 
 def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> str:

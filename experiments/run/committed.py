@@ -17,8 +17,8 @@ import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.cli.cell import Cell
 from experiments.cli.request import Request
+from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result
 from experiments.folder.version import method_version
 from experiments.run.cached_runs import difference, unmeasured
@@ -120,12 +120,12 @@ class Library:
             self.named[name] = one
             self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)
 
-    def has_diverged(self, name: str, cell: Cell) -> bool:
+    def has_diverged(self, name: str, cell: RunCommand) -> bool:
         """Whether a run of this name, with today's version of its method, ended because all clients diverged."""
         version = self._diverged.get(name)
         return version is not None and version == method_version(cell.request().options.method)
 
-    def find(self, cell: Cell) -> Result | None:
+    def find(self, cell: RunCommand) -> Result | None:
         """Result of a cell; None if there is none."""
         # Before the arguments are parsed, which takes its time for the hundred places of a table.
         named = dict(itertools.pairwise(cell.arguments)).get("--method")

@@ -18,17 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, get_type_hints
 
-import tyro
 from rich.console import Console
 
 from experiments import DATASETS, unknown_dataset
 from experiments.cli import parser
-from experiments.cli.cell import Cell
 from experiments.cli.effects import RESULT_NEUTRAL, relevant_options
 from experiments.cli.exit_codes import leave
 from experiments.cli.options import Options, flag, option_words
 from experiments.cli.own_code import label
-from experiments.cli.parser import Names
+from experiments.cli.parser import Argument
+from experiments.cli.run_command import RunCommand
 from experiments.run import batch
 from experiments.sweep.plan import checkpointed, groups
 from pfl_jax.errors import InvalidInput
@@ -60,10 +59,10 @@ BY_DIGEST = {"data", "test_data"}
 class Sweep(batch.Batch):
     """Command line of a sweep."""
 
-    dataset: Annotated[str, tyro.conf.arg(help=", ".join(DATASETS))]
+    dataset: Annotated[str, Argument(text=", ".join(DATASETS))]
     seeds: int = 1
     """Number of seeds, from 0."""
-    grid: Annotated[Names, tyro.conf.arg(metavar="NAME=V,V,...")] = ()
+    grid: Annotated[tuple[str, ...], Argument("repeated", "NAME=V,V")] = ()
     """Values of an option; may be repeated."""
 
     name: ClassVar = "sweep"
@@ -95,7 +94,7 @@ class Sweep(batch.Batch):
     def values(self) -> dict[str, tuple[str, ...]]:
         """Option -> its values as given; the settings of the sweep are their product."""
         found: dict[str, tuple[str, ...]] = {}
-        for text in itertools.chain.from_iterable(self.grid):
+        for text in self.grid:
             name, equals, values = text.partition("=")
             name = name.removeprefix("--").replace("-", "_")
             parts = tuple(dict.fromkeys(filter(None, values.split(","))))
@@ -121,12 +120,12 @@ class Sweep(batch.Batch):
             words.insert(0, method if len(alike) > 1 else label(method))
         return " ".join(words)
 
-    def runs(self, setting: tuple[str, ...]) -> list[tuple[Cell, Path]]:
+    def runs(self, setting: tuple[str, ...]) -> list[tuple[RunCommand, Path]]:
         """Runs of a setting: a cell for each seed, and its folder."""
         pairs = list(zip(self.values, setting, strict=True))
         words = [word for option, value in pairs for word in _words(option, value)]
         folder = self.folder / parser.slug(" ".join(f"{option}={value}" for option, value in pairs) or "runs")
-        cells = [Cell(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
+        cells = [RunCommand(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
         return [(cell, folder / f"seed-{cell.seed}") for cell in cells]
 
     def jobs(self, console: Console) -> list[batch.Job]:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments.cli.cell import Cell
 from experiments.cli.request import Request
+from experiments.cli.run_command import RunCommand
 from experiments.folder.intact import cut_log, digest
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
 from experiments.host.console import print_line, print_notice
@@ -46,7 +46,7 @@ from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import gather
 
-Place: TypeAlias = tuple[Cell, Path]
+Place: TypeAlias = tuple[RunCommand, Path]
 """A cell and its folder."""
 
 MEMORY_SHARE = 0.5

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.cli.cell import Cell
 from experiments.cli.effects import relevant_options
+from experiments.cli.run_command import RunCommand
 from experiments.folder.load import read_json
 from pfl_jax.errors import InvalidInput
 
@@ -13,7 +13,7 @@ RUNS = "runs.json"
 """File beside a group's checkpoints with the names of its runs."""
 
 
-def groups(cells: Sequence[Cell]) -> list[list[int]]:
+def groups(cells: Sequence[RunCommand]) -> list[list[int]]:
     """Cells grouped by program: those that differ only in the seed and in the method's real-valued hyper-parameters.
 
     Args:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments.cli.cell import Cell
 from experiments.cli.measures import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol
 from experiments.cli.own_code import label
+from experiments.cli.run_command import RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION, or_lowest, rounded, strict_json
 from experiments.folder.stored_runs import mean_and_deviation
@@ -62,7 +62,7 @@ class Row(NamedTuple):
         return or_lowest(mean if self.higher_is_better else -mean)
 
 
-def save(runs: Mapping[str, Sequence[tuple[Cell, Path]]], folder: Path, console: Console) -> None:
+def save(runs: Mapping[str, Sequence[tuple[RunCommand, Path]]], folder: Path, console: Console) -> None:
     """Print the table of a finished sweep, and save it with its picture: sweep.json, sweep.md, sweep.png, sweep.svg.
 
     Args:

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import tyro
 from rich.console import Console
 
 from experiments.cli import parser
-from experiments.cli.cell import Cell
 from experiments.cli.exit_codes import leave
 from experiments.cli.options import flag
-from experiments.cli.parser import Names, Switch, choose, flat
+from experiments.cli.parser import Argument, Names, Switch, choose
+from experiments.cli.run_command import RunCommand
 from experiments.folder import load
 from experiments.folder.load import Result
 from experiments.folder.run_folder import SUMMARY
@@ -52,8 +51,8 @@ HINTS = {
 class Tables(MeasuredBatch):
     """Command line of a table."""
 
-    paper: Annotated[str, tyro.conf.arg(help=", ".join(settings.PAPERS))]
-    table: Annotated[int, tyro.conf.arg(help="; ".join(f"{name}: {', '.join(of)}" for name, of in NUMBERS.items()))]
+    paper: Annotated[str, Argument(text=", ".join(settings.PAPERS))]
+    table: Annotated[int, Argument(text="; ".join(f"{name}: {', '.join(of)}" for name, of in NUMBERS.items()))]
     dataset: Names = ()
     """Datasets; by default all of the table."""
     clients: Names = ()
@@ -108,20 +107,20 @@ class Tables(MeasuredBatch):
         """Selected part of the table."""
         chosen, where = self.rows, f" in {self.paper}'s Table {self.table}"
         for name, words in (("dataset", "dataset"), ("clients", "number of clients"), ("method", "method")):
-            if asked := flat(getattr(self, name)):
+            if asked := getattr(self, name):
                 choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen), where)
                 chosen = [row for row in chosen if str(getattr(row, name)) in asked]
-        asked = " ".join(flat(self.setting)).split()
+        asked = " ".join(self.setting).split()
         there = [row for row in chosen if set(asked) <= set(row.setting.split())]
         if not there:
             named = "; ".join(dict.fromkeys(row.setting for row in chosen))
             raise InvalidInput(f"no setting '{' '.join(asked)}'{where} (there are {named})")
         return there
 
-    def _cells(self, row: Published) -> list[Cell]:
+    def _cells(self, row: Published) -> list[RunCommand]:
         return [row.cell(seed, self.all_words) for seed in range(self.seeds)]
 
-    def runs(self, row: Published) -> list[tuple[Cell, Path]]:
+    def runs(self, row: Published) -> list[tuple[RunCommand, Path]]:
         """Runs of a place of the table, one cell and folder for each seed; none if it cannot be run."""
         cells = self._cells(row) if comparison.is_runnable(row) else []
         return [(cell, self.folder / comparison.place(row) / f"seed-{cell.seed}") for cell in cells]

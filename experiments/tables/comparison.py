@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli.cell import Cell
 from experiments.cli.effects import relevant_options, resolve_defaults
 from experiments.cli.options import flag
 from experiments.cli.parser import slug
 from experiments.cli.presets import DEFAULT_PRESET
+from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result, read_result
 from experiments.folder.version import Trust
 from experiments.papers import settings
@@ -123,7 +123,7 @@ class Comparison(NamedTuple):
 
 def entry(
     row: Published,
-    runs: Sequence[tuple[Cell, Path | None]],
+    runs: Sequence[tuple[RunCommand, Path | None]],
     measure: Measure,
     library: Library | None = None,
     trust: Trust = "sources",
@@ -159,7 +159,7 @@ def entry(
     )
 
 
-def _finished(cell: Cell, folder: Path | None, library: Library | None, trust: Trust) -> Result | None:
+def _finished(cell: RunCommand, folder: Path | None, library: Library | None, trust: Trust) -> Result | None:
     """Result of a cell in its folder, or else a committed one."""
     state = "absent"
     with contextlib.suppress(InvalidInput):
@@ -194,7 +194,7 @@ def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
     return next(iter(kinds), True)
 
 
-def _deviations(row: Published, cell: Cell, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _deviations(row: Published, cell: RunCommand, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Deviations of a finished run from the paper's setting."""
     had = resolve_defaults(config["options"] | config["hyper_parameters"])
     paper = relevant_options(row.cell().request())

@@ -2,10 +2,8 @@
 
 import dataclasses
 import io
-import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,10 +15,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli import presets
-from experiments.cli.effects import ineffective_options
-from experiments.cli.hyper_parameters import method_config
-from experiments.cli.options import Options
+from experiments.cli import effects
+from experiments.cli.hyper_parameters import defaults, method_options
 from experiments.cli.request import parse
 from experiments.host import jax_config
 from experiments.host.console import RoundProgress, duration
@@ -28,7 +24,6 @@ from experiments.run import build
 from experiments.run.command import main
 from pfl_jax.data import client_data
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Range, ReadWith
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.primitives.local_training import LocalTraining
@@ -237,148 +232,14 @@ def refusal(capsys, dataset, words):
     return captured.err
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--method fedsa", "unknown method 'fedsa' (there are local, fedavg"),
-        ("--method fedsa", "did you mean fedas?"),
-        ("--method", "--method needs a value: local, fedavg"),
-        ("--method --rounds 3", "--method needs a value"),
-        ("--method=fedpca", "did you mean fedpac?"),
-        ("--preset fedpacc", "unknown preset 'fedpacc' (there are fedpac, fedas); did you mean fedpac?"),
-        ("--model cnn", "unknown model 'cnn' (there are fedpac_cnn, fedavg_cnn, mlp,"),
-        (
-            "--partition group",
-            "(there are grouped, pathological, dirichlet, iid, natural); did you mean grouped?",
-        ),
-        ("--source embeded", "unknown source 'embeded'"),
-        ("--eval-protocol receive", "did you mean received?"),
-        ("--roundz 3", "unknown option --roundz; did you mean --rounds?"),
-        ("--train_sise 3", "unknown option --train-sise; did you mean --train-size?"),
-        ("--zzyzx", "unknown option --zzyzx: see --help"),
-        ("-r 3", "unknown option -r: see --help"),
-        ("three", "unexpected word 'three'"),
-        ("--method apfl --alpha 1.5", "--alpha must be between 0 and 1, not 1.5"),
-        ("--method fedfomo --epsilon 2", "--epsilon must be between 0 and 1, not 2"),
-        ("--method fedfomo --epsilon-decay=-1", "--epsilon-decay must not be negative, not -1"),
-        ("--method fedfomo --download 0", "--download must be at least 1, not 0"),
-        ("--method hypcluster --clusters 0", "--clusters must be at least 1, not 0"),
-        ("--method fedavg_ft --finetune-epochs -1", "--finetune-epochs must not be negative, not -1"),
-        ("--method fedavg --solver auto", "--solver is an option of fedpac, not of fedavg"),
-        ("--method fedas --target class_men", "class_men' (there are example, class_mean, global_class_mean); did you"),
-        ("--no-full-last-round=yes", "--no-full-last-round takes no value"),
-        ("--participation 0", "--participation must be above 0 and at most 1, not 0"),
-        ("--participation 1.5", "--participation must be above 0 and at most 1, not 1.5"),
-        ("--participation -0.5", "--participation must be above 0 and at most 1, not -0.5"),
-        ("--participation nan", "--participation must be above 0 and at most 1, not nan"),
-        ("--participation half", "--participation must be a number, not 'half'"),
-        ("--straggler-rate 0", "--straggler-rate must be above 0"),
-        ("--straggler-fraction 2", "--straggler-fraction must be between 0 and 1"),
-        ("--drop-rate 1", "--drop-rate must be at least 0 and below 1, not 1"),
-        ("--held-out-clients 20", "--held-out-clients must leave some of the 20 clients, not 20"),
-        ("--target-accuracy 0", "--target-accuracy is a percentage, not 0"),
-        ("--on-nan skip", "unknown on-nan 'skip' (there are stop, skip-client)"),
-        ("--rounds 0", "--rounds must be at least 1, not 0"),
-        ("--rounds 1.5", "--rounds must be a whole number, not '1.5'"),
-        ("--rounds", "--rounds needs a value: a whole number"),
-        ("--rounds --seed 1", "--rounds needs a value"),
-        ("--num-clients 0", "--num-clients must be at least 1"),
-        ("--eval-every 0", "--eval-every must be at least 1"),
-        ("--chunk 0", "--chunk must be at least 1"),
-        ("--chunk many", "--chunk must be a whole number or auto, not 'many'"),
-        ("--train-size few", "--train-size must be a whole number or None, not 'few'"),
-        ("--seed -1", "--seed must be between 0 and 4294967295, not -1"),
-        ("--s 101", "--s is a percentage between 0 and 100, not 101"),
-        ("--s -1", "--s is a percentage between 0 and 100, not -1"),
-        ("--beta 0", "--beta must be positive, not 0"),
-        ("--beta inf", "--beta must be positive, not inf"),
-        ("--lr -1", "--lr must not be negative"),
-        ("--lr 1e999", "--lr must be finite"),
-        ("--lam -1", "--lam must not be negative"),
-        ("--momentum 1", "--momentum must be at least 0 and below 1"),
-        ("--batch-size 0", "--batch-size must be at least 1"),
-        ("--epochs 0", "--epochs must be at least 1"),
-        ("--head-epochs -1", "--head-epochs must not be negative"),
-    ],
-)
-def test_bad_words_are_refused_in_one_line(capsys, words, expected):
-    assert expected in refusal(capsys, "digits", words.split())
-
-
-@pytest.mark.parametrize(
-    ("dataset", "words", "expected"),
-    [
-        ("digits", "--num-clients 5000", "5000 clients of 60 training examples are more than the 1287"),
-        ("digits", "--num-clients 5000 --partition iid --train-size None", "5000 clients cannot share 1287"),
-        ("digits", "--num-clients 5000 --partition dirichlet", "each of 5000 clients 10 of the 1287 training examples"),
-        ("digits", "--source tfds", "digits comes from inside scikit-learn"),
-        ("digits", "--model fedpac_cnn", "too small for fedpac_cnn"),
-        ("digits", "--devices 999", "--devices 999 is more than the"),
-        ("fashion_mnist", "--source files --data-dir absent", "the data folder absent is not there"),
-    ],
-)
-def test_what_the_data_cannot_serve_is_refused_and_leaves_no_folder(
-    capsys, monkeypatch, tmp_path, dataset, words, expected
-):
-    monkeypatch.chdir(tmp_path)
-    assert expected in refusal(capsys, dataset, [*words.split(), "--no-compilation-cache"])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_truncated_data_file_is_refused(capsys, tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte"):
-        (data / name).write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 28]) + bytes(28 * 28 + 5))
-    for name in ("train-labels-idx1-ubyte", "t10k-labels-idx1-ubyte"):
-        (data / name).write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 0, 1]))
-    words = ["--source", "files", "--data-dir", str(data), "--out", str(tmp_path / "out"), "--no-compilation-cache"]
-    assert "train-images-idx3-ubyte" in refusal(capsys, "fashion_mnist", words)
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unwritable_folder_is_refused(capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert "cannot write" in refusal(capsys, "digits", ["--out", str(tmp_path / "file" / "run")])
-
-
-def test_an_unknown_dataset_is_refused(capsys):
-    assert "did you mean digits?" in refusal(capsys, "digitz", [])
-
-
-def test_help_explains_every_option_with_its_default(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    for method in METHODS:
-        with pytest.raises(SystemExit) as ending:
-            main("cifar100", ["--method", method, "--help"])
-        assert ending.value.code == 0
-        text = capsys.readouterr().out
-        assert f"{method.replace('_', '-')} options" in text.replace("_", "-")
-        options = dataclasses.fields(method_config(method))
-        for name in [field.name.replace("_", "-") for field in options]:
-            assert f"--{name}" in text
-        assert "--participation FLOAT" in text
-        assert "(default: 0.2)" in text
-    with pytest.raises(SystemExit):
-        main("cifar100", ["--help"])
-    text = capsys.readouterr().out
-    assert all(method in text for method in METHODS)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_methods_options_are_its_factorys_arguments(name):
-    config = method_config(name)
     every = hyper_parameters(METHODS[name])
     # These are the same for all methods.
-    common = every.keys() & {"augment", *(field.name for field in dataclasses.fields(Options))}
-    assert common == {"optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "augment", "dp_clip", "dp_noise"}
-    assert dataclasses.asdict(config()) == {option: every[option] for option in every if option not in common}
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config().lr = 1.0
+    common = {"optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "augment", "dp_clip", "dp_noise"}
+    assert defaults(name) == {option: every[option] for option in every if option not in common}
     # Its docstring explains each one: what --help prints.
-    for field in dataclasses.fields(config):
-        (argument,) = (note for note in field.type.__metadata__ if not isinstance(note, Range | ReadWith))
-        assert len(argument.help) > 5, field.name
+    assert all(len(option.text) > 5 for option in method_options(name).values())
 
 
 def test_options_reach_where_they_belong():
@@ -488,35 +349,10 @@ def test_sizes_are_a_list_that_ends_at_the_next_option():
     assert parse("digits", []).options.size_choices is None
 
 
-@pytest.mark.parametrize(
-    ("dataset", "words", "message"),
-    [
-        ("digits", "--size-choices", "--size-choices needs a value: one or more of a whole number or None"),
-        (
-            "digits",
-            "--size-choices 300 many",
-            "must be one or more of a whole number or None, not .many",
-        ),
-        ("digits", "--size-choices 300 0", "--size-choices must be at least 1 each, not 0"),
-        ("digits", "--size-choices 1000", "use fewer clients, or smaller --size-choices"),
-        ("digits", "--partition pathological --train-size 300", "or a smaller --train-size"),
-        ("digits", "--shift label", "unknown shift 'label' .*did you mean labels"),
-        ("digits", "--partition pathologic", "did you mean pathological"),
-        ("digits", "--pathological-protocol cluster", "did you mean clustered"),
-        ("fashion_mnist", "--augment", "--augment is for color images, and those of fashion_mnist are gray"),
-    ],
-)
-def test_settings_that_cannot_be_are_one_line(capsys, tmp_path, dataset, words, message):
-    assert main(dataset, [*words.split(), "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    assert re.search(message, error)
-
-
 def test_settings_without_effect_are_said():
-    def notes(words):
-        request = parse("digits", words.split())
-        return ineffective_options("digits", request.options, request.given, "gpu")
+    def notes(words, dataset="digits"):
+        request = parse(dataset, words.split())
+        return effects.notes(request, request.given, "gpu")
 
     assert notes("--size-choices 30 60 --partition iid") == []
     assert notes("--size-choices 30 60 --train-size 30") == ["--train-size has no effect with --size-choices"]
@@ -537,20 +373,5 @@ def test_settings_without_effect_are_said():
         "--straggler-rate has no effect with --participation 1",
     ]
     assert notes("--num-clients 9 --eval-clients 8") == []
-    assert notes("--num-clients 9 --eval-clients 9") == ["--eval-clients 9 has no effect with 9 clients"]
-    cifar = parse("cifar10", ["--pixel-normalization", "fedas"])
-    assert ineffective_options("cifar10", cifar.options, cifar.given, "gpu") == []
-
-
-EVERYWHERE = list(itertools.product(presets.DEFAULT_PRESET, METHODS))
-EVERY_METHOD_ONCE = set(zip(itertools.cycle(presets.DEFAULT_PRESET), METHODS))
-"""By default each method is parsed on one dataset, and each dataset has several."""
-
-
-@pytest.mark.parametrize(
-    ("dataset", "method"),
-    [pair if pair in EVERY_METHOD_ONCE else pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERYWHERE],
-)
-def test_local_epochs_and_batch_sizes_are_options_everywhere(dataset, method):
-    own = parse(dataset, ["--method", method, "--epochs", "3", "--batch-size", "7"]).hyper_parameters
-    assert (own["epochs"], own["batch_size"]) == (3, 7)
+    assert notes("--num-clients 9 --eval-clients 9") == ["--eval-clients has no effect with 9 clients"]
+    assert notes("--pixel-normalization fedas", "cifar10") == []

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from sklearn.datasets import load_wine
 
-from experiments.cli.cell import Cell
 from experiments.cli.effects import relevant_options
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.export import load_run
 from experiments.folder import stored_runs
 from experiments.lab.results import distill
@@ -129,7 +129,7 @@ def test_a_sweep_takes_no_results_on_other_data(wine, capsys):
     group = stored_runs.Group("", (stored_runs.read(folder),))
     assert group.data_name.startswith("my (npz: ")
     shutil.copy(wine, "copy.npz")
-    cell = Cell("custom", ("--data", "copy.npz", *RUN, "--rounds", "1", "--lr", "0.05"))
+    cell = RunCommand("custom", ("--data", "copy.npz", *RUN, "--rounds", "1", "--lr", "0.05"))
     assert inspect(cell, wine.parent / "sweep" / "lr=0.05" / "seed-0") == "finished"
     change(wine)
     assert sweep(words) == 2

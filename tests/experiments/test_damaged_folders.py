@@ -16,8 +16,8 @@ from rich.console import Console
 from scores import scores_of
 
 from experiments import export
-from experiments.cli.cell import Cell
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder import intact, stored_runs
 from experiments.report.__main__ import main as report
 from experiments.run import build, cached_runs, history, records, resume
@@ -31,7 +31,7 @@ from pfl_jax.errors import InvalidInput
 
 SHORT = [*RUN.split(), "--eval-every", "1"]
 WORDS = [*SHORT, "--checkpoint-every", "1", "--keep-checkpoints", "3", "--keep-state", "always", "--devices", "1"]
-CELL = Cell("digits", tuple(SHORT))
+CELL = RunCommand("digits", tuple(SHORT))
 
 
 def run_folders(make):

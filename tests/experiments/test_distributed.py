@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from test_command_line import ROOT, process
 
-from experiments.cli.cell import Cell
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, processes
 from experiments.host.jax_config import devices
@@ -294,7 +294,7 @@ def test_without_a_cluster_the_line_says_what_to_give(monkeypatch):
 
 def test_many_runs_have_one_process():
     with pytest.raises(InvalidInput, match="--distributed is for single runs"):
-        Cell("digits", ("--distributed",)).request()
+        RunCommand("digits", ("--distributed",)).request()
 
 
 def test_what_stopped_them_is_told_once():

@@ -14,17 +14,24 @@ def command(monkeypatch, *words):
     runpy.run_module("experiments", run_name="__main__")
 
 
-def test_the_list_has_every_data_set_and_command_with_what_it_is(monkeypatch, capsys):
+def test_the_list_has_what_a_user_runs_first_each_with_a_line_and_an_example(monkeypatch, capsys):
     command(monkeypatch)
-    listed = dict(re.findall(r"^  (\S+) +(.+)$", capsys.readouterr().out, re.MULTILINE))
-    assert set(experiments.DATASETS) | {"figures", "report", "sweep", "tables"} <= set(listed)
-    assert not {"cli", "run", "options", "__main__"} & set(listed)
-    assert all(len(words.split()) > 3 for words in listed.values())
+    text = capsys.readouterr().out
+    listed = re.findall(r"^  (\S+) +(\S.+)\n +python -m experiments\.(\S+) ?.*$", text, re.MULTILINE)
+    names = [name for name, _, _ in listed]
+    assert names == [example for _, _, example in listed]
+    assert all(len(words.split()) > 3 for _, words, _ in listed)
+    assert names[: len(experiments.DATASETS)] == list(experiments.DATASETS)
+    assert {"export", "figures", "report", "sizes", "sweep", "tables"} <= set(names)
+    assert not {"cli", "run", "options", "__main__"} & set(names)
+    in_lab = [name.startswith("lab.") for name in names]
+    assert {"lab.queue", "lab.pages"} <= set(names)
+    assert in_lab == sorted(in_lab)
 
 
 # Other tests have imported the modules already.
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-@pytest.mark.parametrize("name", ["sweep", "tables", "figures", "digits"])
+@pytest.mark.parametrize("name", ["sweep", "tables", "figures", "digits", "lab.pages"])
 def test_a_name_runs_its_module(monkeypatch, capsys, name):
     with pytest.raises(SystemExit) as stop:
         command(monkeypatch, name, "--help")

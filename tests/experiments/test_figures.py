@@ -12,9 +12,9 @@ import pytest
 from problems import tiny_federation, tiny_model
 
 from experiments.cli import parser, presets
-from experiments.cli.cell import Cell
 from experiments.cli.options import option_words
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.figures import __main__ as figures
 from experiments.figures import fedpac, substitution
 from experiments.figures.__main__ import Figures, main
@@ -90,9 +90,9 @@ def test_examples_visited():
     assert examples_visited(cell.request()) == 12 * 12 * 100 * 5
     (cell,) = content.runs("cifar10", short=False).cells()["fedas",]
     assert examples_visited(cell.request()) == 40 * 12 * 45_000 // 20 * 5
-    embedded, _ = Cell("fashion_mnist", ("--method", "fedavg")).request().on_embedded_data()
+    embedded, _ = RunCommand("fashion_mnist", ("--method", "fedavg")).request().on_embedded_data()
     # Before the data is loaded.
-    asked = Cell("fashion_mnist", ("--method", "fedavg", "--source", "embedded")).request()
+    asked = RunCommand("fashion_mnist", ("--method", "fedavg", "--source", "embedded")).request()
     assert examples_visited(asked) == examples_visited(embedded) < examples_visited(parse("fashion_mnist", []))
 
 

@@ -1,21 +1,17 @@
 """The groups of options in --help."""
 
 import dataclasses
-import os
 import re
 
 import pytest
 
-from experiments.cli.options import Options
-from experiments.cli.parser import GROUPS, MAX_COLUMNS, SELECTION, TRAINING_HYPER_PARAMETERS
+from experiments.cli.groups import GROUPS, SELECTION
+from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
+from experiments.cli.options import Options, flag
+from experiments.cli.parser import MAX_COLUMNS
 from experiments.run.command import main
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import recipes_of
-
-OWN_OPTIONS = {
-    "local": [],
-    "fedpac": ["lam", "head_lr", "head_epochs", "alignment", "collaboration", "covariance", "solver"],
-}
 
 
 def test_every_option_is_in_one_group_of_the_help():
@@ -26,22 +22,22 @@ def test_every_option_is_in_one_group_of_the_help():
     assert set(listed) - set(TRAINING_HYPER_PARAMETERS) == options | wrapped
 
 
-@pytest.mark.parametrize("method", OWN_OPTIONS)
-@pytest.mark.parametrize("columns", [80, 100, 200])
-def test_help_shows_the_methods_own_options_first_and_then_groups(capsys, monkeypatch, method, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    with pytest.raises(SystemExit):
-        main("cifar10", ["--method", method, "--preset", "fedas", "--help"])
-    assert os.environ["COLUMNS"] == str(columns)
-    description, _, boxes = capsys.readouterr().out.partition("-h, --help")
-    assert "settings of the fedas preset" in " ".join(description.split())
-    lines = boxes.splitlines()
-    assert max(map(len, [*lines, *description.splitlines()])) == min(columns, MAX_COLUMNS)
-    headings = [heading for line in lines for heading in re.findall(r"^\W+(\w+) options\W*$", line)]
-    assert headings == [method, *GROUPS]
+@pytest.mark.parametrize("method", METHODS)
+def test_help_shows_the_methods_own_options_first_and_then_groups(capsys, monkeypatch, method):
+    columns = {"local": "80", "fedpac": "200"}.get(method, "100")
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit) as ending:
+        main("cifar10", ["--method", method, "--preset", "fedas", "--participation", "0.4", "--help"])
+    assert ending.value.code == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= min(int(columns), MAX_COLUMNS)
+    assert "settings of the fedas preset" in " ".join(text.split())
+    assert re.findall(r"^(\w+) options:$", text, re.MULTILINE) == [method, *GROUPS]
+    # The defaults are the preset's.
+    assert re.search(r"--rounds INT\s+Communication rounds\. \(default: 40\)", text)
     # Every option once, in the order of the groups.
-    shown = [name for line in lines for name in re.findall(r"^[^-]{2}--([a-z][a-z-]*)", line)]
-    names = [*OWN_OPTIONS[method], *SELECTION, *(name for _, names in GROUPS.values() for name in names)]
-    # The privacy of clients is no option of a method that sends no update of what it received.
-    names = [name for name in names if method != "local" or name not in ("client_clip", "client_noise")]
-    assert shown == [name.replace("_", "-") for name in names]
+    shown = re.findall(r"^  (--[a-z][a-z0-9-]*)", text, re.MULTILINE)
+    shared = [*SELECTION, *(name for _, names in GROUPS.values() for name in names)]
+    every = {field.name for field in dataclasses.fields(Options)} | method_options(method).keys()
+    own = [name for name in method_options(method) if name not in shared]
+    assert shown == [flag(name) for name in [*own, *shared] if name in every]

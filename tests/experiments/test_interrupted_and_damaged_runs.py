@@ -13,7 +13,7 @@ from interrupts import ask_to_stop
 from rich.console import Console
 from scores import scores_of
 
-from experiments.cli.cell import Cell
+from experiments.cli.run_command import RunCommand
 from experiments.folder.load import read_metrics
 from experiments.host import jax_config
 from experiments.host.locks import lock_folder, lock_run
@@ -243,10 +243,10 @@ def test_an_interrupted_cell_goes_on_as_the_new_command_says(rounds, tmp_path):
     folder = tmp_path / "run"
     rounds[3] = fail(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        run_cell(Cell("digits", tuple(WORDS)), folder, Console())
+        run_cell(RunCommand("digits", tuple(WORDS)), folder, Console())
     rounds.clear()
     words = [*RUN.split(), "--checkpoint-every", "3", "--keep-state", "always", "--plot"]
-    run_cell(Cell("digits", tuple(words)), folder, Console())
+    run_cell(RunCommand("digits", tuple(words)), folder, Console())
     assert logged(folder) == [1, 2, 3]
     assert {"curves.png", "checkpoints"} <= {path.name for path in folder.iterdir()}
 
@@ -262,7 +262,7 @@ def test_a_run_at_work_is_not_cleared_away(rounds, tmp_path):
     with pytest.raises(RuntimeError, match="killed"):
         main("digits", [*RUN.split(), "--out", str(folder)])
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    cell = Cell("digits", tuple(RUN.split()))
+    cell = RunCommand("digits", tuple(RUN.split()))
     with lock_run(folder / "metrics.jsonl"), pytest.raises(InvalidInput, match="another process is at work"):
         run_cell(cell, folder, Console())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -6,10 +6,10 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments.cli.effects import fixed_rounds, ineffective_options, relevant_options, unread
-from experiments.cli.hyper_parameters import method_config, unread_by_method
+from experiments.cli.effects import fixed_rounds, notes, relevant_options
+from experiments.cli.groups import SYNONYMS
+from experiments.cli.hyper_parameters import defaults, unread_by_method
 from experiments.cli.options import Options, flag
-from experiments.cli.parser import SYNONYMS
 from experiments.cli.request import parse
 from experiments.folder import stored_runs
 from experiments.run import build
@@ -50,11 +50,11 @@ CASES = [
 @pytest.mark.parametrize(("method", "words", "reason"), CASES)
 def test_what_is_not_read_is_named(method, words, reason):
     request = parse("digits", ["--method", method, *words.split()])
-    notes = unread(method, request.hyper_parameters, request.given)
+    said = notes(request, request.given, "gpu")
     if reason is None:
-        assert notes == []
+        assert said == []
     else:
-        assert any(note.startswith(f"{words.split()[0]} has no effect with {reason}") for note in notes)
+        assert any(note.startswith(f"{words.split()[0]} has no effect with {reason}") for note in said)
 
 
 def test_a_run_says_so():
@@ -93,8 +93,7 @@ def test_results_do_not_depend_on_stragglers_that_nobody_draws():
 def test_the_last_round_is_full_anyway_where_all_take_part():
     full = parse("digits", ["--participation", "1", "--full-last-round"])
     assert relevant_options(full) == relevant_options(parse("digits", ["--participation", "1"]))
-    notes = ineffective_options(full.dataset, full.options, full.given, "cpu")
-    assert "--full-last-round has no effect with --participation 1" in notes
+    assert "--full-last-round has no effect with --participation 1" in notes(full, full.given, "cpu")
     # Rounds can be added.
     assert fixed_rounds(full.options) == ""
     half = parse("digits", ["--participation", "0.5", "--full-last-round"])
@@ -158,11 +157,11 @@ def program(method, values):
 )
 def test_the_program_does_not_depend_on_it(method, name, values, other):
     """What is said to have no effect is in no instruction; what has one is."""
-    every = vars(method_config(method)()) | values
+    every = defaults(method) | values
     assert name in unread_by_method(method, every)
     assert program(method, values) == program(method, {**values, name: other})
     read = {"fedas": {"manner": "parallel"}, "fedpac": {}, "knn_per": {}}[method]
-    if name not in unread_by_method(method, vars(method_config(method)()) | read):
+    if name not in unread_by_method(method, defaults(method) | read):
         assert program(method, read) != program(method, {**read, name: other})
 
 
@@ -177,11 +176,12 @@ def test_conditions_are_of_hyper_parameters_that_exist(method):
 
 
 def test_other_tools_names_lead_to_options_that_exist():
-    options = set(Options.__dataclass_fields__) | vars(method_config("fedavg")()).keys()
-    assert set(SYNONYMS.values()) <= options
-    everything = options.union(*(vars(method_config(name)()) for name in METHODS))
-    for word, here in SYNONYMS.items():
-        assert word == "alpha" or word not in everything
-        with pytest.raises(InvalidInput) as caught:
-            parse("digits", ["--method", "fedavg", flag(word), "3"])
-        assert flag(here) in str(caught.value)
+    options = set(Options.__dataclass_fields__) | defaults("fedavg").keys()
+    everything = options.union(*map(defaults, METHODS))
+    for here, names in SYNONYMS.items():
+        assert here in options
+        for name in names:
+            assert name == "alpha" or name not in everything
+            with pytest.raises(InvalidInput) as caught:
+                parse("digits", ["--method", "fedavg", flag(name), "3"])
+            assert flag(here) in str(caught.value)

@@ -10,7 +10,7 @@ from rich.console import Console
 from run_folders import write_run
 from scores import scores_of
 
-from experiments.cli.cell import Cell
+from experiments.cli.run_command import RunCommand
 from experiments.figures import __main__ as figures
 from experiments.figures.figure import arrays_path
 from experiments.folder import stored_runs, version
@@ -164,7 +164,7 @@ def test_a_group_of_other_code_does_not_go_on(tmp_path, edit, monkeypatch, capsy
     assert config["versions"]["pfl_jax"] == "edited"
     assert [one["pfl_jax"] for one in config["resumed_by"]] == ["once more"]
     # A run of two kinds of code is one of other code for both.
-    cell = Cell("digits", ("--method", "local", *SMALL))
+    cell = RunCommand("digits", ("--method", "local", *SMALL))
     for text in ("edited", "once more"):
         edit(text)
         assert inspect(cell, out / "runs" / "seed-0") == "of other code"
@@ -224,7 +224,7 @@ def test_a_cell_by_itself_is_refused(tmp_path, edit):
     write_run(tmp_path / "run", ("--method", "local"))
     edit()
     with pytest.raises(InvalidInput, match="made by other code"):
-        cached_runs.run_cell(Cell("digits", ("--method", "local")), tmp_path / "run", Console())
+        cached_runs.run_cell(RunCommand("digits", ("--method", "local")), tmp_path / "run", Console())
 
 
 # Single runs.

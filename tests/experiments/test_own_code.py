@@ -2,16 +2,15 @@
 
 import io
 import json
-import re
 import sys
 
 import pytest
 from interrupts import ask_to_stop
 from rich.console import Console
 
-from experiments.cli import cell, own_code
-from experiments.cli.cell import Cell
+from experiments.cli import own_code, run_command
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder import stored_runs
 from experiments.report.__main__ import main as report
 from experiments.run import run
@@ -90,7 +89,7 @@ def here(tmp_path, monkeypatch):
 def forget():
     """As in a new process."""
     own_code._load.cache_clear()
-    cell._parsed.cache_clear()
+    run_command._parsed.cache_clear()
 
 
 def summary(folder):
@@ -188,17 +187,17 @@ def test_it_goes_on_from_another_folder_but_not_with_another_text(here, tmp_path
 def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
     words = ("--method", "mine.py:slow", *SMALL)
     assert main("digits", [*words, "--out", "run"]) == 0
-    assert inspect(Cell("digits", words), here / "run") == "finished"
+    assert inspect(RunCommand("digits", words), here / "run") == "finished"
     # The folder of the file does not matter.
     (here / "deeper").mkdir()
     (here / "mine.py").rename(here / "deeper/mine.py")
     forget()
     moved = ("--method", "deeper/mine.py:slow", *SMALL)
-    assert inspect(Cell("digits", moved), here / "run") == "finished"
+    assert inspect(RunCommand("digits", moved), here / "run") == "finished"
     (here / "deeper/mine.py").write_text(METHOD.replace("new - old", "2 * (new - old)"))
     forget()
     with pytest.raises(InvalidInput, match=r"made with another text of mine\.py:slow"):
-        inspect(Cell("digits", moved), here / "run")
+        inspect(RunCommand("digits", moved), here / "run")
 
 
 @pytest.mark.slow
@@ -210,33 +209,3 @@ def test_a_sweep_over_its_options(here):
     assert all((folder / "checkpoints").exists() for folder in folders)
     settings = {stored_runs.read(folder).config["hyper_parameters"]["server_lr"] for folder in folders}
     assert settings == {0.5, 1.0}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("def f(model, training=LocalTraining()): ...", "returns a NoneType, not a Method"),
-        ("def f(model): ...", r"takes \(model\) before its keyword-only arguments"),
-        ("def f(model, training): ...", "the second argument is training: a method is made by"),
-        ("def f(model, training=LocalTraining(), *, x): ...", "its option x needs a default"),
-        ("def f(model, training=LocalTraining(), *, x={}): ...", "its option x is a dict; options are"),
-        ("def f(model, training=LocalTraining(), *, lr=0.1): ...", "lr is a field of the recipe"),
-        ("def f(model, training=LocalTraining(), *, rounds=1): ...", "--rounds is an option of every experiment"),
-        ("def f(model, training=LocalTraining(), *, x: 'Nothing' = 1): ...", "annotations cannot be read .*Nothing"),
-        ("def f(model, training=LocalTraining()): raise KeyError('k')", "fails: KeyError: 'k'"),
-        ("def f(model, training=LocalTraining()): raise ValueError('no')", "mine.py:f refuses its options: no"),
-        ("f = 3", "is a int, not a function"),
-        ("def g(): ...", r"has no f \(there are g\)"),
-        ("def f(:", r"cannot be executed: line 2: SyntaxError"),
-        ("\n1 / 0", r"cannot be executed: line 3: ZeroDivisionError"),
-        ("raise SystemExit(3)", r"cannot be executed: line 2: SystemExit: 3"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line(tmp_path, capsys, text, message):
-    (tmp_path / "mine.py").write_text(f"from pfl_jax import LocalTraining\n{text}")
-    words = ["--method", f"{tmp_path}/mine.py:f", *SMALL, "--out", str(tmp_path / "run")]
-    assert main("digits", words) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert re.search(message, error), error
-    assert not (tmp_path / "run").exists()

@@ -1,13 +1,15 @@
-"""The command line of the commands of many runs: every mistake is one line."""
+"""The parser of all commands: every mistake is one line."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 
-from experiments.cli import parser
+from experiments.cli import docstrings, parser
 from experiments.show.tables import comma_separated, markdown, page
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,11 +17,17 @@ class Options:
     """A command line."""
 
     paper: str
-    number: int = 1
-    rounds: parser.Number = None
+    """Which paper, in
+    two lines of 100 %."""
+    number: int | Literal["auto"] = 1
+    rounds: Count | None = None
+    sizes: tuple[int, ...] | None = None
     method: parser.Names = ()
     out: parser.Folder = None
     again: parser.Switch = False
+    shuffle: bool = True
+    words: parser.Hidden[tuple[str, ...]] = ()
+    runs: Annotated[tuple[Path, ...], parser.Argument("positional", "RUN")] = ()
 
 
 def parse(words, **options):
@@ -27,21 +35,32 @@ def parse(words, **options):
 
 
 def test_options_and_words_for_the_runs():
-    words = "--paper a --lr 0.1 --method b c --size-choices 3 4 --method d b --again --no-augment --out x --s=30"
+    words = "a/b --paper=a --lr -0.1 --size_choices 3 4 --method d b --again --no-augment --out x --s=30 --method b c"
     own, rest = parse(words, more=True)
-    assert (own.paper, own.again, own.out, own.number) == ("a", True, Path("x"), 1)
-    assert parser.flat(own.method) == ("b", "c", "d")
-    assert rest == ("--lr", "0.1", "--size-choices", "3", "4", "--no-augment", "--s=30")
+    assert (own.paper, own.again, own.out, own.number, own.runs) == ("a", True, Path("x"), 1, (Path("a/b"),))
+    assert own.method == ("d", "b", "c")
+    assert rest == ("--lr", "-0.1", "--size_choices", "3", "4", "--no-augment", "--s=30")
+    # The last one counts, and words with underscores are the same.
+    own, _ = parse("--paper a --sizes 1 2 --sizes 3 --no_shuffle --number=auto --rounds None")
+    assert (own.sizes, own.shuffle, own.number, own.rounds, own.runs) == ((3,), False, "auto", None, ())
+    assert parse("--paper a --sizes None")[0].sizes is None
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("", "missing: --paper; see --help"),
-        ("--paper", "--paper needs a value; see --help"),
-        ("--paper a --number two", "--number must be a whole number, not 'two'; see --help"),
-        ("--paper a --rounds many", "--rounds must be a whole number, not 'many'; see --help"),
-        ("--paper a --lr 0.1", "unrecognized arguments: --lr 0.1; see --help"),
+        ("--paper", "--paper needs a value: a text"),
+        ("--paper a --number two", "--number must be a whole number or auto, not 'two'"),
+        ("--paper a --rounds many", "--rounds must be a whole number or None, not 'many'"),
+        ("--paper a --rounds 0", "--rounds must be at least 1, not 0"),
+        ("--paper a --sizes", "--sizes needs a value: one or more of a whole number or None"),
+        ("--paper a --sizes 3 None", "--sizes must be one or more of a whole number or None, not 'None'"),
+        ("--paper a --round 1", "unknown option --round; did you mean --rounds?"),
+        ("--paper a --words x", "unknown option --words; did you mean --rounds?"),
+        ("--paper a --no-again", "unknown option --no-again; did you mean --again?"),
+        ("--paper a --shuffle=yes", "--shuffle takes no value: give --shuffle or --no-shuffle"),
+        ("--paper a -x", "unknown option -x: see --help"),
     ],
 )
 def test_mistakes_are_one_line(words, message):
@@ -54,8 +73,31 @@ def test_help_names_the_command_and_its_options(capsys):
     with pytest.raises(SystemExit) as ending:
         parse("--help")
     assert not ending.value.code
-    text = capsys.readouterr().out
-    assert all(word in text for word in ("python -m experiments.tables", "What it does.", "--paper", "--again"))
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("python -m experiments.tables [OPTIONS] RUN", "What it does.", "--shuffle, --no-shuffle"):
+        assert words in text
+    assert "--paper STR Which paper, in two lines of 100 %. (required)" in text
+    assert "--number INT|auto (default: 1)" in text
+    assert "--words" not in text
+
+
+def test_docstrings_have_the_texts():
+    def factory():
+        """First line.
+
+        Args:
+            one: its text
+                goes on: here.
+            two, three (int): both.
+
+        Returns:
+            four: no argument.
+        """
+
+    assert docstrings.summary(factory) == "First line."
+    assert docstrings.entries(factory, "Args") == {"one": "its text goes on: here.", "two": "both.", "three": "both."}
+    assert docstrings.field_texts(Options) == {"paper": "Which paper, in two lines of 100 %."}
+    assert docstrings.summary(lambda: None) == ""
 
 
 def test_tables_and_pages(tmp_path):

@@ -10,8 +10,8 @@ from interrupts import ask_to_stop
 from rich.console import Console
 from scores import scores_of
 
-from experiments.cli.cell import Cell
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder.run_folder import Counts
 from experiments.run import run
 from experiments.run.cached_runs import run_cell
@@ -86,7 +86,7 @@ def test_a_sweep_measures_it_too(tmp_path):
     assert heading in (tmp_path / "sweep" / "sweep.md").read_text()
     record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert record["eval_protocol"] == "before_aggregation"
-    run_cell(Cell("digits", tuple(RUN), 1), tmp_path / "alone", Console(quiet=True))
+    run_cell(RunCommand("digits", tuple(RUN), 1), tmp_path / "alone", Console(quiet=True))
     together, alone = (metrics(path) for path in (next((tmp_path / "sweep").rglob("seed-1")), tmp_path / "alone"))
     for one, other in zip(together, alone, strict=True):
         name = "before_aggregation_per_client"

@@ -15,8 +15,8 @@ from run_folders import write_run
 from scores import scores_of
 from test_command_line import SMALL, process
 
-from experiments.cli.cell import Cell
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.export import load_run
 from experiments.folder.run_folder import Counts, Evaluation
 from experiments.host.locks import lock_run
@@ -124,7 +124,7 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
     assert Checkpoints(tmp_path / "run" / FOLDER).rounds() == [2]
     # As a cell of a table it goes on too.
-    cell = Cell("digits", tuple(words))
+    cell = RunCommand("digits", tuple(words))
     assert inspect(cell, tmp_path / "run") == "unfinished"
     run_cell(cell, tmp_path / "run", Console(file=said))
     assert "after round 2" in said.getvalue()
@@ -151,7 +151,7 @@ def test_a_run_with_a_target_goes_on_by_the_protocol_that_ends_it(tmp_path, caps
     words = ["--resume", str(tmp_path / "run"), "--eval-protocol", "trained"]
     assert main("digits", words) == 2
     assert "the run has --eval-protocol received, not trained" in capsys.readouterr().err
-    cell = Cell("digits", ("--method", "fedper", "--target-accuracy", "99", "--eval-protocol", "trained"))
+    cell = RunCommand("digits", ("--method", "fedper", "--target-accuracy", "99", "--eval-protocol", "trained"))
     with pytest.raises(InvalidInput, match="--eval-protocol received, not trained"):
         inspect(cell, tmp_path / "run")
 

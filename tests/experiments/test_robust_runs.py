@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scores import scores_of
 
-from experiments.cli.effects import ineffective_options, relevant_options
+from experiments.cli.effects import notes, relevant_options
 from experiments.cli.request import parse
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import Evaluation
@@ -119,7 +119,6 @@ def test_a_run_under_attack_is_not_taken_for_a_plain_one():
     nobody, plain = (parse("digits", words) for words in (["--attack", "signs"], []))
     assert relevant_options(nobody) == relevant_options(plain)
     zero = parse("digits", ["--attack", "signs", "--attackers", "0"])
-    notes = ineffective_options("digits", zero.options, zero.given, "cpu")
-    assert notes == ["--attack has no effect without --attackers"]
+    assert notes(zero, zero.given, "cpu") == ["--attack has no effect without --attackers"]
     config["options"] = json.loads(json.dumps(vars(nobody.options)))
     assert difference(nobody, config) == difference(plain, config) == ""

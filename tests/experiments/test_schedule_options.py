@@ -10,12 +10,11 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, method_config, parse_schedule, real_numbers
+from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_schedule, real_numbers
 from experiments.cli.request import parse
 from experiments.run import build
 from experiments.run.command import main
 from pfl_jax.base import at_round
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
 ROUNDS = 40
@@ -39,35 +38,11 @@ def test_factors(text, factor):
         np.testing.assert_allclose(schedule.factor(index, ROUNDS), factor(index), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("lr", "NAME=KIND"),
-        ("lr=cosin", "did you mean cosine"),
-        ("lr=cosine:0:1", "cosine or cosine:END"),
-        ("lr=linear:0:1", "linear:START:END:ROUNDS"),
-        ("lr=linear:0:1:2.5", "whole number"),
-        ("lr=exponential:0", "positive"),
-        ("lr=step:x:3", "numbers of at least 0"),
-        ("lr=exponential:nan", "numbers of at least 0"),
-        ("mu=cosine", "fedavg has no real-valued hyper-parameter mu (there are lr, momentum, weight_decay)"),
-        ("epochs=cosine", "no real-valued hyper-parameter epochs"),
-        ("lr=cosine lr=step:0.5:3", "another schedule of lr"),
-        ("alpha=cosine", "apfl reads alpha before the first round only"),
-    ],
-)
-def test_unusable_schedules_are_refused(words, line):
-    with pytest.raises(InvalidInput) as caught:
-        parse("digits", ["--method", "apfl" if "alpha" in words else "fedavg", "--schedule", *words.split()])
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_every_method_takes_a_schedule_of_each_real_number():
     """Built with a traced round: no factory looks at a value while tracing."""
     request, dataset = build.load_data(parse("digits", ["--method", "fedavg"]), Console(quiet=True))
     for name in METHODS:
-        values = vars(method_config(name)())
+        values = defaults(name)
         options = dataclasses.replace(
             request.options,
             method=name,

@@ -12,8 +12,8 @@ from rich.console import Console
 from run_folders import write_run
 from scores import scores_of
 
-from experiments.cli.cell import Cell
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder import load
 from experiments.run import batch, build
 from experiments.run.cached_runs import run_cell
@@ -204,7 +204,7 @@ def test_runs_of_one_shape_are_a_group():
     )
     cells = [cell for setting in order.settings() for cell, _ in order.runs(setting)]
     assert groups(cells) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert groups([Cell("digits", ("--participation", value)) for value in ("0.5", "1.0")]) == [[0], [1]]
+    assert groups([RunCommand("digits", ("--participation", value)) for value in ("0.5", "1.0")]) == [[0], [1]]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from scores import scores_of
 
-from experiments.cli.cell import Cell
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
 from experiments.folder.version import source_versions
 from experiments.host.locks import lock_folder
@@ -186,12 +186,14 @@ def test_results_of_another_run_are_refused(runs, tmp_path, capsys, missing):
 
 
 def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
-    cell = Cell("fashion_mnist", ("--method", "local", "--beta", "0.3"), seed=4)
+    cell = RunCommand("fashion_mnist", ("--method", "local", "--beta", "0.3"), seed=4)
     cached_runs.run_cell(cell, tmp_path / "run", Console(quiet=True))
     same = dataclasses.replace(cell, arguments=(*cell.arguments, "--chunk", "2", "--eval-protocol", "trained"))
     assert cached_runs.inspect(same, tmp_path / "run") == "finished"
     # The grouped partition does not read it.
-    assert cached_runs.inspect(Cell("fashion_mnist", ("--method", "local"), seed=4), tmp_path / "run") == "finished"
+    assert (
+        cached_runs.inspect(RunCommand("fashion_mnist", ("--method", "local"), seed=4), tmp_path / "run") == "finished"
+    )
     for other in (dataclasses.replace(cell, seed=5), dataclasses.replace(cell, dataset="cifar10")):
         with pytest.raises(InvalidInput, match="holds another run"):
             cached_runs.inspect(other, tmp_path / "run")
@@ -204,18 +206,20 @@ def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
 
 
 def test_fine_tuning_as_long_as_training_is_the_same_run_told_or_not(runs, tmp_path):
-    untold = Cell("fashion_mnist", ("--method", "fedavg_ft"))
-    told = Cell("fashion_mnist", (*untold.arguments, "--finetune-epochs", "5"))
+    untold = RunCommand("fashion_mnist", ("--method", "fedavg_ft"))
+    told = RunCommand("fashion_mnist", (*untold.arguments, "--finetune-epochs", "5"))
     for first, second in ((untold, told), (told, untold)):
         folder = tmp_path / str(len(first.arguments))
         cached_runs.run_cell(first, folder, Console(quiet=True))
         assert cached_runs.inspect(second, folder) == "finished"
         with pytest.raises(InvalidInput, match="--finetune-epochs 5, not 4"):
-            cached_runs.inspect(Cell("fashion_mnist", ("--method", "fedavg_ft", "--finetune-epochs", "4")), folder)
+            cached_runs.inspect(
+                RunCommand("fashion_mnist", ("--method", "fedavg_ft", "--finetune-epochs", "4")), folder
+            )
 
 
 def test_a_run_with_a_hyper_parameter_that_is_gone_is_another_run(runs, tmp_path):
-    cell = Cell("fashion_mnist", ("--method", "pfedme"))
+    cell = RunCommand("fashion_mnist", ("--method", "pfedme"))
     cached_runs.run_cell(cell, tmp_path / "run", Console(quiet=True))
     config = json.loads((tmp_path / "run" / CONFIG).read_text())
     config["hyper_parameters"]["inner_momentum"] = 0.5
@@ -225,9 +229,9 @@ def test_a_run_with_a_hyper_parameter_that_is_gone_is_another_run(runs, tmp_path
 
 
 def test_runs_from_before_the_choice_of_a_normalization_are_known(runs, tmp_path):
-    fashion = Cell("fashion_mnist", ("--method", "local"))
-    fedas = Cell("cifar10", ("--method", "local", "--preset", "fedas"))
-    half = Cell("cifar10", ("--method", "local", "--pixel-normalization", "fedas"))
+    fashion = RunCommand("fashion_mnist", ("--method", "local"))
+    fedas = RunCommand("cifar10", ("--method", "local", "--preset", "fedas"))
+    half = RunCommand("cifar10", ("--method", "local", "--pixel-normalization", "fedas"))
     for cell in (fashion, fedas, half):
         folder = tmp_path / "-".join([cell.dataset, *cell.arguments])
         cached_runs.run_cell(cell, folder, Console(quiet=True))
@@ -237,7 +241,7 @@ def test_runs_from_before_the_choice_of_a_normalization_are_known(runs, tmp_path
         assert cached_runs.inspect(cell, folder) == "finished"
     # CIFAR was normalized by 0.5 whatever the preset.
     with pytest.raises(InvalidInput, match="--pixel-normalization fedas, not fedpac"):
-        cached_runs.inspect(Cell("cifar10", ("--method", "local")), folder)
+        cached_runs.inspect(RunCommand("cifar10", ("--method", "local")), folder)
 
 
 def test_one_process_at_a_time(runs, tmp_path, capsys):

@@ -11,8 +11,8 @@ from rich.console import Console
 from sklearn.datasets import load_diabetes
 
 from experiments.cli import own_data
-from experiments.cli.cell import Cell
 from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
 from experiments.folder import load
 from experiments.report.__main__ import main as report
 from experiments.run import build
@@ -164,10 +164,10 @@ def test_a_loss_takes_the_place_of_the_tasks_own(here, capsys):
     assert main("custom", [*words, "--loss", "own.py:absolute", "--checkpoint-every", "1", "--out", "own"]) == 0
     assert log(here / "own")[-1]["received"]["mean"] < 30_000
     assert load.read_config(here / "own")["own_code"]["loss"]["file"] == str(here / "own.py")
-    cell = Cell("custom", (*words, "--loss", "own.py:absolute"))
+    cell = RunCommand("custom", (*words, "--loss", "own.py:absolute"))
     assert inspect(cell, here / "own") == "finished"
     with pytest.raises(InvalidInput, match=r"holds another run \(--loss own.py:absolute, not None\)"):
-        inspect(Cell("custom", tuple(words)), here / "own")
+        inspect(RunCommand("custom", tuple(words)), here / "own")
     capsys.readouterr()
     (here / "own.py").write_text(f"{OWN}\n# Another text.\n")
     assert main("custom", ["--resume", "own", "--rounds", "3"]) == 2
@@ -190,24 +190,9 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
 @pytest.mark.parametrize(
     ("dataset", "words", "message"),
     [
-        ("digits", ["--task", "regression"], "--task regression is for your own data or model: labels of digits are"),
-        (
-            "digits",
-            ["--task", "ranking"],
-            "--task must be classification, regression, multi_label, next",
-        ),
-        ("digits", ["--loss", "focal"], "--loss focal is no FILE.py:NAME of a function (outputs, y, mask) -> scalar"),
         ("digits", ["--loss", "own.py:fokal"], "the file has no fokal"),
-        ("custom", [*DATA, "--task", "next_symbol"], "--task next_symbol needs --model FILE.py:NAME of a model that"),
-        ("custom", [*DATA, "--task", "multi_label"], "labels float32 [P] are not several flags, 0 or 1, for each row"),
-        ("custom", ["--data", "arrays.npz", "--label", "kind", "--task", "binary"], "for 2 classes, and there are 3"),
         ("custom", ["--data", "arrays.npz", "--label", "yes", "--task", "regression"], "y"),
-        ("custom", ["--data", "arrays.npz", "--label", "number"], "are no classes: give an integer or a word for each"),
         ("custom", ["--data", "arrays.npz", "--label", "number", "--task", "binary"], "are no classes"),
-        (
-            *("custom", ["--data", "symbols.npz", "--task", "multi_label"]),
-            "are not several flags, 0 or 1, for each row, as --task multi_label wants them",
-        ),
         (
             *("custom", [*DATA, "--task", "next_symbol", "--model", "own.py:net"]),
             "are not a number of a symbol at each place, as --task next_symbol wants them",
@@ -221,13 +206,7 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
             *("custom", [*NATURAL, "--task", "regression", "--loss", "own.py:of_examples"]),
             "gives float32 [2], not one number, the mean over the real examples",
         ),
-        ("custom", [*NATURAL, "--task", "regression", "--partition", "dirichlet"], "cannot both be given"),
         ("custom", [*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
-        (
-            "custom",
-            [*NATURAL, "--task", "regression", "--shift", "labels"],
-            "--shift labels is for classification, and",
-        ),
         ("custom", [*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
     ],
 )

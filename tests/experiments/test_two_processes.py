@@ -12,7 +12,7 @@ import pytest
 from bad_input import RUN
 from rich.console import Console
 
-from experiments.cli.cell import Cell
+from experiments.cli.run_command import RunCommand
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import METRICS, RunFolder
 from experiments.host import locks
@@ -97,7 +97,7 @@ def test_a_report_of_a_run_that_ends_meanwhile(tmp_path, monkeypatch):
 def test_a_run_in_a_sweep_that_was_removed_is_made_again(tmp_path):
     """Also if the group that it belongs to has checkpoints, and only then: they are of all its runs."""
     root = tmp_path / "groups"
-    places = [(Cell("digits", (), seed), tmp_path / f"seed-{seed}") for seed in (0, 1)]
+    places = [(RunCommand("digits", (), seed), tmp_path / f"seed-{seed}") for seed in (0, 1)]
     for _, folder in places:
         folder.mkdir()
         (folder / "config.json").write_text("{}")

@@ -1,6 +1,6 @@
-"""Every kind of bad input, and the one line that each gets: this file, run by itself, writes docs/bad-input.md anew.
+"""Every kind of bad input that meets files; `refusals.txt` has each, and what is without files, with its message.
 
-test_bad_input.py goes over the same list. Nothing here trains: all of it is refused before that.
+Nothing here trains: all of it is refused before that.
 """
 
 import contextlib
@@ -11,22 +11,16 @@ import os
 import pickle
 import re
 import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
-
-# As the tests see the machine: two devices, whatever there is.
 import bad_own_data
-import conftest  # noqa: F401
 import numpy as np
 from archives import IDX_NAMES, cifar_members, idx, images, write_idx, write_tar
 
-PAGE = Path(__file__).parents[2] / "docs" / "bad-input.md"
+REFUSALS = Path(__file__).with_name("refusals.txt")
+"""Lines COMMAND [STATE OF FILES] => part of the message."""
 
 GREY = (*images(40, 10, (28, 28)), *images(20, 10, (28, 28), 1))
 COLOUR = (*images(20, 10, (32, 32, 3)), *images(10, 10, (32, 32, 3), 1))
@@ -41,99 +35,36 @@ class Case(NamedTuple):
     """One bad input.
 
     Attributes:
-      section: of the page.
-      command: after `python -m experiments.`; what is wrong must show in it or in `what`.
+      command: after `python -m experiments.`.
       what: the state of the files it meets, in words.
       prepare: makes that state in the current folder, which holds a copy of `run`.
     """
 
-    section: str
     command: str
     what: str = ""
     prepare: Prepare | None = None
 
-
-def _options() -> Iterator[Case]:
-    for words in (
-        *("--method fedsa", "--method", "--method --rounds 3", "--preset fedpacc", "--model cnn", "--partition group"),
-        *("--source embeded", "--shift label", "--eval-protocol receive", "--roundz 3", "--train_sise 3"),
-        *("--frobnicate", "-r 3", "three", "--no-full-last-round=yes", "--rounds", "--rounds 0", "--rounds 1.5"),
-        *("--rounds --seed 1", "--participation 0", "--participation 1.5", "--participation nan"),
-        *("--participation half", "--straggler-rate 0", "--straggler-fraction 2", "--num-clients 0", "--eval-every 0"),
-        *("--eval-clients 0", "--eval-clients 3 --eval-protocol before_aggregation"),
-        *("--checkpoint-every 0", "--keep-checkpoints 0", "--chunk 0", "--chunk many", "--devices 0"),
-        *("--state-on cloud", "--state-on disk --distributed", "--precision double", "--train-size few"),
-        *("--test-size 0", "--size-choices"),
-        *("--hidden", "--hidden 64 0", "--hidden 64,32", "--model lenet5 --hidden 64", "--vocabulary 100"),
-        *("--size-choices 300 many", "--size-choices 300 0", "--min-size 0", "--seed -1", "--seed 4294967296"),
-        *("--val-fraction 0", "--val-fraction 1", "--val-fraction -0.1", "--val-fraction half"),
-        *("--s 101", "--beta 0", "--beta inf", "--lr -1", "--lr 1e999", "--momentum 1", "--batch-size 0"),
-        *("--drop-rate 1", "--held-out-clients 20", "--target-accuracy 101", "--on-nan go"),
-        *("--epochs 0", "--lam -1", "--method apfl --alpha 1.5", "--method fedfomo --epsilon 2"),
-        *("--method moon --temperature 0", "--method fedamp --sigma 0", "--method feddbe --mean-rate 1.5"),
-        *("--method hypcluster --clusters 0", "--method fedas --target class_men"),
-        *("--pixel-normalization imagenet", "--method knn_per --kernel gaussain"),
-        *("--attack lies", "--attackers 1", "--attackers -0.1", "--attack signs --attackers 0.2 --attack-scale 0"),
-        *("--server-mean mode", "--server-mean trimmed", "--server-mean trimmed:0.5", "--server-mean krum:x"),
-        *(
-            "--compress topk",
-            "--compress topk:0",
-            "--compress quantize:1",
-            "--compress quantize:4.5",
-            "--compress gzip",
-        ),
-        *("--optimizer lion", "--clip-norm 0", "--schedule lr", "--schedule lr=cosin", "--schedule lr=linear:0:1"),
-        *("--schedule epochs=cosine", "--schedule lr=cosine lr=step:0.5:3"),
-        *("--dp-clip 0", "--dp-clip 1 --dp-noise -1", "--dp-noise 1", "--dp-delta 0", "--dp-delta 1"),
-        *("--method fedavg --client-clip 0", "--method fedavg --client-clip 1 --client-noise -1"),
-    ):
-        yield Case("Options and values", f"digits {words}")
-    yield Case("Options and values", "digitz")
-
-
-def _combinations() -> Iterator[Case]:
-    for words in (
-        *("digits --method fedavg --solver auto", "fashion_mnist --augment", "digits --source tfds"),
-        *("digits --resume run --out elsewhere", "digits --model fedpac_cnn", "digits --devices 999"),
-        *("digits --num-clients 5000", "digits --num-clients 5000 --partition iid --train-size None"),
-        *("digits --num-clients 5000 --partition dirichlet", "digits --size-choices 1000"),
-        "digits --num-clients 200 --partition dirichlet --beta 0.5 --min-size 1",
-        *("digits --partition pathological --train-size 300", "digits --method fedpac --server-optimizer adam"),
-        *("digits --method fedavg --server-lr 0.5", "digits --method fedper --server-optimizer lamb"),
-        *("digits --attackers 0.2", "digits --method hypcluster --server-mean median"),
-        *("digits --method fedfomo --compress sign", "digits --method hypcluster --attack signs --attackers 0.2"),
-        "digits --train-size 1 --val-fraction 0.1",
-        *("digits --method gpfl --dp-clip 1", "digits --dp-clip 1 --dp-noise 1 --dp-delta 0.01"),
-        *("digits --method fedavg --client-noise 1", "digits --method fedproto_g --client-clip 1"),
-        "digits --method fedavg --client-clip 1 --client-noise 1 --dp-delta 0.1",
-        "digits --method fedavg --client-clip 1 --schedule client_noise=cosine",
-    ):
-        yield Case("Combinations", words)
+    def __str__(self) -> str:
+        """As in `REFUSALS`."""
+        return f"{self.command} [{self.what}]" if self.what else self.command
 
 
 def _folders() -> Iterator[Case]:
-    section = "Folders for results"
-    yield Case(section, "digits --out run", "run holds a run")
-    yield Case(section, "digits --out mine", "mine holds thesis.tex", lambda here: _file(here / "mine" / "thesis.tex"))
-    yield Case(section, "digits --out file/run", "file is a file", lambda here: _file(here / "file"))
-    yield Case(section, "digits --out /proc/none/run", "nobody can write there")
-    yield Case(section, "digits --out /dev/full")
-    yield Case(section, "digits --out loop/run", "loop is a link to itself", lambda here: _loop(here / "loop"))
-    yield Case(section, "digits --out ~nobody-of-this-name/run", "there is no such user")
-    yield Case(
-        section, "digits --out table", "table is the folder of a table", lambda here: _file(here / "table" / ".lock")
-    )
+    yield Case("digits --out mine", "mine holds thesis.tex", lambda here: _file(here / "mine" / "thesis.tex"))
+    yield Case("digits --out file/run", "file is a file", lambda here: _file(here / "file"))
+    yield Case("digits --out loop/run", "loop is a link to itself", lambda here: _loop(here / "loop"))
+    yield Case("digits --out table", "table is the folder of a table", lambda here: _file(here / "table" / ".lock"))
 
 
 def _data() -> Iterator[Case]:
-    section, files = "Data", "--source files --data-dir data"
+    files = "--source files --data-dir data"
 
     def gray(what: str, change: Prepare, dataset: str = "fashion_mnist") -> Case:
         def prepare(here: Path) -> None:
             write_idx(here / "data", GREY)
             change(here / "data")
 
-        return Case(section, f"{dataset} {files}", what, prepare)
+        return Case(f"{dataset} {files}", what, prepare)
 
     def part(number: int, change: Callable[[bytes], bytes]) -> Prepare:
         def apply(data: Path) -> None:
@@ -145,9 +76,8 @@ def _data() -> Iterator[Case]:
     def cut(name: str, by: int) -> Prepare:
         return lambda data: (data / name).write_bytes((data / name).read_bytes()[:-by])
 
-    yield Case(section, f"fashion_mnist {files}", "there is no data")
-    yield Case(section, f"fashion_mnist {files}", "data is empty", lambda here: (here / "data").mkdir())
-    yield Case(section, f"fashion_mnist {files}", "data is a file", lambda here: _file(here / "data"))
+    yield Case(f"fashion_mnist {files}", "data is empty", lambda here: (here / "data").mkdir())
+    yield Case(f"fashion_mnist {files}", "data is a file", lambda here: _file(here / "data"))
     yield gray("test labels are missing", lambda data: (data / f"{IDX_NAMES[3]}.gz").unlink())
     yield gray("training images: the file is cut off", cut(f"{IDX_NAMES[0]}.gz", 100))
     yield gray("training images: no gzip", lambda data: _file(data / f"{IDX_NAMES[0]}.gz"))
@@ -170,7 +100,7 @@ def _data() -> Iterator[Case]:
             if then is not None:
                 then(here / "data")
 
-        return Case(section, f"cifar10 {files}", what, prepare)
+        return Case(f"cifar10 {files}", what, prepare)
 
     bin_ = "cifar-10-batches-bin/"
     yield color("the archive is cut off", lambda m: m, cut("cifar-10-binary.tar.gz", 1000))
@@ -179,45 +109,33 @@ def _data() -> Iterator[Case]:
     yield color("a label that is no class", lambda m: {**m, bin_ + "test_batch.bin": b"\x0b" + bytes(3072)})
     yield color("a pickle in the place of a batch", lambda m: {**m, bin_ + "test_batch.bin": evil_pickle()})
     yield Case(
-        section,
         f"cifar10 {files}",
         "data holds CIFAR's Python archive, which is made of pickles",
         lambda here: write_tar(
             here / "data" / "cifar-10-python.tar.gz", {"cifar-10-batches-py/data_batch_1": evil_pickle()}
         ),
     )
-    yield Case(section, f"cinic10 {files}", "data is empty", lambda here: (here / "data").mkdir())
-    yield Case(section, "cifar10 --source tfds --data-dir data", "nothing is prepared, and there is no network")
+    yield Case(f"cinic10 {files}", "data is empty", lambda here: (here / "data").mkdir())
     yield Case(
-        section,
         "cifar10 --data-dir data",
         "what was kept of prepared data is cut off",
         lambda here: _file(here / "data" / "pfl_jax" / "cifar10-3.0.2.npz", b"PK\3\4"),
     )
-    yield Case(section, "cifar10 --data-dir data", "it holds a pickle", _pickled_arrays)
+    yield Case("cifar10 --data-dir data", "it holds a pickle", _pickled_arrays)
 
 
 def _own_data() -> Iterator[Case]:
     for command, what, prepare in bad_own_data.cases(evil_pickle):
-        yield Case("Your own data", command, what, prepare)
+        yield Case(command, what, prepare)
 
 
 def _checkpoints() -> Iterator[Case]:
-    section = "Runs that go on"
+    def of(what: str, change: Prepare, words: str = "") -> Case:
+        return Case(f"digits --resume run{words}", what, lambda here: change(here / "run"))
 
-    def of(what: str, change: Prepare | None = None, words: str = "") -> Case:
-        prepare = None if change is None else lambda here: change(here / "run")
-        return Case(section, f"digits --resume run{words}", what, prepare)
-
-    yield Case(section, "digits --resume absent", "there is no such folder")
     yield of("the run is finished", lambda run: _file(run / "summary.json", b"{}"))
     yield of("the run is finished", lambda run: _file(run / "summary.json", b"{}"), " --rounds 1")
     yield of("the run is finished, without a checkpoint", _finished_without_checkpoint, " --rounds 9")
-    yield of("", words=" --num-clients 7")
-    yield of("", words=" --method fedas")
-    yield of("", words=" --method fedpac --lam 1")
-    yield of("", words=" --eval-protocol before_aggregation")
-    yield Case(section, "cifar10 --resume run", "the run is on digits")
     yield of("config.json is cut off", lambda run: _file(run / "config.json", b'{"dataset": "dig'))
     yield of("config.json is another file", lambda run: _file(run / "config.json", b"{}"))
     yield of("config.json edited: a word for a number", edit("options", rounds="many"))
@@ -248,13 +166,10 @@ SOUND = "from pfl_jax import LocalTraining, methods\n\n\ndef mine(model, trainin
 
 
 def _own_code() -> Iterator[Case]:
-    section = "Methods and models of your own"
-
     def of(what: str, text: str, words: str = "--method mine.py:mine") -> Case:
-        return Case(section, f"digits {words}", what, lambda here: _file(here / "mine.py", text.encode()))
+        return Case(f"digits {words}", what, lambda here: _file(here / "mine.py", text.encode()))
 
     whole = SOUND + "    return methods.fedavg(model, training)\n"
-    yield Case(section, "digits --method mine.py:mine", "there is no mine.py")
     yield of("mine.py defines mine", whole, "--method mine.py")
     yield of("mine.py defines mine", whole, "--method mine.py:main")
     yield of("mine.py defines mine", whole, "--method mine.py:LocalTraining")
@@ -266,13 +181,19 @@ def _own_code() -> Iterator[Case]:
     yield of("an option of mine has no default", whole.replace("=0.5", ""))
     yield of("an option of mine is a dictionary", whole.replace("=0.5", "={}"))
     yield of("an option of mine is called rounds", whole.replace("pull", "rounds"))
+    yield of("mine takes the model alone", "def mine(model):\n    pass\n")
+    yield of("an option of mine is called lr", whole.replace("pull", "lr"))
+    yield of("an option of mine has a type that is not there", whole.replace("pull=", "pull: 'Nothing' = "))
+    yield of("mine refuses", SOUND + "    raise ValueError('no')\n")
+    yield of("mine is a number", "mine = 3\n")
+    yield of("mine.py raises in its third line", "\n\n1 / 0\n")
+    yield of("mine.py exits", "raise SystemExit(3)\n")
     yield of("mine returns a model's parameters", SOUND + "    return {}\n")
     yield of("mine raises", SOUND + "    return methods.fedavgg(model, training)\n")
     net = "import flax.linen as nn\n\n\nclass Net(nn.Module):\n    @nn.compact\n    def __call__(self, x):\n"
     net += "        x = x.reshape(x.shape[0], -1)\n        return {}\n\n\n"
     net += "def net(input_shape, num_classes):\n    return Net()\n"
     model = "--model mine.py:net"
-    yield Case(section, f"digits {model}", "there is no mine.py")
     yield of("mine.py defines mine", whole, model)
     yield of("net returns a text", "def net(input_shape, num_classes):\n    return 'mlp'\n", model)
     yield of("net raises", "def net(input_shape, num_classes):\n    return num_classes / 0\n", model)
@@ -285,17 +206,9 @@ def _own_code() -> Iterator[Case]:
 
 
 def _export() -> Iterator[Case]:
-    section = "Models of a finished run"
+    def of(what: str, words: str, change: Prepare) -> Case:
+        return Case(f"export {words}", what, lambda here: change(here / "run"))
 
-    def of(what: str, words: str, change: Prepare | None = None) -> Case:
-        return Case(section, f"export {words}", what, None if change is None else lambda here: change(here / "run"))
-
-    yield of("", "--client 3")
-    yield of("", "run --client 3")
-    yield of("", "run --to model.onnx")
-    yield of("", "run --client three --to model.msgpack")
-    yield of("there is no such folder", "absent --to model.msgpack")
-    yield of("the run is not finished", "run --to model.msgpack")
     finished = lambda run: _file(run / "summary.json", b'{"method": "local", "rounds_done": 1}')  # noqa: E731
     to = "run --to model.msgpack"
     yield of("it kept no state", to, lambda run: (finished(run), shutil.rmtree(run / "checkpoints")))
@@ -310,15 +223,8 @@ def _export() -> Iterator[Case]:
 
 
 def _report() -> Iterator[Case]:
-    section = "Reports"
-    yield Case(section, "report")
-    yield Case(section, "report absent", "there is no such folder")
-    yield Case(section, "report run --out run", "run is a folder")
-    yield Case(section, "report run --out run/config.json")
-    yield Case(section, "report run --out page", "page is a file of another kind", lambda here: _file(here / "page"))
-    yield Case(section, "report run --out page", "page is a FIFO", lambda here: os.mkfifo(here / "page"))
-    yield Case(section, "report run --out /dev/full")
-    yield Case(section, "report run --plot page.txt")
+    yield Case("report run --out page", "page is a file of another kind", lambda here: _file(here / "page"))
+    yield Case("report run --out page", "page is a FIFO", lambda here: os.mkfifo(here / "page"))
 
 
 def _loop(path: Path) -> None:
@@ -327,72 +233,35 @@ def _loop(path: Path) -> None:
 
 
 def _many() -> Iterator[Case]:
-    section, table = "Tables, figures, sweeps", "tables --paper fedpac --table 5 --dataset fashion_mnist"
-    for command in (
-        *("tables --paper fedpacc --table 5", "tables --paper fedpac --table 99", f"{table} --clients 7"),
-        *(f"{table} --method fedsa", f"{table} --setting beta=7", f"{table} --seeds 0", f"{table} --seed 3"),
-        *(f"{table} --resume run", f"{table} --rounds many", f"{table} --score mean", f"{table} --average median"),
-        *(f"{table} --eval-protocol test", "sweep --dataset digits --grid eval_protocol=received,trained"),
-        *("sweep --dataset digits --grid val_fraction=0.1,0.2", "sweep --dataset digits --grid data_dir=one,other"),
-        *("figures --paper fedpac --figure 99", "figures --paper fedpac --figure 2 --rounds 0"),
-        *("figures --paper fedpac --figure 2 --source disk", "figures --paper fedpac --figure 2 --dataset mnist"),
-        *("figures --paper fedpac --figure 4 --target-accuracy 50", f"{table} --target-accuracy 50"),
-        "figures --paper fedpac --figure 2 --participation 0.5",
-        *("figures --paper fedpac --figure 2 --seed 1", "sweep --dataset digitz", "sweep --dataset digits --seeds 0"),
-        *("sweep --dataset digits --grid lr", "sweep --dataset digits --grid lr=0.1 --grid lr=0.2"),
-        *("sweep --dataset digits --grid momentun=0.1", "sweep --dataset digits --grid lr=0.1 --lr 0.2"),
-        *("sweep --dataset digits --grid epochs=1,x", "sweep --dataset digits --seed 3"),
-        "sweep --dataset digits --state-on host",
-    ):
-        yield Case(section, command)
-    yield Case(section, f"{table} --out run", "run is the folder of a single run")
+    table = "tables --paper fedpac --table 5 --dataset fashion_mnist"
     yield Case(
-        section,
         f"{table} --out table",
         "table holds another table",
         lambda here: _file(here / "table" / "table.json", b'{"paper": "fedas", "table": 2}'),
     )
     yield Case(
-        section,
         f"{table} --out table",
         "its table.json is cut off",
         lambda here: _file(here / "table" / "table.json", b'{"pap'),
     )
     yield Case(
-        section,
         f"{table} --out table",
         "another process is at work in it",
         lambda here: _hold(here / "table" / ".lock"),
     )
-    yield Case(
-        section, f"{table} --out table", "its .lock is a link to itself", lambda here: _loop(here / "table/.lock")
-    )
+    yield Case(f"{table} --out table", "its .lock is a link to itself", lambda here: _loop(here / "table/.lock"))
     sweep = "sweep --dataset digits --method local --no-compilation-cache --out table"
-    yield Case(section, sweep, "another process is at work in it", lambda here: _hold(here / "table" / ".lock"))
+    yield Case(sweep, "another process is at work in it", lambda here: _hold(here / "table" / ".lock"))
     runs = lambda content: lambda here: _file(here / "table/groups/one/runs.json", content)  # noqa: E731
-    yield Case(section, sweep, "a list of its runs is cut off", runs(b'{"ru'))
-    yield Case(section, sweep, "a list of its runs has none", runs(b'{"runs": [[]]}'))
-    yield Case(section, f"{table} --out file/table", "file is a file", lambda here: _file(here / "file"))
+    yield Case(sweep, "a list of its runs is cut off", runs(b'{"ru'))
+    yield Case(sweep, "a list of its runs has none", runs(b'{"runs": [[]]}'))
+    yield Case(f"{table} --out file/table", "file is a file", lambda here: _file(here / "file"))
 
 
-def cases() -> list[Case]:
-    """All of them."""
-    return [
-        case
-        for part in (
-            _options,
-            _combinations,
-            _folders,
-            _data,
-            _own_data,
-            _checkpoints,
-            _own_code,
-            _export,
-            _report,
-            _many,
-        )
-        for case in part()
-    ]
+def cases() -> dict[str, Case]:
+    """Cases with files, by their names in `REFUSALS`."""
+    parts = (_folders, _data, _own_data, _checkpoints, _own_code, _export, _report, _many)
+    return {str(case): case for part in parts for case in part()}
 
 
 # Files that commands meet
@@ -570,49 +439,3 @@ def tidy(text: str, here: Path) -> str:
     text = text.replace(f"{here.resolve()}/", "").replace(f"{here}/", "")
     text = re.sub(r"needs a value: local, .*", "needs a value: ...", text)
     return re.sub(r"\(there are [^()]*(\([^()]*\)[^()]*)*\)", "(there are ...)", text)
-
-
-def row(case: Case, code: int, text: str) -> str:
-    """A row of the page."""
-    cells = f"`{case.command}`" + (f": {case.what}" if case.what else ""), text.removesuffix("\n"), str(code)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def page(rows: dict[Case, str]) -> str:
-    """The document."""
-    lines = [
-        "# Bad input",
-        "",
-        "Bad input ends with one line on stderr that says what is wrong and what to do, and with exit code 2. Files",
-        "of finished runs are not changed. In the tables, inputs are the words after `python -m experiments.`, and",
-        "`run` is the folder of an interrupted run of",
-        f"`digits {RUN}`.",
-        "",
-        "This page is written by `python tests/support/bad_input.py`; `tests/experiments/test_bad_input.py` checks it.",
-        "",
-        "Cases that need more than a command also end with one line: a full disk (`cannot write ...; make room`, exit",
-        "code 2), too little memory (`use --chunk ...`, exit code 2), Ctrl-C (`interrupted ...`, exit code 130). If",
-        "the kernel kills the process for lack of memory (`Killed`, exit code 137), only `--distributed` says so.",
-    ]
-    for section in dict.fromkeys(case.section for case in rows):
-        lines += ["", f"## {section}", "", "| input | message | exit code |", "| --- | --- | --- |"]
-        lines += [text for case, text in rows.items() if case.section == section]
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Writes the page."""
-    with tempfile.TemporaryDirectory() as folder:
-        run, rows = Path(folder) / "run", {}
-        make_run(run)
-        for number, case in enumerate(cases()):
-            here = Path(folder) / str(number)
-            here.mkdir()
-            rows[case] = row(case, *answer(case, run, here))
-            print(rows[case][:200])
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import Switch, choose, parse
+from experiments.cli.parser import Argument, Switch, choose, parse
 from experiments.host.console import print_line
 from experiments.host.signals import interruptible, leaving
 from pfl_jax.errors import InvalidInput
@@ -45,14 +44,14 @@ HELP_ONLY = f"Some of {', '.join(SECTIONS)}; those after {USUAL[-1]} are run onl
 class Options:
     """Command line of the benchmark."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Annotated[Path | None, Argument(metavar="FILE")] = None
     """File of measurements, a line of JSON for each section; those that are measured take the place of older ones."""
     quick: Switch = False
     """Tiny sizes, which only show that it runs."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SECTION...", help=HELP_ONLY)] = ()
-    pfllib: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    only: Annotated[tuple[str, ...], Argument(metavar="SECTION", text=HELP_ONLY)] = ()
+    pfllib: Annotated[Path | None, Argument(metavar="DIR")] = None
     """Clone of PFLlib, for the section of this name."""
-    pythons: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PYTHON...")] = (Path(sys.executable),)
+    pythons: Annotated[tuple[Path, ...], Argument(metavar="PYTHON")] = (Path(sys.executable),)
     """Interpreters that jax_versions compares; the first one runs PFLlib."""
 
     def check(self) -> None:

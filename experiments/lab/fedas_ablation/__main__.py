@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import tyro
 from rich.console import Console
 
 from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Folder
+from experiments.cli.parser import Folder, Hidden
 from experiments.folder.version import Trust
 from experiments.lab.fedas_ablation import steps
 from experiments.lab.fedas_ablation.steps import RUNS, AblationRun
@@ -33,7 +32,7 @@ class Study(batch.Batch):
 
     results: Folder = None
     """File of the records; by default results/fedas_ablation.jsonl."""
-    accept_other_code: tyro.conf.Suppress[bool] = False
+    accept_other_code: Hidden[bool] = False
 
     name: ClassVar = "lab.fedas_ablation"
     accepts_run_options: ClassVar = False

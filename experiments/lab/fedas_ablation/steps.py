@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.cli.cell import Cell
 from experiments.cli.request import IN_PLACE
+from experiments.cli.run_command import RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import rounded
 from experiments.folder.version import method_version
@@ -92,14 +92,14 @@ class AblationRun(NamedTuple):
         return f"{self.dataset}-participation{self.participation:g}-{self.step.name}-seed{self.seed}"
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> RunCommand:
         """The run's command line."""
         arguments = (
             *self.step.words,
             *COMMON,
             *("--participation", f"{self.participation:g}", "--source", SOURCES[self.dataset]),
         )
-        return Cell(self.dataset, arguments, self.seed, IN_PLACE if self.step.in_place else "")
+        return RunCommand(self.dataset, arguments, self.seed, IN_PLACE if self.step.in_place else "")
 
     @property
     def command(self) -> str:

@@ -23,12 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import tyro
 from rich.console import Console
 
-from experiments.cli.cell import Cell
 from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Folder, Names, flat
+from experiments.cli.parser import Argument, Folder, Hidden, Names
+from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result, read_config
 from experiments.folder.run_folder import SUMMARY
 from experiments.folder.version import Trust
@@ -51,14 +50,16 @@ _BLOCKS = "; ".join(f"{name}: {words}" for name, words in BLOCKS.items())
 class Queue(batch.Batch):
     """Command line of the queue."""
 
-    only: Annotated[Names, tyro.conf.arg(help=f"Only these blocks ({_BLOCKS}), methods, or BLOCK/METHOD.")] = ()
+    only: Annotated[
+        tuple[str, ...], Argument("repeated", text=f"Only these blocks ({_BLOCKS}), methods, or BLOCK/METHOD.")
+    ] = ()
     collect: Names = ()
     """Collect the finished runs below these folders, and run nothing."""
     data_dir: str | None = None
     """Folder of Fashion-MNIST's files; by default where Debian has it."""
     results: Folder = None
     """Folder of the committed results; by default results/."""
-    accept_other_code: tyro.conf.Suppress[bool] = False
+    accept_other_code: Hidden[bool] = False
 
     name: ClassVar = "lab.queue"
     accepts_run_options: ClassVar = False
@@ -66,10 +67,10 @@ class Queue(batch.Batch):
 
     def check(self) -> None:
         known = {*BLOCKS, *(word for run in self._named.values() for word in run.chosen_by)}
-        for word in set(flat(self.only)) - known:
+        for word in set(self.only) - known:
             near = ", ".join([*difflib.get_close_matches(word, sorted(known)), "--only BLOCK --dry-run has all in it"])
             raise InvalidInput(f"unknown block or method '{word}' (blocks are {', '.join(BLOCKS)}; near: {near})")
-        for folder in flat(self.collect):
+        for folder in self.collect:
             if not Path(folder).is_dir():
                 raise InvalidInput(f"--collect {folder}: there is no such folder")
 
@@ -104,7 +105,7 @@ class Queue(batch.Batch):
         if not self.only:
             # Comparisons of all methods, which are hundreds of runs, only by request.
             return list(planned_runs())
-        only, library = set(flat(self.only)), Library(self.root)
+        only, library = set(self.only), Library(self.root)
         compared = [run for block in field.FIELDS for run in field.Comparison(block, library).runs]
         return [run for run in (*planned_runs(), *compared) if only.intersection(run.chosen_by)]
 
@@ -114,7 +115,7 @@ class Queue(batch.Batch):
             print_line(console, f"process {os.getpid()}")
         return [batch.Job(run.cell, self.folder / run.name, run.title) for run in self.wanted]
 
-    def _cell(self, cell: Cell) -> Cell:
+    def _cell(self, cell: RunCommand) -> RunCommand:
         """The same run with checkpoints, and never on embedded data."""
         data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
         return replace(cell, arguments=(*cell.arguments, *CHECKPOINTS, *(data if cell.dataset == DATASET else ())))
@@ -183,7 +184,7 @@ class Queue(batch.Batch):
 
     def _collect(self, console: Console) -> None:
         """Store the committed results of the queue's finished runs that are found in folders."""
-        folders = [path.parent for root in flat(self.collect) for path in sorted(Path(root).rglob(SUMMARY))]
+        folders = [path.parent for root in self.collect for path in sorted(Path(root).rglob(SUMMARY))]
         wanted = None
         # A search that is collected says which runs are wanted next.
         while folders and wanted != (wanted := self.wanted):
@@ -200,7 +201,7 @@ class Queue(batch.Batch):
         for folder in folders:
             print_line(console, f"{folder}: not of the queue, of another version of its method, or there already")
 
-    def _holds(self, cell: Cell, folder: Path) -> bool:
+    def _holds(self, cell: RunCommand, folder: Path) -> bool:
         """Whether a folder holds the finished run of a cell, on the real dataset."""
         try:
             state = cached_runs.inspect(cell, folder, self.trust)

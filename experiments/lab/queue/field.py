@@ -7,10 +7,10 @@ they come.
 import itertools
 from typing import NamedTuple
 
-from experiments.cli.cell import Cell
 from experiments.cli.measures import Protocol
 from experiments.cli.own_data import CUSTOM
 from experiments.cli.parser import slug
+from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result
 from experiments.lab.queue.planned import DATASET, SEEDS, PlannedRun
 from experiments.run.committed import Library
@@ -154,7 +154,7 @@ def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, searc
     if rounds < field.rounds:
         name += " search"
     arguments = ("--method", method, "--lr", rate, *_OWN_STEPS.get(method, ()), *field.words, "--rounds", str(rounds))
-    return PlannedRun(block, Cell(field.dataset, arguments, seed), name, f"{block}/{slug(name)}/seed-{seed}")
+    return PlannedRun(block, RunCommand(field.dataset, arguments, seed), name, f"{block}/{slug(name)}/seed-{seed}")
 
 
 def search_runs(block: str, method: str) -> list[PlannedRun]:

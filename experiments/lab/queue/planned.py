@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from experiments.cli.cell import Cell
 from experiments.cli.effects import relevant_options
 from experiments.cli.parser import slug
+from experiments.cli.run_command import RunCommand
 from experiments.lab import causes
 from experiments.papers import published, settings
 from experiments.papers.published import Published
@@ -77,7 +77,7 @@ class PlannedRun(NamedTuple):
     """
 
     block: str
-    cell: Cell
+    cell: RunCommand
     method: str
     name: str
 
@@ -135,7 +135,7 @@ def fedas_run(beta: float, participation: float, method: str) -> PlannedRun:
     words = f"--preset fedas --method {method} --num-clients {FEDAS_CLIENTS} --eval-every 1"
     words = (*words.split(), *settings.fedas_setting(beta, participation).split(), *settings.RELEASE.words(method))
     column = slug(f"{DATASET} {FEDAS_CLIENTS} clients dirichlet beta={beta} participation={participation}")
-    cell = Cell(DATASET, words, procedure=settings.RELEASE.rounds(method))
+    cell = RunCommand(DATASET, words, procedure=settings.RELEASE.rounds(method))
     return PlannedRun("fedas", cell, method, f"{column}/{method}/seed-0")
 
 
@@ -157,7 +157,9 @@ def short_run(block: str, method: str, setting: str) -> PlannedRun:
         passes = 1 if method in ("fedavg", "fedper") else 2
         words += f" --dp-clip 1 --dp-noise {PRIVACY_NOISE[int(setting.removeprefix('epsilon='))][passes]}"
     column = slug(f"{DATASET} 20 clients {block} {setting}")
-    return PlannedRun(block, Cell(DATASET, tuple(words.split())), f"{method} {setting}", f"{column}/{method}/seed-0")
+    return PlannedRun(
+        block, RunCommand(DATASET, tuple(words.split())), f"{method} {setting}", f"{column}/{method}/seed-0"
+    )
 
 
 def _rows(tables: Sequence[tuple[str, int]], clients: int) -> list[Published]:

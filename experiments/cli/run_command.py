@@ -1,4 +1,4 @@
-"""A single run of a table, figure or sweep: a command line that is parsed once for all seeds."""
+"""Command of a single run of a table, figure or sweep, which is parsed once for all seeds."""
 
 import dataclasses
 import functools
@@ -11,8 +11,8 @@ from pfl_jax.errors import InvalidInput
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A single run of a table, figure or sweep.
+class RunCommand:
+    """Command of a single run of a table, figure or sweep.
 
     Attributes:
       dataset: name of the experiment, a key of `presets.DEFAULT_PRESET`.
@@ -31,9 +31,6 @@ class Cell:
 
         Args:
           folder: folder for the results.
-
-        Raises:
-          InvalidInput: the arguments are invalid.
         """
         parsed = _parsed(self.dataset, self.arguments)
         if parsed.options.distributed:
@@ -55,5 +52,5 @@ class Cell:
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
-    """Parse a command line, cached because a table needs each cell several times."""
+    """Parse a command line, cached because a table needs each command several times."""
     return parse(dataset, arguments)
