@@ -1,6 +1,7 @@
 """Tables of a report: results beside the papers', configuration, timings and versions."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -13,7 +14,7 @@ from experiments.folder.stored_runs import Group, Run, mean_and_deviation, plain
 from experiments.host.console import duration
 from experiments.papers import settings
 from experiments.papers.published import Published
-from experiments.show.selection import ordered
+from experiments.show.curves import chosen_on, goodness, ordered
 from experiments.show.tables import NOTHING
 
 _FIGURES = {
@@ -66,14 +67,12 @@ class Table:
 
 
 def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
-    """Results of each protocol after the last round, beside the paper's, on one kind of data."""
-    made = {}
+    """Results of each protocol after the last round, beside the paper's, on one kind of data; the best stand out."""
+    made, on = {}, chosen_on(groups)
     for protocol in ordered(groups):
-        values = [_values(group, protocol, "mean") for group in groups]
-        means = [statistics.fmean(found) if found else None for found in values]
-        known = [mean for mean in means if mean is not None]
-        top = chosen(groups[0].runs[0].config, known) if known else None
-        best = [number for number, mean in enumerate(means) if mean is not None and mean == top and len(means) > 1]
+        scores = [goodness(group, protocol, on) for group in groups]
+        known = len(groups) > 1 and max(scores) > -math.inf
+        best = [number for number, score in enumerate(scores) if known and score == max(scores)]
         made[protocol] = Table([_result(group, protocol) for group in groups], best)
     return made
 
