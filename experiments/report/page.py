@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from experiments.folder.stored_runs import Group, Run
 from experiments.report import charts, tables
-from experiments.show.curves import left_out
+from experiments.show.curves import chosen_on, left_out
 from experiments.show.pictures import as_svg
 
 _HERE = Path(__file__).parent
@@ -45,6 +45,7 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
         groups=groups,
         kinds=kinds,
         charts={name: of for name, of in made.items() if any(of.values()) or name == "curves"},
+        chosen_on=chosen_on(groups),
         left_out={data: left_out(some) for data, some in kinds.items()},
         tables=tables,
         runs=runs,

@@ -89,7 +89,7 @@ def curves(groups: Sequence[Group], main: Group | None = None) -> list[Lines]:
     for protocol in ordered(groups):
         # One without values keeps its place, so that the others keep their colors.
         series = [_curve(one, protocol, is_main=one is main, is_alone=len(some) == 1) for one in some]
-        if any(line.x for line in series):
+        if some and (not panels or any(line.x for line in series)):
             panels.append(Lines(protocol, ROUND, some[0].axis, series))
     return panels
 
