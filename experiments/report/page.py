@@ -45,7 +45,7 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
         groups=groups,
         kinds=kinds,
         charts={name: of for name, of in made.items() if any(of.values()) or name == "curves"},
-        chosen_on=chosen_on(groups),
+        chosen_on=chosen_on,
         left_out={data: left_out(some) for data, some in kinds.items()},
         tables=tables,
         runs=runs,

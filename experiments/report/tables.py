@@ -136,7 +136,7 @@ def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:
     # Labels tell groups on the same data apart.
     names = {g.label if labels.count(g.label) == 1 else f"{g.label}, {g.data}": g.setting for g in groups}
     every = dict.fromkeys(itertools.chain.from_iterable(names.values()))
-    values = {name: [plain(of[name]) if name in of else "" for of in names.values()] for name in every}
+    values = {name: [plain(of.get(name)) for of in names.values()] for name in every}
     alike = {_named(name): of[0] for name, of in values.items() if len(set(of)) == 1}
     apart = {name: dict(zip(names, of, strict=True)) for name, of in values.items() if len(set(of)) > 1}
     rows: list[Row] = [{"option": code(_named(name))} | of for name, of in apart.items()]

@@ -90,6 +90,7 @@ class Lines:
       zero_line: whether a line is drawn at y = 0.
       least: lower end of the y axis; None for one chosen by the drawing.
       x_names: names of `x_ticks`; if empty, their numbers.
+      inches: width and height.
     """
 
     title: str
@@ -100,8 +101,7 @@ class Lines:
     zero_line: bool = False
     least: float | None = None
     x_names: Sequence[str] = ()
-
-    inches: ClassVar = (4.3, 2.9)
+    inches: tuple[float, float] = (4.3, 2.9)
 
     def draw(self, axes: "Axes") -> None:
         from matplotlib.ticker import MaxNLocator
@@ -132,7 +132,7 @@ class Lines:
             axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1))
         if self.least is not None and ends:
             axes.set_ylim(bottom=self.least)
-        _name_ends(axes, ends)
+        _name_ends(axes, self.inches[1], ends)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Bars:
         axes.margins(x=0.02)
         if self.level is not None:
             axes.axhline(self.level, color=COLORS[0], linestyle="--", linewidth=1.3)
-            _name_ends(axes, [(self.level_label, (places[-1], self.level), COLORS[0])])
+            _name_ends(axes, self.inches[1], [(self.level_label, (places[-1], self.level), COLORS[0])])
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,10 @@ class Heat:
     totals: Sequence[float] = ()
     unit: str = "weight"
 
-    inches: ClassVar = (2.5, 2.5)
+    @property
+    def inches(self) -> tuple[float, float]:
+        rows, columns = np.shape(self.matrix)
+        return (2.5 if rows == columns else 4.3, 2.5)
 
     def draw(self, axes: "Axes") -> None:
         rows, columns = np.shape(self.matrix)
@@ -337,18 +340,19 @@ def as_svg(panel: Panel) -> str:
     return text.getvalue()
 
 
-def _name_ends(axes: "Axes", ends: Sequence[tuple[str, tuple[float, float], Any]]) -> None:
+def _name_ends(axes: "Axes", height: float, ends: Sequence[tuple[str, tuple[float, float], Any]]) -> None:
     """Write names beside the axes, as near to their points as they find room.
 
     Args:
       axes: with its final limits.
+      height: of the panel in inches.
       ends: name, point, and color.
     """
     if not ends:
         return
     low, high = axes.get_ylim()
     names = ["\n".join(textwrap.wrap(name, _NAME, break_on_hyphens=False)) for name, *_ in ends]
-    share = _LINE / (Lines.inches[1] - 0.65)
+    share = _LINE / (height - 0.65)
     places = apart([(y - low) / (high - low) for _, (_, y), _ in ends], [share * (n.count("\n") + 1.15) for n in names])
     for name, (_, point, color), place in zip(names, ends, places, strict=True):
         lead = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
