@@ -17,6 +17,8 @@ from typing import get_args, get_type_hints
 import numpy as np
 import PIL.Image
 import pytest
+from experiments.show.inline import inline
+from experiments.show.selection import shown
 from run_folders import SMALL, write_run
 
 from experiments.cli.options import Options
@@ -24,9 +26,7 @@ from experiments.folder import stored_runs
 from experiments.report import charts, page, tables
 from experiments.report.__main__ import main
 from experiments.show.curves import picture
-from experiments.show.inline import inline
 from experiments.show.pictures import Bars, Heat, Histograms, Lines, Series
-from experiments.show.selection import shown
 from pfl_jax.errors import InvalidInput
 
 PAPER = ("--method", "fedper", "--num-clients", "20")
