@@ -92,6 +92,8 @@ class Figures(MeasuredBatch):
                     if asked[name] != usual[name]:
                         rule = f"{flag(name)} must be {usual[name]} for {self.content.title}"
                         raise InvalidInput(f"{rule}, not {asked[name]}")
+                if (most := self.content.most_clients) is not None and asked["num_clients"] > most:
+                    raise InvalidInput(f"--num-clients must be at most {most} for {self.content.title}")
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))

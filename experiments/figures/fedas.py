@@ -199,6 +199,7 @@ FIGURES = (
         *(lambda runs: {("fedas",): {"method": "fedas"}}, _fisher),
         note=f"(a) {_NO_SETTING} Models are the clients' own after their last training; the paper replaces 5 %.",
         values=SETTING | {"eval_every": 1, "keep_state": "always"},
+        fixed=("keep_state",),
         measured=("average",),
     ),
     _figure(
