@@ -1,4 +1,4 @@
 """Figures of the papers: `python -m experiments.figures --paper fedpac --figure 2`.
 
-A figure is a list of runs and a function from their results to a `Picture`, which `show.drawing` draws.
+A figure is a list of runs and a function from their folders to the panels of a picture.
 """

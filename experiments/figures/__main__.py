@@ -10,33 +10,38 @@ On embedded data the runs are small, and a figure takes some minutes on two core
 size and take hours.
 """
 
+import dataclasses
 import functools
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from rich.console import Console
 
 from experiments.cli import parser
-from experiments.cli.effects import relevant_options
 from experiments.cli.exit_codes import leave
 from experiments.cli.options import flag
 from experiments.cli.parser import Argument, Names, choose
-from experiments.cli.run_command import RunCommand
-from experiments.figures.figure import Figure, Key, Results, Runs, arrays_path
-from experiments.figures.index import FIGURES
-from experiments.figures.runs import is_real, run_with_arrays
+from experiments.figures import fedas, fedpac
+from experiments.figures.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder
 from experiments.host.console import print_line, print_notice
 from experiments.run import batch, measured
 from experiments.run.measured import MeasuredBatch
+from experiments.show.pictures import save
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
+FIGURES: dict[str, dict[str, Figure]] = {"fedpac": {}, "fedas": {}, "fedpac_replication": {}}
+"""paper -> number, as users write it -> figure. FedAS's Figures 1 and 2 are drawings."""
+
+for _figure in (*fedpac.FIGURES, *fedas.FIGURES):
+    FIGURES[_figure.paper][str(_figure.number)] = _figure
+
 NUMBERS = "; ".join(f"{paper}: {', '.join(figures)}" for paper, figures in FIGURES.items())
+SOURCES = ("auto", "tfds", "files", "embedded")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,7 @@ class Figures(MeasuredBatch):
     def check(self) -> None:
         choose("paper", [self.paper], FIGURES)
         choose("figure", [self.figure], FIGURES[self.paper], f" in {self.paper}")
-        choose("source", [self.source], ("auto", "tfds", "files", "embedded"))
+        choose("source", [self.source], SOURCES)
         choose("dataset", self.dataset, SPECS)
         choose("method", self.method, METHODS)
         if self.method and not self.content.methods:
@@ -78,16 +83,16 @@ class Figures(MeasuredBatch):
                 why = "whose runs have all their rounds" if fixed[0] == "target_accuracy" else "which sets it itself"
                 raise InvalidInput(f"{flag(fixed[0])} cannot be given for {self.content.title}, {why}")
             # What a word means depends on the dataset and the method, not on what else the runs differ in.
-            cells = runs.cells()
             for key in {own["method"]: key for key, own in runs.variants.items()}.values():
-                self._check_fixed(cells[key][0], replace(runs, words=()).cells()[key][0])
-
-    def _check_fixed(self, cell: RunCommand, usual: RunCommand) -> None:
-        """Raise InvalidInput if a run has another value of a fixed option than the figure without further words."""
-        asked, own = vars(cell.request().options), vars(usual.request().options)
-        for name in self.content.fixed:
-            if asked[name] != own[name]:
-                raise InvalidInput(f"{flag(name)} must be {own[name]} for {self.content.title}, not {asked[name]}")
+                asked, usual = (
+                    vars(one.jobs[key][0].cell.request().options) for one in (runs, dataclasses.replace(runs, words=()))
+                )
+                for name in self.content.fixed:
+                    if asked[name] != usual[name]:
+                        rule = f"{flag(name)} must be {usual[name]} for {self.content.title}"
+                        raise InvalidInput(f"{rule}, not {asked[name]}")
+                if (most := self.content.most_clients) is not None and asked["num_clients"] > most:
+                    raise InvalidInput(f"--num-clients must be at most {most} for {self.content.title}")
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
@@ -109,69 +114,48 @@ class Figures(MeasuredBatch):
         source = self.source if real else "embedded"
         words = () if source == "auto" else ("--source", source)
         words += () if self.data_dir is None else ("--data-dir", self.data_dir)
-        return self.content.runs(
+        return Runs(
+            self.content,
             dataset,
             short=not real,
+            folder=self.folder,
+            measure=self.measure,
             seeds=self.seeds,
-            methods=self.method,
-            rounds=self.rounds,
+            chosen=self.method,
+            rounds_asked=self.rounds,
             words=(*words, *self.all_words),
         )
-
-    def places(self, runs: Runs) -> dict[Key, list[tuple[RunCommand, Path]]]:
-        """Cells of runs with their folders; runs that several panels show share one."""
-        folders: dict[str, Path] = {}
-        found = {}
-        for key, cells in runs.cells().items():
-            relevant = json.dumps(relevant_options(cells[0].request()), sort_keys=True)
-            folder = folders.setdefault(relevant, self.folder / parser.slug(" ".join([runs.dataset, *key])))
-            found[key] = [(cell, folder / f"seed-{cell.seed}") for cell in cells]
-        return found
 
     @functools.cache  # noqa: B019 - one for a process, and asked for twice.
     def all_runs(self, console: Console) -> list[Runs]:
         """Runs on each dataset, the smaller ones where the real data is not available."""
-        notify = functools.partial(print_notice, console)
-        real = {
-            dataset: is_real(dataset, self.source, self.data_dir, notify, download=not self.dry_run)
-            for dataset in self.datasets
-        }
-        return [self.runs_on(dataset, real=real[dataset]) for dataset in self.datasets]
+        return [self.runs_on(dataset, real=self._is_real(dataset, console)) for dataset in self.datasets]
+
+    def _is_real(self, dataset: str, console: Console) -> bool:
+        """Whether a run would use the real data instead of embedded data; InvalidInput if that data cannot be used."""
+        # Imported now: tensorflow-datasets takes its time.
+        from pfl_jax.data import files, sources, tfds
+
+        spec, notify = SPECS[dataset], functools.partial(print_notice, console)
+        if spec.tfds_name is None or self.source != "auto":
+            return spec.tfds_name is None or self.source != "embedded"
+        if not self.dry_run:
+            return sources.load(dataset, "auto", self.data_dir, notify=notify).is_real
+        folder = None if self.data_dir is None else Path(self.data_dir).expanduser()
+        if files.find(spec, folder) or tfds.find(spec, folder, notify) is not None:
+            return True
+        notify(f"{dataset} is not there: without a download these are the runs on embedded data")
+        return False
 
     def jobs(self, console: Console) -> list[batch.Job]:
-        places = [self.places(runs) for runs in self.all_runs(console)]
-        folders = {folder: cell for by_key in places for of_key in by_key.values() for cell, folder in of_key}
-        return [batch.Job(cell, folder, f"{folder.parent.name}, seed {cell.seed}") for folder, cell in folders.items()]
-
-    def seconds(self, job: batch.Job) -> float | None:
-        seconds, path = super().seconds(job), arrays_path(job.folder)
-        if seconds is None or self.content.observe is None or path.exists():
-            return seconds
-        raise InvalidInput(
-            f"{job.folder} holds the run but {path} is gone: remove {job.folder}, and the run is made again"
-        )
-
-    def files(self, job: batch.Job) -> list[Path]:
-        return [job.folder, arrays_path(job.folder)]
-
-    def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
-        for job in jobs:
-            run_with_arrays(job.cell, job.folder, console, self.content.observe, self.trust)
+        every = [job for runs in self.all_runs(console) for jobs in runs.jobs.values() for job in jobs]
+        return list({job.folder: job for job in every}.values())
 
     def finish(self, console: Console) -> None:
-        # Imported now, so that errors and --help do not wait for matplotlib.
-        from experiments.figures.compose import compose
-        from experiments.show import drawing
-
-        results = [
-            Results(
-                runs, {key: [folder for _, folder in of_key] for key, of_key in self.places(runs).items()}, self.measure
-            )
-            for runs in self.all_runs(console)
-        ]
-        picture, name = compose(results), f"{self.paper}-figure-{self.figure}"
-        paths = drawing.save(picture, self.folder, name)
-        data = [one.config(one.keys[0])["data"] for one in results]
+        every, name = self.all_runs(console), f"{self.paper}-figure-{self.figure}"
+        picture, paths = compose(every), [self.folder / f"{name}.{kind}" for kind in ("png", "svg")]
+        save(picture, *paths)
+        data = [runs.config(next(iter(runs.jobs)))["data"] for runs in every]
         RunFolder(self.folder, []).write(f"{name}.json", picture.record() | {"data": data})
         for path in (*paths, self.folder / f"{name}.json"):
             print_line(console, f"saved {path}")

@@ -2,21 +2,13 @@
 
 import functools
 
-import jax
 import numpy as np
 
 from experiments.cli.presets import EVERY_BATCH
 from experiments.figures.fedpac import curves, line, of_methods
-from experiments.figures.figure import Figure, Key, Results, Runs, Values
-from experiments.figures.substitution import accuracies_after_replacement
+from experiments.figures.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
-from experiments.run.build import Experiment, model_of
 from experiments.show.pictures import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
-from pfl_jax import simulate
-from pfl_jax.data.federated import FederatedData
-from pfl_jax.engine.simulate import RoundResult
-from pfl_jax.primitives.metrics import pooled
-from pfl_jax.primitives.tree import merge
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Shares of the parameters that are replaced; the paper has 5 %."""
@@ -56,73 +48,64 @@ ways to align and to normalize that the figures compare."""
 SHORT = {"rounds": 12, "train_size": 100, "test_size": 75, "lr": 0.05}
 
 
-def keep_traces(experiment: Experiment, result: RoundResult) -> dict[str, np.ndarray]:
-    """Fisher traces and aggregation weights [M] of a round, its cohort [M], and flags of the stragglers [N]."""
-    names = ("trace", "weights")
-    kept = {f"{name}_{result.round}": np.asarray(result.info[name]) for name in names}
-    kept[f"cohort_{result.round}"] = result.cohort
-    settings, key = experiment.settings, jax.random.key(experiment.request.options.seed)
-    slow = simulate.stragglers(key, experiment.data.num_clients, settings.straggler_fraction)
-    return {**kept, "stragglers": np.asarray(slow)}
+def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
+    """Accuracies with a share of the parameters replaced [S, C], and counts of test examples [C], for each seed."""
+    # Imported now: errors and --help need no JAX.
+    import jax
+
+    from experiments.figures.substitution import accuracies_after_replacement
+    from experiments.run.loaded_run import load_run
+    from pfl_jax.primitives.tree import merge
+
+    found = []
+    for job in runs.jobs["fedas",]:
+        run = load_run(job.folder)
+        clients, key = run.state.clients, jax.random.key(job.cell.seed)
+        trained = np.flatnonzero(np.asarray(clients.trained))
+        models = merge(clients.backbone, clients.head)
+        highest, at_random = accuracies_after_replacement(key, run.model, models, run.data, trained, SHARES)
+        counts = np.asarray(run.data.test_count)[trained]
+        found.append({"highest": highest, "at_random": at_random, "test_count": counts})
+    return found
 
 
-def keep_traces_and_replacements(experiment: Experiment, result: RoundResult) -> dict[str, np.ndarray]:
-    """Traces, and after the last round the accuracies with a share of the parameters replaced [S, C].
+def _fisher(runs: Runs) -> list[Panel]:
+    from pfl_jax.primitives.metrics import pooled
 
-    With them, how many test examples [C] those clients have.
-    """
-    kept = keep_traces(experiment, result)
-    if result.round < experiment.settings.rounds:
-        return kept
-    dataset, data, clients = experiment.dataset, experiment.data, result.state.clients
-    # A figure's runs have one process.
-    assert isinstance(data, FederatedData)
-    model, trained = model_of(experiment.request.options, dataset), np.flatnonzero(np.asarray(clients.trained))
-    highest, at_random = accuracies_after_replacement(
-        jax.random.key(experiment.request.options.seed),
-        model,
-        merge(clients.backbone, clients.head),
-        data,
-        trained,
-        SHARES,
-    )
-    return {**kept, "highest": highest, "at_random": at_random, "test_count": np.asarray(data.test_count)[trained]}
-
-
-def _fisher(results: Results) -> list[Panel]:
-    arrays = results.arrays(("fedas",))
-    percent = [100 * share for share in SHARES]
+    percent, seeds = [100 * share for share in SHARES], replaced(runs)
 
     def means(one: dict[str, np.ndarray], name: str) -> list[float]:
-        is_pooled = results.measure.average == "examples"
+        is_pooled = runs.measure.average == "examples"
         counts = one["test_count"] if is_pooled else np.ones_like(one["test_count"])
         return [100 * pooled(row, counts) for row in one[name]]
 
-    replaced = [
-        over_seeds(label, percent, [means(one, name) for one in arrays], is_main=is_main)
+    series = [
+        over_seeds(label, percent, [means(one, name) for one in seeds], is_main=is_main)
         for name, label, is_main in (
             ("at_random", "random parameters", False),
             ("highest", "highest Fisher information", True),
         )
     ]
-    rounds = range(1, results.config(("fedas",))["options"]["rounds"] + 1)
-    traces = [[one[f"trace_{number}"].mean() for number in rounds] for one in arrays]
-    growth = over_seeds("mean over the cohort", list(rounds), traces, is_main=True)
+    traces = [{number: trace.mean() for number, trace in one.items()} for one in runs.info(("fedas",), "trace")]
+    growth = over_seeds("mean over the cohort", list(traces[0]), [list(one.values()) for one in traces], is_main=True)
     return [
-        Lines("(a) parameters replaced by untrained ones", "replaced parameters in %", ACCURACY, replaced, percent),
+        Lines("(a) parameters replaced by untrained ones", "replaced parameters in %", ACCURACY, series, percent),
         Lines("(b) trace of the Fisher information", ROUND, "t-FIM, mean over the cohort", [growth]),
     ]
 
 
-def _straggler_bars(results: Results) -> Bars:
+def _straggler_bars(runs: Runs) -> Bars:
     """Aggregation weights in the last round of the first seed, in which all clients take part."""
-    (arrays, *_), config = results.arrays(("stragglers",)), results.config(("stragglers",))
-    last = config["options"]["rounds"]
-    weights = np.zeros(len(arrays["stragglers"]))
-    weights[arrays[f"cohort_{last}"]] = arrays[f"weights_{last}"]
-    groups = [np.flatnonzero(~arrays["stragglers"]), np.flatnonzero(arrays["stragglers"])]
+    import jax
+
+    from pfl_jax import simulate
+
+    options = runs.config(("stragglers",))["options"]
+    weights = runs.info(("stragglers",), "weights")[0][options["rounds"]]
+    slow = np.asarray(simulate.stragglers(jax.random.key(0), len(weights), options["straggler_fraction"]))
+    groups = [np.flatnonzero(~slow), np.flatnonzero(slow)]
     return Bars(
-        f"(a) round {last}, everyone takes part",
+        f"(a) round {options['rounds']}, everyone takes part",
         "client",
         "aggregation weight",
         ["online clients", "stragglers"],
@@ -133,11 +116,11 @@ def _straggler_bars(results: Results) -> Bars:
     )
 
 
-def _discussion(results: Results) -> list[Panel]:
+def _discussion(runs: Runs) -> list[Panel]:
     series = [
-        line(results, ALIGNMENT_LABELS[name], ("align", name), is_main=name == "fedas") for name in reversed(ALIGNMENTS)
+        line(runs, ALIGNMENT_LABELS[name], ("align", name), is_main=name == "fedas") for name in reversed(ALIGNMENTS)
     ]
-    return [_straggler_bars(results), Lines("(b) ways to align", ROUND, ACCURACY, series)]
+    return [_straggler_bars(runs), Lines("(b) ways to align", ROUND, ACCURACY, series)]
 
 
 def _discussion_variants(runs: Runs) -> dict[Key, Values]:
@@ -146,13 +129,13 @@ def _discussion_variants(runs: Runs) -> dict[Key, Values]:
     return aligned | {("stragglers",): {"method": "fedas", **stragglers}}
 
 
-def _compatibility(results: Results) -> list[Panel]:
+def _compatibility(runs: Runs) -> list[Panel]:
     normalizations = [
-        line(results, label, ("normalization", name), is_main=name == "proportional")
+        line(runs, label, ("normalization", name), is_main=name == "proportional")
         for name, label in reversed(NORMALIZATIONS.items())
     ]
     channels = [
-        line(results, label, ("channels", name), is_main=name == "fedas_cd2") for name, label in CHANNEL_METHODS.items()
+        line(runs, label, ("channels", name), is_main=name == "fedas_cd2") for name, label in CHANNEL_METHODS.items()
     ]
     return [
         Lines("(a) normalization of the Fisher traces", ROUND, ACCURACY, normalizations),
@@ -182,18 +165,19 @@ def _hyper_parameter_variants(runs: Runs) -> dict[Key, Values]:
         return {"method": "fedas", "rounds": rounds, "eval_every": 1, **changed}
 
     batches = {
-        (f"batch_size={size}",): own(equal_steps(runs.rounds, 16 / size), batch_size=size, epochs=5)
+        (f"batch_size={size}",): own(equal_steps(runs.values["rounds"], 16 / size), batch_size=size, epochs=5)
         for size in BATCH_SIZES
     }
     epochs = {
-        (f"epochs={count}",): own(equal_steps(runs.rounds, count / 5), batch_size=16, epochs=count) for count in EPOCHS
+        (f"epochs={count}",): own(equal_steps(runs.values["rounds"], count / 5), batch_size=16, epochs=count)
+        for count in EPOCHS
     }
     return batches | epochs
 
 
-def _hyper_parameters(results: Results) -> list[Panel]:
+def _hyper_parameters(runs: Runs) -> list[Panel]:
     def panel(title: str, x_label: str, name: str, steps: tuple[int, ...]) -> Lines:
-        rows = np.array([results.reported((f"{name}={step}",)) for step in steps]).T
+        rows = np.array([runs.reported((f"{name}={step}",)) for step in steps]).T
         series: list[Series] = [
             over_seeds("fedas", steps, (rows - rows.mean(axis=1, keepdims=True)).tolist(), is_main=True)
         ]
@@ -214,7 +198,8 @@ FIGURES = (
         *(3, "Fisher information as a measure of what parameters hold"),
         *(lambda runs: {("fedas",): {"method": "fedas"}}, _fisher),
         note=f"(a) {_NO_SETTING} Models are the clients' own after their last training; the paper replaces 5 %.",
-        observe=keep_traces_and_replacements,
+        values=SETTING | {"eval_every": 1, "keep_state": "always"},
+        fixed=("keep_state",),
         measured=("average",),
     ),
     _figure(
@@ -222,7 +207,6 @@ FIGURES = (
         *(_discussion_variants, _discussion),
         note=f"{_NO_SETTING} (a) participation 0.4, a straggler is drawn a tenth as often as an online client. "
         "(b) the text names a parallel manner and global features, without equations.",
-        observe=keep_traces,
     ),
     _figure(
         *(5, "accuracy over rounds", of_methods, functools.partial(curves, main="fedas")),

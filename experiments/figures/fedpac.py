@@ -1,16 +1,14 @@
 """Figures of FedPAC (Xu, Tong, Huang. ICLR 2023) and of its replication (Ding 2025)."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
-from experiments.figures.figure import Figure, Key, Results, Runs, Values
+from experiments.figures.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
-from experiments.run.build import Experiment
 from experiments.show.pictures import ACCURACY, ROUND, Heat, Lines, Panel, Series, over_seeds
 from pfl_jax.data.partition import dominant_classes
-from pfl_jax.engine.simulate import RoundResult
 
 HETEROGENEITY = (0, 20, 40, 60, 80)
 """s in percent (Section 6.2 names its ends)."""
@@ -40,16 +38,16 @@ SHORT = _FEW_EXAMPLES | {"batch_size": 10, "lr": 0.05, "eval_every": 2}
 """Options on embedded data that let a figure end within minutes: few examples, and larger steps."""
 
 
-def line(results: Results, label: str, key: Key, *, is_main: bool = False) -> Series:
+def line(runs: Runs, label: str, key: Key, *, is_main: bool = False) -> Series:
     """Accuracy over rounds of one run."""
-    rounds, rows = results.curve(key)
+    rounds, rows = runs.curve(key)
     return over_seeds(label, rounds, rows, is_main=is_main)
 
 
-def curves(results: Results, main: str) -> list[Panel]:
+def curves(runs: Runs, main: str) -> list[Panel]:
     """Accuracy over rounds, a line for each method."""
-    series = [line(results, method, (method,), is_main=method == main) for method in results.runs.methods]
-    return [Lines(results.data, ROUND, ACCURACY, series)]
+    series = [line(runs, method, (method,), is_main=method == main) for method in runs.methods]
+    return [Lines(runs.data, ROUND, ACCURACY, series)]
 
 
 def of_methods(runs: Runs) -> dict[Key, Values]:
@@ -70,29 +68,23 @@ def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., 
         steps = [(name, step) for name in names for step in _steps(name, runs)]
         return {(f"{name}={step}", own): {"method": own, name: step} for name, step in steps for own in runs.methods}
 
-    def panel(results: Results, name: str) -> Panel:
-        series, steps = [], _steps(name, results.runs)
-        for method in results.runs.methods:
-            seeds = zip(*[results.reported((f"{name}={step}", method)) for step in steps], strict=True)
+    def panel(runs: Runs, name: str) -> Panel:
+        series, steps = [], _steps(name, runs)
+        for method in runs.methods:
+            seeds = zip(*[runs.reported((f"{name}={step}", method)) for step in steps], strict=True)
             series.append(over_seeds(method, steps, [list(row) for row in seeds], is_main=method == "fedpac"))
-        return Lines(results.data, LABELS[name], ACCURACY, series, x_ticks=steps)
+        return Lines(runs.data, LABELS[name], ACCURACY, series, x_ticks=steps)
 
-    def panels(results: Results) -> list[Panel]:
-        return [panel(results, name) for name in names]
+    def panels(runs: Runs) -> list[Panel]:
+        return [panel(runs, name) for name in names]
 
     return functools.partial(_figure, paper, number, f"effect of {subject}", variants, panels, measured=Measure._fields)
 
 
-def heat_rounds(rounds: int) -> tuple[int, ...]:
-    """Rounds whose head weights are shown: 1, 20 and 50 of 50, and in these proportions of fewer."""
-    return tuple(sorted({1, max(1, round(0.4 * rounds)), rounds}))
-
-
-def keep_head_weights(experiment: Experiment, result: RoundResult) -> dict[str, np.ndarray]:
-    """Head weights alpha [N, N], for the rounds that are shown."""
-    if result.round not in heat_rounds(experiment.settings.rounds):
-        return {}
-    return {f"weights_{result.round}": np.asarray(result.info["head_weights"])}
+def heat_rounds(evaluated: Collection[int]) -> list[int]:
+    """Rounds whose head weights are shown: 1, 20 and 50 of 50, and in these proportions of others."""
+    middle = 0.4 * max(evaluated)
+    return sorted({min(evaluated), min(evaluated, key=lambda number: abs(number - middle)), max(evaluated)})
 
 
 def by_group(matrix: np.ndarray, num_groups: int) -> tuple[np.ndarray, list[int]]:
@@ -111,14 +103,14 @@ def _heat_variants(runs: Runs) -> dict[Key, Values]:
     return {(f"s={s}", "fedpac"): {"method": "fedpac", "s": s} for s in HEAT_HETEROGENEITY}
 
 
-def _heat_panels(results: Results) -> list[Panel]:
+def _heat_panels(runs: Runs) -> list[Panel]:
     panels: list[Panel] = []
     for s in HEAT_HETEROGENEITY:
         key = (f"s={s}", "fedpac")
-        num_groups = len(dominant_classes(results.config(key)["data"]["num_classes"]))
-        arrays = results.arrays(key)
-        for number in heat_rounds(results.config(key)["options"]["rounds"]):
-            mean = np.mean([one[f"weights_{number}"] for one in arrays], axis=0)
+        num_groups = len(dominant_classes(runs.config(key)["data"]["num_classes"]))
+        seeds = runs.info(key, "head_weights")
+        for number in heat_rounds(seeds[0].keys()):
+            mean = np.mean([weights[number] for weights in seeds], axis=0)
             matrix, blocks = by_group(mean, num_groups)
             panels.append(Heat(f"s = {s} %, round {number}", "head of client", "client", matrix.tolist(), blocks))
     return panels
@@ -128,9 +120,9 @@ def _epochs(runs: Runs) -> dict[Key, Values]:
     return {(f"epochs={e}", "fedpac"): {"method": "fedpac", "epochs": e} for e in EPOCHS}
 
 
-def _epoch_curves(results: Results) -> list[Panel]:
-    series = [line(results, f"E = {e}", (f"epochs={e}", "fedpac"), is_main=e == 5) for e in EPOCHS]
-    return [Lines(results.data, ROUND, ACCURACY, series)]
+def _epoch_curves(runs: Runs) -> list[Panel]:
+    series = [line(runs, f"E = {e}", (f"epochs={e}", "fedpac"), is_main=e == 5) for e in EPOCHS]
+    return [Lines(runs.data, ROUND, ACCURACY, series)]
 
 
 _figure = functools.partial(Figure, preset="fedpac", short=SHORT)
@@ -139,14 +131,15 @@ _heat = functools.partial(
     subject="weights of the classifier combination",
     variants=_heat_variants,
     panels=_heat_panels,
-    values={"rounds": 50, "eval_every": 50},
+    values={"rounds": 50, "eval_every": 1},
     # Twenty clients, so that a group of EMNIST's has as many as in the paper.
-    short=SHORT | {"num_clients": 20, "rounds": 20, "eval_every": 20},
+    short=SHORT | {"num_clients": 20, "rounds": 20, "eval_every": 1},
     note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s.",
     columns=3,
-    observe=keep_head_weights,
     # Row i is client i, whose group is i mod G.
     fixed=("participation", "held_out_clients", "partition"),
+    # See `run.records.MOST_INFO_ENTRIES`.
+    most_clients=100,
     named={"covariance": STATISTICS},
     measured=(),
 )

@@ -1,37 +1,35 @@
-"""Figure of a paper as data: runs on each dataset, and the panels made of their results."""
+"""Figure of a paper as data: its runs on each dataset, and the picture made of their folders."""
 
 import dataclasses
-import zipfile
-import zlib
+import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from experiments.cli import presets
-from experiments.cli.options import option_words
+from experiments.cli import parser, presets
+from experiments.cli.effects import relevant_options
+from experiments.cli.options import PARTITION_OPTIONS, option_words
+from experiments.cli.parser import by_option, given
 from experiments.cli.run_command import RunCommand
 from experiments.folder import load
+from experiments.papers import settings
 from experiments.papers.settings import PAPERS, Measure
-from experiments.show.pictures import Panel
+from experiments.run.batch import Job
+from experiments.show.pictures import Panel, Picture
 from pfl_jax.errors import InvalidInput
-from pfl_jax.safe_read import open_npz
-
-if TYPE_CHECKING:
-    from experiments.run.build import Experiment
-    from pfl_jax.engine.simulate import RoundResult
 
 Key: TypeAlias = tuple[str, ...]
 """Key of a run of a figure on a dataset, without the seed; also the name of its folder."""
 
-
-Keep: TypeAlias = "Callable[[Experiment, RoundResult], dict[str, np.ndarray]]"
-"""Arrays to keep of a round, by name."""
-
 Values: TypeAlias = dict[str, Any]
 """Options of a run by their names in Python."""
+
+_NAMED_ELSEWHERE = {"source", "data_dir", "eval_protocol"}
+"""Options of the runs that the caption names elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Figure:
       number: of the figure.
       subject: what it shows.
       variants: options that each run adds to the common ones, its method included.
-      panels: panels from the results on one dataset.
+      panels: panels from the finished runs on one dataset.
       preset: whose settings are the runs' defaults.
       datasets: by default.
       methods: that are compared by default; empty if the figure compares none.
@@ -52,8 +50,8 @@ class Figure:
       short: what is smaller on embedded data.
       note: what the paper leaves open, for the caption.
       columns: panels side by side.
-      observe: arrays to keep of each round; None where accuracies suffice.
       fixed: common options on which the panels rely.
+      most_clients: whose rounds the metrics log has room for, where the panels need it.
       named: hyper-parameter -> its value -> what it means, for the caption.
       measured: attributes of the paper's `Measure` on which the panels depend.
     """
@@ -62,7 +60,7 @@ class Figure:
     number: int
     subject: str
     variants: "Callable[[Runs], dict[Key, Values]]"
-    panels: "Callable[[Results], list[Panel]]"
+    panels: "Callable[[Runs], list[Panel]]"
     preset: str
     datasets: tuple[str, ...] = ("cifar10",)
     methods: tuple[str, ...] = ()
@@ -71,8 +69,8 @@ class Figure:
     short: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     note: str = ""
     columns: int = 2
-    observe: "Keep | None" = None
     fixed: tuple[str, ...] = ()
+    most_clients: int | None = None
     named: Mapping[str, Mapping[Any, str]] = dataclasses.field(default_factory=dict)
     measured: tuple[str, ...] = ("protocol", "average")
 
@@ -81,61 +79,47 @@ class Figure:
         """Title for people: "FedPAC, Figure 4"."""
         return f"{PAPERS[self.paper]}, Figure {self.number}"
 
-    def runs(
-        self,
-        dataset: str,
-        *,
-        short: bool,
-        seeds: int = 1,
-        methods: Sequence[str] = (),
-        rounds: int | None = None,
-        words: Sequence[str] = (),
-    ) -> "Runs":
-        """Runs on one dataset.
-
-        Args:
-          dataset: its name.
-          short: whether they are the smaller ones for embedded data.
-          seeds: number of seeds.
-          methods: in place of the figure's; its own method stays last if it is among them.
-          rounds: in place of the figure's.
-          words: further options of all runs, as on a command line.
-        """
-        values = {"preset": self.preset, "rounds": presets.values(self.preset, dataset)["rounds"], **self.values}
-        values |= self.short if short else {}
-        values |= {} if rounds is None else {"rounds": rounds}
-        chosen = methods or (short and self.short_methods) or self.methods
-        own = [method for method in chosen if self.methods and method == self.methods[-1]]
-        ordered = tuple([method for method in chosen if method not in own] + own)
-        return Runs(self, dataset, short, ordered, seeds, values, tuple(words))
-
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of a figure on one dataset.
+    """Runs of a figure on one dataset, and their results once they are finished.
 
     Attributes:
       figure: which figure.
       dataset: its name.
       short: whether they are the smaller ones for embedded data.
-      methods: that are compared, the figure's own last; empty where it compares none.
+      folder: folder of all runs.
+      measure: definition of the accuracy.
       seeds: number of seeds, from 0.
-      values: options that all these runs share.
+      chosen: methods in place of the figure's.
+      rounds_asked: in place of the figure's.
       words: of the command line, for all runs; they override `values`.
     """
 
     figure: Figure
     dataset: str
     short: bool
-    methods: tuple[str, ...]
-    seeds: int
-    values: Mapping[str, Any]
+    folder: Path
+    measure: Measure
+    seeds: int = 1
+    chosen: tuple[str, ...] = ()
+    rounds_asked: int | None = None
     words: tuple[str, ...] = ()
 
     @property
-    def rounds(self) -> int:
-        """Rounds of a run that does not set them itself."""
-        return self.values["rounds"]
+    def methods(self) -> tuple[str, ...]:
+        """Methods that are compared, the figure's own last if it is among them."""
+        usual = self.figure.methods
+        methods = self.chosen or (self.short and self.figure.short_methods) or usual
+        return tuple(sorted(methods, key=lambda method: method == usual[-1])) if usual else ()
+
+    @property
+    def values(self) -> Values:
+        """Options that all these runs share."""
+        rounds = presets.values(self.figure.preset, self.dataset)["rounds"]
+        values = {"preset": self.figure.preset, "rounds": rounds, **self.figure.values}
+        values |= self.figure.short if self.short else {}
+        return values if self.rounds_asked is None else values | {"rounds": self.rounds_asked}
 
     @property
     def variants(self) -> dict[Key, Values]:
@@ -147,68 +131,106 @@ class Runs:
         """Names of the options that the runs differ in, which must not be set otherwise."""
         return {name for own in self.variants.values() for name in own}
 
-    def cells(self) -> dict[Key, list[RunCommand]]:
-        """Key of a run -> a cell for each seed."""
-        cells = {}
+    @functools.cached_property
+    def jobs(self) -> dict[Key, list[Job]]:
+        """Key of a run -> a job for each seed; equal runs have one folder."""
+        found, folders = {}, {}
         for key, own in self.variants.items():
             shared = {name: value for name, value in self.values.items() if name not in own}
             arguments = (*option_words(shared), *self.words, *option_words(own))
-            cells[key] = [RunCommand(self.dataset, arguments, seed) for seed in range(self.seeds)]
-        return cells
-
-
-class Results:
-    """Results of a figure's runs on one dataset.
-
-    Args:
-      runs: the runs.
-      folders: for each key, the folder of each seed's run; arrays lie beside it, see `arrays_path`.
-      measure: definition of the accuracy.
-    """
-
-    def __init__(self, runs: Runs, folders: Mapping[Key, Sequence[Path]], measure: Measure):
-        self.runs, self.measure = runs, measure
-        self._folders = folders
-
-    @property
-    def keys(self) -> list[Key]:
-        """Keys of all runs."""
-        return list(self._folders)
+            cells = [RunCommand(self.dataset, arguments, seed) for seed in range(self.seeds)]
+            relevant = json.dumps(relevant_options(cells[0].request()), sort_keys=True)
+            name = folders.setdefault(relevant, parser.slug(" ".join([self.dataset, *key])))
+            found[key] = [
+                Job(cell, self.folder / name / f"seed-{cell.seed}", f"{name}, seed {cell.seed}") for cell in cells
+            ]
+        return found
 
     @property
     def data(self) -> str:
         """Dataset and source of the data: "cifar100 (embedded digit pairs)"."""
-        record = self.config(self.keys[0])["data"]
-        return f"{self.runs.dataset} ({record['source']})"
+        return f"{self.dataset} ({self.config(next(iter(self.jobs)))['data']['source']})"
 
     def config(self, key: Key) -> dict[str, Any]:
         """Configuration of a run, that of its first seed."""
-        return load.read_config(self._folders[key][0])
+        return load.read_config(self.jobs[key][0].folder)
 
     def curve(self, key: Key) -> tuple[list[int], list[list[float | None]]]:
         """Rounds [R] of a run's evaluations, and mean accuracy in percent for each seed [R]."""
-        runs = [load.read_result(folder) for folder in self._folders[key]]
+        runs = [load.read_result(job.folder) for job in self.jobs[key]]
         return runs[0].rounds["round"], [run.curve(self.measure.protocol, self.measure.average) for run in runs]
 
     def reported(self, key: Key) -> list[float | None]:
         """Mean accuracy in percent in the reported round, for each seed."""
-        return [load.read_result(folder).accuracy(*self.measure) for folder in self._folders[key]]
+        return [load.read_result(job.folder).accuracy(*self.measure) for job in self.jobs[key]]
 
-    def arrays(self, key: Key) -> list[dict[str, np.ndarray]]:
-        """Stored arrays of each seed's rounds."""
+    def info(self, key: Key, name: str) -> list[dict[int, np.ndarray]]:
+        """Vector or matrix of Info by evaluated round, for each seed, in the order of the clients."""
         found = []
-        for folder in self._folders[key]:
-            path = arrays_path(folder)
-            try:
-                with open_npz(path) as content:
-                    found.append(dict(content))
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
-                raise InvalidInput(
-                    f"{path} is damaged: remove it and its run {folder}, and they are made again"
-                ) from None
+        for job in self.jobs[key]:
+            load.read_summary(job.folder)
+            found.append({})
+            for line in load.read_metrics(job.folder):
+                if name not in line.get("info", {}):
+                    raise InvalidInput(f"{job.folder} has no {name} of its rounds, which are too many numbers to log")
+                values, order = np.asarray(line["info"][name]), np.argsort(line["cohort"])
+                found[-1][line["round"]] = values[np.ix_(*[order] * values.ndim)]
         return found
 
 
-def arrays_path(folder: Path) -> Path:
-    """File of a run's arrays: beside the run's folder, which no other program may write into."""
-    return folder.with_name(folder.name + ".npz")
+def compose(every: Sequence[Runs]) -> Picture:
+    """Picture of a figure from its finished runs on each dataset."""
+    figure = every[0].figure
+    panels: list[Panel] = []
+    for runs in every:
+        for panel in figure.panels(runs):
+            several = len(every) > 1 and panel.title != runs.data
+            panels.append(dataclasses.replace(panel, title=f"{panel.title}, {runs.data}") if several else panel)
+    where = f" on {every[0].data}" if len(every) == 1 else ""
+    shortened = " (shortened)" if any(map(_shortening, every)) else ""
+    return Picture(f"{figure.title}: {figure.subject}{where}{shortened}", _caption(every), panels, figure.columns)
+
+
+def _caption(every: Sequence[Runs]) -> str:
+    runs, figure = every[0], every[0].figure
+    usual, sentences = settings.MEASURES[figure.paper], []
+    if names := figure.measured:
+        paper_is = "" if runs.measure == usual else f"; in the paper {usual.in_words(names)}"
+        sentences.append(f"Accuracy in percent {runs.measure.in_words(names)}{paper_is}.")
+    sentences += [f"{one.data}: {_setting(one)}." for one in every]
+    over = f"Means over seeds 0 to {runs.seeds - 1}; bands are their range."
+    sentences.append("Seed 0." if runs.seeds == 1 else over)
+    sentences += [f"Not the paper's setting, but {words}." for words in dict.fromkeys(map(_shortening, every)) if words]
+    hyper_parameters = runs.config(next(iter(runs.jobs)))["hyper_parameters"]
+    sentences += [meanings[hyper_parameters[name]] for name, meanings in figure.named.items()]
+    return " ".join([*sentences, figure.note]).strip()
+
+
+def _setting(runs: Runs) -> str:
+    """Configuration that all runs on a dataset share."""
+    config, varied = runs.config(next(iter(runs.jobs))), runs.varied
+    options: dict[str, Any] = config["options"]
+    parts = [f"{options['num_clients']} clients"]
+    if "train_size" not in varied:
+        least, most = min(config["train_examples"]), max(config["train_examples"])
+        parts.append(f"{least} training examples each" if least == most else f"{least} to {most} training examples")
+    if "rounds" not in varied:
+        parts.append(f"{options['rounds']} rounds")
+    if "participation" in runs.values or "participation" not in varied:
+        parts.append(f"participation {runs.values.get('participation', options['participation']):g}")
+    words = options["partition"]
+    for spread in {"s", "beta"} & set(PARTITION_OPTIONS[options["partition"]]) - varied:
+        words += f" {spread} = {options[spread]:g}"
+    return ", ".join([*parts, words])
+
+
+def _shortening(runs: Runs) -> str:
+    """Options that deviate from the figure's own, as words; "" if none does."""
+    figure = runs.figure
+    usual = {**presets.values(figure.preset, runs.dataset), **figure.values, "preset": figure.preset}
+    # Words count more than values; how often a run is evaluated changes nothing; the data is named elsewhere.
+    silent = given(runs.words) | {"eval_every"}
+    changed = {name: value for name, value in runs.values.items() if usual.get(name) != value and name not in silent}
+    named = _NAMED_ELSEWHERE | figure.named.keys()
+    words = [" ".join(part) for part in by_option(runs.words) if not given(part) & named]
+    return " ".join([*option_words(changed), *words])

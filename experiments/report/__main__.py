@@ -101,10 +101,10 @@ def _write(folders: Sequence[Path], out: Path, plot: Path | None, headline: Prot
             raise InvalidInput(f"--plot draws one kind of data, and these are {'; '.join(data)}")
         if not any(group.rounds for group in groups):
             raise InvalidInput("no run has been evaluated yet: there is nothing to draw")
-        from experiments.show import drawing
         from experiments.show.curves import picture
+        from experiments.show.pictures import save
 
-        drawing.save_as(picture(groups), plot.expanduser())
+        save(picture(groups), plot.expanduser())
     runs, saved = sum(len(group.runs) for group in groups), out if plot is None else plot
     words = f"{runs} run{'s' if runs > 1 else ''}: saved {saved}"
     print_line(console, words)

@@ -8,23 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.cli.measures import Protocol
 from experiments.folder.stored_runs import Group, Run
-from experiments.show.pictures import ROUND, Bars, Heat, Histograms, Lines, Panel, Series, over_seeds
-from experiments.show.selection import headline, ordered, shown
+from experiments.show import curves as by_round
+from experiments.show.curves import headline, shown
+from experiments.show.pictures import Bars, Heat, Lines, Panel, Series, over_seeds
 
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 200
 """Columns of a partition's picture."""
-MOST_CELLS = 2000
+MOST_NUMBERS = 2000
 """Numbers of a matrix that are listed below it."""
-PROTOCOL_TITLES: dict[Protocol, str] = {
+PROTOCOL_TITLES: dict[str, str] = {
     "received": "After aggregation (received)",
     "trained": "After own training (trained)",
     "before_aggregation": "Between the round's training and its aggregation (before_aggregation)",
 }
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
-
 MOST_BARS = 100
 """Entries of a vector that are drawn."""
 INFO = {
@@ -52,15 +50,7 @@ class Chart(NamedTuple):
         if isinstance(panel, Bars):
             bars = zip(panel.labels[0], panel.values[0], strict=True)
             return [f"{panel.x_label} {label}: {value:.4g}" for label, value in bars]
-        if isinstance(panel, Histograms):
-            unit = " %" if panel.x_label.endswith("%") else ""
-            return [
-                f"{label}: {start:g} to {end:g}{unit}: {count:g}"
-                for label, counts in zip(panel.labels, panel.counts, strict=True)
-                for start, end, count in zip(panel.edges, panel.edges[1:], counts, strict=False)
-                if count
-            ]
-        rows = panel.matrix if np.size(panel.matrix) <= MOST_CELLS else ()
+        rows = panel.matrix if np.size(panel.matrix) <= MOST_NUMBERS else ()
         return [
             f"{panel.y_label} {name}: {', '.join(f'{value:.3g}' for value in row)}"
             for name, row in zip(panel.rows, rows, strict=False)
@@ -77,90 +67,57 @@ def _points(series: Series) -> list[str]:
 
 def curves(groups: Sequence[Group]) -> list[Chart]:
     """Mean accuracy of each group: against rounds, and against bytes where runs count them, for each protocol."""
-    some = [group for _, group in shown(groups)]
-    by_round = []
-    for protocol in ordered(groups):
-        lines = [_curve(group, protocol, alone=len(some) == 1) for group in some]
-        by_round.append(Lines(PROTOCOL_TITLES[protocol], ROUND, groups[0].axis, lines))
-    panels = [*by_round, *(_by_bytes(some, panel) for panel in by_round)]
-    return [Chart(panel) for panel in panels if panel is not None and any(line.x for line in panel.series)]
-
-
-def _curve(group: Group, protocol: Protocol, *, alone: bool) -> Series:
-    """Line of a group; one without values has no points, so that the others keep their colors."""
-    rounds, table = group.curve(protocol)
-    if not rounds:
-        return Series(group.label, [], [], is_main=alone)
-    line = over_seeds(group.label, rounds, table.tolist(), is_main=alone)
-    published = group.published
-    return line if published is None else line.with_mark(rounds[-1], published.accuracy_percent)
+    panels = [dataclasses.replace(one, title=PROTOCOL_TITLES[one.title]) for one in by_round.curves(groups)]
+    by_bytes = [_by_bytes(shown(groups), panel) for panel in panels]
+    return [Chart(panel) for panel in [*panels, *by_bytes] if panel is not None]
 
 
 def _by_bytes(groups: Sequence[Group], panel: Lines) -> Lines | None:
     made = []
     for group, line in zip(groups, panel.series, strict=True):
-        sent = [[_bytes(one) for one in group.lines(int(number))] for number in line.x]
+        sent = [[_megabytes(one) for one in group.lines(int(number))] for number in line.x]
         known = bool(sent) and all(value is not None for row in sent for value in row)
         x = [float(np.mean([value or 0 for value in row])) for row in sent]
         made.append(dataclasses.replace(line, x=x, mark=None) if known else Series(line.label, [], []))
-    most = max((line.x[-1] for line in made if line.x), default=0.0)
-    if not most:
+    if not any(line.x and line.x[-1] for line in made):
         return None
-    size, unit = next(pair for pair in _UNITS if most >= pair[0])
-    scaled = [dataclasses.replace(line, x=[value / size for value in line.x]) for line in made]
-    return Lines(f"{panel.title}, by bytes sent", f"{unit} up and down, all clients together", panel.y_label, scaled)
+    return Lines(f"{panel.title}, by bytes sent", "MB up and down, all clients together", panel.y_label, made)
 
 
-def _bytes(line: dict[str, Any]) -> float | None:
+def _megabytes(line: dict[str, Any]) -> float | None:
     up, down = line.get("bytes_up"), line.get("bytes_down")
-    return None if up is None or down is None else float(up + down)
+    return None if up is None or down is None else (up + down) / 1e6
 
 
 def clients(groups: Sequence[Group]) -> list[Chart]:
-    """Distribution of the clients' accuracies after the last round: sorted, and as histograms."""
-    protocol = headline(groups)
-    some = [(group, group.per_client(group.rounds[-1], protocol)) for _, group in shown(groups)]
-    if not any(runs for _, runs in some):
-        return []
-    lines = [_in_order(group, runs, alone=len(some) == 1) for group, runs in some]
-    axis = groups[0].axis
+    """Distribution of the clients' accuracies after the last round: sorted, and their numbers in intervals."""
+    protocol, axis = headline(groups), groups[0].axis
     name = axis.removesuffix(" in %")
-    in_order = Lines(f"Clients in order of their {name} ({protocol})", "share of the clients in %", axis, lines)
-    every = np.concatenate([values for _, runs in some for values in runs])
-    edges = np.histogram_bin_edges(every, 20) if name == axis else _edges_in_percent(every.min())
-    counts = [np.mean([np.histogram(values, edges)[0] for values in runs or [[]]], axis=0) for _, runs in some]
-    means = [float(np.mean([values.mean() for values in runs])) if runs else edges[0] for _, runs in some]
-    histograms = Histograms(
-        f"How many clients have which {name} ({protocol})",
-        axis,
-        "",
-        [group.label for group, _ in some],
-        edges.tolist(),
-        [row.tolist() for row in counts],
-        means,
-    )
-    return [Chart(in_order), Chart(histograms)]
+    some = [(group, runs) for group in shown(groups) if (runs := group.per_client(group.rounds[-1], protocol))]
+    if not some:
+        return []
+    lines = [_in_order(group, runs, is_alone=len(some) == 1) for group, runs in some]
+    edges = np.histogram_bin_edges(np.concatenate([values for _, runs in some for values in runs]), 10)
+    middles, counts = ((edges[1:] + edges[:-1]) / 2).tolist(), []
+    for line, (_, runs) in zip(lines, some, strict=True):
+        mean = np.mean([np.histogram(values, edges)[0] for values in runs], axis=0)
+        counts.append(Series(line.label, middles, mean.tolist(), is_main=line.is_main))
+    return [
+        Chart(Lines(f"Clients in order of their {name} ({protocol})", "share of the clients in %", axis, lines)),
+        Chart(Lines(f"How many clients have which {name} ({protocol})", axis, "clients", counts, least=0.0)),
+    ]
 
 
-def _edges_in_percent(low: float) -> np.ndarray:
-    """Edges of bins up to 100 that begin with a multiple of ten below `low`."""
-    low = min(90, 10 * int(low // 10))
-    step = next(width for width in (1, 2, 2.5, 5) if (100 - low) / width <= 28)
-    return np.arange(low, 100 + step / 2, step)
-
-
-def _in_order(group: Group, runs: Sequence[np.ndarray], *, alone: bool) -> Series:
+def _in_order(group: Group, runs: Sequence[np.ndarray], *, is_alone: bool) -> Series:
     """Sorted accuracies, mean and range over runs; at 101 places where clients are many or not equally many."""
     sizes = {len(values) for values in runs}
-    if not sizes:
-        return Series(group.label, [], [], is_main=alone)
     if len(sizes) == 1 and max(sizes) <= 101:
         count = sizes.pop()
         x, table = 100 * (np.arange(count) + 0.5) / count, np.stack(runs)
     else:
         x = np.linspace(0, 100, 101)
         table = np.stack([np.quantile(values, x / 100) for values in runs])
-    return over_seeds(group.label, x.tolist(), table.tolist(), is_main=alone)
+    return over_seeds(group.label, x.tolist(), table.tolist(), is_main=is_alone)
 
 
 def information(groups: Sequence[Group]) -> list[Chart]:
@@ -228,21 +185,14 @@ def _information(title: str, name: str, values: np.ndarray, cohorts: Sequence[Se
 
 def partitions(groups: Sequence[Group]) -> list[Chart]:
     """Classes by clients, each partition once, and no more than a few."""
-    return [_partition(run) for run in _distinct_partitions(groups)[:MOST_PARTITIONS]]
-
-
-def more_partitions(groups: Sequence[Group]) -> int:
-    """Number of partitions without a chart."""
-    return max(0, len(_distinct_partitions(groups)) - MOST_PARTITIONS)
-
-
-def _distinct_partitions(groups: Sequence[Group]) -> list[Run]:
-    """One run of each different partition."""
     runs = [run for group in groups for run in group.runs if run.config.get("class_table")]
-    found: dict[str, Run] = {}
-    for run in runs:
-        found.setdefault(json.dumps(run.config["class_table"]), run)
-    return list(found.values())
+    different = {json.dumps(run.config["class_table"]): run for run in reversed(runs)}
+    some = [run for run in runs if run in different.values()]
+    charts = [_partition(run) for run in some[:MOST_PARTITIONS]]
+    if len(some) > MOST_PARTITIONS:
+        more = f"{charts[-1].caption} {len(some) - MOST_PARTITIONS} more partitions are not shown."
+        charts[-1] = charts[-1]._replace(caption=more)
+    return charts
 
 
 def _partition_words(run: Run) -> str:

@@ -1,50 +1,34 @@
 """Tables of a report: results beside the papers', configuration, timings and versions."""
 
 import itertools
+import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
+
+from markupsafe import Markup
 
 from experiments.cli.measures import FIELD, Protocol
 from experiments.cli.options import flag
-from experiments.folder.load import chosen, in_percent, scores
+from experiments.folder import load
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
-from experiments.folder.stored_runs import Group, Run, mean_and_deviation, plain
+from experiments.folder.stored_runs import Group, Run, plain
 from experiments.host.console import duration
 from experiments.papers import settings
 from experiments.papers.published import Published
-from experiments.show.selection import ordered
-from experiments.show.tables import NOTHING
+from experiments.show.curves import chosen_on, goodness, ordered
+from experiments.show.tables import NOTHING, mean_text
 
-_FIGURES = {
-    "pooled": ("pooled", 2),
-    "std": ("std over clients", 2),
-    "worst_decile": ("worst decile", 2),
-    "jain": ("Jain", 3),
-}
-"""Name in the metrics log -> heading and decimals; scores other than the primary one come after these."""
+_SCORES = {"pooled": "pooled", "std": "std over clients", "worst_decile": "worst decile", "jain": "Jain"}
+"""Name in the metrics log -> heading; scores other than the primary one come after these."""
 _HEADINGS = {"macro_f1": "macro F1", "auc": "AUC"}
 """Score -> heading, where that is not its name."""
-_WORDS = {"state", "device, chunk", "folder", "program", "version", "runs"}
-"""Headings of columns that hold no numbers."""
+_SUBSETS = {"honest": HONEST, "attackers": ATTACKERS, "new clients": "new_clients"}
+"""Heading -> entry of an evaluation with some clients by themselves."""
 
-
-class Cell(NamedTuple):
-    """Cell of a table.
-
-    Attributes:
-      text: content; None or "" is shown as a dash.
-      note: small text below.
-      kind: "unfinished", "code" or "".
-    """
-
-    text: str | None
-    note: str = ""
-    kind: str = ""
-
-
-Row: TypeAlias = Mapping[str, Cell | str | None]
-"""Heading of a column -> cell; the first names the row."""
+Row: TypeAlias = Mapping[str, str | None]
+"""Heading of a column -> text or markup; the first names the row."""
 
 
 class Table:
@@ -53,83 +37,84 @@ class Table:
     Args:
       rows: at least one.
       strong: numbers of rows that stand out.
+
+    Attributes:
+      columns: headings.
+      numbers: for each column, whether it holds numbers.
     """
 
     def __init__(self, rows: Sequence[Row], strong: Sequence[int] = ()):
-        cells = [{name: cell if isinstance(cell, Cell) else Cell(cell) for name, cell in row.items()} for row in rows]
-        self.columns = [name for name in rows[0] if any(row[name].text for row in cells)]
-        self.rows, self.strong = [[row[name] for name in self.columns] for row in cells], strong
+        self.columns = [name for name in rows[0] if any(row[name] for row in rows)]
+        self.rows, self.strong = [[row[name] or NOTHING for name in self.columns] for row in rows], strong
+        self.numbers = [
+            all(re.match(r"(<.*?>)?[-\d+\N{MINUS SIGN}—]", text) for text in of) for of in zip(*self.rows, strict=True)
+        ]
 
-    def is_number(self, column: int) -> bool:
-        """Whether a column holds numbers."""
-        return column > 0 and self.columns[column] not in _WORDS
+
+def code(text: str) -> Markup:
+    """Text as code."""
+    return Markup("<code>{}</code>").format(text)
+
+
+def unfinished(text: str) -> Markup:
+    """Text that stands out as being about an unfinished run."""
+    return Markup('<span class="unfinished">{}</span>').format(text)
 
 
 def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
-    """Results of each protocol after the last round, beside the paper's, on one kind of data."""
-    made = {}
+    """Results of each protocol after the last round, beside the paper's, on one kind of data; the best stand out."""
+    made, on = {}, chosen_on(groups)
     for protocol in ordered(groups):
-        values = [_values(group, protocol, "mean") for group in groups]
-        means = [statistics.fmean(found) if found else None for found in values]
-        known = [mean for mean in means if mean is not None]
-        top = chosen(groups[0].runs[0].config, known) if known else None
-        best = [number for number, mean in enumerate(means) if mean is not None and mean == top and len(means) > 1]
+        by = [goodness(group, protocol, on) for group in groups]
+        known = len(groups) > 1 and max(by) > -math.inf
+        best = [number for number, one in enumerate(by) if known and one == max(by)]
         made[protocol] = Table([_result(group, protocol) for group in groups], best)
     return made
 
 
 def _result(group: Group, protocol: Protocol) -> Row:
-    values, figure = _values(group, protocol, "mean"), group.published
-    mean, deviation = mean_and_deviation(values) if values else (None, None)
-    spread = "" if deviation is None else f" ± {deviation:.2f}"
-    row: dict[str, Cell | str | None] = {"setting": group.label}
-    row["mean"] = None if mean is None else f"{mean:.2f}{spread}"
-    validation = group.validation(group.rounds[-1], protocol) if group.rounds else []
-    row[VALIDATION] = f"{statistics.fmean(validation):.2f}" if validation else None
-    for name, (heading, decimals) in (_FIGURES | _others(group)).items():
-        found = _values(group, protocol, name)
-        row[heading] = f"{statistics.fmean(found):.{decimals}f}" if found else None
-    row |= {"best (round)": _best(group, protocol)}
-    row |= {heading: _subset_mean(group, protocol, entry) for heading, entry in _SUBSETS.items()}
-    row["paper"] = None if figure is None else Cell(f"{figure.accuracy_percent:.2f}", figure.source)
-    row["difference"] = None if figure is None else _difference(group, protocol, figure)
-    return row | {"seeds": str(len(group.counted)), "round": _round(group)}
+    config, last, figure = group.runs[0].config, group.rounds[-1] if group.rounds else 0, group.published
+    percents, others = load.in_percent(config), load.scores(config)[1:]
+    # How many there are is a column of its own.
+    mean = mean_text(group.values(last, protocol, "mean")).partition(" (")[0]
+    row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
+    row[VALIDATION] = _mean(group.validation(last, protocol))
+    for name, heading in (_SCORES | {name: _HEADINGS.get(name, name) for name in others}).items():
+        three = name == "jain" or (name in others and name not in percents)
+        row[heading] = _mean(group.values(last, protocol, name), 3 if three else 2)
+    row["best (round)"] = _best(group, protocol)
+    for heading, entry in _SUBSETS.items():
+        means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in group.lines(last)]
+        row[heading] = _mean([mean for mean in means if mean is not None])
+    row["paper"], row["difference"] = None, None
+    if figure is not None:
+        row["paper"] = Markup("{:.2f}<small>{}</small>").format(figure.accuracy_percent, figure.source)
+        row["difference"] = _difference(group, protocol, figure)
+    rounds = group.runs[0].request.options.rounds
+    state = str(last) if group.is_finished else unfinished(f"{last} of {rounds}")
+    return row | {"seeds": str(len(group.counted)), "round": state}
+
+
+def _mean(values: Sequence[float], decimals: int = 2) -> str | None:
+    return f"{statistics.fmean(values):.{decimals}f}" if values else None
 
 
 def units(group: Group) -> str:
     """Which score counts, and which ones are in percent, in a sentence."""
-    first, *_ = scores(group.runs[0].config)
-    percents = [_HEADINGS.get(name, name) for name in in_percent(group.runs[0].config)]
-    return f"Values are of {first}; in percent: {', '.join(percents) or 'none'}."
-
-
-def _others(group: Group) -> dict[str, tuple[str, int]]:
-    """Scores other than the primary one, as `_FIGURES`."""
     config = group.runs[0].config
-    percents = in_percent(config)
-    return {name: (_HEADINGS.get(name, name), 2 if name in percents else 3) for name in scores(config)[1:]}
+    percents = [_HEADINGS.get(name, name) for name in load.in_percent(config)]
+    return f"Values are of {load.scores(config)[0]}; in percent: {', '.join(percents) or 'none'}."
 
 
-def _values(group: Group, protocol: Protocol, name: str) -> list[float]:
-    return group.values(group.rounds[-1], protocol, name) if group.rounds else []
-
-
-def _difference(group: Group, protocol: Protocol, figure: Published) -> Cell:
+def _difference(group: Group, protocol: Protocol, figure: Published) -> str | None:
     """Our result minus the paper's: the mean after the last round, or the paper's own measure."""
     measure = settings.MEASURES[figure.paper]
-    name, last = FIELD[measure.average], measure.score == "last"
-    ours = _values(group, protocol, name) if last else [max(row) for row in group.curve(protocol, name)[1] if len(row)]
-    if not ours:
-        return Cell(None)
-    words = f"{statistics.fmean(ours) - figure.accuracy_percent:+.2f}".replace("-", "\N{MINUS SIGN}")
-    return Cell(words, "" if last else "best pooled")
-
-
-def _round(group: Group) -> Cell:
-    last = group.rounds[-1] if group.rounds else 0
-    if group.is_finished:
-        return Cell(str(last))
-    return Cell(f"{last} of {group.runs[0].request.options.rounds}", kind="unfinished")
+    _, table = group.curve(protocol, FIELD[measure.average])
+    if not table.size:
+        return None
+    ours = table[:, -1] if measure.score == "last" else table.max(1)
+    words = f"{ours.mean() - figure.accuracy_percent:+.2f}".replace("-", "\N{MINUS SIGN}")
+    return words if measure.score == "last" else Markup("{}<small>best pooled</small>").format(words)
 
 
 def _best(group: Group, protocol: Protocol) -> str | None:
@@ -139,57 +124,25 @@ def _best(group: Group, protocol: Protocol) -> str | None:
         return None
     over = means.mean(0).tolist()
     validation = [group.validation(number, protocol) for number in rounds]
-    by = [statistics.fmean(values) for values in validation] if all(validation) else over
     # As the terminal does: the first of those that are equal as they are written.
-    by = [rounded(mean) for mean in by]
-    best = by.index(chosen(group.runs[0].config, by))
+    by = [rounded(mean) for mean in (map(statistics.fmean, validation) if all(validation) else over)]
+    best = by.index(load.chosen(group.runs[0].config, by))
     return f"{over[best]:.2f} ({rounds[best]})"
 
 
-_SUBSETS = {"honest": HONEST, "attackers": ATTACKERS, "new clients": "new_clients"}
-"""Column -> entry of an evaluation with some clients by themselves."""
-
-
-def _subset_mean(group: Group, protocol: Protocol, entry: str) -> str | None:
-    """Mean accuracy of the clients of an entry after the last round."""
-    lines = group.lines(group.rounds[-1]) if group.rounds else []
-    means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in lines]
-    found = [mean for mean in means if mean is not None]
-    return f"{statistics.fmean(found):.2f}" if found else None
-
-
-def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, list[str]], dict[str, str]]:
-    """Options that differ, by group; of each group those that not all have; and options that all share."""
-    shared = set.intersection(*(set(group.setting) for group in groups))
-    here = [name for name in groups[0].setting if name in shared]
-    apart = [name for name in here if len({repr(group.setting[name]) for group in groups}) > 1]
+def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:
+    """Options that differ or that not all settings have, by setting; and options that all share."""
     labels = [group.label for group in groups]
     # Labels tell groups on the same data apart.
     names = {g.label if labels.count(g.label) == 1 else f"{g.label}, {g.data}": g.setting for g in groups}
-    own = {
-        label: [f"{flag(name)} {plain(value)}" for name, value in setting.items() if name not in shared]
-        for label, setting in names.items()
-    }
-    alike = {_named(name): plain(groups[0].setting[name]) for name in here if name not in apart}
-    return _differing(names, apart), {label: words for label, words in own.items() if words}, alike
-
-
-def _differing(settings: dict[str, dict[str, Any]], names: Sequence[str]) -> Table | None:
-    """Groups by options or, where these are more, options by groups."""
-    rows: list[Row]
-    if len(settings) > len(names):
-        # The label says the method already.
-        names = [name for name in names if name != "method"]
-        rows = [
-            {"setting": label} | {_named(name): plain(setting[name]) for name in names}
-            for label, setting in settings.items()
-        ]
-        return Table(rows) if names else None
-    rows = [
-        {"option": Cell(_named(name), kind="code")} | {label: plain(of[name]) for label, of in settings.items()}
-        for name in names
-    ]
-    return Table(rows)
+    every = dict.fromkeys(itertools.chain.from_iterable(names.values()))
+    values = {name: [plain(of.get(name)) for of in names.values()] for name in every}
+    alike = {_named(name): of[0] for name, of in values.items() if len(set(of)) == 1}
+    apart = {name: dict(zip(names, of, strict=True)) for name, of in values.items() if len(set(of)) > 1}
+    rows: list[Row] = [{"option": code(_named(name))} | of for name, of in apart.items()]
+    if len(names) > len(apart):
+        rows = [{"setting": label} | {_named(name): of[label] for name, of in apart.items()} for label in names]
+    return Table(rows) if apart else None, alike
 
 
 def _named(name: str) -> str:
@@ -203,12 +156,13 @@ def timings(groups: Sequence[Group]) -> Table:
 
 def _timing(label: str, run: Run) -> Row:
     pace, start = pace_and_start(run)
+    summary = run.summary or {}
     speed = (run.summary or (run.lines[-1] if run.lines else {})).get("examples_per_second")
-    wasted, idle = ((run.summary or {}).get(name) for name in ("wasted_step_share", "idle_device_share"))
+    wasted, idle = summary.get("wasted_step_share"), summary.get("idle_device_share")
     return {
         "setting": label,
         "seed": str(run.seed),
-        "state": Cell(run.state, kind="" if run.summary else "unfinished"),
+        "state": run.state if run.summary else unfinished(run.state),
         "time": duration(run.lines[-1]["seconds"]) if run.lines else None,
         "s per round": None if pace is None else f"{pace:.3g}",
         "start": None if start is None else f"{start:.1f} s",
@@ -216,7 +170,7 @@ def _timing(label: str, run: Run) -> Row:
         "wasted steps": None if wasted is None else f"{wasted:.1%}",
         "idle devices": None if idle is None else f"{idle:.1%}",
         "device, chunk": f"{run.config.get('device', NOTHING)}, {run.config.get('chunk', NOTHING)}",
-        "folder": Cell(str(run.folder), kind="code"),
+        "folder": code(str(run.folder)),
     }
 
 

@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -30,22 +30,16 @@ from pfl_jax.atomic_write import make_folder
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from experiments.run.rounds import Observe
-
 State = Literal["absent", "unfinished", "finished", "of other code"]
 
 
-def run_cell(
-    cell: RunCommand, folder: str | Path, console: Console, observe: "Observe | None" = None, trust: Trust = "sources"
-) -> dict[str, Any]:
+def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trust = "sources") -> dict[str, Any]:
     """Run a cell unless its folder already holds the finished run.
 
     Args:
       cell: run of a table, figure or sweep.
       folder: folder of its results, which has no other files.
       console: console for the run's output.
-      observe: see `rounds.Observe`; not called if the run is finished already.
       trust: code whose runs are read or resumed.
 
     Returns:
@@ -61,7 +55,7 @@ def run_cell(
         raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
     if state != "finished":
         request = cell.request(folder)
-        if state == "unfinished" and observe is None and Checkpoints(folder / FOLDER).rounds():
+        if state == "unfinished" and Checkpoints(folder / FOLDER).rounds():
             from experiments.run.resume import CONTINUING, resumed
 
             # `inspect` has compared everything else.
@@ -76,7 +70,7 @@ def run_cell(
         from experiments.run import run
 
         try:
-            run.run(request, console, observe)
+            run.run(request, console)
         finally:
             # The next cell has other functions; nothing of this one's programs is used again but from the disk.
             jax.clear_caches()

@@ -1,84 +1,126 @@
-"""Accuracy curves of runs as a picture: PNG, SVG or PDF."""
+"""Curves of the scores of runs: as panels of a report, and as a picture."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from experiments.cli.measures import Protocol
+from experiments.cli.measures import ALWAYS, PROTOCOLS, Protocol
+from experiments.folder import load
+from experiments.folder.run_folder import VALIDATION, or_lowest
 from experiments.folder.stored_runs import Group, group, read
-from experiments.show import drawing
-from experiments.show.pictures import ROUND, Lines, Picture, Series, over_seeds
-from experiments.show.selection import ordered, shown
+from experiments.show.pictures import ROUND, Lines, Picture, Series, over_seeds, save
 
 NAME = "curves.png"
 SPREAD = (10, 90)
 """Percentiles over clients that limit the band of a single run."""
+MOST_LINES = 8
+"""Maximum number of settings in a chart, the best ones."""
 
 
-def save_curves(folder: Path) -> Path:
-    """Draw the curves of a run into curves.png in its folder; InvalidInput if it cannot be written.
-
-    Returns:
-      The picture's path.
-    """
+def save_curves(folder: Path) -> None:
+    """Draw the curves of a run into curves.png in its folder; InvalidInput if it cannot be written."""
     groups, _ = group([read(folder)])
-    drawing.save_as(picture(groups), folder / NAME)
-    return folder / NAME
+    save(picture(groups), folder / NAME)
 
 
-def picture(groups: Sequence[Group]) -> Picture:
-    """Curves of each protocol over the rounds, as in the papers' figures.
+def headline(groups: Sequence[Group]) -> Protocol:
+    """Main protocol of most runs."""
+    names = [run.headline for group in groups for run in group.runs]
+    return max(PROTOCOLS, key=names.count)
 
-    A single run has a band for the spread over clients, and the paper's accuracy if there is one. Several settings have
-    a line each, with the range over seeds.
+
+def ordered(groups: Sequence[Group]) -> list[Protocol]:
+    """Protocols of some groups, the main one first; received and trained are always among them."""
+    first = headline(groups)
+    lines = [line for group in groups for run in group.counted for line in run.lines]
+    there: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or any(name in line for line in lines)]
+    return sorted(there, key=lambda name: name != first)
+
+
+def chosen_on(groups: Sequence[Group]) -> str:
+    """Examples on which the best settings are chosen: validation, where all counted runs have some, or test."""
+    lines = [run.lines[-1] for group in groups for run in group.counted]
+    return VALIDATION if lines and all(VALIDATION in line for line in lines) else "test"
+
+
+def goodness(one: Group, protocol: Protocol, on: str) -> float:
+    """Mean over clients and seeds after the last round; of errors minus it, so that the best setting has the highest.
 
     Args:
-      groups: on one kind of data, at least one with an evaluation.
+      one: the setting; if one of its runs has no mean, it is the worst.
+      protocol: evaluation protocol.
+      on: see `chosen_on`.
     """
-    some = [group for _, group in shown(groups)]
-    if len(some) == 1 and len(some[0].counted) == 1:
-        return _of_one_run(some[0])
-    panels = []
-    for protocol in ordered(some):
-        curves = [(one.label, *one.curve(protocol)) for one in some]
-        series = [over_seeds(label, rounds, table.tolist()) for label, rounds, table in curves if rounds]
-        panels.append(Lines(protocol, ROUND, some[0].axis, series))
-    caption = "Means over clients; bands are the range over seeds."
-    there = sum(bool(one.rounds) for one in groups)
-    if len(some) < there:
-        caption += f" The best {len(some)} of {there} settings."
-    return Picture(some[0].data, caption + _unfinished(some), panels, 2)
+    number = one.rounds[-1] if one.rounds else 0
+    values = one.validation(number, protocol) if on == VALIDATION else one.values(number, protocol, "mean")
+    if not values or len(values) < len(one.counted):
+        return -np.inf
+    return or_lowest(float(np.mean(values)) * (1 if load.higher_is_better(one.runs[0].config) else -1))
 
 
-def _of_one_run(one: Group) -> Picture:
-    run, published = one.counted[0], one.published
-    panels = []
-    for protocol in ordered([one]):
-        series = [_with_spread(one, protocol)]
-        if published is not None:
-            ends = [one.rounds[0], one.rounds[-1]]
-            label = f"{published.source}: {published.accuracy_percent:.2f}"
-            series.append(Series(label, ends, [published.accuracy_percent] * 2))
-        panels.append(Lines(protocol, ROUND, one.axis, series))
-    options = run.request.options
-    caption = (
-        f"Means over clients; bands are the middle {SPREAD[1] - SPREAD[0]} % of them. {options.num_clients} clients, "
-        f"participation {options.participation:g}, seed {options.seed}."
-    )
-    return Picture(f"{one.method} on {one.data}", caption + _unfinished([one]), panels, 2)
+def shown(groups: Sequence[Group]) -> list[Group]:
+    """Groups that a chart shows, in their order: the best ones."""
+    there = [one for one in groups if one.rounds]
+    first, on = headline(groups), chosen_on(there)
+    best = sorted(there, key=lambda one: goodness(one, first, on), reverse=True)[:MOST_LINES]
+    return [one for one in there if one in best]
 
 
-def _with_spread(one: Group, protocol: Protocol) -> Series:
+def left_out(groups: Sequence[Group]) -> str:
+    """Remark on the groups that a chart does not show; "" if it shows all."""
+    there = [one for one in groups if one.rounds]
+    if len(there) <= MOST_LINES:
+        return ""
+    return f"The best {MOST_LINES} of {len(there)} settings on {chosen_on(there)} examples, by {headline(groups)}."
+
+
+def curves(groups: Sequence[Group], main: Group | None = None) -> list[Lines]:
+    """Curves of each protocol over the rounds, the paper's result at their ends if there is one.
+
+    A single run has a band for the spread over clients. Several settings have a line each, with the range over seeds.
+
+    Args:
+      groups: on one kind of data.
+      main: whose line stands out; a single one does anyway.
+    """
+    some, panels = shown(groups), []
+    for protocol in ordered(groups):
+        # One without values keeps its place, so that the others keep their colors.
+        series = [_curve(one, protocol, is_main=one is main, is_alone=len(some) == 1) for one in some]
+        if some and (not panels or any(line.x for line in series)):
+            panels.append(Lines(protocol, ROUND, some[0].axis, series))
+    return panels
+
+
+def picture(groups: Sequence[Group], main: Group | None = None) -> Picture:
+    """Picture of the curves, see `curves`; at least one group has an evaluation."""
+    some = shown(groups)
+    options = some[0].counted[0].request.options
+    if len(some) == len(some[0].counted) == 1:
+        caption = f"Means over clients; bands are the middle {SPREAD[1] - SPREAD[0]} % of them. "
+        caption += f"{options.num_clients} clients, participation {options.participation:g}, seed {options.seed}."
+        title = f"{some[0].method} on {some[0].data}"
+    else:
+        caption, title = "Means over clients; bands are the range over seeds.", some[0].data
+    papers = {f"{one.source} ({one.accuracy_percent:.2f})" for group in some if (one := group.published)}
+    unfinished = [f"{one.label} (round {one.rounds[-1]})" for one in some if not one.is_finished]
+    remarks = [left_out(groups)]
+    remarks += [f"Points at the ends: {', '.join(sorted(papers))}."] if papers else []
+    remarks += [f"Unfinished: {', '.join(unfinished)}."] if unfinished else []
+    return Picture(title, " ".join(filter(None, [caption, *remarks])), curves(groups, main), 2)
+
+
+def _curve(one: Group, protocol: Protocol, *, is_main: bool, is_alone: bool) -> Series:
     rounds, table = one.curve(protocol)
+    if not rounds:
+        return Series(one.label, [], [])
+    line = over_seeds(one.label, rounds, table.tolist(), is_main=is_main or is_alone)
     # Runs of very many clients have no scores of each.
     clients = [values for number in rounds for values in one.per_client(number, protocol)]
-    bands = [np.percentile(values, SPREAD) for values in clients] if len(clients) == len(rounds) else []
-    low, high = np.transpose(bands).tolist() if bands else ([], [])
-    return Series(one.method, rounds, table[0].tolist() if rounds else [], low, high, is_main=True)
-
-
-def _unfinished(groups: Sequence[Group]) -> str:
-    """Remark of the caption on unfinished runs."""
-    names = [f"{one.label} (round {one.rounds[-1]})" for one in groups if not one.is_finished]
-    return f" Unfinished: {', '.join(names)}." if names else ""
+    if is_alone and len(one.counted) == 1 and len(clients) == len(rounds):
+        low, high = np.transpose([np.percentile(values, SPREAD) for values in clients]).tolist()
+        line = dataclasses.replace(line, low=low, high=high)
+    published = one.published
+    return line if published is None else line.with_mark(rounds[-1], published.accuracy_percent)

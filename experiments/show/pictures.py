@@ -1,16 +1,56 @@
-"""Content of a picture as plain data: all numbers that are drawn."""
+"""Pictures: their content as plain data, and its drawing with matplotlib for files and pages.
+
+Names stand at the ends of their lines. Lines differ in color and dashes; that of a main method is black and thick.
+Neither pyplot nor any other global state of matplotlib is used.
+"""
 
 import dataclasses
+import functools
 import hashlib
+import io
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from pfl_jax.atomic_write import write_binary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 ROUND, ACCURACY = "round", "accuracy in %"
 """Labels of the usual axes."""
+
+COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#B07800", "#3A8FC7", "#666666", "#8B4513", "#4B0082")
+"""Okabe and Ito's colors for color-blind readers, the pale ones darker, since names are written in them; three more."""
+
+DASHES = tuple((0, dashes) for dashes in ((4, 1.5), (6, 1.5, 1, 1.5), (1, 1.5), (8, 2), (4, 1, 1, 1, 1, 1), (2, 1)))
+DASHES += ((0, (8, 2, 2, 2)), (0, (6, 1, 6, 1, 1, 1)), (0, (3, 3)))
+"""Strokes and gaps in widths of the line, for each color; none is the solid line of a main method."""
+
+STYLE: dict[Any, Any] = {
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid.axis": "both",
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3,
+    # Searchable text, and the same bytes for the same numbers.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "pfl_jax",
+}
+_NAME = 18
+"""Characters of a line of a name."""
+_LINE = 0.135
+"""Inches of a line of text."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +58,7 @@ class Series:
     """One line.
 
     Attributes:
-      label: text in the legend.
+      label: its name.
       x, y: points, equally many numbers.
       low, high: minimum and maximum of y over seeds; None with one seed.
       is_main: whether this is the figure's main method.
@@ -50,6 +90,7 @@ class Lines:
       zero_line: whether a line is drawn at y = 0.
       least: lower end of the y axis; None for one chosen by the drawing.
       x_names: names of `x_ticks`; if empty, their numbers.
+      inches: width and height.
     """
 
     title: str
@@ -60,6 +101,38 @@ class Lines:
     zero_line: bool = False
     least: float | None = None
     x_names: Sequence[str] = ()
+    inches: tuple[float, float] = (4.3, 2.9)
+
+    def draw(self, axes: "Axes") -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes.grid()
+        axes.set_prop_cycle(color=COLORS, linestyle=DASHES)
+        ends = []
+        for series in self.series:
+            x = series.x if self.x_ticks is None else [list(self.x_ticks).index(value) for value in series.x]
+            main = {"color": "black", "linestyle": "-", "linewidth": 2.2, "zorder": 5} if series.is_main else {}
+            y = np.asarray(series.y, np.float64)
+            (line,) = axes.plot(x, y, marker="o", markevery=max(1, len(x) // 8), **main)
+            color = line.get_color()
+            if series.low is not None and series.high is not None:
+                axes.fill_between(x, series.low, series.high, color=color, alpha=0.13, linewidth=0)
+            if series.mark is not None:
+                axes.plot(*([value] for value in series.mark), color=color, marker="D", markersize=5, clip_on=False)
+            there = np.flatnonzero(np.isfinite(y))
+            if there.size:
+                ends.append((series.label, (x[there[-1]], y[there[-1]]), color))
+        if self.zero_line:
+            axes.axhline(0, color="#888888", linewidth=1)
+        if self.x_ticks is not None:
+            names = self.x_names or [f"{tick:g}" for tick in self.x_ticks]
+            axes.set_xticks(range(len(names)), names)
+        else:
+            whole = all(float(x).is_integer() for series in self.series for x in series.x)
+            axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1))
+        if self.least is not None and ends:
+            axes.set_ylim(bottom=self.least)
+        _name_ends(axes, self.inches[1], ends)
 
 
 @dataclass(frozen=True)
@@ -83,6 +156,25 @@ class Bars:
     values: Sequence[Sequence[float]]
     level: float | None = None
     level_label: str = ""
+
+    inches: ClassVar = (4.8, 2.9)
+
+    def draw(self, axes: "Axes") -> None:
+        start, places, names = 0, [], []
+        for group, labels, values in zip(self.groups, self.labels, self.values, strict=True):
+            at = range(start, start + len(values))
+            axes.bar(at, values, color="#777777")
+            if len(self.groups) > 1:
+                axes.text(start + (len(values) - 1) / 2, 1.02, group, transform=axes.get_xaxis_transform(), ha="center")
+            start, places, names = at.stop + 1, [*places, *at], [*names, *labels]
+        if len(self.groups) > 1:
+            axes.set_title(axes.get_title(), pad=18)
+        every = -(-len(names) // 24)
+        axes.set_xticks(places[::every], names[::every], fontsize=7)
+        axes.margins(x=0.02)
+        if self.level is not None:
+            axes.axhline(self.level, color=COLORS[0], linestyle="--", linewidth=1.3)
+            _name_ends(axes, self.inches[1], [(self.level_label, (places[-1], self.level), COLORS[0])])
 
 
 @dataclass(frozen=True)
@@ -109,30 +201,29 @@ class Heat:
     totals: Sequence[float] = ()
     unit: str = "weight"
 
+    @property
+    def inches(self) -> tuple[float, float]:
+        rows, columns = np.shape(self.matrix)
+        return (2.5 if rows == columns else 4.3, 2.5)
 
-@dataclass(frozen=True)
-class Histograms:
-    """Histograms one below the other, on one axis.
-
-    Attributes:
-      title: above the panel.
-      x_label, y_label: the quantity, and what its counts are; heights are relative to each histogram's highest bar.
-      labels: [H], names of the histograms.
-      edges: [B + 1], edges of the bins.
-      counts: [H, B].
-      means: [H], drawn as vertical lines.
-    """
-
-    title: str
-    x_label: str
-    y_label: str
-    labels: Sequence[str]
-    edges: Sequence[float]
-    counts: Sequence[Sequence[float]]
-    means: Sequence[float]
+    def draw(self, axes: "Axes") -> None:
+        rows, columns = np.shape(self.matrix)
+        aspect = "equal" if rows == columns else "auto"
+        axes.imshow(self.matrix, "Greys", interpolation="none", aspect=aspect)  # pyright: ignore
+        axes.spines[:].set_visible(True)
+        for border in np.cumsum(self.blocks)[:-1] - 0.5:
+            axes.axhline(border, color=COLORS[0], linewidth=0.6)
+            axes.axvline(border, color=COLORS[0], linewidth=0.6)
+        for count, names, set_ticks in ((columns, self.columns, axes.set_xticks), (rows, self.rows, axes.set_yticks)):
+            ticks = range(0, count, -(-count // 12) if names else max(1, count // 4))
+            set_ticks(ticks, [names[tick] if names else str(tick) for tick in ticks], fontsize=7)
+        if self.totals:
+            above = axes.inset_axes((0, 1.03, 1, 0.22), sharex=axes)
+            above.bar(range(columns), self.totals, color="#bbbbbb")
+            above.set_axis_off()
 
 
-Panel: TypeAlias = Lines | Bars | Heat | Histograms
+Panel: TypeAlias = Lines | Bars | Heat
 
 
 @dataclass(frozen=True)
@@ -149,7 +240,7 @@ class Picture:
     title: str
     caption: str
     panels: Sequence[Panel]
-    columns: int
+    columns: int = 1
 
     def record(self) -> dict[str, Any]:
         """Picture as JSON data."""
@@ -160,7 +251,7 @@ class Picture:
         return json.loads(json.dumps(content, default=lambda value: value.tolist()))
 
     def digest(self) -> str:
-        """Digest of all that is drawn, whatever draws it; committed drawings have it in their files."""
+        """Digest of all that is drawn, whatever draws it; drawings have it in their files."""
         return hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
 
 
@@ -170,7 +261,7 @@ def over_seeds(
     """Line of the mean over seeds, with their range.
 
     Args:
-      label: text in the legend.
+      label: its name.
       x: [X].
       runs: a row [X] for each seed; a point that is None or NaN in any row is missing in the line.
       is_main: see `Series`.
@@ -178,3 +269,108 @@ def over_seeds(
     values = np.asarray(runs, np.float64)
     edges = (values.min(0).tolist(), values.max(0).tolist()) if len(values) > 1 else (None, None)
     return Series(label, list(x), values.mean(0).tolist(), *edges, is_main=is_main)
+
+
+def draw(picture: Picture) -> "Figure":
+    """Draw the picture as a matplotlib figure."""
+    # Imported now: it takes seconds.
+    import matplotlib as mpl
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        columns = min(picture.columns, len(picture.panels))
+        rows = -(-len(picture.panels) // columns)
+        sizes = [panel.inches for panel in picture.panels]
+        widths = [max(size[0] for size in sizes[column::columns]) for column in range(columns)]
+        title = textwrap.wrap(picture.title, int(sum(widths) * 11))
+        caption = textwrap.wrap(picture.caption, int(sum(widths) * 16), break_on_hyphens=False)
+        height = rows * max(size[1] for size in sizes) + 1.3 * _LINE * len(title) + _LINE * len(caption)
+        figure = Figure(figsize=(sum(widths), height), layout="constrained")
+        if title:
+            figure.suptitle("\n".join(title), fontsize=10.5, fontweight="bold")
+        if caption:
+            figure.supxlabel("\n".join(caption), x=0.01, ha="left", fontsize=7.5, color="#333333")
+        grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths)
+        for axes in grid.flat[len(picture.panels) :]:
+            axes.set_axis_off()
+        for axes, panel in zip(grid.flat, picture.panels, strict=False):
+            axes.set_title("\n".join(textwrap.wrap(panel.title, int(12 * panel.inches[0]))))
+            axes.set_xlabel(panel.x_label)
+            axes.set_ylabel(panel.y_label)
+            panel.draw(axes)
+        # One scale of grays for all matrices; on a scale up to 1, equal weights of many clients would look white.
+        heats = [panel for panel in picture.panels if isinstance(panel, Heat)]
+        images = [image for axes in grid.flat for image in axes.images]
+        if heats:
+            least, greatest = (pick(pick(np.ravel(one.matrix)) for one in heats) for pick in (min, max))
+            grays = Normalize(min(0.0, least), max(0.0, greatest) or 1.0)
+            for image in images:
+                image.set_norm(grays)
+            bar = figure.colorbar(images[0], ax=grid, shrink=0.7, aspect=30, label=heats[0].unit)
+            # As one image, not as a shape for each of its shades.
+            bar.solids.set_rasterized(True)  # pyright: ignore
+        return figure
+
+
+def save(picture: Picture, *paths: Path) -> None:
+    """Draw a picture into files, each written atomically; their names end in .png, .svg or .pdf.
+
+    Raises:
+      CannotWrite: one of them cannot be written.
+    """
+    import matplotlib as mpl
+
+    figure = draw(picture)
+    for path in paths:
+        kind = path.suffix[1:]
+        # Without the time, so that equal pictures give equal files.
+        about = {"svg": {"Date": None, "Description": picture.digest()}, "png": {"Description": picture.digest()}}
+        with mpl.rc_context(STYLE):
+            write_binary(path, functools.partial(figure.savefig, format=kind, dpi=200, metadata=about.get(kind)))
+
+
+def as_svg(panel: Panel) -> str:
+    """The panel as an SVG file without a background and a title, for a page."""
+    import matplotlib as mpl
+
+    figure, text = draw(Picture("", "", [dataclasses.replace(panel, title="")])), io.StringIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    return text.getvalue()
+
+
+def _name_ends(axes: "Axes", height: float, ends: Sequence[tuple[str, tuple[float, float], Any]]) -> None:
+    """Write names beside the axes, as near to their points as they find room.
+
+    Args:
+      axes: with its final limits.
+      height: of the panel in inches.
+      ends: name, point, and color.
+    """
+    if not ends:
+        return
+    low, high = axes.get_ylim()
+    names = ["\n".join(textwrap.wrap(name, _NAME, break_on_hyphens=False)) for name, *_ in ends]
+    share = _LINE / (height - 0.65)
+    places = apart([(y - low) / (high - low) for _, (_, y), _ in ends], [share * (n.count("\n") + 1.15) for n in names])
+    for name, (_, point, color), place in zip(names, ends, places, strict=True):
+        lead = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
+        look = {"color": color, "va": "center", "arrowprops": lead, "annotation_clip": False}
+        axes.annotate(name, point, (1.04, place), textcoords="axes fraction", fontsize=8, **look)
+
+
+def apart(wanted: Sequence[float], sizes: Sequence[float]) -> np.ndarray:
+    """Centers of intervals as near to the wanted ones as possible, in their order, in [0, 1] if all have room there."""
+    order = np.argsort(wanted, kind="stable")
+    packed = np.cumsum(np.take(sizes, order)) - np.take(sizes, order) / 2
+    # Isotonic regression of the gap below each: neighbours that would overlap share their mean.
+    pools: list[list[float]] = []
+    for gap in np.take(wanted, order) - packed:
+        pools.append([gap])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    gaps = np.concatenate([[np.mean(pool)] * len(pool) for pool in pools])
+    found = np.empty(len(order))
+    found[order] = packed + np.clip(gaps, 0, max(0.0, 1 - sum(sizes)))
+    return found

@@ -13,6 +13,7 @@ With --val-fraction 0.1 the best setting is chosen on validation examples, other
 
 import functools
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,9 @@ from experiments.cli.exit_codes import leave
 from experiments.cli.options import Options, flag, option_words
 from experiments.cli.own_code import label
 from experiments.cli.parser import Argument
+from experiments.cli.request import Request
 from experiments.cli.run_command import RunCommand
 from experiments.run import batch
-from experiments.sweep.plan import checkpointed, groups
 from pfl_jax.errors import InvalidInput
 
 GROUPS = "groups"
@@ -84,7 +85,7 @@ class Sweep(batch.Batch):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")
         for setting in self.settings():
             # Includes the digest of the user's own data, so that a missing file is reported before anything is made.
-            relevant_options(self.runs(setting)[0][0].request())
+            relevant_options(self._request(setting))
 
     def default_folder(self) -> Path:
         values = (f"--grid {name}={','.join(values)}" for name, values in self.values.items())
@@ -114,39 +115,50 @@ class Sweep(batch.Batch):
         pairs = list(zip(self.values, setting, strict=True))
         words = [f"{option}={value}" for option, value in pairs if option != "method"]
         if not words or "method" in self.values:
-            method = self.runs(setting)[0][0].request().options.method
+            method = self._request(setting).options.method
             alike = [name for name in self.values.get("method", ()) if label(name) == label(method)]
             # Files of the same name in several folders are told apart by their folders.
             words.insert(0, method if len(alike) > 1 else label(method))
         return " ".join(words)
 
-    def runs(self, setting: tuple[str, ...]) -> list[tuple[RunCommand, Path]]:
-        """Runs of a setting: a cell for each seed, and its folder."""
-        pairs = list(zip(self.values, setting, strict=True))
-        words = [word for option, value in pairs for word in _words(option, value)]
-        folder = self.folder / parser.slug(" ".join(f"{option}={value}" for option, value in pairs) or "runs")
-        cells = [RunCommand(self.dataset, (*self.words, *words), seed) for seed in range(self.seeds)]
-        return [(cell, folder / f"seed-{cell.seed}") for cell in cells]
+    def _cells(self, setting: tuple[str, ...]) -> list[RunCommand]:
+        words = itertools.chain.from_iterable(map(_words, self.values, setting))
+        arguments = (*self.words, *words)
+        return [RunCommand(self.dataset, arguments, seed) for seed in range(self.seeds)]
+
+    def _request(self, setting: tuple[str, ...]) -> Request:
+        return self._cells(setting)[0].request()
+
+    def jobs_of(self, setting: tuple[str, ...]) -> list[batch.Job]:
+        """Runs of a setting, one for each seed."""
+        name = " ".join(f"{option}={value}" for option, value in zip(self.values, setting, strict=True))
+        folder, title = self.folder / parser.slug(name or "runs"), self.title(setting)
+        cells = self._cells(setting)
+        return [batch.Job(cell, folder / f"seed-{cell.seed}", f"{title}, seed {cell.seed}") for cell in cells]
 
     def jobs(self, console: Console) -> list[batch.Job]:
-        return [
-            batch.Job(cell, folder, f"{self.title(setting)}, seed {cell.seed}")
-            for setting in self.settings()
-            for cell, folder in self.runs(setting)
-        ]
+        return list(itertools.chain.from_iterable(map(self.jobs_of, self.settings())))
 
     def groups(self, jobs: Sequence[batch.Job]) -> list[list[batch.Job]]:
-        return [[jobs[index] for index in group] for group in groups([job.cell for job in jobs])]
+        # One program: runs that differ only in the seed and in the method's real-valued hyper-parameters.
+        found: dict[str, list[batch.Job]] = {}
+        for job in jobs:
+            request = job.cell.request()
+            real, relevant = request.real_numbers(), relevant_options(request)
+            fixed = {name: value for name, value in relevant.items() if name not in real}
+            found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)
+        return list(found.values())
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         # Imported now, so that errors and --help do not wait for it.
         from experiments.sweep import execute
 
         group = next(group for group in self.groups(self.jobs(console)) if jobs[0] in group)
-        whole, missing = ([(job.cell, job.folder) for job in some] for some in (group, jobs))
-        execute.run(whole, missing, self.folder / GROUPS, console)
+        execute.run(group, jobs, self.folder / GROUPS, console)
 
     def files(self, job: batch.Job) -> list[Path]:
+        from experiments.sweep.execute import checkpointed
+
         # With the checkpoints of its group, which the same code wrote.
         name, groups = job.folder.relative_to(self.folder).as_posix(), checkpointed(self.folder / GROUPS)
         return [job.folder, *(folder for folder, names in groups.items() if name in names)]
@@ -154,8 +166,7 @@ class Sweep(batch.Batch):
     def finish(self, console: Console) -> None:
         from experiments.sweep.results import save
 
-        runs = {self.title(setting): self.runs(setting) for setting in self.settings()}
-        save(runs, self.folder, console)
+        save({self.title(setting): self.jobs_of(setting) for setting in self.settings()}, self.folder, console)
 
 
 def _words(option: str, value: str) -> list[str]:

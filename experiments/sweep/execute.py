@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ import numpy as np
 from rich.console import Console
 
 from experiments.cli.request import Request
-from experiments.cli.run_command import RunCommand
 from experiments.folder.intact import cut_log, digest
+from experiments.folder.load import read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
 from experiments.host.console import print_line, print_notice
 from experiments.host.jax_config import devices, prepare, repair_cache
@@ -26,6 +26,7 @@ from experiments.host.locks import lock_run
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop, leaving, stoppable, writing
 from experiments.run import build
+from experiments.run.batch import Job
 from experiments.run.build import Experiment
 from experiments.run.cached_runs import remove_unfinished
 from experiments.run.history import History, check_identity
@@ -34,7 +35,6 @@ from experiments.run.records import configuration, headline, identity
 from experiments.run.resume import check_data, record_code
 from experiments.run.rounds import Round, Run, run_rounds
 from experiments.run.trackers import open_trackers
-from experiments.sweep.plan import RUNS, checkpointed
 from pfl_jax import simulate, sweep
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.base import State
@@ -46,8 +46,8 @@ from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import gather
 
-Place: TypeAlias = tuple[RunCommand, Path]
-"""A cell and its folder."""
+RUNS = "runs.json"
+"""File beside a group's checkpoints with the names of its runs."""
 
 MEMORY_SHARE = 0.5
 """Share of the free memory that a sweep's runs may take; the rest is for the training of a client."""
@@ -72,11 +72,11 @@ class Group(NamedTuple):
         return self.runs[0].experiment
 
 
-def run(cells: Sequence[Place], unfinished: Sequence[Place], root: Path, console: Console) -> None:
-    """Run cells that differ only in seeds and in the method's real-valued hyper-parameters.
+def run(jobs: Sequence[Job], unfinished: Sequence[Job], root: Path, console: Console) -> None:
+    """Run jobs that differ only in seeds and in the method's real-valued hyper-parameters.
 
     Args:
-      cells: all runs of the group, with their folders.
+      jobs: all runs of the group.
       unfinished: those of them that are not finished: their folders are empty or have an interrupted run.
       root: folder of the checkpoints. An interrupted group resumes from its newest one, with the same runs.
       console: console for the runs' output.
@@ -85,13 +85,12 @@ def run(cells: Sequence[Place], unfinished: Sequence[Place], root: Path, console
       InvalidInput: the data cannot serve the request, or a folder cannot be written.
       KeyboardInterrupt: after SIGINT or SIGTERM, and a checkpoint of the runs that were going on.
     """
-    cell, _ = cells[0]
-    options = cell.request().options
-    prepare(options)
-    used = devices(options)
-    request, dataset = build.load_data(cell.request(), console)
+    request = jobs[0].cell.request()
+    prepare(request.options)
+    used = devices(request.options)
+    request, dataset = build.load_data(request, console)
     left = list(unfinished)
-    for part in _resumable(cells, unfinished, root):
+    for part in _resumable(jobs, unfinished, root):
         _run(_group(part, request, dataset, root), used, console)
         left = [one for one in left if one not in part]
     if not left:
@@ -103,9 +102,9 @@ def run(cells: Sequence[Place], unfinished: Sequence[Place], root: Path, console
         _run(group if len(part) == len(left) else _group(part, request, dataset, root), used, console)
 
 
-def _group(places: Sequence[Place], request: Request, dataset: Dataset, root: Path) -> Group:
+def _group(jobs: Sequence[Job], request: Request, dataset: Dataset, root: Path) -> Group:
     """Runs with their data, and the folder of their common checkpoints."""
-    requests = [build.on_data(_on_one_device(cell.request(folder)), dataset)[0] for cell, folder in places]
+    requests = [build.on_data(_on_one_device(job.cell.request(job.folder)), dataset)[0] for job in jobs]
     data = federated.federate_runs(
         dataset,
         [build.divide(one.options, dataset) for one in requests],
@@ -113,10 +112,10 @@ def _group(places: Sequence[Place], request: Request, dataset: Dataset, root: Pa
         seeds=[one.options.seed for one in requests],
     )
     runs = []
-    for index, (one, (_, folder)) in enumerate(zip(requests, places, strict=True)):
+    for index, (one, job) in enumerate(zip(requests, jobs, strict=True)):
         experiment = build.assemble(one, dataset, federated.select_run(data, index))
-        runs.append(Run(experiment, RunFolder.reopen(folder), History()))
-    names = json.dumps(_names([folder for _, folder in places], root)).encode()
+        runs.append(Run(experiment, RunFolder.reopen(job.folder), History()))
+    names = json.dumps(_names([job.folder for job in jobs], root)).encode()
     place = root / hashlib.sha256(names).hexdigest()[:16]
     return Group(runs, data, Checkpoints(place, keep=request.options.keep_checkpoints))
 
@@ -126,14 +125,31 @@ def _names(folders: Sequence[Path], root: Path) -> list[str]:
     return [str(folder.absolute().relative_to(root.absolute().parent)) for folder in folders]
 
 
-def _resumable(cells: Sequence[Place], unfinished: Sequence[Place], root: Path) -> list[list[Place]]:
+def checkpointed(root: Path) -> dict[Path, list[str]]:
+    """Folder of the checkpoints of each group that was interrupted -> names of its runs, their paths in the sweep.
+
+    Args:
+      root: folder of all of them.
+
+    Raises:
+      InvalidInput: a file with the names is damaged.
+    """
+    found = {}
+    for path in sorted(root.glob(f"*/{RUNS}")):
+        found[path.parent] = names = read_json(path).get("runs")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidInput(f"{path} is damaged: remove {path.parent}, and its runs are made again")
+    return found
+
+
+def _resumable(jobs: Sequence[Job], unfinished: Sequence[Job], root: Path) -> list[list[Job]]:
     """Runs that resume together from a checkpoint: all that it contains, also if one of them was already finished."""
-    known = dict(zip(_names([folder for _, folder in cells], root), cells, strict=True))
-    missing = set(_names([folder for _, folder in unfinished], root))
+    known = dict(zip(_names([job.folder for job in jobs], root), jobs, strict=True))
+    missing = set(_names([job.folder for job in unfinished], root))
     found = []
     for folder, names in checkpointed(root).items():
         # A folder that was removed is a run that shall be made again.
-        there = set(names) <= known.keys() and all((known[name][1] / CONFIG).exists() for name in names)
+        there = set(names) <= known.keys() and all((known[name].folder / CONFIG).exists() for name in names)
         if there and set(names) & missing and Checkpoints(folder).rounds():
             found.append([known[name] for name in names])
             missing -= set(names)

@@ -1,30 +1,26 @@
 """Results of a sweep: a table of its settings as text and JSON, and a picture of their curves."""
 
+import dataclasses
 import itertools
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
-from experiments.cli.measures import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol
-from experiments.cli.own_code import label
-from experiments.cli.run_command import RunCommand
+from experiments.cli.measures import ALWAYS, AVERAGES, FIELD, PROTOCOLS, Protocol
 from experiments.folder import load
-from experiments.folder.run_folder import VALIDATION, or_lowest, rounded, strict_json
-from experiments.folder.stored_runs import mean_and_deviation
+from experiments.folder.run_folder import VALIDATION, rounded, strict_json
+from experiments.folder.stored_runs import Group, read
 from experiments.host.console import print_line
-from experiments.show.pictures import ROUND, Lines, Picture, over_seeds
-from experiments.show.selection import MOST_LINES
+from experiments.run.batch import Job
+from experiments.show.curves import chosen_on, goodness, picture
+from experiments.show.pictures import save as save_picture
 from experiments.show.tables import NOTHING, markdown, terminal
 from pfl_jax.atomic_write import write_text
 
 NAME = "sweep"
-CAPTION = (
-    "{axis} after the last round, means over clients (pooled: over all their test examples); mean and "
-    "deviation over seeds."
-)
 CHOSEN_ON = {
     VALIDATION: "The best setting has the best {score} on validation examples, by {protocol}; all other columns "
     "are on test examples.",
@@ -37,137 +33,87 @@ MOST_NAMES = 3
 """Maximum number of methods that a title names."""
 
 
-class Row(NamedTuple):
-    """Accuracies of a setting in percent.
-
-    Attributes:
-      name: name of the setting.
-      accuracies: (protocol, average) -> accuracy of each seed after the last round on test examples.
-      validation: accuracy of each seed by the main protocol on validation examples, mean over clients; empty without
-        validation examples.
-      curve: rounds of the evaluations, and the accuracies of each seed by the main protocol, means over clients.
-      higher_is_better: whether they are accuracies, and not errors of another task.
-    """
-
-    name: str
-    accuracies: dict[tuple[Protocol, Average], list[float]]
-    validation: list[float]
-    curve: tuple[list[int], list[list[float | None]]]
-    higher_is_better: bool
-
-    def score(self, protocol: Protocol) -> float:
-        """Mean over clients and seeds, on validation examples if there are any; of errors minus it, so that the best
-        setting has the highest."""
-        mean, _ = mean_and_deviation(self.validation or self.accuracies[protocol, "clients"])
-        return or_lowest(mean if self.higher_is_better else -mean)
-
-
-def save(runs: Mapping[str, Sequence[tuple[RunCommand, Path]]], folder: Path, console: Console) -> None:
+def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) -> None:
     """Print the table of a finished sweep, and save it with its picture: sweep.json, sweep.md, sweep.png, sweep.svg.
 
     Args:
-      runs: setting -> its finished runs, one for each seed, and their folders.
+      settings: name of a setting -> its finished runs, one for each seed.
       folder: folder for the files.
       console: console for the table.
 
     Raises:
       InvalidInput: the folder cannot be written, or a run in it cannot be read.
     """
-    cells = next(iter(runs.values()))
-    protocol = cells[0][0].request().options.eval_protocol
-    configs = [load.read_config(of[0][1]) for of in runs.values()]
-    # Finished runs may have a protocol that was not asked for.
-    protocols: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or name == protocol]
-    rows = [_row(name, [path for _, path in of], protocols, protocol) for name, of in runs.items()]
-    best = max(rows, key=lambda row: row.score(protocol))
-    title = _title(configs, len(cells))
-    chosen_on = VALIDATION if best.validation else "test"
-    axis, (score, *_) = load.axis(configs[0]).replace("%", "percent"), load.scores(configs[0])
-    caption = f"{CAPTION} {CHOSEN_ON[chosen_on]}".format(
-        axis=axis[0].upper() + axis[1:], score=score, protocol=protocol
+    first = next(iter(settings.values()))[0].cell
+    protocol = first.request().options.eval_protocol
+    groups = [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()]
+    on = chosen_on(groups)
+    best = max(groups, key=lambda group: goodness(group, protocol, on))
+    values = {group.label: _values(group, protocol, validated=on == VALIDATION) for group in groups}
+    config, title = groups[0].runs[0].config, _title(groups)
+    score, axis = load.scores(config)[0], load.axis(config).replace("%", "percent")
+    caption = (
+        f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: over all their test examples); "
+        f"mean and deviation over seeds. {CHOSEN_ON[on].format(score=score, protocol=protocol)}"
     )
-    columns = sorted(best.accuracies, key=lambda column: column[0] != protocol)
-    heads = ["setting", *([VALIDATION] if best.validation else [])]
-    heads += [name if average == "clients" else f"{name}, pooled" for name, average in columns]
-    texts = []
-    for row in rows:
-        figures = [row.validation] if best.validation else []
-        figures += [row.accuracies[column] for column in columns]
-        texts.append([f"{row.name} (best)" if row is best else row.name, *map(_figure, figures)])
+    heads = ["setting", *(name.replace("_pooled", ", pooled") for name in values[best.label])]
+    texts = [
+        [f"{name} (best)" if name == best.label else name, *map(_figure, row.values())] for name, row in values.items()
+    ]
     console.print(terminal(heads, texts, title=title, caption=caption))
     record = {
         "title": title,
-        "dataset": cells[0][0].dataset,
-        "data_source": configs[0]["data"]["description"],
+        "dataset": first.dataset,
+        "data_source": groups[0].data,
         "eval_protocol": protocol,
-        "best": best.name,
-        "best_chosen_on": chosen_on,
-        "settings": [_record(row) for row in rows],
+        "best": best.label,
+        "best_chosen_on": on,
+        "settings": [
+            {"setting": name} | {of: _record(per_seed) for of, per_seed in row.items()} for name, row in values.items()
+        ],
     }
-    write_text(folder / f"{NAME}.json", strict_json(record))
-    write_text(folder / f"{NAME}.md", f"**{title}**\n\n{markdown(heads, texts)}\n{caption}\n")
-    # Imported now: matplotlib takes seconds, and what is saved above does not need it.
-    from experiments.show import drawing
-
-    paths = drawing.save(_picture(rows, title, protocol, configs), folder, NAME)
-    for path in (folder / f"{NAME}.json", folder / f"{NAME}.md", *paths):
+    paths = [folder / f"{NAME}.{kind}" for kind in ("json", "md", "png", "svg")]
+    write_text(paths[0], strict_json(record))
+    write_text(paths[1], f"**{title}**\n\n{markdown(heads, texts)}\n{caption}\n")
+    shown = picture(groups, best)
+    words = f"Black: the best, chosen on {on} examples, by {protocol}."
+    save_picture(dataclasses.replace(shown, title=title, caption=f"{shown.caption} {words}"), *paths[2:])
+    for path in paths:
         print_line(console, f"saved {path}")
 
 
-def _title(configs: Sequence[dict[str, Any]], seeds: int) -> str:
+def _title(groups: Sequence[Group]) -> str:
     """Methods, data and seeds."""
-    methods = list(dict.fromkeys(label(config["options"]["method"]) for config in configs))
+    methods, seeds = list(dict.fromkeys(group.method for group in groups)), len(groups[0].runs)
     names = ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
-    words = "seed 0" if seeds == 1 else f"seeds 0 to {seeds - 1}"
-    return f"{names} on {configs[0]['data']['description']}, {words}"
+    return f"{names} on {groups[0].data}, {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}"
 
 
-def _row(name: str, folders: Sequence[Path], protocols: Sequence[Protocol], main: Protocol) -> Row:
-    results, accuracies = [load.read_result(folder) for folder in folders], {}
-    for where in itertools.product(protocols, AVERAGES):
-        accuracies[where] = [_or_nan(result.accuracy(where[0], "last", where[1])) for result in results]
-    validated = all(VALIDATION in result.rounds for result in results)
-    validation = [_or_nan(result.validation(main)) for result in results] if validated else []
-    curve = results[0].rounds["round"], [result.curve(main) for result in results]
-    return Row(name, accuracies, validation, curve, load.higher_is_better(results[0].config))
+def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, list[float | None]]:
+    """Column -> value of each seed after the last round; on test examples, but for the column "validation"."""
+    last = [run.lines[-1] for run in group.runs]
+    found = {VALIDATION: [line[VALIDATION][main]["mean"] for line in last]} if validated else {}
+    # Finished runs may have a protocol that was not asked for.
+    protocols = [name for name in PROTOCOLS if name in ALWAYS or name == main]
+    for protocol, average in itertools.product(sorted(protocols, key=lambda name: name != main), AVERAGES):
+        name = protocol if average == "clients" else f"{protocol}_pooled"
+        found[name] = [line[protocol][FIELD[average]] for line in last]
+    return found
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
+def _mean(per_seed: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and sample standard deviation; None if a run has no value, the latter also for one run."""
+    known = [value for value in per_seed if value is not None]
+    if len(known) < len(per_seed):
+        return None, None
+    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
 
 
-def _figure(values: Sequence[float]) -> str:
-    mean, deviation = mean_and_deviation(values)
-    if math.isnan(mean):
-        return NOTHING
-    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+def _figure(per_seed: Sequence[float | None]) -> str:
+    mean, deviation = _mean(per_seed)
+    return NOTHING if mean is None else f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
-def _record(row: Row) -> dict[str, Any]:
-    figures = {
-        protocol if average == "clients" else f"{protocol}_pooled": values
-        for (protocol, average), values in row.accuracies.items()
-    }
-    figures |= {VALIDATION: row.validation} if row.validation else {}
-    record: dict[str, Any] = {"setting": row.name}
-    for name, values in figures.items():
-        mean, deviation = mean_and_deviation(values)
-        deviation = None if deviation is None else rounded(deviation)
-        record[name] = {"mean": rounded(mean), "std": deviation, "per_seed": values}
-    return record
-
-
-def _picture(rows: list[Row], title: str, protocol: Protocol, configs: Sequence[dict[str, Any]]) -> Picture:
-    shown = sorted(rows, key=lambda row: -row.score(protocol))[:MOST_LINES]
-    chosen = sorted([row for row in rows if row in shown], key=lambda row: row is shown[0])
-    # Seeds of one setting are evaluated in the same rounds; settings need not be.
-    series = [over_seeds(row.name, *row.curve, is_main=row is shown[0]) for row in chosen]
-    caption = f"Values on test examples are means over clients ({protocol}); bands are the range over seeds."
-    if len(shown) < len(rows):
-        caption += f" The best {len(shown)} of {len(rows)} settings."
-    sizes = [
-        (f"{config['options']['rounds']} rounds", f"{config['options']['num_clients']} clients") for config in configs
-    ]
-    common = [words[0] for words in zip(*sizes, strict=True) if len(set(words)) == 1]
-    caption += f" {', '.join(common)}." if common else ""
-    return Picture(title, caption, [Lines("", ROUND, load.axis(configs[0]), series)], 1)
+def _record(per_seed: Sequence[float | None]) -> dict[str, Any]:
+    mean, deviation = (None if value is None else rounded(value) for value in _mean(per_seed))
+    return {"mean": mean, "std": deviation, "per_seed": per_seed}

@@ -11,6 +11,7 @@ With --committed, runs with committed results, in results/, count as finished.
 Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from experiments.cli import parser
 from experiments.cli.exit_codes import leave
 from experiments.cli.options import flag
 from experiments.cli.parser import Argument, Names, Switch, choose
-from experiments.cli.run_command import RunCommand
 from experiments.folder import load
 from experiments.folder.load import Result
 from experiments.folder.run_folder import SUMMARY
@@ -83,7 +83,7 @@ class Tables(MeasuredBatch):
         # What a word means depends on the dataset and the method, not on the setting.
         shown = {(row.dataset, row.method): row for row in self.shown if comparison.is_runnable(row)}
         for row in shown.values():
-            request = self._cells(row)[0].request()
+            request = row.cell(words=self.all_words).request()
             if request.procedure:
                 # Imported now: it needs JAX.
                 from experiments.run import in_place
@@ -117,13 +117,13 @@ class Tables(MeasuredBatch):
             raise InvalidInput(f"no setting '{' '.join(asked)}'{where} (there are {named})")
         return there
 
-    def _cells(self, row: Published) -> list[RunCommand]:
-        return [row.cell(seed, self.all_words) for seed in range(self.seeds)]
-
-    def runs(self, row: Published) -> list[tuple[RunCommand, Path]]:
-        """Runs of a place of the table, one cell and folder for each seed; none if it cannot be run."""
-        cells = self._cells(row) if comparison.is_runnable(row) else []
-        return [(cell, self.folder / comparison.place(row) / f"seed-{cell.seed}") for cell in cells]
+    def jobs_of(self, row: Published) -> list[batch.Job]:
+        """Runs of a place of the table, one for each seed; none if it cannot be run."""
+        place, title = self.folder / comparison.place(row), f"{row.method} on {row.dataset}, {row.clients} clients"
+        cells = [row.cell(seed, self.all_words) for seed in range(self.seeds) if comparison.is_runnable(row)]
+        return [
+            batch.Job(cell, place / f"seed-{cell.seed}", f"{title}, {row.setting}, seed {cell.seed}") for cell in cells
+        ]
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if (path := self.folder / layout.JSON).exists():
@@ -132,13 +132,8 @@ class Tables(MeasuredBatch):
                 raise InvalidInput(
                     f"{self.folder} holds another table, which is never overwritten: give --out another folder"
                 )
-        found = [(row, *run) for row in self.shown for run in self.runs(row)]
-        return [
-            batch.Job(cell, folder, f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}, seed {seed}")
-            for seed in range(self.seeds)
-            for row, cell, folder in found
-            if cell.seed == seed
-        ]
+        # Seed by seed: the first of all places comes before the second.
+        return sorted([job for row in self.shown for job in self.jobs_of(row)], key=lambda job: job.cell.seed)
 
     def library(self) -> Library | None:
         """Committed results that count as finished runs; none beside runs on embedded data."""
@@ -154,11 +149,24 @@ class Tables(MeasuredBatch):
     def committed_result(self, job: batch.Job) -> Result | None:
         return None if self._first_library is None else self._first_library.find(job.cell)
 
+    def _results(self, row: Published, library: Library | None) -> list[Result]:
+        """Results of a place, in its folders or else committed; a folder with anything else counts as empty."""
+        found = []
+        for job in self.jobs_of(row):
+            state = ""
+            with contextlib.suppress(InvalidInput):
+                state = self.inspect(job)
+            if state == "finished":
+                found.append(load.read_result(job.folder))
+            elif library is not None and (result := library.find(job.cell)) is not None:
+                found.append(result)
+        return found
+
     def compare(self) -> tuple[Comparison, Comparison]:
         """The requested part of the table, and the same with all other stored results."""
         # Read again: runs have finished since.
         library = self.library()
-        entries = [comparison.entry(row, self.runs(row), self.measure, library, self.trust) for row in self.rows]
+        entries = [comparison.entry(row, self._results(row, library), self.measure) for row in self.rows]
         shown = [entry for entry in entries if entry.row in self.shown]
         there = [entry for entry in entries if entry.accuracies or entry.row in self.shown]
         columns, methods = {entry.column for entry in there}, {entry.row.method for entry in there}

@@ -3,7 +3,6 @@
 Results on embedded data are never compared with the paper's, and deviations from the paper are noted below.
 """
 
-import contextlib
 import json
 import statistics
 from collections.abc import Sequence
@@ -14,14 +13,10 @@ from experiments.cli.effects import relevant_options, resolve_defaults
 from experiments.cli.options import flag
 from experiments.cli.parser import slug
 from experiments.cli.presets import DEFAULT_PRESET
-from experiments.cli.run_command import RunCommand
-from experiments.folder.load import Result, read_result
-from experiments.folder.version import Trust
+from experiments.folder.load import Result
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.run.cached_runs import inspect
-from experiments.run.committed import Library
 from experiments.show.tables import NOTHING
 from pfl_jax.errors import InvalidInput
 
@@ -121,52 +116,28 @@ class Comparison(NamedTuple):
         return next((entry for entry in self.entries if (entry.column, entry.row.method) == (column, method)), None)
 
 
-def entry(
-    row: Published,
-    runs: Sequence[tuple[RunCommand, Path | None]],
-    measure: Measure,
-    library: Library | None = None,
-    trust: Trust = "sources",
-) -> Entry:
-    """Collect the results of one place of a table.
+def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
+    """Results at one place of a table.
 
     Args:
       row: what is published there.
-      runs: its cells, one for each seed, with their folders, if they have any. A folder with anything else counts as
-        empty.
+      results: of its finished runs, each with another seed.
       measure: which accuracy counts.
-      library: committed results, for the runs that no folder holds.
-      trust: code whose runs count.
 
     Raises:
-      InvalidInput: a result cannot be read, or some are on the dataset and some on a stand-in.
+      InvalidInput: some are on the dataset and some on a stand-in, or lack this accuracy.
     """
-    found = {cell: _finished(cell, folder, library, trust) for cell, folder in runs}
-    results = {cell: result for cell, result in found.items() if result is not None}
     if not results:
         return Entry(row, {}, None, None, {})
-    means = {cell.seed: result.accuracy(*measure) for cell, result in results.items()}
-    data = [result.config["data"] for result in results.values()]
-    deviations: dict[str, tuple[Any, Any]] = {}
-    for cell, result in results.items():
-        deviations |= _deviations(row, cell, result.config)
+    means = {result.config["options"]["seed"]: result.accuracy(*measure) for result in results}
+    data = [result.config["data"] for result in results]
     return Entry(
         row,
         {seed: mean for seed, mean in means.items() if mean is not None},
         "; ".join(dict.fromkeys(one["description"] for one in data)),
-        _one_kind({one["is_real"] for one in data}, row),
-        deviations,
+        _one_kind({one["is_real"] for one in data}, row.dataset),
+        _deviations(row, [result.config for result in results]),
     )
-
-
-def _finished(cell: RunCommand, folder: Path | None, library: Library | None, trust: Trust) -> Result | None:
-    """Result of a cell in its folder, or else a committed one."""
-    state = "absent"
-    with contextlib.suppress(InvalidInput):
-        state = "absent" if folder is None else inspect(cell, folder, trust)
-    if folder is not None and state == "finished":
-        return read_result(folder)
-    return None if library is None else library.find(cell)
 
 
 def compare(paper: str, number: int, entries: Sequence[Entry], measure: Measure, seeds: int) -> Comparison:
@@ -178,32 +149,35 @@ def compare(paper: str, number: int, entries: Sequence[Entry], measure: Measure,
       InvalidInput: a column has results on the dataset beside results on its stand-in.
     """
     kinds: dict[Column, set[Any]] = {}
-    for entry in entries:
-        kinds.setdefault(entry.column, set()).add(entry.is_real)
-    real = {column: _one_kind(kind - {None}, column) for column, kind in kinds.items()}
-    entries = [entry if real[entry.column] else entry._replace(is_real=False) for entry in entries]
+    for one in entries:
+        kinds.setdefault(one.column, set()).add(one.is_real)
+    real = {column: _one_kind(kind - {None}, column.dataset) for column, kind in kinds.items()}
+    entries = [one if real[one.column] else one._replace(is_real=False) for one in entries]
     return Comparison(paper, number, tuple(entries), measure, seeds)
 
 
-def _one_kind(kinds: set[Any], where: Published | Column) -> bool:
+def _one_kind(kinds: set[Any], dataset: str) -> bool:
     if len(kinds) > 1:
         raise InvalidInput(
-            f"some results on {where.dataset} are on the dataset and some on its stand-in: give --source, and --out a "
-            "new folder"
+            f"some results on {dataset} are on the dataset and some on its stand-in: give --source, and --out a new "
+            "folder"
         )
     return next(iter(kinds), True)
 
 
-def _deviations(row: Published, cell: RunCommand, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Deviations of a finished run from the paper's setting."""
-    had = resolve_defaults(config["options"] | config["hyper_parameters"])
+def _deviations(row: Published, configs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Deviations of finished runs from the paper's setting."""
     paper = relevant_options(row.cell().request())
     # How often matters where the best round counts, and FedPAC does not say it.
     silent = set() if settings.MEASURES[row.paper].score == "best" else {"eval_every"}
-    names = (name for name in paper if name in had and name not in silent)
-    # As JSON: tuples come back as lists.
-    same = json.loads(json.dumps(paper))
-    return {name: (had[name], paper[name]) for name in names if had[name] != same[name]}
+    found = {}
+    for config in configs:
+        had = resolve_defaults(config["options"] | config["hyper_parameters"])
+        for name in [name for name in paper if name in had and name not in silent]:
+            # As JSON: tuples come back as lists.
+            if had[name] != json.loads(json.dumps(paper[name])):
+                found[name] = had[name], paper[name]
+    return found
 
 
 def notes(comparison: Comparison) -> list[str]:

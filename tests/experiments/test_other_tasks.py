@@ -75,7 +75,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert columns[columns.index("Jain") + 1 :][:2] == ["mae", "r2"]
     # All clients are in the histogram.
     _, histogram = charts.clients(groups)
-    assert np.sum(histogram.panel.counts) == 4
+    assert np.sum(histogram.panel.series[0].y) == 4
 
 
 def test_a_target_is_reached_from_above(here):

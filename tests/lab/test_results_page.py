@@ -251,7 +251,7 @@ def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
     line = panel.series[0]
     assert (line.x, line.y[-1]) == ([10, 100, 200], pytest.approx(np.mean(means)))
     assert line.mark == (pytest.approx(206.0), 87.43)
-    assert "1 to 2 seeds" in shown.caption
+    assert "Fashion-MNIST, 20 clients, 1 to 2 seeds; diamonds" in shown.caption
     store(tmp_path, f"{MAIN}/ditto/seed-0", 84.0)
     assert picture(Library(tmp_path / "results")).digest() != shown.digest()
 

@@ -74,7 +74,7 @@ def _import() -> None:
     import sklearn.datasets  # noqa: F401
 
     import experiments.run.run
-    import experiments.show.drawing
+    import experiments.show.pictures
     import experiments.sweep.__main__
     import experiments.sweep.execute
     import experiments.sweep.results

@@ -1,12 +1,14 @@
-"""Run folders written by hand: what a run leaves, without a run."""
+"""Run folders without a run: what a run leaves, or what its replacement writes with the code of real ones."""
 
 import dataclasses
 import json
 
 import numpy as np
+from scores import scores_of
 
 from experiments.cli.hyper_parameters import documented_info
 from experiments.cli.request import parse
+from experiments.folder.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
 from experiments.folder.version import method_version, source_versions
 from pfl_jax.methods import METHODS
 
@@ -94,3 +96,63 @@ def write_run(
         summary = {"examples_per_second": 1234.0, "wasted_step_share": 0.25}
         (path / "summary.json").write_text(json.dumps(summary))
     return accuracies
+
+
+class FakeRuns:
+    """Stands in for `run.run`: evaluates with known scores, and trains nothing.
+
+    Half of the clients are better than the mean by 0.05, and have three times as many test examples as the others.
+
+    Attributes:
+      accuracies: options -> mean accuracy of each evaluation in [0, 1]; the last one is of the last round.
+      validation: the same on validation examples; None without any.
+      trained: accuracy after aggregation -> accuracy after training.
+      info: number of clients and round -> Info; the cohort has all clients, the last one first.
+      is_real: whether the data is the dataset itself.
+      stop_at: number of runs after which the next one is interrupted.
+      done: requests of the runs.
+    """
+
+    def __init__(self):
+        self.accuracies, self.validation, self.info = lambda options: [0.6, 0.5], None, lambda clients, number: {}
+        self.trained = lambda accuracy: accuracy - 0.1
+        self.is_real, self.stop_at, self.done = True, None, []
+
+    def __call__(self, request, console=None, observe=None):
+        if self.stop_at == len(self.done):
+            raise KeyboardInterrupt("interrupted before the first evaluation: nothing is left")
+        self.done.append(request)
+        out, smaller = request.options.out, request if self.is_real else request.on_embedded_data()[0]
+        options, folder = smaller.options, RunFolder.claim(out, "")
+        name = request.dataset if self.is_real else f"{request.dataset} (embedded digits)"
+        source = "files" if self.is_real else "embedded digits"
+        config = {
+            "dataset": request.dataset,
+            "data": {"description": name, "is_real": self.is_real, "source": source, "num_classes": 10},
+            "options": dataclasses.asdict(options),
+            "hyper_parameters": smaller.hyper_parameters,
+            "given": sorted(request.given),
+            "train_examples": [50] * options.num_clients,
+            "versions": source_versions(),
+        }
+        folder.write(CONFIG, config | ({"procedure": request.procedure} if request.procedure else {}))
+        clients = np.arange(options.num_clients)
+        means, better = self.accuracies(options), np.where(clients % 2, 0.05, -0.05)
+        validation = self.validation(options) if self.validation else [None] * len(means)
+        for number, (mean, apart) in enumerate(zip(means, validation, strict=True), start=1):
+            last = max(number, options.rounds) if number == len(means) else number
+            changes = (lambda value: value, self.trained, lambda value: value - 0.2)
+            scores = [
+                scores_of(
+                    change(mean) + better,
+                    validation=None if apart is None else scores_of(np.full(len(clients), change(apart))),
+                )
+                for change in changes
+            ]
+            middle = scores[2] if options.eval_protocol == "before_aggregation" else None
+            counts, seen = np.where(clients % 2, 30, 10), None if apart is None else np.full(len(clients), 5)
+            times = {"seconds": 1.0, "examples_per_second": 1.0, "before_aggregation": middle}
+            evaluation = Evaluation(last, *scores[:2], counts, **times, validation_counts=seen)
+            info = {name: value.tolist() for name, value in self.info(len(clients), last).items()}
+            folder.log(evaluation, cohort=clients[::-1].tolist(), info=info)
+        folder.write(SUMMARY, {"seconds": 60.0, "method": options.method})

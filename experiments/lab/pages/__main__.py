@@ -21,6 +21,7 @@ from experiments.lab import other_tasks
 from experiments.lab.pages import fedas, performance, results, short_runs
 from experiments.lab.pages.parts import Made
 from experiments.run import committed
+from experiments.show.pictures import save
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
@@ -62,13 +63,10 @@ def made(root: Path) -> Made:
 
 def write(root: Path, console: Console) -> None:
     """Write all files; InvalidInput if one cannot be made or written."""
-    # Imported now: matplotlib takes seconds.
-    from experiments.show.drawing import save_as
-
     texts, pictures = made(root)
     for path, picture in pictures.items():
         make_folder(path.parent)
-        save_as(picture, path, description=picture.digest())
+        save(picture, path)
     for path, text in texts.items():
         write_text(path, text)
     for path in (*texts, *pictures):

@@ -132,14 +132,14 @@ def compared(library: Library, causes: Sequence[Cause]) -> Found:
 
 
 def _compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compared:
-    cells = [(row.cell(seed), None) for seed in SEEDS]
-    measure = settings.MEASURES[row.paper]
-    received, trained = (comparison.entry(row, cells, measure._replace(protocol=name), library) for name in ALWAYS)
-    ends = [value for one in runs(row, library) for value in one.rounds["received"]["mean"][-LAST:]]
+    there, measure = runs(row, library), settings.MEASURES[row.paper]
+    received, trained = (comparison.entry(row, there, measure._replace(protocol=name)) for name in ALWAYS)
+    ends = [value for one in there for value in one.rounds["received"]["mean"][-LAST:]]
     cause = next((cause for cause in causes if cause.row == row), None)
     without = None
     if cause is not None and cause.options:
-        without = comparison.entry(row, [(cause.cell, None)], measure, library)
+        run = library.find(cause.cell)
+        without = comparison.entry(row, [] if run is None else [run], measure)
     return Compared(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)
 
 
