@@ -100,13 +100,16 @@ def assign(y: np.ndarray, wanted: np.ndarray, rng: np.random.Generator, name: st
 def assign_both(
     rng: np.random.Generator,
     labels: tuple[np.ndarray, np.ndarray],
-    sizes: tuple[Sizes, Sizes],
+    sizes: tuple[Sizes, Sizes | None],
     num_clients: int,
     wanted: Callable[[int, int], np.ndarray],
 ) -> Partition:
-    """Assign training and test examples; `wanted` gives of a client and its size what it needs of each class [K]."""
-    parts = []
-    for name, y, size, offset in zip(("training", "test"), labels, sizes, (0, len(labels[0])), strict=True):
+    """Assign training and test examples, by default as many of these as of those.
+
+    `wanted` gives of a client and its size what it needs of each class [K].
+    """
+    parts, given = [], (sizes[0], sizes[0] if sizes[1] is None else sizes[1])
+    for name, y, size, offset in zip(("training", "test"), labels, given, (0, len(labels[0])), strict=True):
         counts = [wanted(*client) for client in enumerate(check_sizes(size, num_clients, name).tolist())]
         parts.append(assign(y, np.stack(counts), rng, name, offset))
     return Partition(*parts, pooled=True)

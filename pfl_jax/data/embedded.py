@@ -35,23 +35,14 @@ _NOISE = 32  # largest change of a pixel's value, of 255
 
 
 class _Glyphs(NamedTuple):
-    """Place and size of one digit per image; each field is int32 [B].
+    """Place and size of one digit per image; each field is int32 [B]."""
 
-    Attributes:
-      digit: row of the digit table.
-      left: column at which the digit's 8 x 8 box starts, in sixteenths of a pixel.
-      top: row at which it starts, in sixteenths.
-      width: of the box, in pixels.
-      height: of the box, in pixels.
-      slant: columns, in sixteenths, by which the box leans over its height.
-    """
-
-    digit: np.ndarray
-    left: np.ndarray
-    top: np.ndarray
-    width: np.ndarray
+    digit: np.ndarray  # row of the digit table
+    left: np.ndarray  # column at which the digit's 8 x 8 box starts, in sixteenths of a pixel
+    top: np.ndarray  # row at which it starts, in sixteenths
+    width: np.ndarray  # of the box, in pixels
     height: np.ndarray
-    slant: np.ndarray
+    slant: np.ndarray  # columns, in sixteenths, by which the box leans over its height
 
 
 def is_pairs(num_classes: int) -> bool:

@@ -84,17 +84,9 @@ def from_file(
 
 
 def digest(data: str | Path, test_data: str | Path | None = None) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of the contents, whatever the files' names and places.
-
-    Args:
-      data: see `from_file`.
-      test_data: likewise.
-
-    Raises:
-      InvalidInput: a file is missing or cannot be read.
-    """
+    """First 16 hexadecimal digits of the SHA-256 of the contents of `from_file`'s data, whatever the files' names."""
     whole = hashlib.sha256()
-    for part in [str(data)] if test_data is None else [str(data), str(test_data)]:
+    for part in [str(one) for one in (data, test_data) if one is not None]:
         if part.startswith(HUB):
             whole.update(_digest_on_hub(part.removeprefix(HUB)).encode())
             continue
@@ -124,8 +116,8 @@ def _digest_of_files(path: str, stamps: tuple[tuple[str, int, int], ...]) -> str
 def _digest_on_hub(name: str) -> str:
     """SHA-256 of all arrays of a dataset on the hub."""
     whole = hashlib.sha256()
-    for split, columns in sorted(read_folders.hugging_face_rows(name).items()):
-        for column, array in sorted(columns.items()):
+    for split, rows in sorted(read_folders.splits(name).items()):
+        for column, array in sorted(read_folders.arrays(rows).items()):
             whole.update(f"{split}/{column}/{array.dtype}/{array.shape}".encode())
             whole.update(str(array.tolist()).encode() if array.dtype == object else array.tobytes())
     return whole.hexdigest()
@@ -141,18 +133,17 @@ def _existing(data: str | Path) -> Path:
 
 def _read(data: str | Path, label: str | None, client: str | None, *, by_rows: bool) -> tuple[Columns, str]:
     """Columns of a file or folder, and its kind."""
-    if str(data).startswith(HUB):
-        return read_folders.hugging_face(str(data).removeprefix(HUB), label, client), "Hugging Face"
-    path = _existing(data)
-    if path.is_dir():
-        if read_folders.is_hugging_face(path):
-            return read_folders.hugging_face(path, label, client), "Hugging Face"
-        return read_folders.image_folder(path, label, client), "image folder"
-    if path.suffix.lower() == ".npz":
-        return read_tables.npz(path, label, client, by_rows=by_rows), "npz"
-    if path.suffix.lower() == ".csv":
-        return read_tables.csv_file(path, label, client), "csv"
-    raise InvalidInput(f"{data} has the ending {path.suffix or 'of no format'}: data is {FORMATS}")
+    source = str(data).removeprefix(HUB) if str(data).startswith(HUB) else _existing(data)
+    if isinstance(source, str) or read_folders.is_hugging_face(source):
+        splits = read_folders.splits(source)
+        return read_folders.of_splits(source, splits, None, label or "label", client), "Hugging Face"
+    if source.is_dir():
+        return read_folders.image_folder(source, label, client), "image folder"
+    if source.suffix.lower() == ".npz":
+        return read_tables.npz(source, label, client, by_rows=by_rows), "npz"
+    if source.suffix.lower() == ".csv":
+        return read_tables.csv_file(source, label, client), "csv"
+    raise InvalidInput(f"{data} has the ending {source.suffix or 'of no format'}: data is {FORMATS}")
 
 
 def _name(data: str | Path) -> str:

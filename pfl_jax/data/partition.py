@@ -15,7 +15,6 @@ import numpy as np
 
 from pfl_jax.data import allocation, checks, dirichlet_counts
 from pfl_jax.data.allocation import Partition, Share, Sizes
-from pfl_jax.data.dirichlet_counts import Counts
 from pfl_jax.data.pathological import PATHOLOGICAL_CLASSES, pathological
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -93,8 +92,7 @@ def grouped(
         spread = allocation.split_evenly(uniform, extra_order[client], num_classes)
         return spread + allocation.split_evenly(size - uniform, dominant_order[client], num_classes)
 
-    sizes = train_size, train_size if test_size is None else test_size
-    return allocation.assign_both(rng, (train_y, test_y), sizes, num_clients, wanted)
+    return allocation.assign_both(rng, (train_y, test_y), (train_size, test_size), num_clients, wanted)
 
 
 @check_arguments
@@ -147,17 +145,17 @@ def dirichlet(
     """
     train_y, test_y, num_classes = checks.both_labels(dataset)
     rng = np.random.default_rng(seed)
-    totals = Counts(np.bincount(train_y, minlength=num_classes), np.bincount(test_y, minlength=num_classes))
+    totals = np.stack([np.bincount(y, minlength=num_classes) for y in (train_y, test_y)])
     if protocol == "fedpac":
         divide, needs = dirichlet_counts.separate_sets, (max(10 if min_size is None else min_size, 1), 1, 0)
     else:
         divide, needs = dirichlet_counts.merged_sets, (1, 1, max(FEDAS_MIN_SIZE if min_size is None else min_size, 2))
     counts = dirichlet_counts.draw(rng, totals, divide, num_clients, beta, needs)
     if protocol == "fedpac" or dataset.keep_split:
-        train = allocation.assign(train_y, counts.train, rng, "training", 0)
-        test = allocation.assign(test_y, counts.test, rng, "test", len(train_y))
+        train = allocation.assign(train_y, counts[0], rng, "training", 0)
+        test = allocation.assign(test_y, counts[1], rng, "test", len(train_y))
     else:
-        assigned = allocation.assign(np.concatenate([train_y, test_y]), counts.train + counts.test, rng, "", 0)
+        assigned = allocation.assign(np.concatenate([train_y, test_y]), counts.sum(axis=0), rng, "", 0)
         train, test = allocation.split_train_test(rng, assigned)
     return Partition(
         allocation.limit_sizes(rng, train, train_size, "training"),

@@ -72,14 +72,13 @@ def pathological(
     else:
         sets = _different_sets(rng, num_classes, classes_per_group)
         chosen = [rng.permutation(sets[client % len(sets)]) for client in owners]
-    sizes = train_size, train_size if test_size is None else test_size
     return allocation.assign_both(
-        *(rng, (train_y, test_y), sizes, num_clients),
+        *(rng, (train_y, test_y), (train_size, test_size), num_clients),
         lambda client, size: allocation.split_evenly(size, chosen[client], num_classes),
     )
 
 
-def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[int]) -> list[np.ndarray]:
+def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[int]) -> list[list[int]]:
     """Random distinct sets of classes, one of each given size."""
     for size in set(sizes):
         if math.comb(num_classes, size) < sizes.count(size):
@@ -87,10 +86,9 @@ def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[
                 f"there are not {sizes.count(size)} different sets of {size} of {num_classes} classes: "
                 'use the protocol "random"'
             )
-    sets: list[np.ndarray] = []
-    for size in sizes:
-        drawn = np.sort(rng.choice(num_classes, size, replace=False))
-        while any(np.array_equal(drawn, other) for other in sets):
-            drawn = np.sort(rng.choice(num_classes, size, replace=False))
-        sets.append(drawn)
+    sets: list[list[int]] = []
+    while len(sets) < len(sizes):
+        drawn = np.sort(rng.choice(num_classes, sizes[len(sets)], replace=False)).tolist()
+        if drawn not in sets:
+            sets.append(drawn)
     return sets

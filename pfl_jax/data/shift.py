@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.ndimage import map_coordinates
 
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -102,21 +103,11 @@ def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
     Returns:
       [n, H, W, C].
     """
-    height, width, channels = x.shape[1:]
+    height, width = x.shape[1:3]
     cosine, sine = rotation
     middle_row, middle_column = (height - 1) / 2, (width - 1) / 2
     row, column = jnp.meshgrid(jnp.arange(height) - middle_row, jnp.arange(width) - middle_column, indexing="ij")
     # Source position of each target pixel; rows are numbered downwards.
-    source_row = cosine * row + sine * column + middle_row
-    source_column = cosine * column - sine * row + middle_column
-    top, left = jnp.floor(source_row), jnp.floor(source_column)
-    flat = x.reshape(x.shape[0], height * width, channels)
-    rotated = jnp.zeros_like(flat)
-    # All images share one table of pixel indices.
-    for r, row_weight in ((top, 1 - (source_row - top)), (top + 1, source_row - top)):
-        for c, column_weight in ((left, 1 - (source_column - left)), (left + 1, source_column - left)):
-            inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
-            index = jnp.where(inside, r * width + c, 0).astype(jnp.int32).reshape(-1)
-            weight = jnp.where(inside, row_weight * column_weight, 0).reshape(-1, 1)
-            rotated += weight * flat[:, index]
-    return rotated.reshape(x.shape)
+    source = [cosine * row + sine * column + middle_row, cosine * column - sine * row + middle_column]
+    over_channels = jax.vmap(lambda channel: map_coordinates(channel, source, order=1), in_axes=-1, out_axes=-1)
+    return jax.vmap(over_channels)(x)

@@ -131,13 +131,13 @@ def load(
         return _embedded(spec, seed)
     # Unusable data is an error; only missing data is skipped.
     if source != "files" and (prepared := tfds.find(spec, folder, notify, by_rows=by_rows)) is not None:
-        return _real(spec, *prepared, "tfds", notify)
+        return _real(spec, "tfds", *prepared, notify)
     if source != "tfds" and (paths := files.find(spec, folder)):
-        return _real(spec, *files.load(spec, paths, by_rows=by_rows), "files", notify)
+        return _real(spec, "files", *files.load(spec, paths, by_rows=by_rows), notify)
     if source == "files":
         raise InvalidInput(files.missing(spec, folder))
     try:
-        return _real(spec, *tfds.download(spec, folder, notify), "tfds", notify)
+        return _real(spec, "tfds", *tfds.download(spec, folder, notify), notify)
     except InvalidInput as error:
         if source == "tfds":
             raise
@@ -150,10 +150,12 @@ def load(
 
 
 def _embedded(spec: DatasetSpec, seed: int) -> Dataset:
-    if spec.tfds_name is None:
-        return _dataset(spec, embedded.digits(), "scikit-learn digits", "", is_real=True, keep_split=True)
-    label = "embedded digit pairs" if embedded.is_pairs(spec.num_classes) else "embedded digits"
-    return _dataset(spec, _composed(spec, seed), label, "", is_real=False, keep_split=True)
+    """scikit-learn's digits, or images composed of them in place of the dataset."""
+    is_digits = spec.tfds_name is None
+    arrays = embedded.digits() if is_digits else _composed(spec, seed)
+    composed = "embedded digit pairs" if embedded.is_pairs(spec.num_classes) else "embedded digits"
+    source = "scikit-learn digits" if is_digits else composed
+    return Dataset(spec.name, source, "", is_digits, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=True)
 
 
 @functools.lru_cache(maxsize=1)
@@ -165,27 +167,11 @@ def _composed(spec: DatasetSpec, seed: int) -> Arrays:
     return arrays
 
 
-def _real(spec: DatasetSpec, arrays: Arrays, origin: str, source: str, notify: Notify) -> Dataset:
+def _real(spec: DatasetSpec, source: str, arrays: Arrays, origin: str, notify: Notify) -> Dataset:
     """Real data, whose origin says how many examples are missing, if any."""
     sizes = len(arrays.train_y), len(arrays.test_y)
     if spec.published not in (None, sizes):
         text = f"{sizes[0]} + {sizes[1]} of {spec.published[0]} + {spec.published[1]} examples"
         notify(f"{spec.name} is incomplete: {text}")
         origin += f", {text}"
-    return _dataset(spec, arrays, source, origin, is_real=True, keep_split=False)
-
-
-def _dataset(
-    spec: DatasetSpec, arrays: Arrays, source: str, origin: str, *, is_real: bool, keep_split: bool
-) -> Dataset:
-    return Dataset(
-        name=spec.name,
-        source=source,
-        origin=origin,
-        is_real=is_real,
-        **arrays._asdict(),
-        num_classes=spec.num_classes,
-        mean=spec.mean,
-        std=spec.std,
-        keep_split=keep_split,
-    )
+    return Dataset(spec.name, source, origin, True, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=False)

@@ -258,12 +258,8 @@ def test_dirichlet_says_what_is_too_little(train_y, clients, options, lacking):
 
 def test_dirichlet_proportions_have_the_moments_of_the_dirichlet():
     """Mean 1/N and variance (1/N)(1 - 1/N) / (N beta + 1) of a client's share of a class."""
-    totals = np.full(2000, 10_000)
-    totals = dirichlet_counts.Counts(totals, totals)
-    counts = dirichlet_counts.draw(
-        np.random.default_rng(0), totals, dirichlet_counts.separate_sets, 4, 0.5, needs=(1, 1, 0)
-    )
-    shares = counts.train / 10_000
+    rng, totals = np.random.default_rng(0), np.full((2, 2000), 10_000)
+    shares = dirichlet_counts.draw(rng, totals, dirichlet_counts.separate_sets, 4, 0.5, (1, 1, 0))[0] / 10_000
     np.testing.assert_allclose(shares.mean(axis=1), 0.25, atol=0.02)
     np.testing.assert_allclose(shares.var(axis=1), 0.25 * 0.75 / 3, rtol=0.1)
 
