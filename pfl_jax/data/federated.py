@@ -36,17 +36,14 @@ class FederatedData(NamedTuple):
         otherwise float32 or integers. Of a dataset that was loaded by rows, `pfl_jax.data.rows.Rows`, which only
         `pfl_jax.engine.placement.place` can use.
       y: [P], int32, the labels of the pool; or other targets, float32 [P] or numbers [P, ...].
-      train_index: int32 [N, n_max].
-      train_count: int32 [N].
-      test_index: int32 [N, t_max].
-      test_count: int32 [N].
+      train_index, train_count: int32 [N, n_max] and [N].
+      test_index, test_count: int32 [N, t_max] and [N].
       num_classes: K of the dataset.
-      mean: float32 [C], mean of uint8 pixels divided by 255; None for inputs that are not rescaled.
-      std: float32 [C], standard deviation of the same pixels; None together with the mean.
+      mean, std: float32 [C], those of uint8 pixels divided by 255; None for inputs that are not rescaled.
       label_map: int32 [N, K], the label that each client has for class k; None for the dataset's labels.
       rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
-      validation_index: int32 [N, v_max]; None for a federation without validation examples.
-      validation_count: int32 [N], 0 for clients without validation examples; None together with the index.
+      validation_index, validation_count: int32 [N, v_max] and [N], 0 for clients without validation examples; None for
+        a federation without any.
       frozen: frozen parameters of the model that is trained, which every device has beside the examples; None without.
       row: int32 [N], row of each client in the tables; None if row i is client i. A device that has only some clients'
         examples (`pfl_jax.engine.placement`) has tables of these alone.

@@ -7,12 +7,10 @@ import gzip
 import tarfile
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pfl_jax.data import rows
-from pfl_jax.data.rows import Rows
 from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import InvalidInput
 
@@ -89,24 +87,15 @@ def find(spec: DatasetSpec, data_dir: Path | None) -> tuple[Path, ...]:
     return ()
 
 
-def load(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool = False) -> tuple[Arrays, str]:
-    """Read and check files.
-
-    Args:
-      spec: the dataset.
-      paths: what `find` found.
-      by_rows: whether the images of uncompressed IDX files are `pfl_jax.data.rows.Rows`, which are read later.
-
-    Returns:
-      The examples, of which EMNIST's images are transposed to be upright; and the folder or archive.
+def load(spec: DatasetSpec, paths: tuple[Path, ...]) -> tuple[Arrays, str]:
+    """Examples, of which EMNIST's images become upright, in the files that `find` found; and the folder or archive.
 
     Raises:
       InvalidInput: a file is damaged or of another dataset.
     """
     origin = paths[0] if len(paths) == 1 else paths[0].parent
     try:
-        is_cifar = spec.name in CIFAR
-        arrays = _load_cifar(CIFAR[spec.name], paths, origin) if is_cifar else _load_idx(spec, paths, by_rows=by_rows)
+        arrays = _load_cifar(CIFAR[spec.name], paths, origin) if spec.name in CIFAR else _load_idx(spec, paths)
         # Several datasets have the same file names; the largest label shows whether these files are of the right one.
         highest = arrays.train_y.max(), arrays.test_y.max()
         if highest[0] != spec.num_classes - 1 or highest[1] >= spec.num_classes:
@@ -121,31 +110,27 @@ def load(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool = False) -
     return arrays, str(origin)
 
 
-def _load_idx(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool) -> Arrays:
-    def upright(x: np.ndarray) -> np.ndarray:
-        return (x.swapaxes(1, 2) if spec.transposed else x)[..., None]
-
+def _load_idx(spec: DatasetSpec, paths: tuple[Path, ...]) -> Arrays:
     arrays = []
     for images, labels in (paths[:2], paths[2:]):
-        x, y = _read_idx(images, spec.shape[:2], by_rows=by_rows), _read_idx(labels, (), by_rows=False)
+        x, y = _read_idx(images, spec.shape[:2]), _read_idx(labels, ())
         if len(x) != len(y):
             raise InvalidInput(f"{images} holds {len(x)} images, but {labels} holds {len(y)} labels")
-        x = x.map(upright, spec.shape, np.uint8) if isinstance(x, Rows) else np.array(upright(x), order="C")
-        arrays += [x, y.astype(np.int32)]
+        x = x.swapaxes(1, 2) if spec.transposed else x
+        arrays += [np.ascontiguousarray(x[..., None]), y.astype(np.int32)]
     return Arrays(*arrays)
 
 
-def _read_idx(path: Path, shape: tuple[int, ...], *, by_rows: bool) -> Any:
+def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Read an IDX file as uint8 [count, *shape]: a magic number, the sizes as big-endian int32, then the bytes."""
-    begin, is_packed = 4 * (2 + len(shape)), path.suffix == ".gz"
+    begin = 4 * (2 + len(shape))
     try:
-        packed = path.read_bytes() if is_packed else b""
-        content = np.frombuffer(gzip.decompress(packed), np.uint8) if is_packed else np.memmap(path, np.uint8, "r")
-    except (*UNREADABLE, ValueError) as error:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except UNREADABLE as error:
         raise InvalidInput(f"{path} cannot be read, it may be truncated: {error}") from error
     if len(content) < begin:
         raise InvalidInput(f"{path} is truncated: {len(content)} bytes")
-    magic, count, *found = content[:begin].view(">u4").tolist()
+    magic, count, *found = np.frombuffer(content[:begin], ">u4").tolist()
     if magic != 0x0800 + 1 + len(shape) or tuple(found) != shape or not count:
         raise InvalidInput(
             f"{path} is no IDX file of bytes of shape {shape}: magic {magic:#06x}, sizes {[count, *found]}"
@@ -154,9 +139,7 @@ def _read_idx(path: Path, shape: tuple[int, ...], *, by_rows: bool) -> Any:
         raise InvalidInput(
             f"{path} is damaged: its header promises {count} items of shape {shape}, it has {size} bytes"
         )
-    if by_rows and not is_packed:
-        return rows.of_file(path, begin, (count, *shape), np.uint8)
-    return content[begin:].reshape(count, *shape)
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(count, *shape)
 
 
 def _load_cifar(layout: CifarFormat, paths: tuple[Path, ...], origin: Path) -> Arrays:

@@ -84,7 +84,11 @@ def from_file(
 
 
 def digest(data: str | Path, test_data: str | Path | None = None) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of the contents of `from_file`'s data, whatever the files' names."""
+    """First 16 hexadecimal digits of the SHA-256 of the contents, whatever the files' names and places.
+
+    Args:
+      data, test_data: see `from_file`.
+    """
     whole = hashlib.sha256()
     for part in [str(one) for one in (data, test_data) if one is not None]:
         if part.startswith(HUB):

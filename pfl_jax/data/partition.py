@@ -118,15 +118,13 @@ def dirichlet(
     training set are its training examples and the others its test examples.
 
     Args:
-      dataset: the dataset, whose labels are classes.
-      num_clients: N.
+      dataset, num_clients, seed: see `grouped`.
       beta: concentration, positive; clients differ more for smaller values.
       protocol: "fedpac" or "fedas".
       min_size: minimum number of a client's examples (training examples for "fedpac", all for "fedas"); by default 10
         for "fedpac" and 40 for "fedas".
       train_size: maximum number of a client's training examples; by default unlimited.
       test_size: maximum number of a client's test examples; by default unlimited.
-      seed: seed of proportions and shuffles.
 
     Returns:
       The partition, disjoint and, unless sizes are limited, complete. Every client has at least one training and one
@@ -176,11 +174,9 @@ def iid(
     """Random assignment of examples, independent of their class.
 
     Args:
-      dataset: the dataset, with or without classes.
-      num_clients: N.
+      dataset, num_clients, seed: see `grouped`; the dataset may have no classes.
       train_size: training examples of each client; by default all examples are divided evenly, up to one example.
       test_size: test examples of each client, by default likewise.
-      seed: seed of the shuffles.
 
     Returns:
       The partition. Clients share examples only if they need more in total than exist.
@@ -245,13 +241,8 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
 
     Args:
       name: a key of PARTITIONS, or "natural" for the dataset's own clients.
-      dataset: the dataset to divide.
-      num_clients: N.
-      seed: seed of the partition.
+      dataset, num_clients, seed: see `grouped`.
       **options: options of the partition function; None for the default.
-
-    Returns:
-      The partition.
 
     Raises:
       InvalidInput: the name is unknown, or the function rejects the options.

@@ -35,12 +35,8 @@ def pathological(
     example. Examples are assigned as in `grouped`.
 
     Args:
-      dataset: the dataset, whose labels are classes.
-      num_clients: N.
+      dataset, num_clients, train_size, test_size, seed: see `pfl_jax.data.partition.grouped`.
       protocol: "random" or "clustered".
-      train_size: training examples of each client.
-      test_size: test examples of each client; by default as many as training examples.
-      seed: seed of class sets and shuffles.
       classes_per_group: number of classes of a client, for each group.
 
     Returns:

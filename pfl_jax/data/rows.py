@@ -126,18 +126,6 @@ def concatenate(parts: Sequence[Any]) -> Any:
     return Rows((int(starts[-1]), *shape), dtype, read)
 
 
-def of_file(path: str | Path, offset: int, shape: Sequence[int], dtype: Any) -> Rows:
-    """Rows of an uncompressed file, in which the array begins at the byte `offset`, in C order."""
-
-    def read(rows):
-        try:
-            return np.memmap(path, dtype, "r", offset, tuple(shape))[rows]
-        except (OSError, ValueError) as error:
-            raise InvalidInput(f"{path} is damaged or cannot be read: {one_line(error)}") from None
-
-    return Rows(shape, dtype, read)
-
-
 def of_npz(path: str | Path, name: str) -> Any:
     """An array of an .npz file: `Rows` if it is stored uncompressed, as `np.savez` does, otherwise in memory.
 
@@ -152,10 +140,18 @@ def of_npz(path: str | Path, name: str) -> Any:
         between = np.frombuffer(file.read(4), "<u2").sum()
         begin = file.seek(member.header_offset + 30 + int(between))
         version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, in_columns, dtype = read(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, in_columns, dtype = header(file)
         if dtype.hasobject or in_columns or not shape:
             return stored[name]
         if file.tell() - begin + int(np.prod(shape, dtype=object)) * dtype.itemsize != member.file_size:
             raise ValueError(f"the header of {name} promises another size than it has")
-        return of_file(path, file.tell(), shape, dtype)
+        offset = file.tell()
+
+    def read(rows):
+        try:
+            return np.memmap(path, dtype, "r", offset, shape)[rows]
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{path} is damaged or cannot be read: {one_line(error)}") from None
+
+    return Rows(shape, dtype, read)

@@ -29,19 +29,15 @@ class Dataset(NamedTuple):
       origin: version or folder of real data, and its size if it is incomplete; digest of a user's own files; "" for
         embedded data.
       is_real: False for synthetic images in place of the dataset.
-      train_x: [P_train, ...], float32 or integers of at most 32 bits; images are uint8 [P_train, H, W, C]. If loaded by
-        rows, `pfl_jax.data.rows.Rows` of this shape and type.
-      train_y: int32 [P_train], the classes; or other targets, float32 [P_train] or numbers [P_train, ...].
-      test_x: [P_test, ...], of the same type as train_x.
-      test_y: likewise [P_test, ...].
+      train_x, test_x: [P, ...], both float32 or integers of at most 32 bits; images are uint8 [P, H, W, C]. If loaded
+        by rows, `pfl_jax.data.rows.Rows` of this shape and type.
+      train_y, test_y: int32 [P], the classes; or other targets, float32 [P] or numbers [P, ...].
       num_classes: K; 0 for targets that are no classes.
-      mean: mean of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
-      std: standard deviation of the same pixels, per channel; None together with the mean.
+      mean, std: those of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
       keep_split: whether training and test examples must not be mixed, as for scikit-learn's digits, which are split by
         writer.
       class_names: names of the classes 0 to K - 1; () if the names are the numbers.
-      train_client: int32 [P_train], client of each training example if the data has its own clients, otherwise None.
-      test_client: int32 [P_test], client of each test example.
+      train_client, test_client: int32 [P], client of each example if the data has its own clients, otherwise None.
       client_names: names of the data's own clients.
     """
 
@@ -103,8 +99,8 @@ def load(
       normalization: paper whose released code defines the mean and standard deviation that normalize pixels: for CIFAR
         0.5 ("fedas"), or those of CIFAR-10's training pixels ("fedpac"). The other datasets have only one.
       by_rows: whether the inputs stay in their file (`pfl_jax.data.rows.Rows`), so that
-        `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. Of embedded data, and of
-        tensorflow-datasets before the first run has cached it, they are in memory.
+        `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. This is for data of
+        tensorflow-datasets once a first run has cached it; all else is in memory.
 
     Returns:
       The dataset. EMNIST's published images are transposed; here they are upright.
@@ -133,7 +129,7 @@ def load(
     if source != "files" and (prepared := tfds.find(spec, folder, notify, by_rows=by_rows)) is not None:
         return _real(spec, "tfds", *prepared, notify)
     if source != "tfds" and (paths := files.find(spec, folder)):
-        return _real(spec, "files", *files.load(spec, paths, by_rows=by_rows), notify)
+        return _real(spec, "files", *files.load(spec, paths), notify)
     if source == "files":
         raise InvalidInput(files.missing(spec, folder))
     try:

@@ -12,14 +12,7 @@ PixelNormalization: TypeAlias = Literal["fedpac", "fedas"]
 
 
 class Arrays(NamedTuple):
-    """Examples of a dataset, in the format that all sources return.
-
-    Attributes:
-      train_x: uint8 [P_train, H, W, C].
-      train_y: int32 [P_train].
-      test_x: uint8 [P_test, H, W, C].
-      test_y: int32 [P_test].
-    """
+    """Examples of a dataset, in the format that all sources return: images uint8 [P, H, W, C], labels int32 [P]."""
 
     train_x: np.ndarray
     train_y: np.ndarray
@@ -71,27 +64,19 @@ _FEDPAC_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _MNIST = ((0.1307,), (0.3081,))
 
 _ALL = (
-    DatasetSpec(
-        "cifar10",
-        (32, 32, 3),
-        10,
-        *_CIFAR,
-        fedpac=_FEDPAC_CIFAR,
-        published=(50_000, 10_000),
-        tfds_name="cifar10",
-        url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        folders=("cifar10", "cifar-10"),
-    ),
-    DatasetSpec(
-        "cifar100",
-        (32, 32, 3),
-        100,
-        *_CIFAR,
-        fedpac=_FEDPAC_CIFAR,
-        published=(50_000, 10_000),
-        tfds_name="cifar100",
-        url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-        folders=("cifar100", "cifar-100"),
+    *(
+        DatasetSpec(
+            f"cifar{classes}",
+            (32, 32, 3),
+            classes,
+            *_CIFAR,
+            fedpac=_FEDPAC_CIFAR,
+            published=(50_000, 10_000),
+            tfds_name=f"cifar{classes}",
+            url=f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz",
+            folders=(f"cifar{classes}", f"cifar-{classes}"),
+        )
+        for classes in (10, 100)
     ),
     # As in FedPAC's released code: training examples from the folder train, test examples from test (valid is not
     # used), and the mean and deviation of the folder train. FedAS does not use CINIC-10.

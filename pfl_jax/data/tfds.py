@@ -46,19 +46,9 @@ def folder_or_default(data_dir: Path | None) -> Path:
 def find(
     spec: DatasetSpec, data_dir: Path | None, notify: Notify, *, by_rows: bool = False
 ) -> tuple[Arrays, str] | None:
-    """Load the dataset as prepared by tfds in a data folder, or as cached by an earlier run.
+    """Examples and version of the dataset as prepared by tfds, or as cached by an earlier run; None without either.
 
-    Args:
-      spec: the dataset.
-      data_dir: the data folder; None for tfds' default.
-      notify: function that receives messages before slow steps.
-      by_rows: whether the images of an earlier run's cache are `pfl_jax.data.rows.Rows`, which are read later.
-
-    Returns:
-      The examples and their version, or None if there are none.
-
-    Raises:
-      InvalidInput: prepared data cannot be read.
+    Arguments are those of `pfl_jax.data.sources.load`. Prepared data that cannot be read is an InvalidInput.
     """
     folder = folder_or_default(data_dir)
     kept = _newest((folder / "pfl_jax").glob(f"{spec.name}-*.npz"))
@@ -85,8 +75,7 @@ def find(
 def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str]:
     """Download and prepare the dataset with tfds; arguments and results are those of `find`.
 
-    Raises:
-      InvalidInput: the host does not answer within HOST_TIMEOUT, or tfds fails.
+    A host that does not answer within HOST_TIMEOUT, and whatever fails in tfds, is an InvalidInput.
     """
     folder = folder_or_default(data_dir)
     if reason := _unreachable(spec.url):
@@ -108,8 +97,7 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
                 f"damaged, remove it from {folder / 'downloads'}, and it is downloaded again"
             ) from error
     result = find(spec, folder, notify)
-    if result is None:
-        raise InvalidInput(f"tensorflow-datasets left no {spec.name} in {folder}")
+    assert result is not None  # It was prepared there.
     return result
 
 
