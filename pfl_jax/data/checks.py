@@ -3,7 +3,7 @@
 Lists and other kinds of arrays become NumPy arrays, wider floats float32, booleans 0 and 1, labels [P, 1] labels [P].
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from pfl_jax.data.allocation import Partition
 from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, word
-from pfl_jax.hyper_parameters import Range, check_value
+from pfl_jax.hyper_parameters import check_value
 
 SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 """Field of a partition -> the word for its examples."""
@@ -149,7 +149,6 @@ def both_labels(given: Dataset) -> tuple[np.ndarray, np.ndarray, int]:
 def dataset(given: Dataset) -> Dataset:
     """The same dataset as NumPy arrays of the types that `federate` needs."""
     check_value("dataset", given, Dataset)
-    check_value("num_classes", given.num_classes, Annotated[int, Range(0)])
     found: dict[str, Any] = {}
     for split, x, y in (("train", given.train_x, given.train_y), ("test", given.test_x, given.test_y)):
         # What stays in its file was checked when that was opened.
@@ -184,31 +183,30 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
         raise InvalidInput(f"partition has tables of {', '.join(map(str, sorted(sizes)))} clients: give all the same")
     total, tables, examples, owners = num_train + num_test, {}, {}, {}
     for split in splits:
-        end = total if given.pooled else num_test if split == "test" else num_train
-        offset = num_train if split == "test" and not given.pooled else 0
-        rows = [_indices(row, client, split) for client, row in enumerate(getattr(given, split))]
+        size, begin = (num_test, num_train) if split == "test" else (num_train, 0)
+        size, begin = (total, 0) if given.pooled else (size, begin)
+        rows = [begin + _indices(row, client, split) for client, row in enumerate(getattr(given, split))]
         flat, owners[split] = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        if len(outside := np.flatnonzero((flat < 0) | (flat >= end))):
+        if len(outside := np.flatnonzero((flat < begin) | (flat >= begin + size))):
             which = "training and test examples together" if given.pooled else "its own set, unless pooled=True"
-            client, example = owners[split][outside[0]], flat[outside[0]]
+            client, example = owners[split][outside[0]], flat[outside[0]] - begin
             raise InvalidInput(
-                f"client {client} has {SPLITS[split]} example {example}, and there are 0 to {end - 1}: indices are "
+                f"client {client} has {SPLITS[split]} example {example}, and there are 0 to {size - 1}: indices are "
                 f"into {which}"
             )
-        tables[split] = [row + offset for row in rows] if offset else rows
-        examples[split] = flat + offset
+        tables[split], examples[split] = rows, flat
     keys = np.sort(np.concatenate([owners[split] * total + examples[split] for split in splits]))
     if len(twice := keys[1:][keys[1:] == keys[:-1]]):
         client, example = divmod(int(twice[0]), total)
         raise InvalidInput(f"client {client} has example {example} twice; test examples begin at {num_train}")
     is_tested = np.zeros(total, bool)
     is_tested[examples["test"]] = True
-    for split in examples.keys() - {"test"}:
-        if len(shared := np.unique(examples[split][is_tested[examples[split]]])):
-            raise InvalidInput(
-                f"example {shared[0]} is a {SPLITS[split]} and a test example ({len(shared)} such examples); test "
-                f"examples begin at {num_train}"
-            )
+    others = np.concatenate([examples[split] for split in splits if split != "test"])
+    if len(shared := np.unique(others[is_tested[others]])):
+        raise InvalidInput(
+            f"example {shared[0]} is a test example and one for training or validation ({len(shared)} such examples); "
+            f"test examples begin at {num_train}"
+        )
     return Partition(**tables, pooled=True)
 
 

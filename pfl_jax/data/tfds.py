@@ -5,7 +5,6 @@ runs read this file and import neither TensorFlow nor tfds.
 """
 
 import contextlib
-import functools
 import io
 import os
 import re
@@ -177,16 +176,15 @@ def _tensorflow_datasets() -> Iterator[Any]:
         yield tfds
 
 
-@functools.cache
 def _cinic10(url: str) -> Any:
     """Builder of CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018), which tensorflow-datasets lacks.
 
     The published archive has folders train/, valid/ and test/, each with a folder of 9,000 PNG images for each class;
-    valid/ is not used, as in FedPAC's released code. The class is registered once, so it is kept.
+    valid/ is not used, as in FedPAC's released code.
     """
     import tensorflow_datasets as tfds
 
-    class Cinic10(tfds.core.GeneratorBasedBuilder):
+    class Cinic10(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         """CINIC-10: images of CIFAR-10's classes from CIFAR-10 and ImageNet."""
 
         VERSION = tfds.core.Version("1.0.0")
