@@ -10,9 +10,6 @@ from pfl_jax.data.rows import Rows, blocks, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
-TEST_FRACTION = 0.25
-"""Share of test examples where there is no test set."""
-
 
 def from_arrays(
     x: Any,
@@ -81,7 +78,7 @@ def from_arrays(
     owners = np.zeros(0, np.int64) if client is None else np.unique(client)
     train = x, _numbers(y, classes, "y", "label"), _numbers(client, owners, "client", "client")
     if test_x is None:
-        train, test = _divide(train, TEST_FRACTION if test_fraction is None else test_fraction, owners, seed)
+        train, test = _divide(train, 0.25 if test_fraction is None else test_fraction, owners, seed)
     else:
         test = _checked(test_x, test_y, test_client, "test ", len(classes))
         test_y = _numbers(test[1], classes, "test y", "label")

@@ -119,7 +119,7 @@ def federate(
     seed: int = 0,
     **columns: Any,
 ) -> FederatedData:
-    """Put the examples of clients onto the device.
+    """Data of a federation: the examples of its clients, on the device.
 
     The pool contains only examples that clients use (typically a few thousand of EMNIST's 814,255); the indices in the
     tables are into this pool.
@@ -131,9 +131,6 @@ def federate(
       num_groups: number of groups G of the shift; client i belongs to group i mod G.
       seed: seed of the shift, and of the division into training and test rows of what is no `Dataset`.
       **columns: other arguments of `from_clients`, for what is no `Dataset`.
-
-    Returns:
-      The federation's data.
 
     Raises:
       InvalidInput: what `from_clients` refuses, inputs or labels that are not as in `Dataset`, NaN among them, a
@@ -320,14 +317,11 @@ def _tables(data: FederatedData, split: Split) -> tuple[jax.Array, jax.Array]:
 
 
 def class_table(data: FederatedData, split: Split = "train") -> np.ndarray:
-    """Number of examples of each client and label, for reports and figures.
+    """Number of examples of each client and label, int64 [N, K], for reports and figures.
 
     Args:
       data: the federation's data.
       split: "train", "test" or "validation".
-
-    Returns:
-      int64 [N, K].
 
     Example:
       >>> from pfl_jax import data

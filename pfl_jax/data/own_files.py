@@ -18,9 +18,6 @@ HUB = "hf:"
 
 FORMATS = "an .npz or .csv file, a folder of images by class, a Hugging Face dataset's folder, or hf:NAME of the hub"
 
-DIGITS = 16
-"""Hexadecimal digits of a digest."""
-
 
 def from_file(
     data: str | Path,
@@ -33,7 +30,7 @@ def from_file(
     num_classes: int | None = None,
     by_rows: bool = False,
 ) -> Dataset:
-    """Data set of a file or folder.
+    """Data set of a file or folder, with the digest of the files as its origin.
 
     - .npz: arrays x [P, ...], y [P], and if there are, test_x, test_y.
     - .csv: a header, then one row for each example; all columns but label and client are numbers. Integers if all of
@@ -51,9 +48,6 @@ def from_file(
       normalize, num_classes: see `from_arrays`.
       by_rows: whether the inputs of .npz files stay there, see `pfl_jax.data.sources.load`; those of the other formats
         are read into memory.
-
-    Returns:
-      The dataset, with the digest of the files as its origin.
 
     Raises:
       InvalidInput: a missing or damaged file, an unknown format, a missing column, or anything `from_arrays` refuses.
@@ -74,7 +68,7 @@ def from_file(
             test_fraction=test_fraction,
             normalize=normalize,
             num_classes=num_classes,
-            name=_name(data),
+            name=str(data)[len(HUB) :] if str(data).startswith(HUB) else Path(data).expanduser().resolve().stem,
             source=kind,
             origin=digest(data, test_data),
         )
@@ -101,7 +95,7 @@ def digest(data: str | Path, test_data: str | Path | None = None) -> str:
             whole.update(_digest_of_files(str(path), stamps).encode())
         except OSError as error:
             raise InvalidInput(f"cannot read {error.filename or data}: {error.strerror or error}") from None
-    return whole.hexdigest()[:DIGITS]
+    return whole.hexdigest()[:16]
 
 
 @functools.lru_cache(maxsize=64)
@@ -148,8 +142,3 @@ def _read(data: str | Path, label: str | None, client: str | None, *, by_rows: b
     if source.suffix.lower() == ".csv":
         return read_tables.csv_file(source, label, client), "csv"
     raise InvalidInput(f"{data} has the ending {source.suffix or 'of no format'}: data is {FORMATS}")
-
-
-def _name(data: str | Path) -> str:
-    """Name of the data set: that of the file without its ending."""
-    return str(data).removeprefix(HUB) if str(data).startswith(HUB) else Path(data).expanduser().resolve().stem

@@ -27,7 +27,7 @@ def pathological(
     seed: int = 0,
     classes_per_group: Sequence[int] = PATHOLOGICAL_CLASSES,
 ) -> Partition:
-    """Clients with only a few classes, in equal shares; the group determines the number of classes (FedPAC C.7).
+    """Clients of exact sizes with few classes, in equal shares; the group gives the number of classes (FedPAC C.7).
 
     Client i belongs to group i mod G. With protocol "random" a class set is drawn for each client; with "clustered" all
     clients of a group share one class set, and no two groups have the same set. A client's test examples are of the
@@ -38,9 +38,6 @@ def pathological(
       dataset, num_clients, train_size, test_size, seed: see `pfl_jax.data.partition.grouped`.
       protocol: "random" or "clustered".
       classes_per_group: number of classes of a client, for each group.
-
-    Returns:
-      The partition; sizes are exact.
 
     Raises:
       InvalidInput: the protocol is unknown; a group has no class or more classes than exist; there are fewer class sets

@@ -12,9 +12,6 @@ from pfl_jax.errors import InvalidInput, one_line
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 """Endings of images; other files are left alone."""
 
-GRAY = ("1", "L", "LA")
-"""Modes of Pillow that have no color."""
-
 
 def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
     """Images of a folder whose sub-folders are the classes: uint8 [P, H, W, 1], or [P, H, W, 3] if any has color."""
@@ -38,7 +35,7 @@ def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
         try:
             with Image.open(file) as opened:
                 mode = opened.mode
-                images.append(np.asarray(opened.convert("L" if mode in GRAY else "RGB")))
+                images.append(np.asarray(opened.convert("L" if mode in ("1", "L", "LA") else "RGB")))
         # Pillow raises SyntaxError for broken PNG chunks.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise InvalidInput(f"{file} is no image that can be read ({one_line(error)})") from None

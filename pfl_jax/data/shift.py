@@ -22,16 +22,13 @@ Shift: TypeAlias = Literal["none", "labels", "rotation"]
 
 @check_arguments
 def label_maps(num_clients: int, num_classes: int, num_groups: Count, seed: int = 0) -> np.ndarray:
-    """Random permutation of the labels for each group (Section 6.2: "a specific permutation of labels").
+    """Label that each client has for each class, int32 [N, K]: a random permutation for each group (Section 6.2).
 
     Args:
       num_clients: N.
       num_classes: K.
       num_groups: G.
       seed: seed of the permutations, which are independent between groups.
-
-    Returns:
-      int32 [N, K], the label that client i has for class k.
 
     Example:
       >>> from pfl_jax.data import shift
@@ -47,14 +44,13 @@ def label_maps(num_clients: int, num_classes: int, num_groups: Count, seed: int 
 
 @check_arguments
 def rotations(num_clients: int, num_groups: Count) -> np.ndarray:
-    """Rotation by g 360 / G degrees for group g; the paper does not state its angles (Appendix C.10).
+    """Cosine and sine of each client's angle, float32 [N, 2]: g 360 / G degrees for group g.
+
+    Multiples of 90 degrees are exact. The paper does not state its angles (Appendix C.10).
 
     Args:
       num_clients: N.
       num_groups: G.
-
-    Returns:
-      float32 [N, 2]: cosine and sine of each client's angle; exact for multiples of 90 degrees.
 
     Example:
       >>> from pfl_jax.data import shift
@@ -85,16 +81,13 @@ def direction(degrees: float | np.ndarray) -> np.ndarray:
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:
-    """Rotate images counterclockwise about their center; pixels outside the original image are black.
+    """Rotate images [n, H, W, C] counterclockwise about their center; pixels outside the original image are black.
 
     The interpolation is bilinear, so multiples of 90 degrees move the pixels of square images exactly.
 
     Args:
       x: pixels [n, H, W, C], float32; zero is black.
       rotation: [2], cosine and sine of the angle; may be traced.
-
-    Returns:
-      [n, H, W, C].
     """
     height, width = x.shape[1:3]
     cosine, sine = rotation

@@ -85,7 +85,7 @@ def load(
     normalization: PixelNormalization = "fedas",
     by_rows: bool = False,
 ) -> Dataset:
-    """Load a dataset.
+    """Load a dataset. EMNIST's published images are transposed; here they are upright.
 
     Args:
       name: cifar10, cifar100, cinic10, fashion_mnist, emnist (its "byclass" variant: 62 classes) or digits.
@@ -101,9 +101,6 @@ def load(
       by_rows: whether the inputs stay in their file (`pfl_jax.data.rows.Rows`), so that
         `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. This is for data of
         tensorflow-datasets once a first run has cached it; all else is in memory.
-
-    Returns:
-      The dataset. EMNIST's published images are transposed; here they are upright.
 
     Raises:
       InvalidInput: the name, source or normalization is unknown, the source does not have the data, or files are
