@@ -185,8 +185,6 @@ def test_a_dataset_has_no_columns_to_name():
     dataset = from_clients({name: (X[name], Y[name]) for name in SIZES})
     with pytest.raises(InvalidInput, match="y is not for a Dataset"):
         federate(dataset, y="ill")
-    with pytest.raises(InvalidInput, match="dataset must be a Dataset"):
-        federate([(X["ward"], Y["ward"])], data.partition.iid(dataset, 2))
     with pytest.raises(InvalidInput, match="no clients of its own"):
         federate(from_arrays(X["ward"], Y["ward"]))
     with pytest.raises(TypeError, match="lable"):

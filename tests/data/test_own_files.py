@@ -239,9 +239,6 @@ def test_hugging_face_itself(tmp_path):
     dataset = from_file(tmp_path / "tokens", client_column="user")
     np.testing.assert_array_equal(dataset.train_x, tokens)
     np.testing.assert_array_equal(dataset.test_x, tokens)
-    table = datasets.Dataset.from_dict({"a": X[:, 0].tolist(), "b": X[:, 1].tolist(), "label": KIND.tolist()})
-    table.save_to_disk(tmp_path / "table")
-    check_whole(from_file(tmp_path / "table"), X[:, :2], client=None)
 
 
 def test_the_digest_is_of_the_content(tmp_path):
