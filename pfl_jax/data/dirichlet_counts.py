@@ -21,16 +21,15 @@ def draw(
     beta: float,
     needs: tuple[int, int, int],
 ) -> np.ndarray:
-    """Counts int64 [2, N, K] of the first of MAX_TRIES draws of proportions p_k ~ Dir_N(beta) that serves all clients.
+    """Counts int64 [2, N, K] of the first draw of proportions p_k ~ Dir_N(beta) that serves all clients.
+
+    InvalidInput if none of MAX_TRIES does.
 
     Args:
       rng, num_clients, beta: see `pfl_jax.data.partition.dirichlet`.
       totals: training and test examples of each class, int [2, K].
       divide: `separate_sets` or `merged_sets`.
       needs: least number of a client's training examples, test examples, and both together.
-
-    Raises:
-      InvalidInput: no draw gives every client its minimum.
     """
     there = np.array([*totals.sum(axis=1), totals.sum()])
     is_possible = (num_clients * np.array(needs) <= there).all()

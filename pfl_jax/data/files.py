@@ -7,10 +7,12 @@ import gzip
 import tarfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pfl_jax.data import rows
+from pfl_jax.data.rows import Rows
 from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import InvalidInput
 
@@ -71,11 +73,7 @@ def _sets_of_files(spec: DatasetSpec) -> list[tuple[str, list[str]]]:
 
 
 def find(spec: DatasetSpec, data_dir: Path | None) -> tuple[Path, ...]:
-    """The dataset's files, see `_sets_of_files`; () if there are none.
-
-    Raises:
-      InvalidInput: some of the files are missing.
-    """
+    """The dataset's files, see `_sets_of_files`; () if there are none, InvalidInput if only some are there."""
     for parent in _search_folders(spec, data_dir) if spec.folders else ():
         for folder, names in _sets_of_files(spec):
             here = parent / folder
@@ -87,15 +85,16 @@ def find(spec: DatasetSpec, data_dir: Path | None) -> tuple[Path, ...]:
     return ()
 
 
-def load(spec: DatasetSpec, paths: tuple[Path, ...]) -> tuple[Arrays, str]:
+def load(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool = False) -> tuple[Arrays, str]:
     """Examples, of which EMNIST's images become upright, in the files that `find` found; and the folder or archive.
 
-    Raises:
-      InvalidInput: a file is damaged or of another dataset.
+    With `by_rows`, images of uncompressed IDX files are `pfl_jax.data.rows.Rows`, which are read later. InvalidInput if
+    a file is damaged or of another dataset.
     """
     origin = paths[0] if len(paths) == 1 else paths[0].parent
     try:
-        arrays = _load_cifar(CIFAR[spec.name], paths, origin) if spec.name in CIFAR else _load_idx(spec, paths)
+        is_cifar = spec.name in CIFAR
+        arrays = _load_cifar(CIFAR[spec.name], paths, origin) if is_cifar else _load_idx(spec, paths, by_rows=by_rows)
         # Several datasets have the same file names; the largest label shows whether these files are of the right one.
         highest = arrays.train_y.max(), arrays.test_y.max()
         if highest[0] != spec.num_classes - 1 or highest[1] >= spec.num_classes:
@@ -110,36 +109,43 @@ def load(spec: DatasetSpec, paths: tuple[Path, ...]) -> tuple[Arrays, str]:
     return arrays, str(origin)
 
 
-def _load_idx(spec: DatasetSpec, paths: tuple[Path, ...]) -> Arrays:
+def _load_idx(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool) -> Arrays:
+    def upright(x: np.ndarray) -> np.ndarray:
+        return (x.swapaxes(1, 2) if spec.transposed else x)[..., None]
+
     arrays = []
     for images, labels in (paths[:2], paths[2:]):
-        x, y = _read_idx(images, spec.shape[:2]), _read_idx(labels, ())
+        x, y = _read_idx(images, spec.shape[:2], by_rows=by_rows), _read_idx(labels, (), by_rows=False)
         if len(x) != len(y):
             raise InvalidInput(f"{images} holds {len(x)} images, but {labels} holds {len(y)} labels")
-        x = x.swapaxes(1, 2) if spec.transposed else x
-        arrays += [np.ascontiguousarray(x[..., None]), y.astype(np.int32)]
+        x = x.map(upright, spec.shape, np.uint8) if isinstance(x, Rows) else np.ascontiguousarray(upright(x))
+        arrays += [x, y.astype(np.int32)]
     return Arrays(*arrays)
 
 
-def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+def _read_idx(path: Path, shape: tuple[int, ...], *, by_rows: bool) -> Any:
     """Read an IDX file as uint8 [count, *shape]: a magic number, the sizes as big-endian int32, then the bytes."""
-    begin = 4 * (2 + len(shape))
+    begin, stays = 4 * (2 + len(shape)), by_rows and path.suffix != ".gz"
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header, content = file.read(begin), b"" if stays else file.read()
+        size = path.stat().st_size - begin if stays else len(content)
     except UNREADABLE as error:
         raise InvalidInput(f"{path} cannot be read, it may be truncated: {error}") from error
-    if len(content) < begin:
-        raise InvalidInput(f"{path} is truncated: {len(content)} bytes")
-    magic, count, *found = np.frombuffer(content[:begin], ">u4").tolist()
+    if len(header) < begin:
+        raise InvalidInput(f"{path} is truncated: {len(header)} bytes")
+    magic, count, *found = np.frombuffer(header, ">u4").tolist()
     if magic != 0x0800 + 1 + len(shape) or tuple(found) != shape or not count:
         raise InvalidInput(
             f"{path} is no IDX file of bytes of shape {shape}: magic {magic:#06x}, sizes {[count, *found]}"
         )
-    if (size := len(content) - begin) != count * int(np.prod(shape, dtype=int)):
+    if size != count * int(np.prod(shape, dtype=int)):
         raise InvalidInput(
             f"{path} is damaged: its header promises {count} items of shape {shape}, it has {size} bytes"
         )
-    return np.frombuffer(content, np.uint8, offset=begin).reshape(count, *shape)
+    if stays:
+        return rows.of_file(path, begin, (count, *shape), np.uint8)
+    return np.frombuffer(content, np.uint8).reshape(count, *shape)
 
 
 def _load_cifar(layout: CifarFormat, paths: tuple[Path, ...], origin: Path) -> Arrays:

@@ -1,7 +1,7 @@
 """Arrays that stay in their file: only the rows that are asked for are read.
 
-A process of many (`pfl_jax.engine.placement`) needs the examples of its own clients alone. A file is memory-mapped for
-one block of rows at a time, since the pages of a mapping count as the process's memory.
+A process of many (`pfl_jax.engine.placement`) needs the examples of its own clients alone. Files are read and not
+memory-mapped, since the pages of a mapping count as the process's memory.
 """
 
 import zipfile
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax.errors import InvalidInput, one_line
+from pfl_jax.errors import InvalidInput
 from pfl_jax.safe_read import open_npz
 
 BLOCK = 2**22
@@ -126,6 +126,24 @@ def concatenate(parts: Sequence[Any]) -> Any:
     return Rows((int(starts[-1]), *shape), dtype, read)
 
 
+def of_file(path: str | Path, offset: int, shape: Sequence[int], dtype: Any) -> Rows:
+    """Rows of an uncompressed file, in which the array begins at the byte `offset`, in C order."""
+
+    def read(rows):
+        found = np.empty((len(rows), *shape[1:]), dtype)
+        try:
+            with open(path, "rb") as file:
+                for number, row in zip(rows.tolist(), found, strict=True):
+                    file.seek(offset + number * row.nbytes)
+                    if file.readinto(row) < row.nbytes:
+                        raise InvalidInput(f"{path} is damaged: it ends too early")
+        except OSError as error:
+            raise InvalidInput(f"{path} cannot be read: {error}") from error
+        return found
+
+    return Rows(shape, dtype, read)
+
+
 def of_npz(path: str | Path, name: str) -> Any:
     """An array of an .npz file: `Rows` if it is stored uncompressed, as `np.savez` does, otherwise in memory.
 
@@ -146,12 +164,4 @@ def of_npz(path: str | Path, name: str) -> Any:
             return stored[name]
         if file.tell() - begin + int(np.prod(shape, dtype=object)) * dtype.itemsize != member.file_size:
             raise ValueError(f"the header of {name} promises another size than it has")
-        offset = file.tell()
-
-    def read(rows):
-        try:
-            return np.memmap(path, dtype, "r", offset, shape)[rows]
-        except (OSError, ValueError) as error:
-            raise InvalidInput(f"{path} is damaged or cannot be read: {one_line(error)}") from None
-
-    return Rows(shape, dtype, read)
+        return of_file(path, file.tell(), shape, dtype)

@@ -99,8 +99,8 @@ def load(
       normalization: paper whose released code defines the mean and standard deviation that normalize pixels: for CIFAR
         0.5 ("fedas"), or those of CIFAR-10's training pixels ("fedpac"). The other datasets have only one.
       by_rows: whether the inputs stay in their file (`pfl_jax.data.rows.Rows`), so that
-        `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. This is for data of
-        tensorflow-datasets once a first run has cached it; all else is in memory.
+        `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. This is for uncompressed
+        IDX files, and for tensorflow-datasets once a first run has cached it; all else is in memory.
 
     Raises:
       InvalidInput: the name, source or normalization is unknown, the source does not have the data, or files are
@@ -126,7 +126,7 @@ def load(
     if source != "files" and (prepared := tfds.find(spec, folder, notify, by_rows=by_rows)) is not None:
         return _real(spec, "tfds", *prepared, notify)
     if source != "tfds" and (paths := files.find(spec, folder)):
-        return _real(spec, "files", *files.load(spec, paths), notify)
+        return _real(spec, "files", *files.load(spec, paths, by_rows=by_rows), notify)
     if source == "files":
         raise InvalidInput(files.missing(spec, folder))
     try:

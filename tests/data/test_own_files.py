@@ -104,6 +104,9 @@ def test_a_csv_that_is_cut_in_its_last_label(tmp_path, end):
         path.write_bytes(whole.encode())
         assert sum(map(len, from_file(path)[4:7:2])) == 1200
         assert read_tables.is_cut(path) == (whole == rows)
+    # The label comes before the place of the cut.
+    path.write_text("label,a\nno,1\nyes,2\nyes,3\nno,4\nyes,5\nmaybe,5.2")
+    assert from_file(path).num_classes == 3
 
 
 @pytest.mark.parametrize("name", ["", "  ", "Unnamed: 0", "__index_level_0__"])

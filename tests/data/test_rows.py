@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import archives
 import jax
 import numpy as np
 import pytest
@@ -95,11 +96,21 @@ def test_nan_is_found_in_any_block(tmp_path, monkeypatch):
         from_arrays(np.array([[None]] * 4), [0, 1, 0, 1])
 
 
+@pytest.mark.parametrize("compress", [True, False])
+def test_idx_files_by_rows_are_the_same(tmp_path, compress):
+    grey = (*archives.images(62, 62, (28, 28)), *archives.images(20, 62, (28, 28), 1))
+    archives.write_idx(tmp_path, grey, compress=compress)
+    whole, lazy = (data.load("emnist", "files", tmp_path, notify=str, by_rows=by_rows) for by_rows in (False, True))
+    assert isinstance(lazy.train_x, np.ndarray if compress else Rows)
+    for one, other in zip(whole, lazy, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_file_that_is_cut_meanwhile_is_one_line(tmp_path):
     path = tmp_path / "own.npz"
     np.savez(path, x=X)
     x = rows.of_npz(path, "x")
     path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(InvalidInput, match="is damaged or cannot be read") as error:
+    with pytest.raises(InvalidInput, match="damaged: it ends too early") as error:
         x[np.array([0, 39])]
     assert "\n" not in str(error.value)
