@@ -131,11 +131,13 @@ def of_file(path: str | Path, offset: int, shape: Sequence[int], dtype: Any) -> 
 
     def read(rows):
         found = np.empty((len(rows), *shape[1:]), dtype)
+        # Rows that follow each other are read at once.
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
         try:
             with open(path, "rb") as file:
-                for number, row in zip(rows.tolist(), found, strict=True):
-                    file.seek(offset + number * row.nbytes)
-                    if file.readinto(row) < row.nbytes:
+                for number, part in zip(rows[[0, *breaks]].tolist(), np.split(found, breaks), strict=True):
+                    file.seek(offset + number * found[0].nbytes)
+                    if file.readinto(part.data) < part.nbytes:
                         raise InvalidInput(f"{path} is damaged: it ends too early")
         except OSError as error:
             raise InvalidInput(f"{path} cannot be read: {error}") from error
