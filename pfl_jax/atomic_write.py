@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,34 +33,36 @@ def write_binary(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """
     # Of one name, so that the next write takes the place of what a killed process left.
     temporary = path.with_name(f".{path.name}.partial")
-    try:
+    with _told(path):
         if path.exists() and not path.is_file():
             # A rename would put a file in the place of a device.
             raise OSError(errno.EEXIST, "It is no regular file")
-        with temporary.open("wb") as file:
-            write(file)
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise cannot_write(path, error) from None
-        raise
+        try:
+            with temporary.open("wb") as file:
+                write(file)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents unless they exist; raise CannotWrite on failure."""
-    try:
+    with _told(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from None
 
 
 def append_line(path: Path, line: str) -> None:
     """Append a line to a text file; on failure raise CannotWrite, and readers leave out a last line that is cut."""
+    with _told(path), path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Context in which a file or folder is written; its errors become CannotWrite."""
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        yield
     except OSError as error:
         raise cannot_write(path, error) from None
 

@@ -89,26 +89,17 @@ class Words(NamedTuple):
         return head, number
 
 
+# Learning rates and strengths; zero leaves a part as it is, the limit of many methods.
 NotNegative: TypeAlias = Annotated[float, Range(0)]
-"""Type of learning rates and strengths: zero leaves a part as it is, the limit of many methods."""
-
+# Temperatures, scales and other divisors.
 Positive: TypeAlias = Annotated[float, Range(0, above=True)]
-"""Type of temperatures, scales and other divisors."""
-
+# Shares; those that are not zero; and those that leave some, momentum among them.
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
-"""Type of shares."""
-
 AboveZero: TypeAlias = Annotated[float, Range(0, 1, above=True)]
-"""Type of shares that are not zero."""
-
 BelowOne: TypeAlias = Annotated[float, Range(0, 1, below=True)]
-"""Type of momentum, and of shares that leave some."""
-
+# Numbers of things, and of shapes; and of epochs or rounds of a phase, where zero leaves it out.
 Count: TypeAlias = Annotated[int, Range(1)]
-"""Type of numbers of things, and of shapes."""
-
 Epochs: TypeAlias = Annotated[int, Range(0)]
-"""Type of numbers of epochs or rounds of a phase: zero leaves it out."""
 
 
 class ReadWith(NamedTuple):

@@ -1,18 +1,15 @@
 """Common steps of partitions: client sizes, even shares of classes, and assignment of shuffled examples."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, Range, check_arguments
+from pfl_jax.hyper_parameters import Count, check_arguments
 
 Sizes: TypeAlias = int | Sequence[int] | np.ndarray
 """One size for all clients, or one for each client."""
-
-Share: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
-"""Share of examples that leaves some on either side."""
 
 FEDAS_TRAIN_SHARE = 0.75
 """Share of a client's examples that FedAS trains on (its released code)."""
@@ -40,15 +37,12 @@ class Partition(NamedTuple):
 
 @check_arguments
 def draw_sizes(choices: Sequence[int], num_clients: Count, seed: int = 0) -> np.ndarray:
-    """Size of each client, drawn uniformly from the choices (FedPAC C.6).
+    """Size of each client, int64 [N], drawn uniformly from the choices (FedPAC C.6).
 
     Args:
       choices: sizes to choose from; {300, 600, 1200} in the paper.
       num_clients: N.
       seed: seed of the draw; its stream is independent of the partition's.
-
-    Returns:
-      int64 [N].
 
     Raises:
       InvalidInput: there are no choices, or one is below 1.
@@ -100,13 +94,16 @@ def assign(y: np.ndarray, wanted: np.ndarray, rng: np.random.Generator, name: st
 def assign_both(
     rng: np.random.Generator,
     labels: tuple[np.ndarray, np.ndarray],
-    sizes: tuple[Sizes, Sizes],
+    sizes: tuple[Sizes, Sizes | None],
     num_clients: int,
     wanted: Callable[[int, int], np.ndarray],
 ) -> Partition:
-    """Assign training and test examples; `wanted` gives of a client and its size what it needs of each class [K]."""
-    parts = []
-    for name, y, size, offset in zip(("training", "test"), labels, sizes, (0, len(labels[0])), strict=True):
+    """Assign training and test examples, by default as many of these as of those.
+
+    `wanted` gives of a client and its size what it needs of each class [K].
+    """
+    parts, given = [], (sizes[0], sizes[0] if sizes[1] is None else sizes[1])
+    for name, y, size, offset in zip(("training", "test"), labels, given, (0, len(labels[0])), strict=True):
         counts = [wanted(*client) for client in enumerate(check_sizes(size, num_clients, name).tolist())]
         parts.append(assign(y, np.stack(counts), rng, name, offset))
     return Partition(*parts, pooled=True)

@@ -10,9 +10,6 @@ from pfl_jax.data.rows import Rows, blocks, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
-TEST_FRACTION = 0.25
-"""Share of test examples where there is no test set."""
-
 
 def from_arrays(
     x: Any,
@@ -74,19 +71,23 @@ def from_arrays(
     """
     if (test_x is None) != (test_y is None) or (test_client is None) != (test_x is None or client is None):
         raise InvalidInput("test rows have inputs, labels and, if training rows have them, clients: give all or none")
-    x = checks.inputs(x, "x")
-    y = _sized(checks.targets(y, "y", num_classes), "y", len(x))
-    clients = None if client is None else _sized(checks.names(client, "client", "client"), "client", len(x))
-    classes = _classes(y, num_classes) if checks.are_classes(y) else np.zeros(0, np.int64)
-    owners = np.zeros(0, np.int64) if clients is None else np.unique(clients)
-    y = _numbers(y, classes, "y", "label") if len(classes) else y
-    client = None if clients is None else _numbers(clients, owners, "client", "client")
-    if test_x is None:
-        train, test = _divide((x, y, client), TEST_FRACTION if test_fraction is None else test_fraction, owners, seed)
-    elif test_fraction is None:
-        train, test = _with_test_set((x, y, client), (test_x, test_y, test_client), classes, owners)
-    else:
+    if test_x is not None and test_fraction is not None:
         raise InvalidInput("a test fraction and a test set cannot both be given")
+    x, y, client = _checked(x, y, client, "", num_classes)
+    classes = _classes(y, num_classes) if checks.are_classes(y) else np.zeros(0, np.int64)
+    owners = np.zeros(0, np.int64) if client is None else np.unique(client)
+    train = x, _numbers(y, classes, "y", "label"), _numbers(client, owners, "client", "client")
+    if test_x is None:
+        train, test = _divide(train, 0.25 if test_fraction is None else test_fraction, owners, seed)
+    else:
+        test = _checked(test_x, test_y, test_client, "test ", len(classes))
+        test_y = _numbers(test[1], classes, "test y", "label")
+        test_client = _numbers(test[2], owners, "test client", "client")
+        x, test_x = checks.one_type(x, test[0], ("x", "test x"))
+        y, test_y = checks.one_type(train[1], test_y, ("y", "test y"))
+        train, test = (x, y, train[2]), (test_x, test_y, test_client)
+        if train[2] is not None and test_client is not None:
+            by_client(train[2], test_client, owners)
     x, test_x, mean, std = _normalized(train[0], test[0]) if normalize else (train[0], test[0], None, None)
     return Dataset(
         name=name,
@@ -108,11 +109,18 @@ def from_arrays(
     )
 
 
-def _sized(values: np.ndarray, what: str, size: int) -> np.ndarray:
-    """The values, if there is one for each row; InvalidInput otherwise."""
-    if len(values) != size:
-        raise InvalidInput(f"{what} has {len(values)} values for {size} rows")
-    return values
+Part = tuple[Any, np.ndarray, np.ndarray | None]
+"""Inputs, labels or targets, and clients, if there are any, of some rows."""
+
+
+def _checked(x: Any, y: Any, client: Any, prefix: str, num_classes: int | None) -> Part:
+    """Rows as arrays of one length; the `prefix` of their names is for errors."""
+    x, y = checks.inputs(x, f"{prefix}x"), checks.targets(y, f"{prefix}y", num_classes)
+    client = None if client is None else checks.names(client, f"{prefix}client", "client")
+    for name, values in (("y", y), ("client", client)):
+        if values is not None and len(values) != len(x):
+            raise InvalidInput(f"{prefix}{name} has {len(values)} values for {len(x)} rows")
+    return x, y, client
 
 
 def _classes(labels: np.ndarray, num_classes: int | None) -> np.ndarray:
@@ -130,8 +138,13 @@ def _classes(labels: np.ndarray, num_classes: int | None) -> np.ndarray:
     return found
 
 
-def _numbers(values: np.ndarray, known: np.ndarray, what: str, role: str) -> np.ndarray:
-    """Positions int32 [P] of labels or clients among the known ones, which are sorted; InvalidInput for others."""
+def _numbers(values: Any, known: np.ndarray, what: str, role: str) -> Any:
+    """Positions int32 [P] of labels or clients among the known ones, which are sorted; InvalidInput for others.
+
+    Where none are known, there are no classes or clients, and the values stay as they are.
+    """
+    if not len(known):
+        return values
     if values.dtype.kind != known.dtype.kind:
         # Of two files, one may have integers alone.
         values, known = values.astype(str), known.astype(str)
@@ -141,25 +154,6 @@ def _numbers(values: np.ndarray, known: np.ndarray, what: str, role: str) -> np.
     if len(strange):
         raise InvalidInput(f"{what} has the {role} {strange[0]}, which no training row has ({len(strange)} such rows)")
     return found.astype(np.int32)
-
-
-Part = tuple[Any, np.ndarray, np.ndarray | None]
-"""Inputs, numbers of the labels, and numbers of the clients, if there are any, of some rows."""
-
-
-def _with_test_set(train: Part, test: tuple[Any, Any, Any], classes: np.ndarray, owners: np.ndarray) -> list[Part]:
-    """Training and test rows, from a test set as given."""
-    x, test_x = checks.one_type(train[0], checks.inputs(test[0], "test x"), ("x", "test x"))
-    if len(classes):
-        y, test_y = train[1], _numbers(checks.names(test[1], "test y", "label"), classes, "test y", "label")
-    else:
-        y, test_y = checks.one_type(train[1], checks.targets(test[1], "test y", 0), ("y", "test y"))
-    client = None
-    if train[2] is not None:
-        names = _sized(checks.names(test[2], "test client", "client"), "test client", len(test_x))
-        client = _numbers(names, owners, "test client", "client")
-        by_client(train[2], client, owners)
-    return [(x, y, train[2]), (test_x, _sized(test_y, "test y", len(test_x)), client)]
 
 
 def _divide(rows: Part, fraction: float, owners: np.ndarray, seed: int) -> list[Part]:

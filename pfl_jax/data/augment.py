@@ -45,9 +45,8 @@ class CropAndFlip:
         if len(shape) != 3 or shape[-1] != 3:
             raise InvalidInput(f"augmentation is for color images, not for images of shape {tuple(shape)}")
         height, width, channels = shape
-        if mean is None or std is None:
-            return cls((height, width, channels), (0.0,) * channels)
-        return cls((height, width, channels), tuple(-m / s for m, s in zip(mean, std, strict=True)))
+        pairs = ((0, 1),) * channels if mean is None or std is None else zip(mean, std, strict=True)
+        return cls((height, width, channels), tuple(-m / s for m, s in pairs))
 
     def __call__(self, key: PRNGKey, x: PyTree) -> PyTree:
         """Augment images [B, H, W, C] independently; inputs of other shapes are returned unchanged."""

@@ -3,7 +3,7 @@
 Lists and other kinds of arrays become NumPy arrays, wider floats float32, booleans 0 and 1, labels [P, 1] labels [P].
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,19 +11,14 @@ from pfl_jax.data.allocation import Partition
 from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, word
-from pfl_jax.hyper_parameters import Range, check_value
+from pfl_jax.hyper_parameters import check_value
 
 SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 """Field of a partition -> the word for its examples."""
 
 
 def inputs(x: Any, what: str) -> Any:
-    """Inputs [P, ...] as float32 or integers of at most 32 bits; `what` is their name, for errors.
-
-    Raises:
-      InvalidInput: another type, no rows, images with their channels first, or floats that are NaN, infinite or beyond
-        float32.
-    """
+    """Inputs [P, ...] as float32 or integers of at most 32 bits; `what` is their name, for errors."""
     x = x if isinstance(x, Rows) else np.asarray(x)
     if x.ndim < 2 or 0 in x.shape:
         raise InvalidInput(f"{what} has shape {list(x.shape)}: give one row for each example, [P, ...]")
@@ -40,18 +35,13 @@ def _numbers(x: Any, what: str) -> Any:
         raise InvalidInput(f"{what} holds {x.dtype}: give numbers")
     if x.dtype.kind == "b":
         return x.astype(np.uint8)
-    if x.dtype.kind == "f":
-        _check_finite(x, what)
-        return x.astype(np.float32, copy=False)
-    if x.dtype.itemsize < 4 or x.dtype == np.int32:
-        return x
-    limits = np.iinfo(np.int32)
-    if x.min() < limits.min or x.max() > limits.max:
-        raise InvalidInput(f"{what} has integers from {x.min()} to {x.max()}, beyond 32 bits: give them as floats")
-    return x.astype(np.int32)
-
-
-def _check_finite(x: np.ndarray | Rows, what: str) -> None:
+    if x.dtype.kind in "iu":
+        if x.dtype.itemsize < 4 or x.dtype == np.int32:
+            return x
+        limits = np.iinfo(np.int32)
+        if x.min() < limits.min or x.max() > limits.max:
+            raise InvalidInput(f"{what} has integers from {x.min()} to {x.max()}, beyond 32 bits: give them as floats")
+        return x.astype(np.int32)
     for start, part in blocks(x):
         with np.errstate(over="ignore"):
             bad = np.argwhere(~np.isfinite(part.astype(np.float32, copy=False)))
@@ -62,14 +52,11 @@ def _check_finite(x: np.ndarray | Rows, what: str) -> None:
                 f"{what} has {value} in {at} (counted from 0), which is no finite float32: leave such rows out, or "
                 "fill them in"
             )
+    return x.astype(np.float32, copy=False)
 
 
 def one_type(train_x: Any, test_x: Any, names: tuple[str, str]) -> tuple[Any, Any]:
-    """Training and test inputs of one type: floats if either are, but never pixels beside other images.
-
-    Raises:
-      InvalidInput: examples of different shapes, or images of different types.
-    """
+    """Training and test inputs of one type: floats if either are, but never pixels beside other images."""
     if train_x.shape[1:] != test_x.shape[1:] or (train_x.ndim == 4 and train_x.dtype != test_x.dtype):
         one, other = (f"{name} {x.dtype} {list(x.shape[1:])}" for name, x in zip(names, (train_x, test_x), strict=True))
         raise InvalidInput(f"{one} and {other} must be of one type and shape")
@@ -80,19 +67,15 @@ def one_type(train_x: Any, test_x: Any, names: tuple[str, str]) -> tuple[Any, An
 
 
 def names(values: Any, what: str, role: str) -> np.ndarray:
-    """Labels or clients, [P] or [P, 1], as int64 or strings [P]; their name `what` and `role` are for errors.
-
-    Raises:
-      InvalidInput: another shape, neither integers nor strings, or an empty string.
-    """
+    """Labels or clients, [P] or [P, 1], as int64 or strings [P]; their name `what` and `role` are for errors."""
     values = _without_last_axis(values)
     if values.ndim != 1 or not len(values):
         one_hot = f"; of one-hot labels take np.argmax({what}, axis=1)" if values.ndim == 2 else ""
         raise InvalidInput(f"{what} has shape {list(values.shape)}: give one {role} for each row, [P]{one_hot}")
     if values.dtype.kind in "biuf":
         with np.errstate(invalid="ignore"):
-            integers = values.astype(np.int64)
-        strange, found = np.flatnonzero(integers != values), integers
+            found = values.astype(np.int64)
+        strange = np.flatnonzero(found != values)
     else:
         if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
             values = values.astype(str)
@@ -109,11 +92,7 @@ def names(values: Any, what: str, role: str) -> np.ndarray:
 
 
 def labels(y: Any, num_classes: int | None, what: str) -> np.ndarray:
-    """Labels as int32 [P], of K classes or of any number.
-
-    Raises:
-      InvalidInput: another shape, no integers, or not 0 to K - 1.
-    """
+    """Labels 0 to K - 1 as int32 [P], of K classes or of any number."""
     y = names(y, what, "label")
     if y.dtype.kind != "i":
         raise InvalidInput(f"{what} holds strings: labels are integers here; data.from_arrays makes these of any names")
@@ -132,9 +111,6 @@ def targets(y: Any, what: str, num_classes: int | None) -> np.ndarray:
       what: their name.
       num_classes: a number for labels, which may be floats then, 0 for values, which may be integers or, from a .csv
         file, texts then; None for what the type says.
-
-    Raises:
-      InvalidInput: no rows, or what `names` or `inputs` refuses.
     """
     y = _without_last_axis(y)
     if num_classes or (num_classes is None and are_classes(y)):
@@ -171,49 +147,35 @@ def both_labels(given: Dataset) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def dataset(given: Dataset) -> Dataset:
-    """The same dataset as NumPy arrays of the types that `federate` needs.
-
-    Raises:
-      InvalidInput: inputs, labels, classes, mean and std that cannot be used, or do not belong together.
-    """
+    """The same dataset as NumPy arrays of the types that `federate` needs."""
     check_value("dataset", given, Dataset)
-    check_value("num_classes", given.num_classes, Annotated[int, Range(0)])
-    # What stays in its file was checked when that was opened.
-    train_x, test_x = (
-        x if isinstance(x, Rows) else inputs(x, what)
-        for x, what in ((given.train_x, "train_x"), (given.test_x, "test_x"))
-    )
-    train_x, test_x = one_type(train_x, test_x, ("train_x", "test_x"))
-    train_y, test_y = (
-        labels(y, given.num_classes, what) if given.num_classes else targets(y, what, 0)
-        for y, what in ((given.train_y, "train_y"), (given.test_y, "test_y"))
-    )
-    train_y, test_y = one_type(train_y, test_y, ("train_y", "test_y"))
-    for split, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
+    found: dict[str, Any] = {}
+    for split, x, y in (("train", given.train_x, given.train_y), ("test", given.test_x, given.test_y)):
+        # What stays in its file was checked when that was opened.
+        x = x if isinstance(x, Rows) else inputs(x, f"{split}_x")
+        y = labels(y, given.num_classes, f"{split}_y") if given.num_classes else targets(y, f"{split}_y", 0)
         if len(x) != len(y):
             raise InvalidInput(f"there are {len(x)} rows in {split}_x, and {len(y)} labels in {split}_y")
+        found |= {f"{split}_x": x, f"{split}_y": y}
+    for part in ("x", "y"):
+        pair = f"train_{part}", f"test_{part}"
+        found |= dict(zip(pair, one_type(found[pair[0]], found[pair[1]], pair), strict=True))
     if given.mean is not None or given.std is not None:
-        _check_pixels(given, train_x)
-    return given._replace(train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
-
-
-def _check_pixels(given: Dataset, x: np.ndarray | Rows) -> None:
-    """Raise InvalidInput unless mean and standard deviation are those of these inputs' pixels."""
-    mean, std = (np.atleast_1d(np.asarray(value, np.float64)) for value in (given.mean, given.std))
-    right = all(value.shape in ((1,), x.shape[-1:]) and ((value >= 0) & (value <= 1)).all() for value in (mean, std))
-    if x.dtype != np.uint8 or not right or not (std > 0).all():
-        raise InvalidInput(
-            f"mean {given.mean} and std {given.std} do not fit inputs {x.dtype} {list(x.shape[1:])}: they are of uint8 "
-            "pixels divided by 255, between 0 and 1 for each channel, std above 0, or both None"
-        )
+        x = found["train_x"]
+        mean, std = (np.atleast_1d(np.asarray(value, np.float64)) for value in (given.mean, given.std))
+        right = all(one.shape in ((1,), x.shape[-1:]) and ((one >= 0) & (one <= 1)).all() for one in (mean, std))
+        if x.dtype != np.uint8 or not right or not (std > 0).all():
+            raise InvalidInput(
+                f"mean {given.mean} and std {given.std} do not fit inputs {x.dtype} {list(x.shape[1:])}: they are of "
+                "uint8 pixels divided by 255, between 0 and 1 for each channel, std above 0, or both None"
+            )
+    return given._replace(**found)
 
 
 def partition(given: Partition, num_train: int, num_test: int) -> Partition:
     """The same partition with int64 indices into the pool of training and test examples.
 
-    Raises:
-      InvalidInput: indices of a wrong type or range, repeated ones, a client without examples, or one that is tested on
-        an example that it or another client trains on.
+    Nobody is tested on what anybody trains on, and everybody has a training and a test example.
     """
     splits = [split for split in SPLITS if getattr(given, split) is not None]
     sizes = {len(getattr(given, split)) for split in splits}
@@ -221,31 +183,30 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
         raise InvalidInput(f"partition has tables of {', '.join(map(str, sorted(sizes)))} clients: give all the same")
     total, tables, examples, owners = num_train + num_test, {}, {}, {}
     for split in splits:
-        end = total if given.pooled else num_test if split == "test" else num_train
-        offset = num_train if split == "test" and not given.pooled else 0
-        rows = [_indices(row, client, split) for client, row in enumerate(getattr(given, split))]
+        size, begin = (num_test, num_train) if split == "test" else (num_train, 0)
+        size, begin = (total, 0) if given.pooled else (size, begin)
+        rows = [begin + _indices(row, client, split) for client, row in enumerate(getattr(given, split))]
         flat, owners[split] = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        if len(outside := np.flatnonzero((flat < 0) | (flat >= end))):
+        if len(outside := np.flatnonzero((flat < begin) | (flat >= begin + size))):
             which = "training and test examples together" if given.pooled else "its own set, unless pooled=True"
-            client, example = owners[split][outside[0]], flat[outside[0]]
+            client, example = owners[split][outside[0]], flat[outside[0]] - begin
             raise InvalidInput(
-                f"client {client} has {SPLITS[split]} example {example}, and there are 0 to {end - 1}: indices are "
+                f"client {client} has {SPLITS[split]} example {example}, and there are 0 to {size - 1}: indices are "
                 f"into {which}"
             )
-        tables[split] = [row + offset for row in rows] if offset else rows
-        examples[split] = flat + offset
+        tables[split], examples[split] = rows, flat
     keys = np.sort(np.concatenate([owners[split] * total + examples[split] for split in splits]))
     if len(twice := keys[1:][keys[1:] == keys[:-1]]):
         client, example = divmod(int(twice[0]), total)
         raise InvalidInput(f"client {client} has example {example} twice; test examples begin at {num_train}")
     is_tested = np.zeros(total, bool)
     is_tested[examples["test"]] = True
-    for split in examples.keys() - {"test"}:
-        if len(shared := np.unique(examples[split][is_tested[examples[split]]])):
-            raise InvalidInput(
-                f"example {shared[0]} is a {SPLITS[split]} and a test example ({len(shared)} such examples); test "
-                f"examples begin at {num_train}"
-            )
+    others = np.concatenate([examples[split] for split in splits if split != "test"])
+    if len(shared := np.unique(others[is_tested[others]])):
+        raise InvalidInput(
+            f"example {shared[0]} is a test example and one for training or validation ({len(shared)} such examples); "
+            f"test examples begin at {num_train}"
+        )
     return Partition(**tables, pooled=True)
 
 

@@ -11,9 +11,6 @@ from pfl_jax.data.read_tables import Names, among
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
-KINDS = "(x, y), a dict of arrays, or a table of pandas or Hugging Face"
-"""What the rows of a client, or of all clients, can be."""
-
 
 def from_clients(
     given: Any,
@@ -86,7 +83,8 @@ def _arrays(source: str, rows: Any, x: Names | None, y: Names, client: str | Non
         if isinstance(rows, tuple) and len(rows) == 2:
             rows = {"x": rows[0], "y": rows[1]}
         if not isinstance(rows, Mapping) and not _is_table(rows):
-            raise InvalidInput(f"{source} is a {type(rows).__name__}: give {KINDS}")
+            kinds = "(x, y), a dict of arrays, or a table of pandas or Hugging Face"
+            raise InvalidInput(f"{source} is a {type(rows).__name__}: give {kinds}")
         arrays = {str(name): np.asarray(rows[name]) for name in getattr(rows, "columns", rows)}
         test = {name: arrays.pop(f"test_{name}") for name in list(arrays) if f"test_{name}" in arrays}
         found = among(source, arrays, x, y, client)

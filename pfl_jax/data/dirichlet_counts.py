@@ -1,10 +1,10 @@
 """Numbers of examples per client and class under a Dirichlet partition, before examples are chosen.
 
-If a client is too small, all proportions are drawn again, as in the papers' code, at most MAX_TRIES times.
+Counts and totals have a leading axis of two: the training and the test set. If a client is too small, all proportions
+are drawn again, as in the papers' code, at most MAX_TRIES times.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,45 +13,33 @@ from pfl_jax.errors import InvalidInput
 MAX_TRIES = 1_000
 
 
-class Counts(NamedTuple):
-    """Examples of each client and class.
-
-    Attributes:
-      train: int64 [N, K], from the training set.
-      test: int64 [N, K], from the test set.
-    """
-
-    train: np.ndarray
-    test: np.ndarray
-
-
 def draw(
     rng: np.random.Generator,
-    totals: Counts,
-    divide: Callable[[np.ndarray, Counts], Counts],
+    totals: np.ndarray,
+    divide: Callable[[np.ndarray, np.ndarray], np.ndarray],
     num_clients: int,
     beta: float,
     needs: tuple[int, int, int],
-) -> Counts:
-    """Counts of the first of MAX_TRIES draws of proportions p_k ~ Dir_N(beta) that serves all clients.
+) -> np.ndarray:
+    """Counts int64 [2, N, K] of the first draw of proportions p_k ~ Dir_N(beta) that serves all clients.
+
+    InvalidInput if none of MAX_TRIES does.
 
     Args:
       rng, num_clients, beta: see `pfl_jax.data.partition.dirichlet`.
-      totals: training and test examples of each class, int [K] each.
+      totals: training and test examples of each class, int [2, K].
       divide: `separate_sets` or `merged_sets`.
       needs: least number of a client's training examples, test examples, and both together.
-
-    Raises:
-      InvalidInput: no draw gives every client its minimum.
     """
-    there = _sums(*totals)
+    there = np.array([*totals.sum(axis=1), totals.sum()])
     is_possible = (num_clients * np.array(needs) <= there).all()
     for _ in range(MAX_TRIES if is_possible else 0):
-        proportions = rng.dirichlet(np.full(num_clients, beta), len(totals.train))
+        proportions = rng.dirichlet(np.full(num_clients, beta), totals.shape[1])
         if not np.isfinite(proportions).all():
             continue
         counts = divide(proportions, totals)
-        if (_sums(*counts).min(axis=1) >= needs).all():
+        train, test = counts.sum(axis=2)
+        if (np.stack([train, test, train + test]).min(axis=1) >= needs).all():
             return counts
     kinds = zip(needs, there, ("training examples", "test examples", "examples"), strict=True)
     few = " and ".join(f"{need} of the {all_} {kind}" for need, all_, kind in kinds if need)
@@ -61,27 +49,22 @@ def draw(
     )
 
 
-def _sums(train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Sums over the classes [K] or [N, K] of training examples, test examples, and both: [3] or [3, N]."""
-    return np.stack([train, test, train + test]).sum(axis=-1)
-
-
-def separate_sets(proportions: np.ndarray, totals: Counts) -> Counts:
+def separate_sets(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Counts of FedPAC C.8 from proportions [K, N]: both sets are divided completely, by the same proportions."""
-    return Counts(_cut(proportions, totals.train), _cut(proportions, totals.test))
+    return np.stack([_cut(proportions, of_set) for of_set in totals])
 
 
-def merged_sets(proportions: np.ndarray, totals: Counts) -> Counts:
+def merged_sets(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Counts of FedAS from proportions [K, N]: both sets merged, class by class; full clients get no more.
 
     A client's examples of a class come from the two sets in the proportion of their sizes in this class.
     """
-    every = totals.train + totals.test
+    every = totals.sum(axis=0)
     both = _fill(proportions, every)
     # Rounding cumulative sums keeps the totals exact and every count between 0 and `both`.
-    from_train = np.cumsum(both * (totals.train / np.maximum(every, 1)), axis=0)
+    from_train = np.cumsum(both * (totals[0] / np.maximum(every, 1)), axis=0)
     train = np.diff(np.round(from_train).astype(np.int64), axis=0, prepend=0)
-    return Counts(train, both - train)
+    return np.stack([train, both - train])
 
 
 def _fill(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:

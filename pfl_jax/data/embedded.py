@@ -35,23 +35,14 @@ _NOISE = 32  # largest change of a pixel's value, of 255
 
 
 class _Glyphs(NamedTuple):
-    """Place and size of one digit per image; each field is int32 [B].
+    """Place and size of one digit per image; each field is int32 [B]."""
 
-    Attributes:
-      digit: row of the digit table.
-      left: column at which the digit's 8 x 8 box starts, in sixteenths of a pixel.
-      top: row at which it starts, in sixteenths.
-      width: of the box, in pixels.
-      height: of the box, in pixels.
-      slant: columns, in sixteenths, by which the box leans over its height.
-    """
-
-    digit: np.ndarray
-    left: np.ndarray
-    top: np.ndarray
-    width: np.ndarray
+    digit: np.ndarray  # row of the digit table
+    left: np.ndarray  # column at which the digit's 8 x 8 box starts, in sixteenths of a pixel
+    top: np.ndarray  # row at which it starts, in sixteenths
+    width: np.ndarray  # of the box, in pixels
     height: np.ndarray
-    slant: np.ndarray
+    slant: np.ndarray  # columns, in sixteenths, by which the box leans over its height
 
 
 def is_pairs(num_classes: int) -> bool:
@@ -68,14 +59,11 @@ def digits() -> Arrays:
 
 
 def compose_images(spec: DatasetSpec, seed: int = 0) -> Arrays:
-    """Composed images with the shape and the number of classes of a dataset.
+    """Composed images with the shape and classes of a dataset; training and test images are of disjoint handwriting.
 
     Args:
       spec: the dataset to stand in for; 10, 62 or 100 classes, one or three channels.
       seed: the same seed gives the same bytes.
-
-    Returns:
-      Training and test images, from disjoint handwriting.
     """
     images, labels = _handwriting()
     parts = []

@@ -36,17 +36,14 @@ class FederatedData(NamedTuple):
         otherwise float32 or integers. Of a dataset that was loaded by rows, `pfl_jax.data.rows.Rows`, which only
         `pfl_jax.engine.placement.place` can use.
       y: [P], int32, the labels of the pool; or other targets, float32 [P] or numbers [P, ...].
-      train_index: int32 [N, n_max].
-      train_count: int32 [N].
-      test_index: int32 [N, t_max].
-      test_count: int32 [N].
+      train_index, train_count: int32 [N, n_max] and [N].
+      test_index, test_count: int32 [N, t_max] and [N].
       num_classes: K of the dataset.
-      mean: float32 [C], mean of uint8 pixels divided by 255; None for inputs that are not rescaled.
-      std: float32 [C], standard deviation of the same pixels; None together with the mean.
+      mean, std: float32 [C], those of uint8 pixels divided by 255; None for inputs that are not rescaled.
       label_map: int32 [N, K], the label that each client has for class k; None for the dataset's labels.
       rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
-      validation_index: int32 [N, v_max]; None for a federation without validation examples.
-      validation_count: int32 [N], 0 for clients without validation examples; None together with the index.
+      validation_index, validation_count: int32 [N, v_max] and [N], 0 for clients without validation examples; None for
+        a federation without any.
       frozen: frozen parameters of the model that is trained, which every device has beside the examples; None without.
       row: int32 [N], row of each client in the tables; None if row i is client i. A device that has only some clients'
         examples (`pfl_jax.engine.placement`) has tables of these alone.
@@ -122,7 +119,7 @@ def federate(
     seed: int = 0,
     **columns: Any,
 ) -> FederatedData:
-    """Put the examples of clients onto the device.
+    """Data of a federation: the examples of its clients, on the device.
 
     The pool contains only examples that clients use (typically a few thousand of EMNIST's 814,255); the indices in the
     tables are into this pool.
@@ -134,9 +131,6 @@ def federate(
       num_groups: number of groups G of the shift; client i belongs to group i mod G.
       seed: seed of the shift, and of the division into training and test rows of what is no `Dataset`.
       **columns: other arguments of `from_clients`, for what is no `Dataset`.
-
-    Returns:
-      The federation's data.
 
     Raises:
       InvalidInput: what `from_clients` refuses, inputs or labels that are not as in `Dataset`, NaN among them, a
@@ -200,12 +194,8 @@ def federate_runs(
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
     """Federation of one run (index `run`, may be traced) or of several runs in data from `federate_runs`."""
-    return _rows(data, run)
-
-
-def _rows(data: FederatedData, rows: int | np.ndarray | jax.Array) -> FederatedData:
     given = [name for name in PER_CLIENT if getattr(data, name) is not None]
-    return data._replace(**{name: getattr(data, name)[rows] for name in given})
+    return data._replace(**{name: getattr(data, name)[run] for name in given})
 
 
 def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, FederatedData]:
@@ -223,8 +213,8 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
         raise InvalidInput(f"hold_out is for one federation, and this data has {runs} runs: give one, see select_run")
     if not 1 <= number < data.num_clients:
         raise InvalidInput(f"of {data.num_clients} clients 1 to {data.num_clients - 1} can be held out, not {number}")
-    stay = data.num_clients - number
-    return _rows(data, np.arange(stay)), _rows(data, np.arange(stay, data.num_clients))
+    stay, new = np.split(np.arange(data.num_clients), [data.num_clients - number])
+    return select_run(data, stay), select_run(data, new)
 
 
 def _fields(
@@ -241,8 +231,7 @@ def _fields(
 
 def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
     """Sorted indices of the examples that clients use."""
-    tables = [part for each in partitions for part in (each.train, each.test, each.validation) if part is not None]
-    rows = np.concatenate([row for table in tables for row in table])
+    rows = np.concatenate([row for each in partitions for table in each[:3] for row in table or ()])
     # Very many clients have millions of rows, of which np.unique makes a table of hashes.
     is_used = np.zeros(int(rows.max()) + 1, bool)
     is_used[rows] = True
@@ -271,13 +260,14 @@ def _clients(
         label_map = jnp.asarray(shifts.label_maps(len(partition.train), dataset.num_classes, num_groups, seed))
     elif shift == "rotation":
         rotation = jnp.asarray(shifts.rotations(len(partition.train), num_groups))
-    tables = (_table(partition.train, used), _table(partition.test, used))
-    validation = (None, None) if partition.validation is None else _table(partition.validation, used)
-    return dict(zip(PER_CLIENT, (*tables[0], *tables[1], label_map, rotation, *validation), strict=True))
+    tables = [_table(rows, used) for rows in (partition.train, partition.test, partition.validation)]
+    return dict(zip(PER_CLIENT, (*tables[0], *tables[1], label_map, rotation, *tables[2]), strict=True))
 
 
-def _table(rows: Sequence[np.ndarray], used: np.ndarray) -> tuple[jax.Array, jax.Array]:
+def _table(rows: Sequence[np.ndarray] | None, used: np.ndarray) -> tuple[jax.Array, jax.Array] | tuple[None, None]:
     """Index table [N, n_max], padded with zeros, and counts [N]; `used` [P] has the sorted examples of the pool."""
+    if rows is None:
+        return None, None
     counts = np.array([len(row) for row in rows], np.int32)
     table = np.zeros((len(rows), max(1, counts.max())), np.int32)
     for client, row in enumerate(rows):
@@ -321,21 +311,17 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
 def _tables(data: FederatedData, split: Split) -> tuple[jax.Array, jax.Array]:
     """Index table and counts of a split."""
     check_value("split", split, Split)
-    index, count = getattr(data, f"{split}_index"), getattr(data, f"{split}_count")
-    if index is None or count is None:
+    if getattr(data, f"{split}_index") is None:
         raise InvalidInput("the federation has no validation examples: see pfl_jax.data.partition.with_validation")
-    return index, count
+    return getattr(data, f"{split}_index"), getattr(data, f"{split}_count")
 
 
 def class_table(data: FederatedData, split: Split = "train") -> np.ndarray:
-    """Number of examples of each client and label, for reports and figures.
+    """Number of examples of each client and label, int64 [N, K], for reports and figures.
 
     Args:
       data: the federation's data.
       split: "train", "test" or "validation".
-
-    Returns:
-      int64 [N, K].
 
     Example:
       >>> from pfl_jax import data
@@ -351,7 +337,4 @@ def class_table(data: FederatedData, split: Split = "train") -> np.ndarray:
     y = np.asarray(data.y)[index]
     if data.label_map is not None:
         y = np.take_along_axis(np.asarray(data.label_map), y, axis=1)
-    client, place = np.nonzero(np.arange(y.shape[1]) < count[:, None])
-    table = np.zeros((len(count), data.num_classes), np.int64)
-    np.add.at(table, (client, y[client, place]), 1)
-    return table
+    return np.stack([np.bincount(row[:size], minlength=data.num_classes) for row, size in zip(y, count, strict=True)])

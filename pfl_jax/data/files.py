@@ -3,7 +3,6 @@
 Archives are read into memory, one member at a time and by name; nothing is unpacked onto the disk or unpickled.
 """
 
-import contextlib
 import gzip
 import tarfile
 import zlib
@@ -30,22 +29,17 @@ _MNIST_TEST_LABELS = (7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5)
 class CifarFormat(NamedTuple):
     """CIFAR's binary format: records of `labels` label bytes, of which the last is used, and 3072 bytes R, G, B."""
 
-    archive: str
+    labels: int
     folder: str
     train: tuple[str, ...]
     test: tuple[str, ...]
-    labels: int
 
 
 CIFAR = {
     "cifar10": CifarFormat(
-        "cifar-10-binary.tar.gz",
-        "cifar-10-batches-bin",
-        tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-        ("test_batch.bin",),
-        labels=1,
+        1, "cifar-10-batches-bin", tuple(f"data_batch_{number}.bin" for number in range(1, 6)), ("test_batch.bin",)
     ),
-    "cifar100": CifarFormat("cifar-100-binary.tar.gz", "cifar-100-binary", ("train.bin",), ("test.bin",), labels=2),
+    "cifar100": CifarFormat(2, "cifar-100-binary", ("train.bin",), ("test.bin",)),
 }
 
 
@@ -53,7 +47,7 @@ def missing(spec: DatasetSpec, data_dir: Path | None) -> str:
     """What to say where `find` finds nothing."""
     if not spec.folders:
         return f"{spec.name} comes through tensorflow-datasets alone: use source tfds or auto"
-    names = CIFAR[spec.name].archive if spec.name in CIFAR else f"{_idx_names(spec)[0][0]}[.gz] and its companions"
+    names = _sets_of_files(spec)[0][1][0] + ("" if spec.name in CIFAR else "[.gz] and its companions")
     searched = ", ".join(map(str, _search_folders(spec, data_dir)[:3]))
     return (
         f"no files of {spec.name} found: give data_dir (--data-dir) the folder of {names} (looked in {searched}, ...)"
@@ -63,62 +57,44 @@ def missing(spec: DatasetSpec, data_dir: Path | None) -> str:
 def _search_folders(spec: DatasetSpec, data_dir: Path | None) -> list[Path]:
     """Folders that are searched, in order."""
     roots = [] if data_dir is None else [data_dir]
-    system = [folder / name for folder in SYSTEM_FOLDERS for name in spec.folders]
-    return roots + [root / name for root in roots for name in spec.folders] + system
+    return roots + [folder / name for folder in (*roots, *SYSTEM_FOLDERS) for name in spec.folders]
+
+
+def _sets_of_files(spec: DatasetSpec) -> list[tuple[str, list[str]]]:
+    """Sets of files that are the whole dataset, by sub-folder: CIFAR's archive or batches, or four IDX files."""
+    if spec.name in CIFAR:
+        layout = CIFAR[spec.name]
+        batches = [*layout.train, *layout.test]
+        return [("", [Path(spec.url).name]), (layout.folder, batches), ("", batches)]
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    plain = [f"{part}-{kind}" for part in ("train", "t10k") for kind in kinds]
+    byclass = [f"emnist-byclass-{part}-{kind}" for part in ("train", "test") for kind in kinds]
+    return [("", byclass), ("", plain)] if spec.name == "emnist" else [("", plain)]
 
 
 def find(spec: DatasetSpec, data_dir: Path | None) -> tuple[Path, ...]:
-    """The dataset's files: CIFAR's archive or its binary files, or four IDX files; () if there are none.
-
-    Raises:
-      InvalidInput: some of the files are missing.
-    """
-    layout = CIFAR.get(spec.name)
+    """The dataset's files, see `_sets_of_files`; () if there are none, InvalidInput if only some are there."""
     for parent in _search_folders(spec, data_dir) if spec.folders else ():
-        if layout is not None and (parent / layout.archive).is_file():
-            return (parent / layout.archive,)
-        # Either all files of one of these are there, or none.
-        for folder in (parent,) if layout is None else (parent / layout.folder, parent):
-            for names in _idx_names(spec) if layout is None else [layout.train + layout.test]:
-                paths = [next(filter(Path.is_file, (folder / name, folder / f"{name}.gz")), None) for name in names]
-                if None not in paths:
-                    return tuple(path for path in paths if path is not None)
-                if any(paths):
-                    raise InvalidInput(f"{folder} holds a part of {spec.name}: {names[paths.index(None)]} is missing")
+        for folder, names in _sets_of_files(spec):
+            here = parent / folder
+            paths = [next(filter(Path.is_file, (here / name, here / f"{name}.gz")), None) for name in names]
+            if None not in paths:
+                return tuple(path for path in paths if path is not None)
+            if any(paths):
+                raise InvalidInput(f"{here} holds a part of {spec.name}: {names[paths.index(None)]} is missing")
     return ()
 
 
-def _idx_names(spec: DatasetSpec) -> list[tuple[str, ...]]:
-    """Possible names of the four IDX files, without .gz."""
-    patterns = ["{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"]
-    plain = tuple(pattern.format(part) for part in ("train", "t10k") for pattern in patterns)
-    if spec.name != "emnist":
-        return [plain]
-    byclass = tuple(f"emnist-byclass-{pattern.format(part)}" for part in ("train", "test") for pattern in patterns)
-    return [byclass, plain]
-
-
 def load(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool = False) -> tuple[Arrays, str]:
-    """Read and check files.
+    """Examples, of which EMNIST's images become upright, in the files that `find` found; and the folder or archive.
 
-    Args:
-      spec: the dataset.
-      paths: what `find` found.
-      by_rows: whether the images of uncompressed IDX files are `pfl_jax.data.rows.Rows`, which are read later.
-
-    Returns:
-      The examples, of which EMNIST's images are transposed to be upright; and the folder or archive.
-
-    Raises:
-      InvalidInput: a file is damaged or of another dataset.
+    With `by_rows`, images of uncompressed IDX files are `pfl_jax.data.rows.Rows`, which are read later. InvalidInput if
+    a file is damaged or of another dataset.
     """
     origin = paths[0] if len(paths) == 1 else paths[0].parent
     try:
-        arrays = (
-            _load_cifar(CIFAR[spec.name], paths, origin)
-            if spec.name in CIFAR
-            else _load_idx(spec, paths, by_rows=by_rows)
-        )
+        is_cifar = spec.name in CIFAR
+        arrays = _load_cifar(CIFAR[spec.name], paths, origin) if is_cifar else _load_idx(spec, paths, by_rows=by_rows)
         # Several datasets have the same file names; the largest label shows whether these files are of the right one.
         highest = arrays.train_y.max(), arrays.test_y.max()
         if highest[0] != spec.num_classes - 1 or highest[1] >= spec.num_classes:
@@ -149,12 +125,10 @@ def _load_idx(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool) -> A
 
 def _read_idx(path: Path, shape: tuple[int, ...], *, by_rows: bool) -> Any:
     """Read an IDX file as uint8 [count, *shape]: a magic number, the sizes as big-endian int32, then the bytes."""
-    begin, is_packed = 4 * (2 + len(shape)), path.suffix == ".gz"
-    stays = by_rows and not is_packed
+    begin, stays = 4 * (2 + len(shape)), by_rows and path.suffix != ".gz"
     try:
-        with path.open("rb") as raw, gzip.open(raw) if is_packed else contextlib.nullcontext(raw) as file:
-            header = file.read(begin)
-            content = b"" if stays else file.read()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header, content = file.read(begin), b"" if stays else file.read()
         size = path.stat().st_size - begin if stays else len(content)
     except UNREADABLE as error:
         raise InvalidInput(f"{path} cannot be read, it may be truncated: {error}") from error

@@ -18,9 +18,6 @@ HUB = "hf:"
 
 FORMATS = "an .npz or .csv file, a folder of images by class, a Hugging Face dataset's folder, or hf:NAME of the hub"
 
-DIGITS = 16
-"""Hexadecimal digits of a digest."""
-
 
 def from_file(
     data: str | Path,
@@ -33,7 +30,7 @@ def from_file(
     num_classes: int | None = None,
     by_rows: bool = False,
 ) -> Dataset:
-    """Data set of a file or folder.
+    """Data set of a file or folder, with the digest of the files as its origin.
 
     - .npz: arrays x [P, ...], y [P], and if there are, test_x, test_y.
     - .csv: a header, then one row for each example; all columns but label and client are numbers. Integers if all of
@@ -51,9 +48,6 @@ def from_file(
       normalize, num_classes: see `from_arrays`.
       by_rows: whether the inputs of .npz files stay there, see `pfl_jax.data.sources.load`; those of the other formats
         are read into memory.
-
-    Returns:
-      The dataset, with the digest of the files as its origin.
 
     Raises:
       InvalidInput: a missing or damaged file, an unknown format, a missing column, or anything `from_arrays` refuses.
@@ -74,7 +68,7 @@ def from_file(
             test_fraction=test_fraction,
             normalize=normalize,
             num_classes=num_classes,
-            name=_name(data),
+            name=str(data)[len(HUB) :] if str(data).startswith(HUB) else Path(data).expanduser().resolve().stem,
             source=kind,
             origin=digest(data, test_data),
         )
@@ -87,14 +81,10 @@ def digest(data: str | Path, test_data: str | Path | None = None) -> str:
     """First 16 hexadecimal digits of the SHA-256 of the contents, whatever the files' names and places.
 
     Args:
-      data: see `from_file`.
-      test_data: likewise.
-
-    Raises:
-      InvalidInput: a file is missing or cannot be read.
+      data, test_data: see `from_file`.
     """
     whole = hashlib.sha256()
-    for part in [str(data)] if test_data is None else [str(data), str(test_data)]:
+    for part in [str(one) for one in (data, test_data) if one is not None]:
         if part.startswith(HUB):
             whole.update(_digest_on_hub(part.removeprefix(HUB)).encode())
             continue
@@ -105,7 +95,7 @@ def digest(data: str | Path, test_data: str | Path | None = None) -> str:
             whole.update(_digest_of_files(str(path), stamps).encode())
         except OSError as error:
             raise InvalidInput(f"cannot read {error.filename or data}: {error.strerror or error}") from None
-    return whole.hexdigest()[:DIGITS]
+    return whole.hexdigest()[:16]
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,8 +114,8 @@ def _digest_of_files(path: str, stamps: tuple[tuple[str, int, int], ...]) -> str
 def _digest_on_hub(name: str) -> str:
     """SHA-256 of all arrays of a dataset on the hub."""
     whole = hashlib.sha256()
-    for split, columns in sorted(read_folders.hugging_face_rows(name).items()):
-        for column, array in sorted(columns.items()):
+    for split, rows in sorted(read_folders.splits(name).items()):
+        for column, array in sorted(read_folders.arrays(rows).items()):
             whole.update(f"{split}/{column}/{array.dtype}/{array.shape}".encode())
             whole.update(str(array.tolist()).encode() if array.dtype == object else array.tobytes())
     return whole.hexdigest()
@@ -141,20 +131,14 @@ def _existing(data: str | Path) -> Path:
 
 def _read(data: str | Path, label: str | None, client: str | None, *, by_rows: bool) -> tuple[Columns, str]:
     """Columns of a file or folder, and its kind."""
-    if str(data).startswith(HUB):
-        return read_folders.hugging_face(str(data).removeprefix(HUB), label, client), "Hugging Face"
-    path = _existing(data)
-    if path.is_dir():
-        if read_folders.is_hugging_face(path):
-            return read_folders.hugging_face(path, label, client), "Hugging Face"
-        return read_folders.image_folder(path, label, client), "image folder"
-    if path.suffix.lower() == ".npz":
-        return read_tables.npz(path, label, client, by_rows=by_rows), "npz"
-    if path.suffix.lower() == ".csv":
-        return read_tables.csv_file(path, label, client), "csv"
-    raise InvalidInput(f"{data} has the ending {path.suffix or 'of no format'}: data is {FORMATS}")
-
-
-def _name(data: str | Path) -> str:
-    """Name of the data set: that of the file without its ending."""
-    return str(data).removeprefix(HUB) if str(data).startswith(HUB) else Path(data).expanduser().resolve().stem
+    source = str(data).removeprefix(HUB) if str(data).startswith(HUB) else _existing(data)
+    if isinstance(source, str) or read_folders.is_hugging_face(source):
+        splits = read_folders.splits(source)
+        return read_folders.of_splits(source, splits, None, label or "label", client), "Hugging Face"
+    if source.is_dir():
+        return read_folders.image_folder(source, label, client), "image folder"
+    if source.suffix.lower() == ".npz":
+        return read_tables.npz(source, label, client, by_rows=by_rows), "npz"
+    if source.suffix.lower() == ".csv":
+        return read_tables.csv_file(source, label, client), "csv"
+    raise InvalidInput(f"{data} has the ending {source.suffix or 'of no format'}: data is {FORMATS}")

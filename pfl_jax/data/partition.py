@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from pfl_jax.data import allocation, checks, dirichlet_counts
-from pfl_jax.data.allocation import Partition, Share, Sizes
-from pfl_jax.data.dirichlet_counts import Counts
+from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.data.pathological import PATHOLOGICAL_CLASSES, pathological
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -50,7 +49,7 @@ def grouped(
     seed: int = 0,
     groups: Sequence[Sequence[int]] | None = None,
 ) -> Partition:
-    """Groups of clients that share dominant classes (FedPAC B.2).
+    """Partition in groups of clients that share dominant classes (FedPAC B.2); sizes are exact.
 
     s % of a client's examples are spread over all classes, the others over the dominant classes of its group. Client i
     belongs to group i mod G. Remainders go to classes drawn for the client, the same for its training and test
@@ -65,9 +64,6 @@ def grouped(
       test_size: test examples of each client; by default as many as training examples.
       seed: seed of the shuffles.
       groups: classes of each group; by default `dominant_classes`.
-
-    Returns:
-      The partition; sizes are exact.
 
     Raises:
       InvalidInput: s outside [0, 100], sizes below 1, or a client that needs more examples of a class than exist.
@@ -93,8 +89,7 @@ def grouped(
         spread = allocation.split_evenly(uniform, extra_order[client], num_classes)
         return spread + allocation.split_evenly(size - uniform, dominant_order[client], num_classes)
 
-    sizes = train_size, train_size if test_size is None else test_size
-    return allocation.assign_both(rng, (train_y, test_y), sizes, num_clients, wanted)
+    return allocation.assign_both(rng, (train_y, test_y), (train_size, test_size), num_clients, wanted)
 
 
 @check_arguments
@@ -119,20 +114,17 @@ def dirichlet(
     dataset with `keep_split`, such as the embedded digits, which are split by writer, a client's examples from the
     training set are its training examples and the others its test examples.
 
+    Clients share no examples, and have at least one for training and one for testing. All examples are used unless
+    sizes are limited.
+
     Args:
-      dataset: the dataset, whose labels are classes.
-      num_clients: N.
+      dataset, num_clients, seed: see `grouped`.
       beta: concentration, positive; clients differ more for smaller values.
       protocol: "fedpac" or "fedas".
       min_size: minimum number of a client's examples (training examples for "fedpac", all for "fedas"); by default 10
         for "fedpac" and 40 for "fedas".
       train_size: maximum number of a client's training examples; by default unlimited.
       test_size: maximum number of a client's test examples; by default unlimited.
-      seed: seed of proportions and shuffles.
-
-    Returns:
-      The partition, disjoint and, unless sizes are limited, complete. Every client has at least one training and one
-      test example.
 
     Raises:
       InvalidInput: an option is out of range, or none of `dirichlet_counts.MAX_TRIES` draws gives every client its
@@ -147,17 +139,17 @@ def dirichlet(
     """
     train_y, test_y, num_classes = checks.both_labels(dataset)
     rng = np.random.default_rng(seed)
-    totals = Counts(np.bincount(train_y, minlength=num_classes), np.bincount(test_y, minlength=num_classes))
+    totals = np.stack([np.bincount(y, minlength=num_classes) for y in (train_y, test_y)])
     if protocol == "fedpac":
         divide, needs = dirichlet_counts.separate_sets, (max(10 if min_size is None else min_size, 1), 1, 0)
     else:
         divide, needs = dirichlet_counts.merged_sets, (1, 1, max(FEDAS_MIN_SIZE if min_size is None else min_size, 2))
     counts = dirichlet_counts.draw(rng, totals, divide, num_clients, beta, needs)
     if protocol == "fedpac" or dataset.keep_split:
-        train = allocation.assign(train_y, counts.train, rng, "training", 0)
-        test = allocation.assign(test_y, counts.test, rng, "test", len(train_y))
+        train = allocation.assign(train_y, counts[0], rng, "training", 0)
+        test = allocation.assign(test_y, counts[1], rng, "test", len(train_y))
     else:
-        assigned = allocation.assign(np.concatenate([train_y, test_y]), counts.train + counts.test, rng, "", 0)
+        assigned = allocation.assign(np.concatenate([train_y, test_y]), counts.sum(axis=0), rng, "", 0)
         train, test = allocation.split_train_test(rng, assigned)
     return Partition(
         allocation.limit_sizes(rng, train, train_size, "training"),
@@ -175,17 +167,12 @@ def iid(
     test_size: Sizes | None = None,
     seed: int = 0,
 ) -> Partition:
-    """Random assignment of examples, independent of their class.
+    """Random assignment of examples, independent of their class; they are shared only if there are not enough.
 
     Args:
-      dataset: the dataset, with or without classes.
-      num_clients: N.
+      dataset, num_clients, seed: see `grouped`; the dataset may have no classes.
       train_size: training examples of each client; by default all examples are divided evenly, up to one example.
       test_size: test examples of each client, by default likewise.
-      seed: seed of the shuffles.
-
-    Returns:
-      The partition. Clients share examples only if they need more in total than exist.
 
     Raises:
       InvalidInput: more clients than examples, or a client that needs more examples than exist.
@@ -208,13 +195,10 @@ def iid(
 
 @check_arguments
 def natural(dataset: Dataset) -> Partition:
-    """Natural clients: each has the rows that are its own in the data set.
+    """Natural clients: each has the rows that are its own in the data set, all of them, and its number there.
 
     Args:
       dataset: with `train_client` and `test_client`, as of `from_arrays` with clients, and of `from_clients`.
-
-    Returns:
-      The partition, disjoint and complete; clients have the numbers that they have in the dataset.
 
     Raises:
       InvalidInput: no clients in the data set, or one without training or test rows.
@@ -247,13 +231,8 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
 
     Args:
       name: a key of PARTITIONS, or "natural" for the dataset's own clients.
-      dataset: the dataset to divide.
-      num_clients: N.
-      seed: seed of the partition.
+      dataset, num_clients, seed: see `grouped`.
       **options: options of the partition function; None for the default.
-
-    Returns:
-      The partition.
 
     Raises:
       InvalidInput: the name is unknown, or the function rejects the options.
@@ -271,8 +250,10 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
 
 
 @check_arguments
-def with_validation(parts: Partition, fraction: Share, *, seed: int = 0) -> Partition:
-    """Set validation examples apart from the training examples of each client.
+def with_validation(
+    parts: Partition, fraction: Annotated[float, Range(0, 1, above=True, below=True)], *, seed: int = 0
+) -> Partition:
+    """Set validation examples apart from the training examples of each client; test examples stay.
 
     Of n training examples a client loses round(fraction n), but at least one and at most n - 1: a client with a single
     training example keeps it and has no validation examples. Which ones it loses depends on one random order of all
@@ -284,9 +265,6 @@ def with_validation(parts: Partition, fraction: Share, *, seed: int = 0) -> Part
       parts: a partition without validation examples.
       fraction: share of the training examples, above 0 and below 1.
       seed: seed of the random order.
-
-    Returns:
-      The partition, with the same test examples.
 
     Raises:
       InvalidInput: the fraction is out of range, there are validation examples already, or no client has two training

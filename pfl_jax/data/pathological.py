@@ -27,7 +27,7 @@ def pathological(
     seed: int = 0,
     classes_per_group: Sequence[int] = PATHOLOGICAL_CLASSES,
 ) -> Partition:
-    """Clients with only a few classes, in equal shares; the group determines the number of classes (FedPAC C.7).
+    """Clients of exact sizes with few classes, in equal shares; the group gives the number of classes (FedPAC C.7).
 
     Client i belongs to group i mod G. With protocol "random" a class set is drawn for each client; with "clustered" all
     clients of a group share one class set, and no two groups have the same set. A client's test examples are of the
@@ -35,16 +35,9 @@ def pathological(
     example. Examples are assigned as in `grouped`.
 
     Args:
-      dataset: the dataset, whose labels are classes.
-      num_clients: N.
+      dataset, num_clients, train_size, test_size, seed: see `pfl_jax.data.partition.grouped`.
       protocol: "random" or "clustered".
-      train_size: training examples of each client.
-      test_size: test examples of each client; by default as many as training examples.
-      seed: seed of class sets and shuffles.
       classes_per_group: number of classes of a client, for each group.
-
-    Returns:
-      The partition; sizes are exact.
 
     Raises:
       InvalidInput: the protocol is unknown; a group has no class or more classes than exist; there are fewer class sets
@@ -72,14 +65,13 @@ def pathological(
     else:
         sets = _different_sets(rng, num_classes, classes_per_group)
         chosen = [rng.permutation(sets[client % len(sets)]) for client in owners]
-    sizes = train_size, train_size if test_size is None else test_size
     return allocation.assign_both(
-        *(rng, (train_y, test_y), sizes, num_clients),
+        *(rng, (train_y, test_y), (train_size, test_size), num_clients),
         lambda client, size: allocation.split_evenly(size, chosen[client], num_classes),
     )
 
 
-def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[int]) -> list[np.ndarray]:
+def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[int]) -> list[list[int]]:
     """Random distinct sets of classes, one of each given size."""
     for size in set(sizes):
         if math.comb(num_classes, size) < sizes.count(size):
@@ -87,10 +79,9 @@ def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[
                 f"there are not {sizes.count(size)} different sets of {size} of {num_classes} classes: "
                 'use the protocol "random"'
             )
-    sets: list[np.ndarray] = []
-    for size in sizes:
-        drawn = np.sort(rng.choice(num_classes, size, replace=False))
-        while any(np.array_equal(drawn, other) for other in sets):
-            drawn = np.sort(rng.choice(num_classes, size, replace=False))
-        sets.append(drawn)
+    sets: list[list[int]] = []
+    while len(sets) < len(sizes):
+        drawn = np.sort(rng.choice(num_classes, sizes[len(sets)], replace=False)).tolist()
+        if drawn not in sets:
+            sets.append(drawn)
     return sets

@@ -12,16 +12,9 @@ from pfl_jax.errors import InvalidInput, one_line
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 """Endings of images; other files are left alone."""
 
-GRAY = ("1", "L", "LA")
-"""Modes of Pillow that have no color."""
-
 
 def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
-    """Images of a folder whose sub-folders are the classes: uint8 [P, H, W, 1], or [P, H, W, 3] if any has color.
-
-    Raises:
-      InvalidInput: no images, a damaged one, or images of different sizes.
-    """
+    """Images of a folder whose sub-folders are the classes: uint8 [P, H, W, 1], or [P, H, W, 3] if any has color."""
     if label is not None or client is not None:
         raise InvalidInput(f"{path} is a folder of images: its sub-folders are the labels, and it names no clients")
     try:
@@ -42,7 +35,7 @@ def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
         try:
             with Image.open(file) as opened:
                 mode = opened.mode
-                images.append(np.asarray(opened.convert("L" if mode in GRAY else "RGB")))
+                images.append(np.asarray(opened.convert("L" if mode in ("1", "L", "LA") else "RGB")))
         # Pillow raises SyntaxError for broken PNG chunks.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise InvalidInput(f"{file} is no image that can be read ({one_line(error)})") from None
@@ -65,47 +58,8 @@ def is_hugging_face(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def hugging_face(source: Path | str, label: str | None, client: str | None) -> Columns:
-    """Columns of a Hugging Face dataset: its only split or "train", and "test" if there is one.
-
-    Args:
-      source: a folder of `save_to_disk`, or a name on the hub.
-      label, client: names of columns, the labels' by default label.
-
-    Raises:
-      InvalidInput: the package datasets is missing, the data cannot be read, or has no such columns.
-    """
-    return of_splits(source, _splits(source), None, label or "label", client)
-
-
-def of_splits(source: Path | str, splits: dict[str, Any], x: Names | None, y: Names, client: str | None) -> Columns:
-    """Columns of the splits of a Hugging Face dataset: the only one or "train", and "test" if there is one.
-
-    Args:
-      source: what has the splits, for errors.
-      splits: name -> rows.
-      x: the inputs; None for the images, or what `read_tables.among` chooses.
-      y, client: see `read_tables.among`.
-
-    Raises:
-      InvalidInput: there are no such columns, or several splits and no "train".
-    """
-    first = "train" if "train" in splits else next(iter(splits))
-    if first != "train" and len(splits) > 1:
-        raise InvalidInput(f"{source} has no split train (there are {', '.join(splits)})")
-    found = _columns(source, splits[first], x, y, client)
-    if "test" not in splits or first == "test":
-        return found
-    return found.tested_on(_columns(source, splits["test"], x, y, client))
-
-
-def hugging_face_rows(name: str) -> dict[str, dict[str, np.ndarray]]:
-    """All arrays of a dataset on the hub, by split and column."""
-    return {split: _arrays(rows) for split, rows in _splits(name).items()}
-
-
-def _splits(source: Path | str) -> dict[str, Any]:
-    """Splits of a dataset by name."""
+def splits(source: Path | str) -> dict[str, Any]:
+    """Splits of a Hugging Face dataset by name; `source` is a folder of `save_to_disk`, or a name on the hub."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
@@ -117,15 +71,33 @@ def _splits(source: Path | str) -> dict[str, Any]:
     return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
-def _arrays(rows: Any) -> dict[str, np.ndarray]:
+def arrays(rows: Any) -> dict[str, np.ndarray]:
+    """Columns of a split as arrays."""
     return {name: np.asarray(values) for name, values in rows.with_format("numpy")[:].items()}
+
+
+def of_splits(source: Path | str, splits: dict[str, Any], x: Names | None, y: Names, client: str | None) -> Columns:
+    """Columns of the splits of a Hugging Face dataset: the only one or "train", and "test" if there is one.
+
+    Args:
+      source: what has the splits, for errors.
+      splits: name -> rows.
+      x: the inputs; None for the images, or what `read_tables.among` chooses.
+      y, client: see `read_tables.among`.
+    """
+    first = "train" if "train" in splits else next(iter(splits))
+    if first != "train" and len(splits) > 1:
+        raise InvalidInput(f"{source} has no split train (there are {', '.join(splits)})")
+    found = _columns(source, splits[first], x, y, client)
+    if "test" not in splits or first == "test":
+        return found
+    return found.tested_on(_columns(source, splits["test"], x, y, client))
 
 
 def _columns(source: Path | str, rows: Any, x: Names | None, y: Names, client: str | None) -> Columns:
     """Inputs, labels and clients of a split."""
-    arrays = _arrays(rows)
-    images = [name for name in arrays if type(rows.features[name]).__name__ == "Image"]
-    found = among(source, arrays, x or images or None, y, client)
+    images = [name for name, feature in rows.features.items() if type(feature).__name__ == "Image"]
+    found = among(source, arrays(rows), x or images or None, y, client)
     if found.features[0] in images and found.x.ndim == 3:
         found = found._replace(x=found.x[..., None])
     names = getattr(rows.features[y], "names", None) if isinstance(y, str) else None

@@ -53,9 +53,6 @@ def among(
       x: the inputs; None for the only array of rank 2 or more, or all columns [P], besides labels and clients.
       y: the labels.
       client: the clients; None for none.
-
-    Raises:
-      InvalidInput: a missing array, no inputs, or some that are not numeric or do not stand side by side.
     """
     labels, chosen = ([names] if isinstance(names, str) else list(names or ()) for names in (y, x))
     for name in filter(None, (*labels, *chosen, client)):
@@ -84,36 +81,28 @@ def among(
 
 
 def npz(path: Path, label: str | None, client: str | None, *, by_rows: bool = False) -> Columns:
-    """Arrays of an .npz file: x, the labels (by default y), the clients, and the same with test_ before their names.
-
-    Raises:
-      InvalidInput: a damaged file, a missing array, or one that is a pickle.
-    """
+    """Arrays of an .npz file: x, the labels (by default y), the clients, and the same with test_ before their names."""
     wanted = {"x": "x", "y": label or "y"} | ({} if client is None else {"client": client})
-    wanted |= {f"test_{role}": f"test_{name}" for role, name in wanted.items()}
-    there: dict[str, Any] = {}
+    both = wanted | {f"test_{role}": f"test_{name}" for role, name in wanted.items()}
     try:
         with open_npz(path) as stored:
             names = stored.files
-            for role, name in wanted.items():
-                if name in names:
-                    there[role] = rows.of_npz(path, name) if by_rows and role in ("x", "test_x") else stored[name]
+            there: dict[str, Any] = {
+                role: rows.of_npz(path, name) if by_rows and role in ("x", "test_x") else stored[name]
+                for role, name in both.items()
+                if name in names
+            }
     except BAD_NPZ as error:
         raise InvalidInput(
             f"{path} is damaged, no .npz file, or holds a pickle, which is never read ({one_line(error, 80)})"
         ) from None
-    for role in ("x", "y", "client"):
-        if role in wanted and role not in there:
-            raise InvalidInput(f"{path} has no array {wanted[role]} (there are {', '.join(names)})")
+    if missing := [name for role, name in wanted.items() if role not in there]:
+        raise InvalidInput(f"{path} has no array {missing[0]} (there are {', '.join(names)})")
     return Columns(**there)
 
 
 def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
-    """Columns of a .csv file with a header: labels (by default the column label), clients, and all others as features.
-
-    Raises:
-      InvalidInput: no header, rows of unequal length, a missing column, or one that is not numeric.
-    """
+    """Columns of a .csv file with a header: labels (by default label), clients, and all others as features."""
     header, lines = _rows(path)
     label = label or "label"
     columns = {name: np.array(values) for name, values in zip(header, zip(*lines, strict=True), strict=True)}

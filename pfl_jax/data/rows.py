@@ -128,24 +128,22 @@ def concatenate(parts: Sequence[Any]) -> Any:
 
 def of_file(path: str | Path, offset: int, shape: Sequence[int], dtype: Any) -> Rows:
     """Rows of an uncompressed file, in which the array begins at the byte `offset`, in C order."""
-    kind, row_shape = np.dtype(dtype), tuple(shape[1:])
-    width = int(np.prod(row_shape, dtype=np.int64)) * kind.itemsize
 
     def read(rows):
-        content = np.empty(len(rows) * width, np.uint8)
+        found = np.empty((len(rows), *shape[1:]), dtype)
         # Rows that follow each other are read at once.
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
         try:
             with open(path, "rb") as file:
-                for begin, end in zip([0, *breaks], [*breaks, len(rows)], strict=True):
-                    file.seek(offset + int(rows[begin]) * width)
-                    if file.readinto(content.data[begin * width : end * width]) < (end - begin) * width:
+                for number, part in zip(rows[[0, *breaks]].tolist(), np.split(found, breaks), strict=True):
+                    file.seek(offset + number * found[0].nbytes)
+                    if file.readinto(part.data) < part.nbytes:
                         raise InvalidInput(f"{path} is damaged: it ends too early")
         except OSError as error:
             raise InvalidInput(f"{path} cannot be read: {error}") from error
-        return content.view(kind).reshape(len(rows), *row_shape)
+        return found
 
-    return Rows(shape, kind, read)
+    return Rows(shape, dtype, read)
 
 
 def of_npz(path: str | Path, name: str) -> Any:
@@ -155,17 +153,17 @@ def of_npz(path: str | Path, name: str) -> Any:
     """
     with open_npz(path) as stored, open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         member = archive.getinfo(f"{name}.npy")
-        with archive.open(member) as content:
-            version = np.lib.format.read_magic(content)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, in_columns, dtype = read(content)
-            header = content.tell()
-        if member.compress_type != zipfile.ZIP_STORED or dtype.hasobject or in_columns or not shape:
+        if member.compress_type != zipfile.ZIP_STORED:
             return stored[name]
-        if header + int(np.prod(shape, dtype=object)) * dtype.itemsize != member.file_size:
+        # The sizes of the name and of further fields, which stand before the content, end a header of 30 bytes.
+        file.seek(member.header_offset + 26)
+        between = np.frombuffer(file.read(4), "<u2").sum()
+        begin = file.seek(member.header_offset + 30 + int(between))
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, in_columns, dtype = header(file)
+        if dtype.hasobject or in_columns or not shape:
+            return stored[name]
+        if file.tell() - begin + int(np.prod(shape, dtype=object)) * dtype.itemsize != member.file_size:
             raise ValueError(f"the header of {name} promises another size than it has")
-        # The name and further fields stand between the 30 bytes of a member's own header and its content.
-        file.seek(member.header_offset)
-        local = file.read(30)
-    begin = member.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
-    return of_file(path, begin + header, shape, dtype)
+        return of_file(path, file.tell(), shape, dtype)

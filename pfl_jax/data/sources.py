@@ -29,19 +29,15 @@ class Dataset(NamedTuple):
       origin: version or folder of real data, and its size if it is incomplete; digest of a user's own files; "" for
         embedded data.
       is_real: False for synthetic images in place of the dataset.
-      train_x: [P_train, ...], float32 or integers of at most 32 bits; images are uint8 [P_train, H, W, C]. If loaded by
-        rows, `pfl_jax.data.rows.Rows` of this shape and type.
-      train_y: int32 [P_train], the classes; or other targets, float32 [P_train] or numbers [P_train, ...].
-      test_x: [P_test, ...], of the same type as train_x.
-      test_y: likewise [P_test, ...].
+      train_x, test_x: [P, ...], both float32 or integers of at most 32 bits; images are uint8 [P, H, W, C]. If loaded
+        by rows, `pfl_jax.data.rows.Rows` of this shape and type.
+      train_y, test_y: int32 [P], the classes; or other targets, float32 [P] or numbers [P, ...].
       num_classes: K; 0 for targets that are no classes.
-      mean: mean of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
-      std: standard deviation of the same pixels, per channel; None together with the mean.
+      mean, std: those of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
       keep_split: whether training and test examples must not be mixed, as for scikit-learn's digits, which are split by
         writer.
       class_names: names of the classes 0 to K - 1; () if the names are the numbers.
-      train_client: int32 [P_train], client of each training example if the data has its own clients, otherwise None.
-      test_client: int32 [P_test], client of each test example.
+      train_client, test_client: int32 [P], client of each example if the data has its own clients, otherwise None.
       client_names: names of the data's own clients.
     """
 
@@ -89,7 +85,7 @@ def load(
     normalization: PixelNormalization = "fedas",
     by_rows: bool = False,
 ) -> Dataset:
-    """Load a dataset.
+    """Load a dataset. EMNIST's published images are transposed; here they are upright.
 
     Args:
       name: cifar10, cifar100, cinic10, fashion_mnist, emnist (its "byclass" variant: 62 classes) or digits.
@@ -103,11 +99,8 @@ def load(
       normalization: paper whose released code defines the mean and standard deviation that normalize pixels: for CIFAR
         0.5 ("fedas"), or those of CIFAR-10's training pixels ("fedpac"). The other datasets have only one.
       by_rows: whether the inputs stay in their file (`pfl_jax.data.rows.Rows`), so that
-        `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. Of embedded data, and of
-        tensorflow-datasets before the first run has cached it, they are in memory.
-
-    Returns:
-      The dataset. EMNIST's published images are transposed; here they are upright.
+        `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. This is for uncompressed
+        IDX files, and for tensorflow-datasets once a first run has cached it; all else is in memory.
 
     Raises:
       InvalidInput: the name, source or normalization is unknown, the source does not have the data, or files are
@@ -131,13 +124,13 @@ def load(
         return _embedded(spec, seed)
     # Unusable data is an error; only missing data is skipped.
     if source != "files" and (prepared := tfds.find(spec, folder, notify, by_rows=by_rows)) is not None:
-        return _real(spec, *prepared, "tfds", notify)
+        return _real(spec, "tfds", *prepared, notify)
     if source != "tfds" and (paths := files.find(spec, folder)):
-        return _real(spec, *files.load(spec, paths, by_rows=by_rows), "files", notify)
+        return _real(spec, "files", *files.load(spec, paths, by_rows=by_rows), notify)
     if source == "files":
         raise InvalidInput(files.missing(spec, folder))
     try:
-        return _real(spec, *tfds.download(spec, folder, notify), "tfds", notify)
+        return _real(spec, "tfds", *tfds.download(spec, folder, notify), notify)
     except InvalidInput as error:
         if source == "tfds":
             raise
@@ -150,10 +143,12 @@ def load(
 
 
 def _embedded(spec: DatasetSpec, seed: int) -> Dataset:
-    if spec.tfds_name is None:
-        return _dataset(spec, embedded.digits(), "scikit-learn digits", "", is_real=True, keep_split=True)
-    label = "embedded digit pairs" if embedded.is_pairs(spec.num_classes) else "embedded digits"
-    return _dataset(spec, _composed(spec, seed), label, "", is_real=False, keep_split=True)
+    """scikit-learn's digits, or images composed of them in place of the dataset."""
+    is_digits = spec.tfds_name is None
+    arrays = embedded.digits() if is_digits else _composed(spec, seed)
+    composed = "embedded digit pairs" if embedded.is_pairs(spec.num_classes) else "embedded digits"
+    source = "scikit-learn digits" if is_digits else composed
+    return Dataset(spec.name, source, "", is_digits, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=True)
 
 
 @functools.lru_cache(maxsize=1)
@@ -165,27 +160,11 @@ def _composed(spec: DatasetSpec, seed: int) -> Arrays:
     return arrays
 
 
-def _real(spec: DatasetSpec, arrays: Arrays, origin: str, source: str, notify: Notify) -> Dataset:
+def _real(spec: DatasetSpec, source: str, arrays: Arrays, origin: str, notify: Notify) -> Dataset:
     """Real data, whose origin says how many examples are missing, if any."""
     sizes = len(arrays.train_y), len(arrays.test_y)
     if spec.published not in (None, sizes):
         text = f"{sizes[0]} + {sizes[1]} of {spec.published[0]} + {spec.published[1]} examples"
         notify(f"{spec.name} is incomplete: {text}")
         origin += f", {text}"
-    return _dataset(spec, arrays, source, origin, is_real=True, keep_split=False)
-
-
-def _dataset(
-    spec: DatasetSpec, arrays: Arrays, source: str, origin: str, *, is_real: bool, keep_split: bool
-) -> Dataset:
-    return Dataset(
-        name=spec.name,
-        source=source,
-        origin=origin,
-        is_real=is_real,
-        **arrays._asdict(),
-        num_classes=spec.num_classes,
-        mean=spec.mean,
-        std=spec.std,
-        keep_split=keep_split,
-    )
+    return Dataset(spec.name, source, origin, True, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=False)

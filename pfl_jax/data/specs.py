@@ -12,14 +12,7 @@ PixelNormalization: TypeAlias = Literal["fedpac", "fedas"]
 
 
 class Arrays(NamedTuple):
-    """Examples of a dataset, in the format that all sources return.
-
-    Attributes:
-      train_x: uint8 [P_train, H, W, C].
-      train_y: int32 [P_train].
-      test_x: uint8 [P_test, H, W, C].
-      test_y: int32 [P_test].
-    """
+    """Examples of a dataset, in the format that all sources return: images uint8 [P, H, W, C], labels int32 [P]."""
 
     train_x: np.ndarray
     train_y: np.ndarray
@@ -40,10 +33,9 @@ class DatasetSpec(NamedTuple):
         does not use the dataset.
       published: numbers of (training, test) examples of the complete dataset; outputs report missing examples.
       tfds_name: name (and configuration) in tensorflow-datasets; None if it is not available there.
-      urls: files that tensorflow-datasets downloads.
+      url: one of the files that tensorflow-datasets downloads, whose host must answer.
       folders: possible names of a folder with the dataset's files, inside `data_dir` or a system folder; empty if the
         dataset can only be loaded through tensorflow-datasets.
-      own_builder: whether the builder is in `pfl_jax.data.tfds`, because tensorflow-datasets has none.
       transposed: whether the published files store images with rows and columns exchanged.
     """
 
@@ -55,21 +47,15 @@ class DatasetSpec(NamedTuple):
     fedpac: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     published: tuple[int, int] | None = None
     tfds_name: str | None = None
-    urls: tuple[str, ...] = ()
+    url: str = ""
     folders: tuple[str, ...] = ()
     transposed: bool = False
-    own_builder: bool = False
 
     def normalized(self, paper: PixelNormalization) -> "DatasetSpec":
         """Specification with the mean and standard deviation of a paper's released code."""
-        if paper == "fedas" or self.fedpac is None:
-            return self
-        mean, std = self.fedpac
+        mean, std = self.fedpac if paper == "fedpac" and self.fedpac is not None else (self.mean, self.std)
         return self._replace(mean=mean, std=std)
 
-
-_FASHION_MNIST_HOST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 # CIFAR: FedAS's released code uses 0.5 for all channels, FedPAC's the mean and deviation of CIFAR-10's training pixels.
 # CIFAR-100 is not in FedPAC and has the values of CIFAR-10. Gray datasets: FedPAC's code, with the values of MNIST.
@@ -78,27 +64,19 @@ _FEDPAC_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _MNIST = ((0.1307,), (0.3081,))
 
 _ALL = (
-    DatasetSpec(
-        "cifar10",
-        (32, 32, 3),
-        10,
-        *_CIFAR,
-        fedpac=_FEDPAC_CIFAR,
-        published=(50_000, 10_000),
-        tfds_name="cifar10",
-        urls=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-        folders=("cifar10", "cifar-10"),
-    ),
-    DatasetSpec(
-        "cifar100",
-        (32, 32, 3),
-        100,
-        *_CIFAR,
-        fedpac=_FEDPAC_CIFAR,
-        published=(50_000, 10_000),
-        tfds_name="cifar100",
-        urls=("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
-        folders=("cifar100", "cifar-100"),
+    *(
+        DatasetSpec(
+            f"cifar{classes}",
+            (32, 32, 3),
+            classes,
+            *_CIFAR,
+            fedpac=_FEDPAC_CIFAR,
+            published=(50_000, 10_000),
+            tfds_name=f"cifar{classes}",
+            url=f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz",
+            folders=(f"cifar{classes}", f"cifar-{classes}"),
+        )
+        for classes in (10, 100)
     ),
     # As in FedPAC's released code: training examples from the folder train, test examples from test (valid is not
     # used), and the mean and deviation of the folder train. FedAS does not use CINIC-10.
@@ -110,8 +88,7 @@ _ALL = (
         (0.24205776, 0.23828046, 0.25874835),
         published=(90_000, 90_000),
         tfds_name="cinic10",
-        urls=("https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",),
-        own_builder=True,
+        url="https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
     ),
     DatasetSpec(
         "fashion_mnist",
@@ -120,7 +97,7 @@ _ALL = (
         *_MNIST,
         published=(60_000, 10_000),
         tfds_name="fashion_mnist",
-        urls=tuple(f"{_FASHION_MNIST_HOST}{name}.gz" for name in _IDX_FILES),
+        url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/train-images-idx3-ubyte.gz",
         folders=("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
     ),
     DatasetSpec(
@@ -130,7 +107,7 @@ _ALL = (
         *_MNIST,
         published=(697_932, 116_323),
         tfds_name="emnist/byclass",
-        urls=("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",),
+        url="https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
         folders=("emnist", "EMNIST/raw"),
         transposed=True,
     ),

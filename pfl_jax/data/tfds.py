@@ -5,7 +5,6 @@ runs read this file and import neither TensorFlow nor tfds.
 """
 
 import contextlib
-import functools
 import io
 import os
 import re
@@ -14,13 +13,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from pfl_jax.atomic_write import write_binary
+from pfl_jax.atomic_write import make_folder, write_binary
 from pfl_jax.data import rows
 from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import CannotWrite, InvalidInput, one_line
@@ -46,23 +45,13 @@ def folder_or_default(data_dir: Path | None) -> Path:
 def find(
     spec: DatasetSpec, data_dir: Path | None, notify: Notify, *, by_rows: bool = False
 ) -> tuple[Arrays, str] | None:
-    """Load the dataset as prepared by tfds in a data folder, or as cached by an earlier run.
+    """Examples and version of the dataset as prepared by tfds, or as cached by an earlier run; None without either.
 
-    Args:
-      spec: the dataset.
-      data_dir: the data folder; None for tfds' default.
-      notify: function that receives messages before slow steps.
-      by_rows: whether the images of an earlier run's cache are `pfl_jax.data.rows.Rows`, which are read later.
-
-    Returns:
-      The examples and their version, or None if there are none.
-
-    Raises:
-      InvalidInput: prepared data cannot be read.
+    Arguments are those of `pfl_jax.data.sources.load`. Prepared data that cannot be read is an InvalidInput.
     """
     folder = folder_or_default(data_dir)
-    kept = _newest_version(folder / "pfl_jax", f"{spec.name}-*.npz")
-    prepared = _newest_version(folder / (spec.tfds_name or spec.name), "*/dataset_info.json")
+    kept = _newest((folder / "pfl_jax").glob(f"{spec.name}-*.npz"))
+    prepared = _newest(info.parent for info in (folder / (spec.tfds_name or spec.name)).glob("*/dataset_info.json"))
     if kept is not None and (prepared is None or _version(kept) == _version(prepared)):
         arrays = _read_cache(kept, spec, by_rows=by_rows)
         if arrays is not None:
@@ -71,13 +60,13 @@ def find(
             raise InvalidInput(f"{kept} is damaged, or not {spec.name}: put a whole copy of it there, or remove it")
     if prepared is None:
         return None
-    notify(f"reading {spec.name} from {prepared.parent} with TensorFlow; later runs will be faster")
-    arrays = _read_prepared(spec, prepared.parent)
+    notify(f"reading {spec.name} from {prepared} with TensorFlow; later runs will be faster")
+    arrays = _read_prepared(spec, prepared)
+    cache = folder / "pfl_jax" / f"{spec.name}-{_version(prepared)}.npz"
     try:
-        (folder / "pfl_jax").mkdir(parents=True, exist_ok=True)
-        cache = folder / "pfl_jax" / f"{spec.name}-{_version(prepared)}.npz"
+        make_folder(cache.parent)
         write_binary(cache, lambda file: np.savez(file, **arrays._asdict()))
-    except (OSError, CannotWrite) as error:
+    except CannotWrite as error:
         notify(f"the next run will need TensorFlow again: {str(error).partition(';')[0]}")
     return arrays, _version(prepared)
 
@@ -85,21 +74,19 @@ def find(
 def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str]:
     """Download and prepare the dataset with tfds; arguments and results are those of `find`.
 
-    Raises:
-      InvalidInput: the host does not answer within HOST_TIMEOUT, or tfds fails.
+    A host that does not answer within HOST_TIMEOUT, and whatever fails in tfds, is an InvalidInput.
     """
     folder = folder_or_default(data_dir)
-    reason = _unreachable(spec.urls[0])
-    if reason:
+    if reason := _unreachable(spec.url):
         raise InvalidInput(
             f"{spec.name} cannot be downloaded: {reason}; give data_dir (--data-dir) a folder that has it, or "
             "use source embedded"
         )
-    notify(f"downloading {spec.name} from {urllib.parse.urlsplit(spec.urls[0]).netloc} into {folder}")
+    notify(f"downloading {spec.name} from {urllib.parse.urlsplit(spec.url).netloc} into {folder}")
     with _tensorflow_datasets() as tfds:
         try:
-            if spec.own_builder:
-                builder = _cinic10(spec.urls[0])(data_dir=folder)
+            if spec.name == "cinic10":
+                builder = _cinic10(spec.url)(data_dir=folder)
             else:
                 builder = tfds.builder(spec.tfds_name, data_dir=folder, try_gcs=False)
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
@@ -109,20 +96,18 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
                 f"damaged, remove it from {folder / 'downloads'}, and it is downloaded again"
             ) from error
     result = find(spec, folder, notify)
-    if result is None:
-        raise InvalidInput(f"tensorflow-datasets left no {spec.name} in {folder}")
+    assert result is not None  # It was prepared there.
     return result
 
 
 def _version(path: Path) -> str:
-    """Version in ".../3.0.2/dataset_info.json" or in "cifar10-3.0.2.npz"; "" if there is none."""
-    text = path.parent.name if path.name == "dataset_info.json" else path.stem.rpartition("-")[2]
-    return text if re.fullmatch(r"\d+\.\d+\.\d+", text) else ""
+    """Version in the name of a folder "3.0.2" or file "cifar10-3.0.2.npz"; "" if there is none."""
+    found = re.fullmatch(r"(?:.*-)?(\d+\.\d+\.\d+)(?:\.npz)?", path.name)
+    return found[1] if found else ""
 
 
-def _newest_version(folder: Path, pattern: str) -> Path | None:
-    found = [path for path in folder.glob(pattern) if _version(path)]
-    return max(found, key=lambda path: tuple(map(int, _version(path).split("."))), default=None)
+def _newest(paths: Iterable[Path]) -> Path | None:
+    return max(filter(_version, paths), key=lambda path: [*map(int, _version(path).split("."))], default=None)
 
 
 def _read_cache(path: Path, spec: DatasetSpec, *, by_rows: bool) -> Arrays | None:
@@ -147,8 +132,7 @@ def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
             builder = tfds.builder_from_directory(folder)
             for split in ("train", "test"):
                 # Read in order and as one batch.
-                whole = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1, as_supervised=True))
-                x, y = (np.asarray(part) for part in whole)
+                x, y = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1, as_supervised=True))
                 arrays += [np.ascontiguousarray(x.swapaxes(1, 2)) if spec.transposed else x, y.astype(np.int32)]
         except Exception as error:  # as above
             raise InvalidInput(
@@ -192,16 +176,15 @@ def _tensorflow_datasets() -> Iterator[Any]:
         yield tfds
 
 
-@functools.cache
 def _cinic10(url: str) -> Any:
     """Builder of CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018), which tensorflow-datasets lacks.
 
     The published archive has folders train/, valid/ and test/, each with a folder of 9,000 PNG images for each class;
-    valid/ is not used, as in FedPAC's released code. The class is registered once, so it is kept.
+    valid/ is not used, as in FedPAC's released code.
     """
     import tensorflow_datasets as tfds
 
-    class Cinic10(tfds.core.GeneratorBasedBuilder):
+    class Cinic10(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         """CINIC-10: images of CIFAR-10's classes from CIFAR-10 and ImageNet."""
 
         VERSION = tfds.core.Version("1.0.0")
@@ -209,7 +192,6 @@ def _cinic10(url: str) -> Any:
         def _info(self):
             return tfds.core.DatasetInfo(
                 builder=self,
-                description="180,000 color images of 32 x 32 pixels in the ten classes of CIFAR-10.",
                 features=tfds.features.FeaturesDict(
                     {
                         "image": tfds.features.Image(shape=(32, 32, 3)),
@@ -217,7 +199,6 @@ def _cinic10(url: str) -> Any:
                     }
                 ),
                 supervised_keys=("image", "label"),
-                homepage="https://doi.org/10.7488/ds/2448",
             )
 
         def _split_generators(self, dl_manager):

@@ -74,19 +74,6 @@ def test_runs_held_out_clients_and_devices_have_the_same_inputs():
     assert (bare.train_x.dtype, bare.input_shape, len(bare.train_x)) == (np.int32, (3,), 0)
 
 
-def test_rotation_is_for_images():
-    dataset = from_arrays(inputs(np.float32, (4,)), Y)
-    parts = partition.iid(dataset, 2)
-    with pytest.raises(InvalidInput, match="rotation"):
-        federate(dataset, parts, shift="rotation", num_groups=2)
-    image = from_arrays(inputs(np.float32, (4, 4, 1)), Y)
-    data = federate(image, parts, shift="rotation", num_groups=2)
-    # Client 1 is turned by half a turn.
-    np.testing.assert_array_equal(
-        client_data(data, 1, "train").x[0], image.train_x[parts.train[1][0]][::-1, ::-1].astype(np.float32)
-    )
-
-
 def test_integers_do_not_overflow_in_a_network():
     model, y = models.mlp((3,), 2, hidden=(4,)), jnp.zeros(5, jnp.int32)
     params = model.init(jax.random.key(0))
@@ -179,7 +166,6 @@ def test_natural_clients_have_their_own_rows_alone():
     x = np.stack([owner, np.arange(40)], axis=1)
     dataset = from_arrays(x, Y, client=owner)
     parts = partition.natural(dataset)
-    named = partition.make("natural", dataset, 3)
     data, seen = federate(dataset, parts), []
     for client, name in enumerate((5, 7, 11)):
         for split in ("train", "test"):
@@ -187,24 +173,13 @@ def test_natural_clients_have_their_own_rows_alone():
             rows = np.asarray(got.x)[np.asarray(got.mask)]
             assert (rows[:, 0] == name).all()
             np.testing.assert_array_equal(np.asarray(got.y)[np.asarray(got.mask)], Y[rows[:, 1]])
-            np.testing.assert_array_equal(getattr(parts, split)[client], getattr(named, split)[client])
             seen += rows[:, 1].tolist()
     assert sorted(seen) == list(range(40))
     with pytest.raises(InvalidInput, match="has 3 clients, not 4"):
         partition.make("natural", dataset, 4)
-    with pytest.raises(InvalidInput, match="no clients of its own"):
-        partition.make("natural", from_arrays(x, Y), 3)
-    assert_same = np.testing.assert_array_equal
-    assert_same(partition.make("natural", dataset, 3, beta=None).train[0], named.train[0])
-    with pytest.raises(TypeError, match="unexpected keyword argument 'beta'"):
-        partition.make("natural", dataset, 3, beta=0.1)
-    for changes, message in (
-        ({"test_client": dataset.test_client % 2}, "client 11 has no test rows"),
-        ({"train_client": dataset.train_client // 2}, "client 11 has no training rows"),
-        ({"train_client": dataset.train_client // 2, "client_names": ()}, "client 2 has no training rows"),
-    ):
-        with pytest.raises(InvalidInput, match=message):
-            partition.natural(dataset._replace(**changes))
+    np.testing.assert_array_equal(partition.make("natural", dataset, 3, beta=None).train[0], parts.train[0])
+    with pytest.raises(InvalidInput, match="client 11 has no test rows"):
+        partition.natural(dataset._replace(test_client=dataset.test_client % 2))
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 2), (4, 4, 3)], ids=str)

@@ -17,7 +17,6 @@ from pfl_jax.data.partition import (
     grouped,
     iid,
     make,
-    num_groups,
     pathological,
     with_validation,
 )
@@ -131,13 +130,6 @@ def test_grouped_reuses_a_class_only_when_it_is_exhausted():
         assert np.ptp(uses[label == TRAIN_Y]) <= 1
 
 
-def test_grouped_sizes_may_differ():
-    drawn = np.array([30, 60, 120, 30, 60, 90])
-    partition = grouped(DATASET, 6, train_size=drawn, test_size=[5, 6, 7, 8, 9, 10])
-    assert sizes(partition.train) == drawn.tolist()
-    assert sizes(partition.test) == [5, 6, 7, 8, 9, 10]
-
-
 def test_groups_of_other_class_counts():
     np.testing.assert_array_equal(np.concatenate(dominant_classes(10)), [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9, 0])
     assert [(group[0], group[-1]) for group in dominant_classes(62)] == [(0, 9), (10, 35), (36, 61)]
@@ -149,11 +141,7 @@ def test_groups_of_other_class_counts():
 
 
 def test_drawn_sizes_are_the_choices_equally_often():
-    drawn = draw_sizes((300, 600, 1200), 3000, seed=5)
-    assert set(drawn) == {300, 600, 1200}
-    assert np.bincount(drawn // 300).max() < 1150
-    np.testing.assert_array_equal(drawn, draw_sizes((300, 600, 1200), 3000, seed=5))
-    assert not np.array_equal(drawn, draw_sizes((300, 600, 1200), 3000, seed=6))
+    assert np.bincount(draw_sizes((300, 600, 1200), 3000, seed=5) // 300).max() < 1150
     # As in stored results.
     assert draw_sizes((300, 600, 1200), 8, seed=7).tolist() == [300, 300, 300, 600, 600, 1200, 600, 1200]
 
@@ -193,18 +181,6 @@ def test_clustered_groups_share_a_class_set_and_random_clients_do_not():
     assert len(set(class_sets("random"))) > 15
 
 
-def test_pathological_on_other_class_counts():
-    y = np.repeat(np.arange(100), 20)
-    partition = pathological(labeled(y, y), 5, protocol="clustered", train_size=24, test_size=24)
-    assert [len(set(y[hand])) for hand in partition.train] == [3, 3, 5, 5, 8]
-    tight = pathological(labeled(y % 8, y % 8), 10, protocol="clustered", train_size=24, test_size=24)
-    assert len(set((y % 8)[tight.train[4]])) == 8
-
-
-def test_groups_of_clients():
-    assert [num_groups("pathological", 62), num_groups("grouped", 62), num_groups("iid", 10)] == [5, 3, 5]
-
-
 # Dirichlet
 
 
@@ -238,53 +214,12 @@ def test_dirichlet_merged_deals_everything_once(num_clients, beta, seed, keep_sp
         np.testing.assert_array_equal(sizes(partition.train), np.round(0.75 * held))
 
 
-@pytest.mark.parametrize(
-    ("train_y", "clients", "options", "lacking"),
-    [
-        (TRAIN_Y, 200, {"min_size": 1}, "1 of the 1200 training examples and 1 of the 400 test examples"),
-        (TRAIN_Y[:8], 9, {}, "10 of the 8 training examples and 1 of the 400 test examples"),
-        (
-            TRAIN_Y,
-            44,
-            {"protocol": "fedas"},
-            "1 of the 1200 training examples and 1 of the 400 test examples and 40 of the 1600 examples",
-        ),
-    ],
-)
-def test_dirichlet_says_what_is_too_little(train_y, clients, options, lacking):
-    with pytest.raises(InvalidInput, match=f"beta = 0.5 gives each of {clients} clients {lacking}: use fewer clients"):
-        dirichlet(labeled(train_y, TEST_Y), clients, beta=0.5, **options)
-
-
 def test_dirichlet_proportions_have_the_moments_of_the_dirichlet():
     """Mean 1/N and variance (1/N)(1 - 1/N) / (N beta + 1) of a client's share of a class."""
-    totals = np.full(2000, 10_000)
-    totals = dirichlet_counts.Counts(totals, totals)
-    counts = dirichlet_counts.draw(
-        np.random.default_rng(0), totals, dirichlet_counts.separate_sets, 4, 0.5, needs=(1, 1, 0)
-    )
-    shares = counts.train / 10_000
+    rng, totals = np.random.default_rng(0), np.full((2, 2000), 10_000)
+    shares = dirichlet_counts.draw(rng, totals, dirichlet_counts.separate_sets, 4, 0.5, (1, 1, 0))[0] / 10_000
     np.testing.assert_allclose(shares.mean(axis=1), 0.25, atol=0.02)
     np.testing.assert_allclose(shares.var(axis=1), 0.25 * 0.75 / 3, rtol=0.1)
-
-
-def test_dirichlet_merged_gives_nothing_to_a_client_with_exactly_its_share():
-    wanted = dirichlet_counts._fill(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([4, 4]))
-    np.testing.assert_array_equal(wanted, [[4, 0], [0, 4]])
-
-
-def test_dirichlet_loses_no_example_to_rounding():
-    """In float64, 0.7 + 0.1 is just below 0.8."""
-    counts = dirichlet_counts._cut(np.array([[0.7, 0.1, 0.2]]), np.array([10]))
-    np.testing.assert_array_equal(counts[:, 0], [7, 1, 2])
-
-
-@pytest.mark.parametrize("limits", [{}, {"train_size": 100, "test_size": 60}])
-@pytest.mark.parametrize("protocol", ["fedpac", "fedas"])
-def test_every_class_is_trained_and_tested_where_proportions_are_equal(protocol, limits):
-    parts = dirichlet(DATASET, 4, beta=100.0, protocol=protocol, **limits)
-    assert (table(parts.train) > 0).all()
-    assert (table(parts.test) > 0).all()
 
 
 @pytest.mark.parametrize("protocol", ["fedpac", "fedas"])
@@ -325,22 +260,24 @@ def test_iid_with_sizes_reuses_only_what_it_must():
         (lambda: grouped(DATASET, 2, train_size=[60, 60, 60]), "one for each of 2 clients"),
         (lambda: grouped(DATASET, 2, train_size=10, groups=[[10]]), "between 0 and 9"),
         (lambda: dirichlet(DATASET, 100, beta=0.01), "no Dirichlet draw"),
-        (lambda: dirichlet(DATASET, 35, beta=0.001, protocol="fedas"), "no Dirichlet draw"),
+        (
+            lambda: dirichlet(DATASET, 44, beta=0.5, protocol="fedas"),
+            "1 of the 1200 training examples and 1 of the 400 test examples and 40 of the 1600 examples: use fewer",
+        ),
+        (lambda: with_validation(iid(DATASET, 4), 1.0), "above 0 and below 1"),
+        (lambda: with_validation(with_validation(iid(DATASET, 4), 0.1), 0.1), "already"),
+        (lambda: with_validation(Partition([[1], [2]], [[3], [4]]), 0.5), "two training examples"),
         (
             lambda: pathological(labeled(TRAIN_Y % 7, TEST_Y % 7), 5, train_size=9),
             "3/3/5/5/8 .* where there are 7",
         ),
-        (lambda: pathological(DATASET, 5, classes_per_group=()), "classes where there are 10"),
-        (lambda: pathological(DATASET, 5, train_size=600), "a client needs .* of class"),
         (
             lambda: pathological(DATASET, 5, protocol="clustered", classes_per_group=[9] * 11),
             "not 11 different sets of 9 of 10",
         ),
-        (lambda: draw_sizes([], 5), "sizes to choose from"),
         (lambda: draw_sizes([300, 0], 5), "sizes to choose from"),
         (lambda: make("group", load("digits"), 4), "unknown partition 'group' .*natural.*; did you mean grouped"),
         (lambda: iid(DATASET, 401), "fewer clients"),
-        (lambda: iid(DATASET, 4, train_size=1201), "needs 1201 training examples"),
     ],
 )
 def test_invalid_input_gives_a_one_line_error(call, message):
@@ -372,13 +309,6 @@ def test_validation_examples_are_training_examples_set_apart():
     assert any((a != b).any() for a, b in zip(found.validation, with_validation(parts, 0.25).validation, strict=True))
 
 
-def test_what_a_client_sets_apart_does_not_depend_on_the_others():
-    rows = [np.arange(20), np.arange(20, 50), np.arange(50, 57)]
-    whole = with_validation(Partition(rows, rows), 0.3)
-    alone = with_validation(Partition(rows[2:], rows[2:]), 0.3)
-    np.testing.assert_array_equal(whole.validation[2], alone.validation[0])
-
-
 def test_nobody_trains_on_the_validation_examples_of_another_client():
     # Forty clients of 70 hold each of 1,200 examples twice or three times, with other clients each time.
     parts = iid(DATASET, 40, train_size=70, test_size=10)
@@ -399,22 +329,3 @@ def test_a_client_keeps_its_last_training_example():
     found = with_validation(Partition(rows, rows), 0.5)
     assert np.isin([1, 2], np.concatenate(found.validation[1:])).all()
     assert sizes(found.train)[0] == sizes(found.validation)[0] == 1
-
-
-def test_validation_examples_that_are_refused():
-    parts = iid(DATASET, 4)
-    with pytest.raises(InvalidInput, match="above 0 and below 1"):
-        with_validation(parts, 1.0)
-    with pytest.raises(InvalidInput, match="already"):
-        with_validation(with_validation(parts, 0.1), 0.1)
-    with pytest.raises(InvalidInput, match="two training examples"):
-        with_validation(Partition([np.array([1]), np.array([2])], parts.test), 0.5)
-
-
-def test_validation_examples_of_lists():
-    test = [np.arange(3)] * 2
-    expected = with_validation(Partition([np.arange(20), np.arange(20, 40)], test), 0.25)
-    found = with_validation(Partition([list(range(20)), range(20, 40)], test), 0.25)
-    for ours, theirs in ((found.train, expected.train), (found.validation, expected.validation)):
-        for one, other in zip(ours, theirs, strict=True):
-            np.testing.assert_array_equal(one, other)
