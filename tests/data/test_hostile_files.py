@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import pickle
+import tarfile
 import zipfile
 
 import numpy as np
@@ -148,3 +149,22 @@ def test_any_table_is_read_or_refused(tmp_path_factory, choice):
     survives(lambda: data.from_file(folder / "my.csv"))
     if choice.draw(st.booleans()):
         survives(lambda: data.from_file(folder))
+
+
+def member(name, content=b"", **fields):
+    """A member of a tar archive, as its header and content."""
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info.tobuf() + content + bytes(-len(content) % 512)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_in_place_of_a_batch_are_not_followed(tmp_path, kind):
+    members = cifar_members("cifar10", COLOR)
+    name = "cifar-10-batches-bin/data_batch_2.bin"
+    content = b"".join(member(one, text) for one, text in members.items() if one != name)
+    link = member(name, type=kind, linkname="/etc/passwd")
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(link + content + bytes(1024)))
+    assert "data_batch_2.bin has no bytes" in refusal(color(tmp_path))

@@ -329,3 +329,16 @@ def test_a_client_keeps_its_last_training_example():
     found = with_validation(Partition(rows, rows), 0.5)
     assert np.isin([1, 2], np.concatenate(found.validation[1:])).all()
     assert sizes(found.train)[0] == sizes(found.validation)[0] == 1
+
+
+def test_dirichlet_loses_no_example_to_rounding():
+    """In float64, 0.7 + 0.1 is just below 0.8."""
+    counts = dirichlet_counts._cut(np.array([[0.7, 0.1, 0.2]]), np.array([10]))
+    np.testing.assert_array_equal(counts[:, 0], [7, 1, 2])
+
+
+def test_what_a_client_sets_apart_does_not_depend_on_the_others():
+    rows = [np.arange(20), np.arange(20, 50), np.arange(50, 57)]
+    whole = with_validation(Partition(rows, rows), 0.3)
+    alone = with_validation(Partition(rows[2:], rows[2:]), 0.3)
+    np.testing.assert_array_equal(whole.validation[2], alone.validation[0])
