@@ -18,6 +18,7 @@ from experiments.folder.run_folder import METRICS, RunFolder
 from experiments.host import locks
 from experiments.host.locks import lock_run
 from experiments.run import build, cached_runs, run
+from experiments.run.batch import Job
 from experiments.run.command import main
 from experiments.sweep import execute
 from pfl_jax.errors import InvalidInput
@@ -97,16 +98,16 @@ def test_a_report_of_a_run_that_ends_meanwhile(tmp_path, monkeypatch):
 def test_a_run_in_a_sweep_that_was_removed_is_made_again(tmp_path):
     """Also if the group that it belongs to has checkpoints, and only then: they are of all its runs."""
     root = tmp_path / "groups"
-    places = [(RunCommand("digits", (), seed), tmp_path / f"seed-{seed}") for seed in (0, 1)]
-    for _, folder in places:
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
+    jobs = [Job(RunCommand("digits", (), seed), tmp_path / f"seed-{seed}", "") for seed in (0, 1)]
+    for job in jobs:
+        job.folder.mkdir()
+        (job.folder / "config.json").write_text("{}")
     (root / "x" / "0-of-1").mkdir(parents=True)
     (root / "x" / "0-of-1" / "2.npz").write_bytes(b"")
     (root / "x" / "runs.json").write_text(json.dumps({"runs": ["seed-0", "seed-1"]}))
-    assert execute._resumable(places, places[:1], root) == [places]
+    assert execute._resumable(jobs, jobs[:1], root) == [jobs]
     (tmp_path / "seed-1" / "config.json").unlink()
-    assert execute._resumable(places, places[:1], root) == []
+    assert execute._resumable(jobs, jobs[:1], root) == []
 
 
 # Real processes
