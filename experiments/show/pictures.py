@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from experiments.show.names import LINE, name_ends
 from pfl_jax.atomic_write import write_binary
 
 if TYPE_CHECKING:
@@ -47,10 +48,6 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pfl_jax",
 }
-_NAME = 18
-"""Characters of a line of a name."""
-_LINE = 0.135
-"""Inches of a line of text."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ class Lines:
             axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=1))
         if self.least is not None and ends:
             axes.set_ylim(bottom=self.least)
-        _name_ends(axes, self.inches[1], ends)
+        name_ends(axes, self.inches[1], ends)
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,7 @@ class Bars:
         axes.margins(x=0.02)
         if self.level is not None:
             axes.axhline(self.level, color=COLORS[0], linestyle="--", linewidth=1.3)
-            _name_ends(axes, self.inches[1], [(self.level_label, (places[-1], self.level), COLORS[0])])
+            name_ends(axes, self.inches[1], [(self.level_label, (places[-1], self.level), COLORS[0])])
 
 
 @dataclass(frozen=True)
@@ -285,7 +282,7 @@ def draw(picture: Picture) -> "Figure":
         widths = [max(size[0] for size in sizes[column::columns]) for column in range(columns)]
         title = textwrap.wrap(picture.title, int(sum(widths) * 11))
         caption = textwrap.wrap(picture.caption, int(sum(widths) * 16), break_on_hyphens=False)
-        height = rows * max(size[1] for size in sizes) + 1.3 * _LINE * len(title) + _LINE * len(caption)
+        height = rows * max(size[1] for size in sizes) + 1.3 * LINE * len(title) + LINE * len(caption)
         figure = Figure(figsize=(sum(widths), height), layout="constrained")
         if title:
             figure.suptitle("\n".join(title), fontsize=10.5, fontweight="bold")
@@ -338,39 +335,3 @@ def as_svg(panel: Panel) -> str:
     with mpl.rc_context(STYLE):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return text.getvalue()
-
-
-def _name_ends(axes: "Axes", height: float, ends: Sequence[tuple[str, tuple[float, float], Any]]) -> None:
-    """Write names beside the axes, as near to their points as they find room.
-
-    Args:
-      axes: with its final limits.
-      height: of the panel in inches.
-      ends: name, point, and color.
-    """
-    if not ends:
-        return
-    low, high = axes.get_ylim()
-    names = ["\n".join(textwrap.wrap(name, _NAME, break_on_hyphens=False)) for name, *_ in ends]
-    share = _LINE / (height - 0.65)
-    places = apart([(y - low) / (high - low) for _, (_, y), _ in ends], [share * (n.count("\n") + 1.15) for n in names])
-    for name, (_, point, color), place in zip(names, ends, places, strict=True):
-        lead = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
-        look = {"color": color, "va": "center", "arrowprops": lead, "annotation_clip": False}
-        axes.annotate(name, point, (1.04, place), textcoords="axes fraction", fontsize=8, **look)
-
-
-def apart(wanted: Sequence[float], sizes: Sequence[float]) -> np.ndarray:
-    """Centers of intervals as near to the wanted ones as possible, in their order, in [0, 1] if all have room there."""
-    order = np.argsort(wanted, kind="stable")
-    packed = np.cumsum(np.take(sizes, order)) - np.take(sizes, order) / 2
-    # Isotonic regression of the gap below each: neighbours that would overlap share their mean.
-    pools: list[list[float]] = []
-    for gap in np.take(wanted, order) - packed:
-        pools.append([gap])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    gaps = np.concatenate([[np.mean(pool)] * len(pool) for pool in pools])
-    found = np.empty(len(order))
-    found[order] = packed + np.clip(gaps, 0, max(0.0, 1 - sum(sizes)))
-    return found

@@ -89,11 +89,9 @@ def from_arrays(
         if train[2] is not None and test_client is not None:
             by_client(train[2], test_client, owners)
     x, test_x, mean, std = _normalized(train[0], test[0]) if normalize else (train[0], test[0], None, None)
+    kind = {"name": name, "source": source, "origin": origin, "is_real": True}
     return Dataset(
-        name=name,
-        source=source,
-        origin=origin,
-        is_real=True,
+        **kind,
         train_x=x,
         train_y=train[1],
         test_x=test_x,

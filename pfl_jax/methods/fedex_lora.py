@@ -42,7 +42,7 @@ def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
       A `Method` with an `ExactParams` as server state and no client state.
 
     Info:
-      residual: norm of all residuals after the round.
+      residual: [], norm of all residuals after the round.
 
     Reference:
       Singhal, Ponkshe, Vepakomma. FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of Foundation

@@ -29,9 +29,8 @@ def split(model: Model, *, personal: str) -> Model:
 
     Example:
       >>> import jax
-      >>> from pfl_jax import models
-      >>> from pfl_jax.networks import split
-      >>> model = split.split(models.mlp((64,), 10), personal="fc2/bias|^head")
+      >>> from pfl_jax import models, networks
+      >>> model = networks.split(models.mlp((64,), 10), personal="fc2/bias|^head")
       >>> sorted(jax.eval_shape(model.init, jax.random.key(0))["head"])
       ['backbone/fc2/bias', 'head/bias', 'head/kernel']
 

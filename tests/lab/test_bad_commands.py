@@ -10,9 +10,9 @@ import pytest
     [
         ("queue", "--only fedpca", "unknown block or method 'fedpca' (blocks are table-1"),
         ("queue", "--collect nowhere", "--collect nowhere: there is no such folder"),
-        ("queue", "--everything", "unrecognized arguments: --everything"),
-        ("fedas_ablation", "--rounds 3", "unrecognized arguments"),
-        ("pages", "--fast", "unrecognized arguments: --fast"),
+        ("queue", "--everything", "unknown option --everything"),
+        ("fedas_ablation", "--rounds 3", "unknown option --rounds"),
+        ("pages", "--fast", "unknown option --fast"),
         ("benchmark", "--only nothing", "unknown section 'nothing'"),
         ("benchmark", "--only pfllib", "--pfllib None: no system/main.py there"),
         ("benchmark", "--only pfllib --pfllib docs", "--pfllib docs: no system/main.py there"),

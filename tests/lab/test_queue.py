@@ -109,8 +109,8 @@ def test_nothing_comes_twice():
 @pytest.mark.parametrize("block", FIELDS)
 def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp_path):
     there, rates = Comparison(block, Library(tmp_path)).runs, FIELDS[block].rates
-    assert there == [one for method in METHODS for one in search_runs(block, method)]
-    assert len({one.name for one in there}) == len(METHODS) * len(rates)
+    assert there == [one for method in field.methods() for one in search_runs(block, method)]
+    assert len({one.name for one in there}) == len(field.methods()) * len(rates)
     search, long = (one.cell.request() for one in (search_runs(block, "ditto")[1], tuned_run(block, "ditto", rates[1])))
     assert (search.options.rounds, long.options.rounds) == ((20, 50) if block == "field" else (40, 40))
     for request in (search, long):

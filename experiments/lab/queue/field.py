@@ -15,6 +15,7 @@ from experiments.folder.load import Result
 from experiments.lab.queue.planned import DATASET, SEEDS, PlannedRun
 from experiments.run.committed import Library
 from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import is_for_adapters
 
 PROTOCOL: Protocol = "received"
 """Protocol by which learning rates and methods are compared."""
@@ -105,12 +106,12 @@ class Comparison:
 
     def __init__(self, block: str, library: Library):
         self.block, self.field, self._library = block, FIELDS[block], library
-        found = [tuned for method in METHODS if (tuned := self._tuned(method))]
+        found = [tuned for method in methods() if (tuned := self._tuned(method))]
         self.tuned = sorted(found, key=lambda one: -_accuracy(one))
-        search = [run for method in METHODS for run in search_runs(block, method)]
+        search = [run for method in methods() for run in search_runs(block, method)]
         long = [tuned_run(block, one.method, one.rate) for one in found]
         again = []
-        if len(found) == len(METHODS) and all(map(self._is_done, long)):
+        if len(found) == len(methods()) and all(map(self._is_done, long)):
             again = [tuned_run(block, one.method, one.rate, seed) for one in self.tuned[:BEST] for seed in SEEDS[1:]]
         self.runs = list({run.name: run for run in [*search, *long, *again]}.values())
 
@@ -157,6 +158,11 @@ def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, searc
     return PlannedRun(block, RunCommand(field.dataset, arguments, seed), name, f"{block}/{slug(name)}/seed-{seed}")
 
 
+def methods() -> list[str]:
+    """Methods that are compared: all but those for models with adapters, which these networks do not have."""
+    return [name for name, factory in METHODS.items() if not is_for_adapters(factory)]
+
+
 def search_runs(block: str, method: str) -> list[PlannedRun]:
     """Runs in which a method's learning rates are compared."""
     return [tuned_run(block, method, rate, search=True) for rate in FIELDS[block].rates]
@@ -165,7 +171,7 @@ def search_runs(block: str, method: str) -> list[PlannedRun]:
 def possible_runs() -> list[PlannedRun]:
     """All runs that the comparisons may come to need, whatever the searches choose."""
     found = []
-    for block, method in itertools.product(FIELDS, METHODS):
+    for block, method in itertools.product(FIELDS, methods()):
         found += search_runs(block, method)
         found += [tuned_run(block, method, rate, seed) for rate in FIELDS[block].rates for seed in SEEDS]
     return found
