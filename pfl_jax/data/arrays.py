@@ -80,18 +80,13 @@ def from_arrays(
     if test_x is None:
         train, test = _divide(train, 0.25 if test_fraction is None else test_fraction, owners, seed)
     else:
-        test = _checked(test_x, test_y, test_client, "test ", len(classes))
-        test_y = _numbers(test[1], classes, "test y", "label")
-        test_client = _numbers(test[2], owners, "test client", "client")
-        x, test_x = checks.one_type(x, test[0], ("x", "test x"))
-        y, test_y = checks.one_type(train[1], test_y, ("y", "test y"))
-        train, test = (x, y, train[2]), (test_x, test_y, test_client)
-        if train[2] is not None and test_client is not None:
-            by_client(train[2], test_client, owners)
+        train, test = _alike(train, _checked(test_x, test_y, test_client, "test ", len(classes)), classes, owners)
     x, test_x, mean, std = _normalized(train[0], test[0]) if normalize else (train[0], test[0], None, None)
-    kind = {"name": name, "source": source, "origin": origin, "is_real": True}
     return Dataset(
-        **kind,
+        name=name,
+        source=source,
+        origin=origin,
+        is_real=True,
         train_x=x,
         train_y=train[1],
         test_x=test_x,
@@ -109,6 +104,19 @@ def from_arrays(
 
 Part = tuple[Any, np.ndarray, np.ndarray | None]
 """Inputs, labels or targets, and clients, if there are any, of some rows."""
+
+
+def _alike(train: Part, test: Part, classes: np.ndarray, owners: np.ndarray) -> tuple[Part, Part]:
+    """Training rows, and test rows as they were given, with inputs and labels of one type."""
+    test_y, test_client = (
+        _numbers(test[1], classes, "test y", "label"),
+        _numbers(test[2], owners, "test client", "client"),
+    )
+    x, test_x = checks.one_type(train[0], test[0], ("x", "test x"))
+    y, test_y = checks.one_type(train[1], test_y, ("y", "test y"))
+    if train[2] is not None and test_client is not None:
+        by_client(train[2], test_client, owners)
+    return (x, y, train[2]), (test_x, test_y, test_client)
 
 
 def _checked(x: Any, y: Any, client: Any, prefix: str, num_classes: int | None) -> Part:
