@@ -241,11 +241,9 @@ def test_the_progress_bar_of_a_narrow_terminal(usual, tmp_path, columns):
 @pytest.mark.slow
 def test_a_folder_whose_name_is_no_text(usual, tmp_path):
     name = os.fsdecode(b"r\xfcn")
-    command("digits", *WORDS, "--out", name, cwd=tmp_path)
+    command("digits", *WORDS, "--checkpoint-every", "1", "--out", name, cwd=tmp_path)
     assert scores(tmp_path / name) == usual
-    _, told = command("digits", *WORDS, "--checkpoint-every", "1", "--out", f"{name}2", cwd=tmp_path, code=2)
-    assert told.count(b"\n") == 1
-    assert b"cannot write the checkpoint of round 1" in told
+    assert [path.name for path in (tmp_path / name / "checkpoints" / "0-of-1").iterdir()]
     command("report", name, "--out", os.fsdecode(b"p\xe4ge.html"), cwd=tmp_path)
     assert (tmp_path / os.fsdecode(b"p\xe4ge.html")).stat().st_size > 1000
 
