@@ -4,7 +4,7 @@ from pathlib import Path
 
 from experiments.cli.own_data import is_file
 from experiments.folder import load
-from experiments.folder.intact import DIGESTS
+from experiments.folder.run_folder import DIGESTS
 from experiments.folder.version import commit_of, method_version
 from experiments.lab.queue.planned import PlannedRun
 from experiments.run import committed

@@ -102,7 +102,7 @@ class Procedure(NamedTuple):
       title: in words.
       batches: options of every method.
       alignment, synchronization: options of these parts of FedAS, where they are switched on.
-      in_place: whether clients align one shared backbone, see `experiments.run.in_place`.
+      in_place: whether clients align one shared backbone, see `experiments.lab.fedas_ablation.released`.
     """
 
     title: str

@@ -12,7 +12,7 @@ from experiments.cli.cell import Cell
 from experiments.cli.measures import ALWAYS, AVERAGES, PROTOCOLS, Average, Protocol
 from experiments.cli.own_code import label
 from experiments.folder import load
-from experiments.folder.run_folder import VALIDATION, or_lowest, rounded, strict_json
+from experiments.folder.run_folder import VALIDATION, rounded, strict_json
 from experiments.folder.stored_runs import mean_and_deviation
 from experiments.host.console import print_line
 from experiments.show.pictures import ROUND, Lines, Picture, over_seeds
@@ -59,7 +59,7 @@ class Row(NamedTuple):
         """Mean over clients and seeds, on validation examples if there are any; of errors minus it, so that the best
         setting has the highest."""
         mean, _ = mean_and_deviation(self.validation or self.accuracies[protocol, "clients"])
-        return or_lowest(mean if self.higher_is_better else -mean)
+        return -math.inf if math.isnan(mean) else mean if self.higher_is_better else -mean
 
 
 def save(runs: Mapping[str, Sequence[tuple[Cell, Path]]], folder: Path, console: Console) -> None:

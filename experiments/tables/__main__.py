@@ -84,12 +84,7 @@ class Tables(MeasuredBatch):
         # What a word means depends on the dataset and the method, not on the setting.
         shown = {(row.dataset, row.method): row for row in self.shown if comparison.is_runnable(row)}
         for row in shown.values():
-            request = self._cells(row)[0].request()
-            if request.procedure:
-                # Imported now: it needs JAX.
-                from experiments.run import in_place
-
-                in_place.checked(request)
+            self._cells(row)[0].request()
 
     def default_folder(self) -> Path:
         # The default is the same table, said or not.

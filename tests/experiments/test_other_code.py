@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 from run_folders import write_run
-from scores import scores_of
+from scores import line_of, scores_of
 
 from experiments.cli.cell import Cell
 from experiments.figures import __main__ as figures
 from experiments.figures.figure import arrays_path
 from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
-from experiments.folder.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
+from experiments.folder.run_folder import CONFIG, SUMMARY, Counts, RunFolder
 from experiments.run import cached_runs, run
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main as run_alone
@@ -50,8 +50,8 @@ class Runs:
         record |= {"data": {"description": "all of it", "is_real": True}, "versions": version.source_versions()}
         folder.write(CONFIG, record | {"hyper_parameters": request.hyper_parameters})
         scores = scores_of(np.full(2, 0.5 + 0.1 * len(self.folders)))
-        folder.log(Evaluation(request.options.rounds, scores, scores, np.full(2, 10), 1.0, 1.0))
-        folder.write(SUMMARY, {"seconds": 60.0})
+        folder.log(line_of(request.options.rounds, scores, scores, counts=Counts(np.full(2, 10))))
+        folder.finish({"seconds": 60.0})
         if observe is not None:
             arrays_path(folder.path).write_text(f"arrays of run {len(self.folders)}")
         self.folders.append(folder.path)

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from scores import scores_of
+from scores import line_of, scores_of
 
-from experiments.folder.run_folder import CONFIG, SUMMARY, Counts, RunFolder
+from experiments.folder.run_folder import CONFIG, Counts, RunFolder
 from experiments.run import batch
-from experiments.run.history import History
 from experiments.sweep.__main__ import Sweep
 from experiments.sweep.results import save
 
@@ -27,14 +26,13 @@ def make_run(folder, config, accuracies, validation):
     """Folder of a finished run with an accuracy (and one on validation examples) for each round."""
     run = RunFolder.claim(folder, "")
     run.write(CONFIG, config)
-    counts, history = Counts(COUNTS, None if validation is None else COUNTS), History(seconds=1.0)
+    counts = Counts(COUNTS, None if validation is None else COUNTS)
     for number, accuracy in enumerate(accuracies):
         apart = None if validation is None else validation[number]
         # What a setting gets by the other protocol is the opposite.
         both = scores(accuracy, apart), scores(1 - accuracy, None if apart is None else 1 - apart)
-        history.visits, history.seconds = 1.0, 1.0
-        run.log(history.evaluate(number + 1, *both, counts))
-    run.write(SUMMARY, {"seconds": 1.0})
+        run.log(line_of(number + 1, *both, counts=counts))
+    run.finish({"seconds": 1.0})
 
 
 def results(tmp_path, words, of_settings):

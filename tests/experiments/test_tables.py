@@ -9,13 +9,12 @@ import statistics
 import numpy as np
 import pytest
 from rich.console import Console
-from scores import scores_of
+from scores import line_of, scores_of
 
 from experiments.cli.cell import Cell
 from experiments.cli.request import parse
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Evaluation, RunFolder
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder, lock_folder
 from experiments.folder.version import source_versions
-from experiments.host.locks import lock_folder
 from experiments.papers import published, settings
 from experiments.run import batch, cached_runs, run
 from experiments.tables import __main__ as tables
@@ -62,8 +61,8 @@ class Runs:
             if options.eval_protocol != "before_aggregation":
                 middle = None
             counts = np.array([10, 30])
-            folder.log(Evaluation(number, received, trained, counts, 1.0, 1.0, before_aggregation=middle))
-        folder.write(SUMMARY, {"seconds": 60.0, "method": options.method})
+            folder.log(line_of(number, received, trained, middle, counts=Counts(counts)))
+        folder.finish({"seconds": 60.0, "method": options.method})
         self.done.append((request.dataset, options.method, options.seed))
 
 
@@ -388,7 +387,9 @@ def test_alignment_in_place_is_another_run_and_has_a_command_of_its_own(runs, tm
     released = [*FEDAS_4, "--method", "fedas"]
     order = batch.read(tables.Tables, released)
     ((cell, _),) = order.runs(order.shown[0])
-    assert cell.command("x").startswith("python -m experiments.fedas_released cifar10 --preset fedas --method fedas")
+    assert cell.command("x").startswith(
+        "python -m experiments.lab.fedas_ablation.released cifar10 --preset fedas --method fedas"
+    )
     plain = dataclasses.replace(cell, procedure="")
     for one, other in ((cell, plain), (plain, cell)):
         folder = tmp_path / (one.procedure or "plain")

@@ -15,7 +15,7 @@ from experiments.cli.effects import relevant_options
 from experiments.cli.options import option_words
 from experiments.folder import load, version
 from experiments.folder.load import Result
-from experiments.folder.run_folder import CONFIG, SUMMARY
+from experiments.folder.run_folder import CONFIG, SUMMARY, RunFolder
 from experiments.lab import results
 from experiments.lab.queue import __main__ as queue
 from experiments.lab.queue import field
@@ -57,7 +57,7 @@ class Runs:
             config = load.read_config(options.out) | {"options": dataclasses.asdict(smaller.options)}
             (Path(options.out) / CONFIG).write_text(json.dumps(config))
         summary = {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0}
-        (Path(options.out) / SUMMARY).write_text(json.dumps(summary))
+        RunFolder.reopen(options.out).finish(summary)
 
 
 @pytest.fixture(autouse=True)
