@@ -65,7 +65,7 @@ def run_cell(
     if state != "finished" and cell.procedure:
         if state == "unfinished":
             remove_unfinished(folder)
-        _run_command(cell.command(folder))
+        run_as_command(cell, folder)
     elif state != "finished":
         request = cell.request(folder)
         if state == "unfinished" and observe is None and Checkpoints(folder / FOLDER).rounds():
@@ -90,14 +90,14 @@ def run_cell(
     return read_summary(folder)
 
 
-def _run_command(command: str) -> None:
-    """Run a command of the laboratory in a process of its own, which prints its own errors."""
-    _, *words = shlex.split(command)
+def run_as_command(cell: Cell, folder: Path) -> None:
+    """Run a cell in a process of its own, which prints its own errors: its rounds are another program's."""
+    _, *words = shlex.split(cell.command(folder))
     code = wait(subprocess.Popen([sys.executable, *words], process_group=0))
     if code == INTERRUPTED:
         raise KeyboardInterrupt("interrupted")
     if code:
-        raise InvalidInput(f"the run was refused, see above: {command}")
+        raise InvalidInput(f"the run was refused, see above: {cell.command(folder)}")
 
 
 def inspect(cell: Cell, folder: str | Path, trust: Trust = "sources") -> State:

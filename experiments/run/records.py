@@ -119,10 +119,10 @@ def check_identity(stored: dict[str, Any], experiment: Experiment, folder: Path,
     """
     own = json.loads(json.dumps(identity(experiment)))
     for name, value in own["run"].items():
-        if stored["run"][name] != value:
+        if stored["run"].get(name) != value:
             raise InvalidInput(
                 f"the checkpoints in {folder} are of another run: they were written with {name} "
-                f"{stored['run'][name]}, {CONFIG} has {value}"
+                f"{stored['run'].get(name)}, {CONFIG} has {value}"
             )
     began, now = stored["made_with"], own["made_with"]
     changed = [f"{name} {began[name]} then and {now[name]} now" for name in now if began[name] != now[name]]

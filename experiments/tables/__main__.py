@@ -84,7 +84,9 @@ class Tables(MeasuredBatch):
         # What a word means depends on the dataset and the method, not on the setting.
         shown = {(row.dataset, row.method): row for row in self.shown if comparison.is_runnable(row)}
         for row in shown.values():
-            self._cells(row)[0].request()
+            request = self._cells(row)[0].request()
+            if request.procedure:
+                settings.check_in_place(request)
 
     def default_folder(self) -> Path:
         # The default is the same table, said or not.

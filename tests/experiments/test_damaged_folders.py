@@ -18,11 +18,13 @@ from scores import scores_of
 from experiments import export
 from experiments.cli.cell import Cell
 from experiments.cli.request import parse
-from experiments.folder import intact, stored_runs
+from experiments.folder import stored_runs
+from experiments.folder.run_folder import RunFolder
 from experiments.report.__main__ import main as report
-from experiments.run import build, cached_runs, history, records, resume
+from experiments.run import build, cached_runs, records, resume
 from experiments.run.build import Experiment
 from experiments.run.command import main
+from experiments.run.rounds import Run
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate
 from pfl_jax.engine.checkpoint import Checkpoints
@@ -146,19 +148,18 @@ def asked():
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
-def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, folders, damaged, name, damage):
+def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, built, folders, damaged, name, damage):
+    like = built[1]
+
     def goes_on(folder):
         options = dataclasses.replace(asked.options, resume=str(folder))
         resumed = resume.resumed(dataclasses.replace(asked, options=options))
-        newest = Checkpoints(folder / "checkpoints").rounds()[-1]
-        log = folder / "metrics.jsonl"
-        size, expected = sizes[newest]
-        intact.cut_log(log, size, expected)
-        return dataclasses.replace(resumed.options, resume=None, out=None), resumed.hyper_parameters, log.read_bytes()
+        Run(None, RunFolder.reopen(folder)).restore(record)
+        log = (folder / "metrics.jsonl").read_bytes()
+        return dataclasses.replace(resumed.options, resume=None, out=None), resumed.hyper_parameters, log
 
-    content = (folders[1] / "metrics.jsonl").read_bytes()
-    size = len(b"".join(content.splitlines(keepends=True)[:2]))
-    sizes = {2: (size, intact.digest(content[:size]))}
+    record = Checkpoints(folders[1] / "checkpoints").newest(like).record
+    content = b"".join((folders[1] / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:2])
     folder = damaged(1, name, damage)
     found = verdict(lambda: goes_on(folder))
     if isinstance(found, str):
@@ -168,7 +169,7 @@ def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, folders, damag
         # What a flipped byte has made of it is another run's options, which its checkpoints refuse.
         assert damage == "a byte is another"
     else:
-        assert found[2] == content[:size]
+        assert found[2] == content
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -180,7 +181,7 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
         return Checkpoints(folder / "checkpoints").newest(like, lambda record: check(record["identity"]))
 
     def check(stored):
-        history.check_identity(stored, own, folder, lambda text: None)
+        records.check_identity(stored, own, folder, lambda text: None)
 
     # What follows the end of an archive changes none of its arrays.
     harmless = damage == "longer"
@@ -191,9 +192,9 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
 
 @pytest.fixture(scope="module")
 def experiment(built, quick):
-    """A state of the run, and its identity."""
+    """A state of the run, and its experiment."""
     request = resume.request_of(json.loads((quick[0] / "config.json").read_text()), quick[0])
-    return built[1], records.identity(dataclasses.replace(built[0], request=request))
+    return built[1], dataclasses.replace(built[0], request=request)
 
 
 @pytest.mark.slow

@@ -76,6 +76,8 @@ def accuracies(method, seed):
 def runs(monkeypatch):
     stand_in = Runs()
     monkeypatch.setattr(run, "run", stand_in)
+    # What a command of the laboratory would run in a process of its own.
+    monkeypatch.setattr(cached_runs, "run_as_command", lambda cell, folder: stand_in(cell.request(folder), None))
     return stand_in
 
 

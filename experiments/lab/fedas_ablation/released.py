@@ -25,10 +25,10 @@ from rich.console import Console
 
 from experiments import unknown_dataset
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.options import PROCESSES, Options, flag
+from experiments.cli.options import Options
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import IN_PLACE, Request, parse
-from experiments.papers.settings import RELEASE
+from experiments.papers.settings import RELEASE, check_in_place
 from experiments.run import run
 from experiments.run.build import Experiment, make_method
 from pfl_jax import simulate
@@ -41,13 +41,6 @@ from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.tree import all_finite, gather, scatter
 from pfl_jax.streams import EVALUATION
-
-UNKNOWN_HERE = {
-    *("resume", "keep_state", "held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule"),
-    *("attack", "attackers", "attack_scale", "server_mean", "compress"),
-    *PROCESSES,
-}
-"""Options of other runs that this one does not have. It does without those that only place or store the work."""
 
 
 class Procedure(NamedTuple):
@@ -154,17 +147,9 @@ def released_request(dataset: str, words: Sequence[str]) -> Request:
     if method != "fedas":
         raise InvalidInput(f"the released procedure is of fedas, not {method}")
     request = parse(dataset, [*usual, *RELEASE.words(method), *words])
-    options, own = request.options, request.hyper_parameters
-    if options.eval_protocol == "before_aggregation":
-        raise InvalidInput(f"{IN_PLACE} measures received and trained")
-    if idle := sorted(request.given & UNKNOWN_HERE):
-        raise InvalidInput(f"{flag(idle[0])} is not an option of {IN_PLACE}")
-    if not own["alignment"] or own["manner"] != "serial":
-        raise InvalidInput(f"{IN_PLACE} needs --alignment and --manner serial")
-    if own["target"] == "global_class_mean":
-        raise InvalidInput(f"{IN_PLACE} is with a client's own features: --target example or class_mean")
+    check_in_place(request)
     unread = {name: getattr(Options, name) for name in ("state_on", "mesh", "checkpoint_every")}
-    options = dataclasses.replace(options, **unread, devices=1, chunk=1, keep_state="never")
+    options = dataclasses.replace(request.options, **unread, devices=1, chunk=1, keep_state="never")
     return dataclasses.replace(request, options=options, procedure=IN_PLACE)
 
 
