@@ -100,7 +100,7 @@ class Result(NamedTuple):
         `pfl_jax.primitives.metrics.Summary`; "validation" -> the same on validation examples, where there are any;
         "bytes_up", "bytes_down" and "seconds" -> [R].
       command: shell command of the same run; "" for a folder.
-      commit: commit of the sources, see `experiments.folder.version.commit_of`; None if it is not known.
+      commit: commit of the sources; None if it is not known.
       version: of the method, see `experiments.folder.version.method_version`; None for a folder.
     """
 

@@ -83,9 +83,12 @@ def _ended(code: int, errors: str) -> int:
     if code >= 0:
         print(errors, end="", file=sys.stderr, flush=True)
         return code
-    if code == -signal.SIGABRT and "Traceback" not in errors:
+    # What JAX's runtime writes when it aborts; at most log levels nothing.
+    is_runtime = not errors.strip() or any(words in errors for words in ("distributed service", "oordination"))
+    if code == -signal.SIGABRT and is_runtime:
         print_line(f"error: {LOST}: --resume goes on after the last checkpoint")
         return INVALID
+    print(errors, end="", file=sys.stderr, flush=True)
     name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
     why = ", perhaps because the machine's memory did not suffice" if -code == signal.SIGKILL else ""
     print_line(f"error: this process was ended by {name}{why}: --resume goes on after the last checkpoint")
@@ -104,7 +107,7 @@ def work_as_child(work: Callable[[Processes], None], request: Request) -> None:
 
     def watch() -> None:
         # The parent's end closes the pipe.
-        sys.stdin.buffer.read()
+        os.read(0, 1)
         os._exit(INVALID)
 
     threading.Thread(target=watch, daemon=True).start()

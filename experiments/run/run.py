@@ -155,7 +155,7 @@ class _Work:
         if isinstance(error, CannotWrite | EndedAlone):
             return type(error)(f"{error}{go_on}")
         if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-            return (EndedAlone if several else InvalidInput)(advice(error, self.experiment) + go_on)
+            return (EndedAlone if several else InvalidInput)(advice(self.experiment) + go_on)
         if several and lost(error):
             return EndedAlone(f"{LOST}{go_on}")
         return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error

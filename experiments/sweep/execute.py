@@ -196,7 +196,7 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
         except BaseException as error:
             discard()
             if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-                raise InvalidInput(advice(error, group.first)) from None
+                raise InvalidInput(advice(group.first)) from None
             raise
     # Last: until here all of them could be resumed.
     group.checkpoints.clear()

@@ -9,9 +9,7 @@ import shutil
 import numpy as np
 import pytest
 from bad_input import RUN, experiment_of
-from damage import DAMAGES, FUZZ, limit, mutations
-from hypothesis import given
-from hypothesis import strategies as st
+from damage import DAMAGES, limit
 from rich.console import Console
 from scores import scores_of
 
@@ -25,7 +23,6 @@ from experiments.run import build, cached_runs, records, resume
 from experiments.run.build import Experiment
 from experiments.run.command import main
 from experiments.run.rounds import Run
-from experiments.sweep.__main__ import main as sweep
 from pfl_jax import simulate
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import Traffic
@@ -197,44 +194,6 @@ def experiment(built, quick):
     return built[1], dataclasses.replace(built[0], request=request)
 
 
-@pytest.mark.slow
-@FUZZ
-@given(choice=st.data())
-def test_any_content_of_a_finished_run_is_read_as_it_was_or_not_at_all(quick, tmp_path_factory, choice):
-    name = choice.draw(st.sampled_from(["config.json", "metrics.jsonl", "summary.json"]))
-    content = choice.draw(mutations((quick[0] / name).read_bytes()))
-    folder = tmp_path_factory.mktemp("run") / "run"
-    shutil.copytree(quick[0], folder, ignore=lambda *_: ["checkpoints"])
-    (folder / name).write_bytes(content)
-
-    want = numbers(stored_runs.read(quick[0])) if name != "summary.json" else None
-    told = verdict(lambda: numbers(stored_runs.read(folder)))
-    if name == "summary.json" and str(folder) not in told:
-        whole, read = (json.loads((path / name).read_text()) for path in (quick[0], folder))
-        # An entry of another name is none that anything is read from.
-        assert {entry: value for entry, value in read.items() if entry in whole} | whole == whole
-    elif told != want:
-        assert str(folder) in told
-
-
-@pytest.mark.slow
-@FUZZ
-@given(choice=st.data())
-def test_any_content_of_a_checkpoint_is_read_as_it_was_or_not_at_all(quick, experiment, tmp_path_factory, choice):
-    (like, _), path = experiment, quick[1] / "checkpoints/0-of-1/2.npz"
-    content = choice.draw(mutations(path.read_bytes()))
-    folder = tmp_path_factory.mktemp("run") / "run"
-    shutil.copytree(quick[1], folder)
-    (folder / path.relative_to(quick[1])).write_bytes(content)
-    want = Checkpoints(quick[1] / "checkpoints").newest(like)
-    found = verdict(lambda: Checkpoints(folder / "checkpoints").newest(like))
-    if int(found.state.round) == 2:
-        assert found.record == want.record
-        for name, array in want.arrays.items():
-            np.testing.assert_array_equal(found.arrays[name], array)
-    assert int(found.state.round) in (1, 2)
-
-
 # Whole commands
 
 
@@ -287,24 +246,3 @@ def test_commands_on_a_finished_run_end_in_one_line_or_as_ever(folders, tmp_path
         assert got in (None, want), damage
         if name != "summary.json" and codes[0] == 0:
             assert numbers(stored_runs.read(here / "run")) == numbers(stored_runs.read(folders[0])), damage
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["a byte is another", "cut off", "gone"])
-def test_a_sweep_with_a_damaged_run_ends_in_one_line_or_as_ever(tmp_path_factory, capsys, damage):
-    root = tmp_path_factory.mktemp("sweep")
-    words = ["--dataset", "digits", *SHORT, "--seeds", "2", "--out", str(root / "sweep")]
-    assert sweep(words) == 0
-    want = {path.parent.name: scores(path.parent) for path in root.rglob("metrics.jsonl")}
-    for name in ("config.json", "metrics.jsonl", "summary.json"):
-        capsys.readouterr()
-        DAMAGES[damage](sorted(root.rglob(name))[0])
-        with limit(120):
-            code = sweep(words)
-        told = capsys.readouterr().err
-        if code == 0:
-            assert {path.parent.name: scores(path.parent) for path in root.rglob("metrics.jsonl")} == want
-        else:
-            assert (code, told.count("\n")) == (2, 1)
-        shutil.rmtree(root / "sweep")
-        assert sweep(words) == 0

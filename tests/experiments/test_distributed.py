@@ -180,7 +180,13 @@ def test_a_lost_process_is_told_from_other_errors():
     ("code", "errors", "want", "said"),
     [
         (2, "error: --lr\n", 2, "error: --lr\n"),
-        (-signal.SIGABRT, "F client.h] fatal errors\n", 2, f"error: {LOST}: --resume goes on"),
+        (
+            -signal.SIGABRT,
+            "F client.h] the JAX distributed service detected fatal errors\n",
+            2,
+            f"error: {LOST}: --resume goes on",
+        ),
+        (-signal.SIGABRT, "corrupted\n", 134, "corrupted\nerror: this process was ended by SIGABRT"),
         (-signal.SIGSEGV, "", 139, "error: this process was ended by SIGSEGV: --resume goes on"),
         (-signal.SIGKILL, "", 137, "perhaps because the machine's memory did not suffice"),
     ],
@@ -189,7 +195,7 @@ def test_the_end_of_a_process_is_one_line(code, errors, want, said, capsys):
     assert distributed._ended(code, errors) == want
     told = capsys.readouterr().err
     assert said in told
-    assert told.count("\n") == 1
+    assert told.count("\n") == 1 + errors.startswith("corrupted")
 
 
 @pytest.mark.slow

@@ -413,8 +413,8 @@ def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch)
         git("commit", "-qm", "x")
         commits[version.own_version.__wrapped__()] = git("rev-parse", "HEAD")
     assert len(commits) == 2
-    assert {digest: version.commit_of(digest) for digest in commits} == commits
-    assert version.commit_of("0" * 12) is None
+    assert {digest: results.commit_of(digest) for digest in commits} == commits
+    assert results.commit_of("0" * 12) is None
 
 
 @pytest.mark.parametrize(
