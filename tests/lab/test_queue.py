@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -400,11 +401,12 @@ def test_results_of_another_version_of_their_method_do_not_count(small_field, ru
 def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch):
     def git(*words):
         line = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words]
-        return version.subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
 
     package = tmp_path / "library"
     (package / "part").mkdir(parents=True)
-    monkeypatch.setattr(version, "PACKAGE", package)
+    for module in (version, results):
+        monkeypatch.setattr(module, "PACKAGE", package)
     git("init", "-q")
     commits = {}
     for content in ("one = 1\n", "two = 2\n"):
