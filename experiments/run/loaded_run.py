@@ -140,7 +140,7 @@ def load_run(folder: str | Path) -> LoadedRun:
 
     found = checkpoints.newest(
         experiment.state_shapes(),
-        lambda record: check_identity(record["identity"], experiment, folder, lambda _: None),
+        lambda record: check_identity(record["identity"], experiment, checkpoints.folder, lambda _: None),
     )
     if found is None or int(found.state.round) != last:
         raise InvalidInput(f"{folder}: the checkpoint of round {last} cannot be read: make the run again")

@@ -197,7 +197,7 @@ def _resume(work: _Work, run: Run, place: simulate.StateOn, console: Console) ->
         check_data(path, experiment.dataset.description)
         found = work.checkpoints.newest(
             experiment.state_shapes(),
-            lambda record: check_identity(record["identity"], experiment, path, notify),
+            lambda record: check_identity(record["identity"], experiment, work.checkpoints.folder, notify),
             clients=experiment.data.own_clients() if placed else None,
         )
         if found is None:
