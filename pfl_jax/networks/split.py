@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import jax
 
-from pfl_jax.base import NO_FEATURES, Backbone, Head, Model, Params, PyTree
+from pfl_jax.base import NO_FEATURES, STATISTICS, Backbone, Head, Model, Params, PyTree
 from pfl_jax.errors import InvalidInput
 
 
@@ -42,6 +42,9 @@ def split(model: Model, *, personal: str) -> Model:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     keyed, structure = jax.tree.flatten_with_path(shapes)
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in keyed]
+    if any(STATISTICS in path.split("/") for path in paths):
+        # They would be trained as parameters: a loss returns new ones for a backbone, which a split model has no more.
+        raise InvalidInput("the model has running statistics of batch normalization: split one without, or freeze them")
     own = [path for path in paths if pattern.search(path)]
     if not own or len(own) == len(paths):
         raise InvalidInput(

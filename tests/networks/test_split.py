@@ -26,6 +26,13 @@ TAKE_A_SPLIT_MODEL = {
 TRAINING = LocalTraining(lr=0.1, batch_size=5, epochs=2)
 
 
+class Normalized(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x))
+        return nn.Dense(3, name="head")(x)
+
+
 def perceptron():
     federation = tiny_federation()
     return models.mlp(federation.x.shape[1:], federation.num_classes, hidden=(6,))
@@ -98,6 +105,12 @@ def test_every_method_runs_on_a_split_model_or_says_that_it_needs_features(name)
     else:
         with pytest.raises(InvalidInput, match=re.escape(NO_FEATURES)):
             rounds(method, 1)
+
+
+def test_running_statistics_are_refused():
+    model = networks.from_flax(Normalized(), (4,), 3)
+    with pytest.raises(InvalidInput, match="running statistics"):
+        networks.split(model, personal="bias")
 
 
 @pytest.mark.parametrize(
