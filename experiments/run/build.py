@@ -32,8 +32,11 @@ from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.communication import Traffic, traffic
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
 from pfl_jax.methods import make_method as method_of
+from pfl_jax.methods.factories import is_for_adapters
 from pfl_jax.methods.fedbn import is_normalization
+from pfl_jax.primitives import find_adapters
 from pfl_jax.privacy import Budget
 from pfl_jax.privacy import budgets as budgets_of
 from pfl_jax.tasks import TASKS
@@ -149,6 +152,10 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
         params = jax.eval_shape(model_of(request.options, dataset).init, jax.random.key(0))
         if not any(is_normalization(params)):
             notes.append(f"--model {label(request.options.model)} has no normalization layers, so fedbn is fedavg")
+    if is_for_adapters(METHODS.get(request.options.method, METHODS["local"])):
+        params = jax.eval_shape(model_of(request.options, dataset).init, jax.random.key(0))
+        if not find_adapters(params):
+            notes.append(f"--model {label(request.options.model)} has no low-rank adapters, for which this method is")
     for note in notes:
         notify(f"Note: {note}.")
     return request, dataset

@@ -123,6 +123,13 @@ def test_fedbn_without_normalization_layers_is_named(model, noted):
     assert (f"--model {model} has no normalization layers, so fedbn is fedavg" in text.getvalue()) == noted
 
 
+@pytest.mark.parametrize(("method", "noted"), [("hetlora", True), ("fedavg", False)])
+def test_a_method_for_adapters_on_a_model_without_is_named(method, noted):
+    text = io.StringIO()
+    build.load_data(parse("digits", ["--method", method]), Console(file=text, width=200))
+    assert ("--model mlp has no low-rank adapters" in text.getvalue()) == noted
+
+
 def program(method, values):
     """Lowered local training, personalization and aggregation of a method, as text."""
     from problems import received, tiny_federation, tiny_model
