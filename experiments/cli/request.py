@@ -18,7 +18,7 @@ from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 
 IN_PLACE = "alignment in place"
-"""Procedure of FedAS's released code, see `experiments.run.in_place`; its name in configuration and summary."""
+"""Procedure of FedAS's released code, see `experiments.lab.fedas_ablation.released`; its name in a run's files."""
 
 
 @dataclass(frozen=True)

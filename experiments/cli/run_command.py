@@ -45,7 +45,9 @@ class RunCommand:
 
     def command(self, folder: str | Path | None = None) -> str:
         """Shell command of the same run, in a folder or without one."""
-        module = ["experiments.fedas_released", self.dataset] if self.procedure else [f"experiments.{self.dataset}"]
+        module = [f"experiments.{self.dataset}"]
+        if self.procedure:
+            module = ["experiments.lab.fedas_ablation.released", self.dataset]
         command = ["python", "-m", *module, *self.arguments, "--seed", str(self.seed)]
         return shlex.join([*command, *(() if folder is None else ("--out", str(folder)))])
 

@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli.measures import FIELD, PROTOCOLS, Average, Protocol, Score
-from experiments.folder.intact import DIGESTS, digest_of_content, digest_of_file
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
+from experiments.folder.run_folder import (
+    CONFIG,
+    DIGESTS,
+    METRICS,
+    SUMMARY,
+    VALIDATION,
+    digest_of_content,
+    digest_of_file,
+)
 from pfl_jax.errors import InvalidInput
 
 COUNTERS = ("bytes_up", "bytes_down", "seconds")
@@ -16,25 +23,17 @@ COUNTERS = ("bytes_up", "bytes_down", "seconds")
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
     """Summary of a finished run; InvalidInput if it cannot be read, or a file of the run is not as it was written."""
-    summary = read_json(Path(folder) / SUMMARY)
-    check_digests(Path(folder), summary, (CONFIG, METRICS, SUMMARY))
-    return summary
-
-
-def check_digests(folder: Path, summary: dict[str, Any], names: Sequence[str]) -> None:
-    """Raise InvalidInput for the first file of a run that is not as it was written.
-
-    Args:
-      folder: of a finished run.
-      summary: content of its summary; those of older versions have no digests, and nothing is checked.
-      names: of the files.
-    """
+    folder = Path(folder)
+    summary = read_json(folder / SUMMARY)
     digests = summary.get(DIGESTS, {})
-    for name in names if digests else ():
-        path = folder / name
-        found = digest_of_content(summary) if name == SUMMARY else digest_of_file(path)
+    # A summary that was written by hand has none, and nothing is checked.
+    for name in (SUMMARY, CONFIG, METRICS) if digests else ():
+        found = digest_of_content(summary) if name == SUMMARY else digest_of_file(folder / name)
         if not isinstance(digests, dict) or found != digests.get(name):
-            raise InvalidInput(f"{path} is not as it was written: remove its folder, and the run is made again")
+            raise InvalidInput(
+                f"{folder / name} is not as it was written: remove its folder, and the run is made again"
+            )
+    return summary
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -101,7 +100,7 @@ class Result(NamedTuple):
         `pfl_jax.primitives.metrics.Summary`; "validation" -> the same on validation examples, where there are any;
         "bytes_up", "bytes_down" and "seconds" -> [R].
       command: shell command of the same run; "" for a folder.
-      commit: commit of the sources, see `experiments.folder.version.commit_of`; None if it is not known.
+      commit: commit of the sources; None if it is not known.
       version: of the method, see `experiments.folder.version.method_version`; None for a folder.
     """
 

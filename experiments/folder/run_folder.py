@@ -1,40 +1,51 @@
-"""Folder of a run: configuration, metrics and summary.
+"""Folder of a run: configuration, metrics and summary, with digests that show damage and a lock while it is written.
 
 Files are complete or absent, see `pfl_jax.atomic_write`, and so are lines of the metrics log. JSON is strict: an
 accuracy that does not exist is null, never NaN.
 """
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import math
+import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.cli.measures import FIELD, PROTOCOLS, Average, Protocol
-from experiments.folder.intact import DIGESTS, digest_of_content, digest_of_file
-from pfl_jax.atomic_write import append_line, cannot_write, write_text
+from experiments.cli.measures import FIELD, Average, Protocol
+from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
 from pfl_jax.engine import disk_state
+from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import Summary, summarize
 from pfl_jax.tasks import CLASSIFICATION, Score, Task
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 
+TENSORBOARD, WANDB, WANDB_ID = "tensorboard", "wandb", "wandb.json"
+"""Folders of trackers in that of the run, and the file with the run's id at W&B, under which it is resumed."""
+
 VALIDATION = "validation"
 """Entry of an evaluation with the summaries on validation examples, by protocol."""
-
 
 HONEST, ATTACKERS = "honest", "attackers"
 """Entries of an evaluation with the summaries of honest clients and of attackers, by protocol."""
 
+DIGESTS = "digests"
+"""Entry of the summary: name of a run's file -> its digest, against damage and not against intent."""
 
 MOST_CLIENTS = 10_000
-"""Number of clients up to which every line of the metrics log has the scores of each; the summary always has them."""
+"""Number of clients up to which every line of the metrics log has the scores of each; the last one always has them."""
+
+Line: TypeAlias = dict[str, Any]
+"""One evaluation as the metrics log has it, see `evaluation`."""
 
 
 class Counts(NamedTuple):
@@ -55,116 +66,52 @@ class Counts(NamedTuple):
     task: Task = CLASSIFICATION
 
 
-class Newcomers(NamedTuple):
-    """Evaluation of the clients that never take part in training.
+def evaluation(
+    number: int,
+    scores: Mapping[str, Scores],
+    counts: Counts,
+    newcomers: Mapping[str, Scores] | None = None,
+) -> Line:
+    """Evaluation of a federation as a line of the metrics log; shares in percent.
 
-    Attributes:
-      received, trained: Scores [N'], see `pfl_jax.simulate.RoundResult`.
-      test_counts: [N'], their test examples.
+    Args:
+      number: of the round, from 1.
+      scores: protocol -> Scores [N] of all clients.
+      counts: of the clients' examples.
+      newcomers: protocol -> Scores [N'] of the clients that never take part.
     """
+    task = counts.task
 
-    received: Scores
-    trained: Scores
-    test_counts: np.ndarray
+    def summaries(of: Mapping[str, Scores | None], examples: np.ndarray) -> dict[str, dict[str, float]]:
+        return {name: summary_record(summarize(one, examples, task)) for name, one in of.items() if one is not None}
 
-    def summaries(self, task: Task = CLASSIFICATION) -> dict[Protocol, Summary]:
-        """Summaries of the scores, which are those of the task, by protocol."""
-        return {
-            "received": summarize(self.received, self.test_counts, task),
-            "trained": summarize(self.trained, self.test_counts, task),
-        }
-
-
-class Evaluation(NamedTuple):
-    """One evaluation of a federation.
-
-    Attributes:
-      round: number of the round, counted from 1.
-      received: Scores [N] of what every client would deploy now.
-      trained: Scores [N] of every client's model right after its own last training, NaN before the first.
-      test_counts: [N], test examples of each client.
-      seconds: since the run began, compilation included.
-      examples_per_second: training examples visited per second in the rounds since the previous evaluation.
-      bytes_up, bytes_down: what all clients together have sent and been sent since the first round.
-      newcomers: scores of clients that never took part; None if none is held out.
-      before_aggregation: Scores [N] of what every client held in the middle of the round; None where not measured.
-      validation_counts: [N], validation examples of each client; None where none are set apart.
-      attackers: [N], bool; None where nobody attacks.
-      task: says what the scores are.
-    """
-
-    round: int
-    received: Scores
-    trained: Scores
-    test_counts: np.ndarray
-    seconds: float
-    examples_per_second: float
-    bytes_up: int = 0
-    bytes_down: int = 0
-    newcomers: Newcomers | None = None
-    before_aggregation: Scores | None = None
-    validation_counts: np.ndarray | None = None
-    attackers: np.ndarray | None = None
-    task: Task = CLASSIFICATION
-
-    @property
-    def protocols(self) -> list[Protocol]:
-        """Protocols of the evaluation."""
-        return [protocol for protocol in PROTOCOLS if getattr(self, protocol) is not None]
-
-    def summary(self, protocol: Protocol) -> Summary:
-        """Summary of all clients' scores on test examples."""
-        return summarize(getattr(self, protocol), self.test_counts, self.task)
-
-    def validation(self, protocol: Protocol) -> Summary | None:
-        """Summary of all clients' scores on validation examples; None where none are set apart."""
-        if self.validation_counts is None:
-            return None
-        return summarize(getattr(self, protocol).validation, self.validation_counts, self.task)
-
-    def sides(self, protocol: Protocol) -> dict[str, Summary]:
-        """Summaries of honest clients and of attackers by themselves; empty where nobody attacks."""
-        if self.attackers is None:
-            return {}
-        sides = {HONEST: ~self.attackers, ATTACKERS: self.attackers}
-        by_name, found = getattr(self, protocol).by_name, {}
-        for side, rows in sides.items():
-            own = Scores({name: np.asarray(values)[rows] for name, values in by_name.items()})
-            found[side] = summarize(own, self.test_counts[rows], self.task)
-        return found
-
-    def record(self, *, clients: bool = True) -> dict[str, Any]:
-        """Evaluation as a line of the metrics log; shares in percent. `clients` adds those of each."""
-        line: dict[str, Any] = {"round": self.round}
-        for protocol in self.protocols:
-            line[protocol] = summary_record(self.summary(protocol))
-        validation = {name: summary for name in self.protocols if (summary := self.validation(name)) is not None}
-        if validation:
-            line[VALIDATION] = {name: summary_record(summary) for name, summary in validation.items()}
-        for protocol in self.protocols:
-            for name, summary in self.sides(protocol).items():
-                line.setdefault(name, {})[protocol] = summary_record(summary)
-        if self.newcomers is not None:
-            line["new_clients"] = {name: summary_record(of) for name, of in self.newcomers.summaries(self.task).items()}
-        for protocol in self.protocols if clients else ():
-            line |= per_client(protocol, getattr(self, protocol), self.task)
-        return line | {
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "seconds": round(self.seconds, 3),
-            "examples_per_second": rounded(self.examples_per_second),
-        }
+    line: Line = {"round": number, **summaries(scores, counts.test)}
+    if counts.validation is not None:
+        line[VALIDATION] = summaries({name: one.validation for name, one in scores.items()}, counts.validation)
+    if counts.attackers is not None:
+        for side, rows in ((HONEST, ~counts.attackers), (ATTACKERS, counts.attackers)):
+            own = {
+                name: Scores({score: np.asarray(values)[rows] for score, values in one.by_name.items()})
+                for name, one in scores.items()
+            }
+            line[side] = summaries(own, counts.test[rows])
+    if newcomers is not None and counts.newcomers is not None:
+        line["new_clients"] = summaries(newcomers, counts.newcomers)
+    for name, one in scores.items():
+        line |= per_client(name, one, task)
+    return strict(line)
 
 
-def best(evaluations: Sequence[Evaluation], protocol: Protocol, average: Average = "clients") -> Evaluation:
+def best(
+    lines: Sequence[Line], protocol: Protocol, average: Average = "clients", *, higher_is_better: bool = True
+) -> Line:
     """First evaluation with the best mean score over clients or examples, on validation examples if there are."""
 
-    def goodness(one: Evaluation) -> float:
-        # As in the files, so that a tie is a tie for everything that reads them.
-        mean = rounded(getattr(one.validation(protocol) or one.summary(protocol), FIELD[average]))
-        return or_lowest(mean if one.task.primary.higher_is_better else -mean)
+    def goodness(line: Line) -> float:
+        mean = line.get(VALIDATION, line)[protocol][FIELD[average]]
+        return -math.inf if mean is None else mean if higher_is_better else -mean
 
-    return max(evaluations, key=goodness)
+    return max(lines, key=goodness)
 
 
 def summary_record(summary: Summary) -> dict[str, float]:
@@ -175,7 +122,7 @@ def summary_record(summary: Summary) -> dict[str, float]:
     return {name: rounded(value) for name, value in (values | others).items()} | {"clients": clients}
 
 
-def per_client(protocol: Protocol, scores: Scores, task: Task) -> dict[str, list[float]]:
+def per_client(protocol: str, scores: Scores, task: Task) -> dict[str, list[float]]:
     """Scores of every client, for JSON: primary ones as "received_per_client", others as "received_loss_per_client"."""
     primary, *others = task.scores
     return {f"{protocol}_per_client": shown(primary, scores)} | {
@@ -256,20 +203,15 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary of a finished run, with the digests of its files."""
-        files = [self.path / name for name in (CONFIG, METRICS)]
-        digests = {path.name: digest_of_file(path) for path in files if path.exists()}
-        digests[SUMMARY] = digest_of_content(_strict(summary))
+        digests = {name: digest_of_file(self.path / name) for name in (CONFIG, METRICS)}
+        digests[SUMMARY] = digest_of_content(strict(summary))
         self.write(SUMMARY, summary | {DIGESTS: digests})
 
-    def log(self, evaluation: Evaluation, **further: Any) -> None:
-        """Append a line to the metrics log.
-
-        Args:
-          evaluation: evaluation of the round.
-          **further: other entries of the line, for JSON.
-        """
-        record = evaluation.record(clients=len(evaluation.test_counts) <= MOST_CLIENTS)
-        append_line(self.path / METRICS, json.dumps(_strict(record | further), allow_nan=False))
+    def log(self, line: Line, *, is_last: bool = False) -> None:
+        """Append a line to the metrics log; of very many clients only the last line has the scores of each."""
+        is_whole = is_last or all(len(v) <= MOST_CLIENTS for k, v in line.items() if k.endswith("_per_client"))
+        kept = {name: value for name, value in line.items() if is_whole or not name.endswith("_per_client")}
+        append_line(self.path / METRICS, json.dumps(kept, allow_nan=False))
 
     def tidy(self) -> None:
         """Remove what a killed process had written of a file, before its rename."""
@@ -289,14 +231,94 @@ class RunFolder:
         """Remove the folder unless it contains an evaluation: for a run that ended before it had a result."""
         log = self.path / METRICS
         if log.is_file() and log.stat().st_size == 0:
-            (self.path / CONFIG).unlink(missing_ok=True)
-            log.unlink()
+            self.clear()
             _remove_empty(self._created)
+
+    def clear(self) -> None:
+        """Remove all files of an unfinished run, and nothing else."""
+        self.tidy()
+        self.discard_rows()
+        for name in (FOLDER, TENSORBOARD, WANDB):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        # The log last: it is what shows that a run is here.
+        for name in (WANDB_ID, CONFIG, METRICS):
+            (self.path / name).unlink(missing_ok=True)
+
+
+def digest(content: bytes) -> str:
+    """Digest of a file's content, 16 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digest_of_file(path: Path) -> str:
+    """Digest of a file's content; InvalidInput if it cannot be read."""
+    try:
+        return digest(path.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def digest_of_content(summary: Mapping[str, Any]) -> str:
+    """Digest of a summary as JSON has it, without its digests."""
+    return digest(json.dumps({k: v for k, v in summary.items() if k != DIGESTS}, sort_keys=True).encode())
+
+
+@contextlib.contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Lock a run while this process works on it: no other process can write into its folder or remove it.
+
+    Raises:
+      InvalidInput: another process has the lock, or the log cannot be written.
+    """
+    with _locked(folder / METRICS, f"another process is at work in {folder}: wait for it"):
+        yield
+
+
+@contextlib.contextmanager
+def lock_folder(folder: str | Path) -> Iterator[None]:
+    """Lock a folder of several runs for this process; the folder is created if it does not exist.
+
+    An interrupted run and a running one have the same files, so only the process with the lock may start it again.
+
+    Raises:
+      InvalidInput: another process has the lock, it is the folder of a single run, or it cannot be written.
+    """
+    folder = Path(folder).expanduser()
+    make_folder(folder)
+    if any((folder / name).exists() for name in (CONFIG, METRICS)):
+        raise InvalidInput(f"{folder} is the folder of a single run: give --out another folder")
+    with _locked(
+        folder / ".lock", f"another process is at work in {folder}: wait for it, or give --out another folder"
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path, refusal: str) -> Iterator[None]:
+    """Lock a file; the lock ends with this process."""
+    try:
+        file = path.open("ab")
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The previous process may have removed the file, and then the lock has no effect.
+            exists = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            exists = False
+        except OSError as error:
+            raise InvalidInput(
+                f"cannot lock {path}: {error.strerror or error}; give --out a folder on another file system"
+            ) from None
+        if not exists:
+            raise InvalidInput(refusal)
+        yield
 
 
 def strict_json(content: Any) -> str:
     """Indented JSON, lists of numbers on one line, with null for numbers that JSON lacks."""
-    text = json.dumps(_strict(content), indent=2, allow_nan=False)
+    text = json.dumps(strict(content), indent=2, allow_nan=False)
     # JSON strings have no line breaks; lists with strings are left as they are.
     return re.sub(r'\[\n([^"\[\]{}]*)\]', lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
@@ -327,12 +349,12 @@ def _remove_empty(folders: Sequence[Path]) -> None:
             return
 
 
-def _strict(value: Any) -> Any:
-    """Value with null for numbers that JSON lacks."""
+def strict(value: Any) -> Any:
+    """Value for JSON, with null for numbers that JSON lacks."""
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
+        return {key: strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
+        return [strict(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -343,8 +365,3 @@ def _strict(value: Any) -> Any:
 def rounded(value: float) -> float:
     """Round to four decimals: float32 accuracies have no further meaningful digits. Integers stay as they are."""
     return round(value, 4)
-
-
-def or_lowest(value: float) -> float:
-    """The value, or minus infinity for NaN, the mean of no clients."""
-    return -math.inf if math.isnan(value) else value

@@ -27,7 +27,6 @@ from experiments.papers import published
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import recipes_of
 
 _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb", OTHER_CODE}
 
@@ -227,16 +226,12 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
 
 
 def _request(config: dict[str, Any]) -> Request:
-    """Request of a stored run: newer options get their defaults, removed ones are dropped."""
-    fields = {field.name for field in dataclasses.fields(Options)}
-    stored = {name: value for name, value in config["options"].items() if name in fields}
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
-    options = Options(**values)
+    """Request of a stored run."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
     own_code = dict(config.get("own_code", {}))
-    recipes = recipes_of(METHODS.get(options.method, METHODS["local"]))
-    newer = {field.name: field.default for recipe in recipes for field in dataclasses.fields(recipe)}
-    own = newer | config["hyper_parameters"]
-    return Request(config["dataset"], options, own, frozenset(config["given"]), own_code)
+    return Request(
+        config["dataset"], Options(**values), config["hyper_parameters"], frozenset(config["given"]), own_code
+    )
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:

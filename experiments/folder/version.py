@@ -1,8 +1,7 @@
-"""Code behind a result: digests of the sources, the commit that has them, and the version of the method."""
+"""Code behind a result: digests of the sources, and the version of the method."""
 
 import functools
 import hashlib
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
@@ -30,13 +29,13 @@ OTHER_CODE = "other-code"
 @functools.cache
 def own_version() -> str:
     """Digest of this package's source files, which stands for its version because it runs from a checkout."""
-    return _digest(_sources(PACKAGE, PACKAGE))
+    return digest_of_sources(_sources(PACKAGE, PACKAGE))
 
 
 @functools.cache
 def building_version() -> str:
     """Digest of the source files of `experiments` that build and train runs."""
-    return _digest(one for name in BUILDING for one in _sources(EXPERIMENTS / name, EXPERIMENTS))
+    return digest_of_sources(one for name in BUILDING for one in _sources(EXPERIMENTS / name, EXPERIMENTS))
 
 
 def source_versions() -> dict[str, str]:
@@ -78,54 +77,14 @@ def by_other_code(config: Mapping[str, Any], trust: Trust) -> bool:
     return any(one.get(name) != own[name] for one in versions_behind(config) for name in compared)
 
 
-@functools.cache
-def commit_of(version: str) -> str | None:
-    """Commit in which the package has this `own_version`.
-
-    It is searched from the checkout's present commit backwards, so that results of an earlier version can still be
-    attributed.
-
-    Args:
-      version: a digest.
-
-    Returns:
-      The commit's hash; None where no commit has these sources (uncommitted changes), or there is no git.
-    """
-    folder = PACKAGE.name
-    try:
-        for commit in _git("rev-list", "HEAD", "--", folder).decode().split():
-            if _digest(_files(commit, folder)) == version:
-                return commit
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return None
-
-
 def _sources(folder: Path, root: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
     for path in folder.rglob("*.py"):
         yield PurePosixPath(path.relative_to(root).as_posix()), path.read_bytes()
 
 
-def _digest(files: Iterable[tuple[PurePosixPath, bytes]]) -> str:
+def digest_of_sources(files: Iterable[tuple[PurePosixPath, bytes]]) -> str:
     """Digest of names relative to the package, and contents."""
     digest = hashlib.sha256()
     for path, content in sorted(files):
         digest.update(f"{path} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:12]
-
-
-def _files(commit: str, folder: str) -> Iterator[tuple[PurePosixPath, bytes]]:
-    for line in _git("ls-tree", "-r", "-z", commit, "--", folder).decode().split("\0"):
-        about, _, name = line.partition("\t")
-        if name.endswith(".py"):
-            yield PurePosixPath(name).relative_to(folder), _blob(about.split()[2])
-
-
-@functools.cache
-def _blob(name: str) -> bytes:
-    return _git("cat-file", "blob", name)
-
-
-def _git(*words: str) -> bytes:
-    done = subprocess.run(["git", "-C", PACKAGE.parent, *words], check=True, capture_output=True)
-    return done.stdout

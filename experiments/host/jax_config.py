@@ -136,23 +136,26 @@ def folder() -> Path | None:
 
 @contextlib.contextmanager
 def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
-    """Context that removes damaged files from JAX's compilation cache.
+    """Context that removes damaged files from JAX's compilation cache, and reports the problem once, in one line.
 
     JAX does not write cache files atomically: a full disk or a killed process leaves an incomplete file, which JAX does
-    not replace and warns about at each start. Here such files are removed, so that JAX writes them again, and the
-    problem is reported once, in one line.
+    not replace and warns about at each start.
 
     Args:
       notify: function that receives one message if programs cannot be cached, and one if cached programs are damaged.
     """
     cache, reported = folder(), set()
+    if cache is None:
+        yield
+        return
+    ends = {"reading": "cannot be read, and is compiled anew", "writing": "cannot be kept: the next start compiles too"}
     with warnings.catch_warnings():
         previous = warnings.showwarning
         warnings.filterwarnings("always", message="Error (reading|writing) persistent compilation cache entry")
 
         def show(message: Any, *args: Any, **kwargs: Any) -> None:
             found = _CACHE_WARNING.match(str(message))
-            if found is None or cache is None:
+            if found is None:
                 previous(message, *args, **kwargs)
                 return
             operation, program, reason = found.groups()
@@ -161,13 +164,7 @@ def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
                     path.unlink()
             if operation not in reported:
                 reported.add(operation)
-                reason = " ".join(reason.split())
-                if operation == "reading":
-                    notify(f"Note: a compiled program in {cache} cannot be read and is compiled anew ({reason}).")
-                else:
-                    notify(
-                        f"Note: compiled programs cannot be kept in {cache} ({reason}): the next start compiles too."
-                    )
+                notify(f"Note: a compiled program in {cache} {ends[operation]} ({' '.join(reason.split())}).")
 
         warnings.showwarning = show
         yield

@@ -16,9 +16,6 @@ LOST = "another process of the run has died, or cannot be reached"
 _PEERS = ("gloo", "connection closed by peer", "connection reset", "coordination", "barrier", "heartbeat", "nccl")
 """Words in errors of collective computations and barriers whose other participants are gone."""
 
-_note: int | None = None
-"""File in which the supervisor finds the note of `remember`; None without a supervisor."""
-
 _Result = TypeVar("_Result")
 
 
@@ -34,10 +31,10 @@ def lost(error: BaseException) -> bool:
 
 
 class Processes:
-    """Group of processes of one run, with the index of the current process.
+    """Processes of one run, seen from one of them.
 
     Args:
-      index: index of this process; the first one is 0.
+      index: index of this process; the first one prints and writes.
       count: number of processes; 1 for an ordinary run, in which nothing is sent.
     """
 
@@ -53,21 +50,16 @@ class Processes:
         """Texts of all processes, in order of their indices; a collective call."""
         if self.count == 1:
             return [text]
-        with without_output():
-            return self._exchange(text)
-
-    def _exchange(self, text: str) -> list[str]:
         from jax.experimental.multihost_utils import process_allgather
 
-        encoded = text.encode()
-        sizes = np.asarray(process_allgather(np.array([len(encoded)], np.int32))).reshape(-1)
-        if not sizes.any():
-            return [""] * self.count
-        # Padded to a power of two, because each length compiles a separate program.
-        width = 2 ** int(np.ceil(np.log2(max(64, sizes.max()))))
-        padded = np.zeros(width, np.uint8)
-        padded[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-        rows = np.asarray(process_allgather(padded))
+        encoded = np.frombuffer(text.encode(), np.uint8)
+        with without_output():
+            sizes = np.asarray(process_allgather(np.array([len(encoded)], np.int32))).reshape(-1)
+            if not sizes.any():
+                return [""] * self.count
+            # Padded to a power of two, because each length compiles a separate program.
+            width = 2 ** int(np.ceil(np.log2(max(64, sizes.max()))))
+            rows = np.asarray(process_allgather(np.pad(encoded, (0, width - len(encoded)))))
         return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
     def agree(self, asked: bool) -> bool:
@@ -89,11 +81,10 @@ class Processes:
         try:
             yield
         except BaseException as error:
+            # Any exception must be exchanged, because the other processes would wait for ever.
             failure = error
-        # Any exception must be exchanged, because the other processes would wait for ever.
         reason = "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure) or type(failure).__name__
-        problem = "" if failure is None else reason
-        problems = self.exchange(problem)
+        problems = self.exchange("" if failure is None else reason)
         if failure is not None and not isinstance(failure, InvalidInput):
             raise failure
         if any(problems):
@@ -101,31 +92,23 @@ class Processes:
                 raise SystemExit(INVALID) from None
             raise InvalidInput(_one_line(problems)) from None
 
+    def first(self, work: Callable[[], _Result]) -> _Result | None:
+        """Do the work in the first process alone, see `synchronized`; None in the others."""
+        with self.synchronized():
+            return work() if self.is_first else None
+
     def first_then_others(self, work: Callable[[], _Result]) -> _Result:
         """Do the work in the first process, then in the others, which can use the files that it downloaded."""
-        results: list[_Result] = []
-        for first in (True, False):
-            with self.synchronized():
-                if self.is_first == first:
-                    results.append(work())
-        return results[0]
-
-    def check_round(self, number: int) -> None:
-        """Raise InvalidInput, see `synchronized`, unless all processes resume after the same round."""
-        found = self.exchange(str(number))
+        found = self.first(work)
         with self.synchronized():
-            if len(set(found)) > 1:
-                raise InvalidInput(
-                    f"the processes found checkpoints of rounds {', '.join(found)}: all must see the same folder"
-                )
+            return work() if found is None else found
 
 
 @contextlib.contextmanager
 def without_output() -> Iterator[None]:
     """Suppress stdout, also from C++: Gloo prints its connections there."""
     sys.stdout.flush()
-    kept = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 1)
         yield
@@ -133,20 +116,6 @@ def without_output() -> Iterator[None]:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nowhere)
-
-
-def remember(text: str) -> None:
-    """Set the end of the line that the supervisor says if this process is lost; no effect without a supervisor."""
-    if _note is None:
-        return
-    os.ftruncate(_note, 0)
-    os.pwrite(_note, text.encode(errors="replace"), 0)
-
-
-def note_in(file: int) -> None:
-    """Give `remember` the supervisor's file."""
-    global _note
-    _note = file
 
 
 def _one_line(problems: list[str]) -> str:

@@ -1,11 +1,14 @@
 """Committed results, written: the line of a finished run, see `experiments.run.committed`."""
 
-from pathlib import Path
+import functools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from experiments.cli.own_data import is_file
 from experiments.folder import load
-from experiments.folder.intact import DIGESTS
-from experiments.folder.version import commit_of, method_version
+from experiments.folder.run_folder import DIGESTS
+from experiments.folder.version import PACKAGE, digest_of_sources, method_version
 from experiments.lab.queue.planned import PlannedRun
 from experiments.run import committed
 from experiments.run.trackers import LONG
@@ -60,3 +63,43 @@ def distill(folder: Path) -> committed.Record:
         }
     except (KeyError, TypeError, IndexError) as error:
         raise InvalidInput(f"{folder} is not the folder of a finished run: {error!r}") from None
+
+
+@functools.cache
+def commit_of(version: str) -> str | None:
+    """Commit in which the package has this `own_version`.
+
+    It is searched from the checkout's present commit backwards, so that results of an earlier version can still be
+    attributed.
+
+    Args:
+      version: a digest.
+
+    Returns:
+      The commit's hash; None where no commit has these sources (uncommitted changes), or there is no git.
+    """
+    folder = PACKAGE.name
+    try:
+        for commit in _git("rev-list", "HEAD", "--", folder).decode().split():
+            if digest_of_sources(_files(commit, folder)) == version:
+                return commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return None
+
+
+def _files(commit: str, folder: str) -> Iterator[tuple[PurePosixPath, bytes]]:
+    for line in _git("ls-tree", "-r", "-z", commit, "--", folder).decode().split("\0"):
+        about, _, name = line.partition("\t")
+        if name.endswith(".py"):
+            yield PurePosixPath(name).relative_to(folder), _blob(about.split()[2])
+
+
+@functools.cache
+def _blob(name: str) -> bytes:
+    return _git("cat-file", "blob", name)
+
+
+def _git(*words: str) -> bytes:
+    done = subprocess.run(["git", "-C", PACKAGE.parent, *words], check=True, capture_output=True)
+    return done.stdout

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.cli.measures import Average, Protocol, Score
-from experiments.cli.request import IN_PLACE
+from experiments.cli.options import PROCESSES, flag
+from experiments.cli.request import IN_PLACE, Request
+from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
@@ -102,7 +104,7 @@ class Procedure(NamedTuple):
       title: in words.
       batches: options of every method.
       alignment, synchronization: options of these parts of FedAS, where they are switched on.
-      in_place: whether clients align one shared backbone, see `experiments.run.in_place`.
+      in_place: whether clients align one shared backbone, see `experiments.lab.fedas_ablation.released`.
     """
 
     title: str
@@ -144,6 +146,27 @@ PRINT = Procedure(
 PROCEDURES = {"release": RELEASE, "print": PRINT}
 """Name -> procedure of FedAS's tables. The first is the default: the published accuracies are the released code's, and
 so are the measure and the batches of the preset."""
+
+
+_UNKNOWN_IN_PLACE = {
+    *("resume", "keep_state", "held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule"),
+    *("attack", "attackers", "attack_scale", "server_mean", "compress"),
+    *PROCESSES,
+}
+"""Options that runs with alignment in place do not have. They do without those that only place or store the work."""
+
+
+def check_in_place(request: Request) -> None:
+    """Raise InvalidInput for an option of FedAS that cannot be used with alignment in place."""
+    own = request.hyper_parameters
+    if request.options.eval_protocol == "before_aggregation":
+        raise InvalidInput(f"{IN_PLACE} measures received and trained")
+    if idle := sorted(request.given & _UNKNOWN_IN_PLACE):
+        raise InvalidInput(f"{flag(idle[0])} is not an option of {IN_PLACE}")
+    if not own["alignment"] or own["manner"] != "serial":
+        raise InvalidInput(f"{IN_PLACE} needs --alignment and --manner serial")
+    if own["target"] == "global_class_mean":
+        raise InvalidInput(f"{IN_PLACE} is with a client's own features: --target example or class_mean")
 
 
 def fedas_setting(beta: float, participation: float) -> str:

@@ -17,11 +17,9 @@ from experiments.cli.exit_codes import exit_code
 from experiments.cli.parser import Folder, Hidden, Switch, parse
 from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result, read_config, read_summary
-from experiments.folder.run_folder import CONFIG
+from experiments.folder.run_folder import CONFIG, lock_folder
 from experiments.folder.version import OTHER_CODE, Trust
 from experiments.host.console import duration, print_line
-from experiments.host.locks import lock_folder
-from experiments.host.signals import interruptible, leaving
 from experiments.run import cached_runs
 from experiments.run.committed import ROOT
 from experiments.run.estimate import Speeds, examples_visited
@@ -207,7 +205,7 @@ def command(kind: type[Batch], words: Sequence[str] | None) -> int:
         if batch.only_previews:
             batch.preview(console)
         else:
-            with interruptible(), lock_folder(batch.folder):
+            with lock_folder(batch.folder):
                 drive(batch, console)
 
     return exit_code(work)
@@ -239,12 +237,6 @@ def drive(batch: Batch, console: Console) -> None:
         )
     refused = 0
 
-    def told(said: str) -> str:
-        return (
-            f"{said or 'interrupted'}; {len(done)} of {len(jobs)} runs are finished and stay in {batch.folder}: the "
-            "same command goes on"
-        )
-
     try:
         for group in batch.groups(jobs):
             # Another machine may have finished some since.
@@ -259,8 +251,7 @@ def drive(batch: Batch, console: Console) -> None:
             for job in missing:
                 if job in others:
                     cached_runs.set_aside(batch.files(job), batch.folder)
-            with leaving(told):
-                is_done = _run(batch, missing, console)
+            is_done = _run(batch, missing, console)
             if not is_done:
                 refused += len(missing)
                 continue
@@ -268,7 +259,9 @@ def drive(batch: Batch, console: Console) -> None:
                 done[job.folder] = batch.seconds(job) or 0.0
             batch.update()
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(told(str(stop))) from None
+        raise KeyboardInterrupt(
+            f"{stop}; {len(done)} of {len(jobs)} runs are finished and stay in {batch.folder}: the same command goes on"
+        ) from None
     if refused:
         raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
     if batch.has_more(jobs):

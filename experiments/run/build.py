@@ -68,7 +68,7 @@ class Experiment:
     newcomers: Federation | None = None
     privacy: tuple[Budget, ...] = ()
 
-    @property
+    @functools.cached_property
     def counts(self) -> Counts:
         """Numbers of examples that the clients are scored on."""
         validation = self.data.validation_count

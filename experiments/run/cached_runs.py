@@ -9,6 +9,9 @@ import dataclasses
 import functools
 import itertools
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +19,16 @@ from typing import Any, Literal
 from rich.console import Console
 
 from experiments.cli.effects import RESULT_NEUTRAL, relevant_options, resolve_defaults
+from experiments.cli.exit_codes import INTERRUPTED
 from experiments.cli.hyper_parameters import defaults
 from experiments.cli.options import Options, flag
 from experiments.cli.own_code import KINDS, by_content
 from experiments.cli.request import Request
 from experiments.cli.run_command import RunCommand
 from experiments.folder.load import read_config, read_metrics, read_summary
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
 from experiments.folder.version import OTHER_CODE, Trust, by_other_code
-from experiments.host.locks import lock_run
-from experiments.run import trackers
+from experiments.host.signals import wait
 from pfl_jax.atomic_write import make_folder
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
@@ -53,7 +56,11 @@ def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trus
     state = inspect(cell, folder, trust)
     if state == "of other code":
         raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
-    if state != "finished":
+    if state != "finished" and cell.procedure:
+        if state == "unfinished":
+            remove_unfinished(folder)
+        run_as_command(cell, folder)
+    elif state != "finished":
         request = cell.request(folder)
         if state == "unfinished" and Checkpoints(folder / FOLDER).rounds():
             from experiments.run.resume import CONTINUING, resumed
@@ -75,6 +82,16 @@ def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trus
             # The next cell has other functions; nothing of this one's programs is used again but from the disk.
             jax.clear_caches()
     return read_summary(folder)
+
+
+def run_as_command(cell: RunCommand, folder: Path) -> None:
+    """Run a cell in a process of its own, which prints its own errors: its rounds are another program's."""
+    _, *words = shlex.split(cell.command(folder))
+    code = wait(subprocess.Popen([sys.executable, *words], process_group=0))
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt("interrupted")
+    if code:
+        raise InvalidInput(f"the run was refused, see above: {cell.command(folder)}")
 
 
 def inspect(cell: RunCommand, folder: str | Path, trust: Trust = "sources") -> State:
@@ -122,7 +139,7 @@ def set_aside(files: Sequence[Path], root: Path) -> None:
     places = (root / OTHER_CODE / str(number) for number in itertools.count(1))
     place = next(place for place in places if not any((place / path).exists() for path in moves.values()))
     try:
-        with lock_run(files[0] / METRICS):
+        with lock_run(files[0]):
             for path, target in moves.items():
                 make_folder((place / target).parent)
                 path.rename(place / target)
@@ -203,12 +220,7 @@ def remove_unfinished(folder: Path) -> None:
     if not folder.exists():
         return
     try:
-        with lock_run(folder / METRICS):
-            Checkpoints(folder / FOLDER).clear()
-            trackers.clear(folder)
-            RunFolder.reopen(folder).tidy()
-            # The log last: it is what shows that a run is here.
-            for name in (CONFIG, METRICS):
-                (folder / name).unlink(missing_ok=True)
+        with lock_run(folder):
+            RunFolder.reopen(folder).clear()
     except OSError as error:
         raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None

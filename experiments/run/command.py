@@ -1,9 +1,11 @@
 """Command line of one run; every error that the user can correct is one line."""
 
+import functools
 import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -13,9 +15,11 @@ from experiments.cli.exit_codes import exit_code
 from experiments.cli.own_code import check_unchanged
 from experiments.cli.parser import given
 from experiments.cli.presets import DEFAULT_PRESET
-from experiments.folder.load import read_config
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
+
+if TYPE_CHECKING:
+    from experiments.host.processes import Processes
 
 
 def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
@@ -36,11 +40,11 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
             raise InvalidInput(unknown_dataset(dataset))
         request = parsing.parse(dataset, _with_method(arguments))
         if request.options.distributed:
-            from experiments.host import distributed
+            from experiments.host import distributed, jax_config
 
-            if distributed.is_supervised():
-                distributed.attach()
-                _run_distributed(request)
+            if distributed.is_child():
+                jax_config.prepare(request.options)
+                distributed.work_as_child(functools.partial(_run_together, request), request)
             else:
                 codes.append(distributed.supervise(dataset, arguments))
             return
@@ -61,6 +65,9 @@ def _with_method(arguments: Sequence[str]) -> Sequence[str]:
     folders += [value for word, value in itertools.pairwise(arguments) if word == "--resume"]
     if not folders or not folders[-1]:
         return arguments
+    # Imported now, as all that only some commands need.
+    from experiments.folder.load import read_config
+
     try:
         config = read_config(Path(folders[-1]).expanduser())
         method = config["options"]["method"]
@@ -83,14 +90,10 @@ def _resumed(request: parsing.Request) -> parsing.Request:
     return resumed(request)
 
 
-def _run_distributed(request: parsing.Request) -> None:
-    """Do the work of one process of a distributed run."""
-    from experiments.host import distributed, jax_config
+def _run_together(request: parsing.Request, processes: "Processes") -> None:
+    """Run as one of several processes."""
     from experiments.run import run
 
-    jax_config.prepare(request.options)
-    with distributed.leaving_others():
-        processes = distributed.start(request)
-        with processes.synchronized():
-            request = _resumed(request)
-        run.run(request, Console(quiet=not processes.is_first), processes=processes)
+    with processes.synchronized():
+        request = _resumed(request)
+    run.run(request, Console(quiet=not processes.is_first), processes=processes)

@@ -14,8 +14,7 @@ from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.run import build
 from experiments.run.build import Experiment
-from experiments.run.history import check_identity
-from experiments.run.records import identity
+from experiments.run.records import check_identity
 from experiments.run.resume import check_data, request_of
 from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Personal, State, at_round
 from pfl_jax.data.federated import FederatedData, Split, client_data
@@ -139,10 +138,10 @@ def load_run(folder: str | Path) -> LoadedRun:
         raise InvalidInput(f"{folder}: the run kept no state: make it again with --keep-state always")
     experiment = _experiment(config, folder)
 
-    def check(record: dict[str, Any]) -> None:
-        check_identity(record["identity"], identity(experiment), checkpoints.folder, lambda _: None)
-
-    found = checkpoints.newest(experiment.state_shapes(), check)
+    found = checkpoints.newest(
+        experiment.state_shapes(),
+        lambda record: check_identity(record["identity"], experiment, checkpoints.folder, lambda _: None),
+    )
     if found is None or int(found.state.round) != last:
         raise InvalidInput(f"{folder}: the checkpoint of round {last} cannot be read: make the run again")
     data, options = experiment.data, experiment.request.options

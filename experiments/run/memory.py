@@ -6,7 +6,6 @@ A shortage that JAX or NumPy notice is an error with advice. Where the kernel en
 
 import math
 import os
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -82,38 +81,19 @@ def is_shortage(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text
 
 
-def advice(error: BaseException, experiment: Experiment | None) -> str:
-    """One line of advice on a memory shortage.
-
-    Args:
-      error: error that may contain the size of the failed allocation.
-      experiment: experiment that ran; None while its data was being loaded.
-    """
-    wanted = _wanted_bytes(str(error))
-    asked = "" if wanted is None else f" ({wanted / 2**30:,.1f} GiB were wanted at once)"
+def advice(experiment: Experiment | None) -> str:
+    """One line of advice on a memory shortage of an experiment; None while its data was being loaded."""
     if experiment is None:
-        return f"the memory does not suffice for the data{asked}: use fewer --num-clients or a smaller --train-size"
-    used = devices(experiment.request.options)
+        return "the memory does not suffice for the data: use fewer --num-clients or a smaller --train-size"
+    options, used = experiment.request.options, devices(experiment.request.options)
     # Evaluations walk over everyone.
     chunk, everyone = experiment.settings.chunk, -(-experiment.data.num_clients // len(used))
     chunk = min(chunk, everyone) if isinstance(chunk, int) else everyone
     if chunk > 1:
-        # What a round takes beside the states grows with the clients under one vmap.
-        free = free_bytes(used[0])
-        fits = chunk // 2 if wanted is None or wanted <= free else int(chunk * free / wanted)
-        return (
-            f"the memory does not suffice for {chunk} clients at once on a device{asked}: use --chunk "
-            f"{max(1, min(fits, chunk // 2))}"
-        )
+        return f"the memory does not suffice for {chunk} clients at once on a device: use --chunk {chunk // 2}"
     ways = [f"fewer --devices than {len(used)}"] if len(used) > 1 else []
     ways += ["a smaller --batch-size"] if "batch_size" in experiment.request.hyper_parameters else []
-    next_place = {"device": "host"} | ({} if experiment.request.options.distributed else {"host": "disk"})
+    next_place = {"device": "host"} | ({} if options.distributed else {"host": "disk"})
     place = next_place.get(state_place(experiment))
     ways.append("fewer --num-clients" if place is None else f"--state-on {place}")
-    return f"the memory does not suffice, even for one client after another{asked}: use {' or '.join(ways)}"
-
-
-def _wanted_bytes(text: str) -> float | None:
-    """Size in "allocating 123 bytes", "to allocate 1.50GiB" or "Unable to allocate 7. TiB"."""
-    found = re.search(r"allocat(?:e|ing) ([\d.]+) ?([KMGT]?)i?(?:B|bytes)", text)
-    return None if found is None else float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")
+    return f"the memory does not suffice, even for one client after another: use {' or '.join(ways)}"

@@ -1,18 +1,25 @@
-"""Messages at the end of a run: its results, or the reason why it diverged."""
+"""The end of a run: its summary, the table of its results, or the reason why it ended before."""
 
+import statistics
+from typing import Any
+
+import jax
 from rich.console import Console
 
+from experiments.cli.measures import AVERAGES, FIELD, PROTOCOLS, Average
 from experiments.cli.options import flag
 from experiments.cli.own_code import label
 from experiments.cli.request import Request
-from experiments.folder.run_folder import RunFolder
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best
 from experiments.host.console import duration, print_line, print_notice
 from experiments.papers import published, settings
-from experiments.run.build import Experiment
-from experiments.run.history import History
+from experiments.run.records import device_name, privacy_record
+from experiments.run.rounds import Run
 from experiments.show.run_table import results_table
-from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.errors import Diverged, InvalidInput
+
+_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down")
+"""Entries of the last evaluation that the summary repeats."""
 
 
 class RunDiverged(InvalidInput):
@@ -28,10 +35,8 @@ class RunDiverged(InvalidInput):
         self.reason = reason
 
 
-def run_diverged(error: Diverged, request: Request, checkpoints: Checkpoints, folder: RunFolder) -> RunDiverged:
-    """Error of a diverged run for the user."""
-    saved = checkpoints.rounds()
-    kept = f"; the checkpoint of round {saved[-1]} stays in {folder.path}" if saved else ""
+def run_diverged(error: Diverged, request: Request, kept: str) -> RunDiverged:
+    """Error of a diverged run for the user; see `RunDiverged`."""
     given = {name: value for name, value in request.hyper_parameters.items() if value is not None}
     rates = [f"{flag(name)} {value:g}" for name, value in given.items() if name.endswith("lr")]
     skip = ", or leave such clients out with --on-nan skip-client"
@@ -42,25 +47,72 @@ def run_diverged(error: Diverged, request: Request, checkpoints: Checkpoints, fo
     )
 
 
-def print_results(experiment: Experiment, folder: RunFolder, console: Console, history: History) -> None:
+def summary(run: Run) -> dict[str, Any]:
+    """Summary of a finished run; accuracies are in percent, means over clients unless they are called pooled."""
+    experiment, last, counts = run.experiment, run.lines[-1], run.counts
+    request, options = experiment.request, experiment.request.options
+    figure = published.find(request, is_real=experiment.dataset.is_real)
+    is_high = experiment.counts.task.primary.higher_is_better
+    top = {name: best(run.lines, options.eval_protocol, name, higher_is_better=is_high) for name in AVERAGES}
+    return {
+        "dataset": request.dataset,
+        "data_source": experiment.dataset.description,
+        "method": label(options.method),
+        "hyper_parameters": request.hyper_parameters,
+        "seed": options.seed,
+        "rounds": options.rounds,
+        "rounds_done": last["round"],
+        "num_clients": options.num_clients,
+        "eval_protocol": options.eval_protocol,
+        **_accuracies(last, "clients"),
+        **{name: last[name] for name in _REPEATED if name in last},
+        **({"best_round_chosen_on": VALIDATION} if VALIDATION in last else {}),
+        "best": {"round": top["clients"]["round"], **_accuracies(top["clients"], "clients")},
+        "best_pooled": {"round": top["examples"]["round"], **_accuracies(top["examples"], "examples")},
+        **privacy_record(experiment, last["round"]),
+        "per_client_accuracy": last[f"{options.eval_protocol}_per_client"],
+        **{name: values for name, values in last.items() if name.endswith("_per_client")},
+        "paper_accuracy": None if figure is None else figure.accuracy_percent,
+        "seconds": last["seconds"],
+        "examples_per_second": round(statistics.harmonic_mean(run.steady_speeds), 1),
+        "chunk": experiment.settings.chunk,
+        "wasted_step_share": round(counts.wasted / counts.round, 4),
+        "idle_device_share": round(counts.idle / counts.round, 4),
+        "jax_version": jax.__version__,
+        "device": device_name(options),
+        **({"procedure": request.procedure} if request.procedure else {}),
+    }
+
+
+def _accuracies(line: Line, average: Average) -> dict[str, float]:
+    """Accuracies of an evaluation by protocol: "received_accuracy", ..., and "received_validation_accuracy", ..."""
+    found = {}
+    for protocol in (name for name in PROTOCOLS if name in line):
+        found[f"{protocol}_accuracy"] = line[protocol][FIELD[average]]
+        if VALIDATION in line:
+            found[f"{protocol}_{VALIDATION}_accuracy"] = line[VALIDATION][protocol][FIELD[average]]
+    return found
+
+
+def print_results(run: Run, console: Console) -> None:
     """Print the table of a finished run, and draw its curves if requested."""
-    request, options, evaluations = experiment.request, experiment.request.options, history.evaluations
+    experiment, last = run.experiment, run.lines[-1]
+    request, options, task = experiment.request, experiment.request.options, experiment.counts.task
     figure = published.find(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{label(options.method)} on {experiment.dataset.description}"
     pooled = figure is not None and settings.MEASURES[figure.paper].average == "examples"
     paper_is = "best pooled" if pooled else "last"
-    console.print(results_table(evaluations, title, options.eval_protocol, beside, paper_is=paper_is))
-    if evaluations[-1].round < options.rounds:
-        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {evaluations[-1].round}")
-    if history.diverged:
-        print_notice(console, f"clients were left out {history.diverged} times because they had diverged")
+    console.print(results_table(run.lines, task, title, options.eval_protocol, beside, paper_is=paper_is))
+    if last["round"] < options.rounds:
+        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {last['round']}")
+    if run.counts.diverged:
+        print_notice(console, f"clients were left out {run.counts.diverged} times because they had diverged")
     if options.plot:
         # Imported now: matplotlib takes seconds.
         from experiments.show.curves import save_curves
 
-        save_curves(folder.path)
-    last = evaluations[-1]
+        save_curves(run.folder.path)
     for budget in experiment.privacy:
-        print_line(console, f"spent for every {budget.unit}: {budget.spent(last.round)}")
-    print_line(console, f"{last.round} rounds in {duration(last.seconds)}; results in {folder.path}")
+        print_line(console, f"spent for every {budget.unit}: {budget.spent(last['round'])}")
+    print_line(console, f"{last['round']} rounds in {duration(last['seconds'])}; results in {run.folder.path}")

@@ -1,10 +1,11 @@
-"""Records of an experiment: configuration, identity, headline and summary."""
+"""Records of an experiment before its first round: configuration, identity and headline."""
 
 import dataclasses
+import json
 import platform
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,18 +14,17 @@ import numpy as np
 
 from experiments.cli.effects import fixed_rounds, relevant_options
 from experiments.cli.hyper_parameters import documented_info, unread_by_method
-from experiments.cli.measures import AVERAGES, FIELD, PROTOCOLS, Average
 from experiments.cli.options import Options, flag
 from experiments.cli.own_code import label, method_factory
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Evaluation, best, rounded
+from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices
-from experiments.papers import published
 from experiments.run.build import Experiment
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking
+from pfl_jax.errors import InvalidInput
 from pfl_jax.tasks import CLASSIFICATION, Task
 
 MOST_TABLE_ENTRIES = 20_000
@@ -51,9 +51,10 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         **privacy_record(experiment, experiment.settings.rounds),
         "bytes_per_client_and_round": experiment.traffic._asdict(),
         "chunk": experiment.settings.chunk,
-        "device": _device(request.options),
+        "device": device_name(request.options),
         "versions": _versions(),
         "method_version": method_version(request.options.method),
+        **({"procedure": request.procedure} if request.procedure else {}),
     }
 
 
@@ -103,8 +104,30 @@ def identity(experiment: Experiment) -> dict[str, Any]:
     versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", *source_versions())}
     return {
         "run": named | {"data": experiment.dataset.description},
-        "made_with": {**versions, "device": _device(request.options), "chunk": experiment.settings.chunk},
+        "made_with": {**versions, "device": device_name(request.options), "chunk": experiment.settings.chunk},
     }
+
+
+def check_identity(stored: dict[str, Any], experiment: Experiment, folder: Path, notify: Callable[[str], None]) -> None:
+    """Refuse the checkpoints of another run, InvalidInput; notify where only the last bits may differ.
+
+    Args:
+      stored: what `identity` was when the checkpoint was written.
+      experiment: that would go on.
+      folder: of the run.
+      notify: receives a line.
+    """
+    own = json.loads(json.dumps(identity(experiment)))
+    for name, value in own["run"].items():
+        if stored["run"].get(name) != value:
+            raise InvalidInput(
+                f"the checkpoints in {folder} are of another run: they were written with {name} "
+                f"{stored['run'].get(name)}, {CONFIG} has {value}"
+            )
+    began, now = stored["made_with"], own["made_with"]
+    changed = [f"{name} {began[name]} then and {now[name]} now" for name in now if began[name] != now[name]]
+    if changed:
+        notify(f"Note: {', '.join(changed)}: results may differ in their last bits from an uninterrupted run's.")
 
 
 def _versions() -> dict[str, str]:
@@ -118,7 +141,7 @@ def _versions() -> dict[str, str]:
     return found | source_versions()
 
 
-def _device(options: Options) -> str:
+def device_name(options: Options) -> str:
     """Kind and number of devices: "cpu x 2"."""
     used = devices(options)
     processes = len({one.process_index for one in used})
@@ -190,8 +213,9 @@ def headline(experiment: Experiment) -> str:
     return (
         f"{experiment.dataset.description}: {label(options.method)}({own}), {label(options.model)}, "
         f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
-        f"participation {options.participation:g}, {_division(options)}{_sample(experiment)}, on {_device(options)}, "
-        f"chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, devices idle {unused.devices:.1%})"
+        f"participation {options.participation:g}, {_division(options)}{_sample(experiment)}, "
+        f"on {device_name(options)}, chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, "
+        f"devices idle {unused.devices:.1%})"
     )
 
 
@@ -223,61 +247,3 @@ def _division(options: Options) -> str:
     if not options.shuffle:
         words.append("batches in a fixed order")
     return ", ".join(words)
-
-
-_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down")
-"""Entries of the last evaluation that the summary repeats."""
-
-
-def summary(
-    experiment: Experiment, evaluations: Sequence[Evaluation], unused: chunking.Unused, speeds: Sequence[float]
-) -> dict[str, Any]:
-    """Summary of a finished run; accuracies are in percent, means over clients unless they are called pooled.
-
-    Args:
-      experiment: the finished experiment.
-      evaluations: all its evaluations, at least one.
-      unused: means over the rounds.
-      speeds: examples per second of parts of the run, see `History.steady_speeds`.
-    """
-    request, options, last = experiment.request, experiment.request.options, evaluations[-1]
-    figure = published.find(request, is_real=experiment.dataset.is_real)
-    line = last.record()
-    top = {average: best(evaluations, options.eval_protocol, average) for average in AVERAGES}
-    return {
-        "dataset": request.dataset,
-        "data_source": experiment.dataset.description,
-        "method": label(options.method),
-        "hyper_parameters": request.hyper_parameters,
-        "seed": options.seed,
-        "rounds": options.rounds,
-        "rounds_done": last.round,
-        "num_clients": options.num_clients,
-        "eval_protocol": options.eval_protocol,
-        **_accuracies(last, "clients"),
-        **{name: line[name] for name in _REPEATED if name in line},
-        **({} if last.validation_counts is None else {"best_round_chosen_on": VALIDATION}),
-        "best": {"round": top["clients"].round, **_accuracies(top["clients"], "clients")},
-        "best_pooled": {"round": top["examples"].round, **_accuracies(top["examples"], "examples")},
-        **privacy_record(experiment, last.round),
-        "per_client_accuracy": line[f"{options.eval_protocol}_per_client"],
-        **{name: values for name, values in line.items() if name.endswith("_per_client")},
-        "paper_accuracy": None if figure is None else figure.accuracy_percent,
-        "seconds": round(last.seconds, 3),
-        "examples_per_second": round(statistics.harmonic_mean(speeds), 1),
-        "chunk": experiment.settings.chunk,
-        "wasted_step_share": round(unused.steps, 4),
-        "idle_device_share": round(unused.devices, 4),
-        "jax_version": jax.__version__,
-        "device": _device(options),
-    }
-
-
-def _accuracies(evaluation: Evaluation, average: Average) -> dict[str, float]:
-    """Accuracies of an evaluation by protocol: "received_accuracy", ..., and "received_validation_accuracy", ..."""
-    found = {}
-    for protocol in evaluation.protocols:
-        found[f"{protocol}_accuracy"] = rounded(getattr(evaluation.summary(protocol), FIELD[average]))
-        if validation := evaluation.validation(protocol):
-            found[f"{protocol}_{VALIDATION}_accuracy"] = rounded(getattr(validation, FIELD[average]))
-    return found

@@ -148,6 +148,9 @@ def _words(values: dict[str, Any]) -> list[str]:
     """Options as command-line arguments."""
     words = []
     for name, value in values.items():
+        if name == "epochs" and value is None:
+            # There are --local-steps in their place.
+            continue
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
         elif isinstance(value, list):

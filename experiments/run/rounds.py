@@ -1,27 +1,53 @@
 """Rounds of one run, or of several runs that share a program, and what is recorded of them."""
 
-import math
+import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from rich.console import Console
 
-from experiments.folder.run_folder import METRICS, Evaluation, RunFolder
+from experiments.folder.run_folder import METRICS, Line, RunFolder, digest, evaluation, rounded
 from experiments.host.console import RoundProgress, print_notice
 from experiments.host.processes import Processes
-from experiments.host.signals import Stop, writing
+from experiments.host.signals import Stop
 from experiments.run.build import Experiment
-from experiments.run.history import History
-from experiments.run.records import info_record, summary, unused_shares
-from pfl_jax.base import State
-from pfl_jax.engine.chunking import Unused
+from experiments.run.records import identity, info_record, unused_shares
+from pfl_jax.base import Scores, State
 from pfl_jax.engine.simulate import RoundResult
+from pfl_jax.errors import InvalidInput
 
 Observe: TypeAlias = Callable[[Experiment, RoundResult], None]
 """Called after every round of a run; after the last one, before the summary is written."""
+
+
+@dataclass
+class Counts:
+    """What is counted in the completed rounds of a run; a checkpoint has it.
+
+    Attributes:
+      round: the last of them.
+      wasted, idle: sums over the rounds of `records.unused_shares`.
+      bytes_up, bytes_down: sent by and to all clients.
+      diverged: how often a client was left out because it had diverged.
+      visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
+      elapsed: seconds since the run began, of all processes that had a part in it.
+      starts: rounds completed when a process began its part; its first round includes compilation.
+    """
+
+    round: int = 0
+    wasted: float = 0.0
+    idle: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    diverged: int = 0
+    visits: float = 0.0
+    seconds: float = 0.0
+    elapsed: float = 0.0
+    starts: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -31,67 +57,123 @@ class Run:
     Attributes:
       experiment: what is run.
       folder: its own.
-      history: its rounds so far.
+      counts: of its rounds so far.
+      lines: its evaluations so far, with the scores of single clients in the last one only.
       track: receives each evaluation, see `trackers.open_trackers`; None in processes that write nothing.
-      accuracy: mean of the latest evaluation in percent, by --eval-protocol; None before the first.
       is_finished: whether its folder has all results already; then nothing is written there.
       has_warned: whether the user knows of clients without a loss, see `warn`.
     """
 
     experiment: Experiment
     folder: RunFolder
-    history: History
-    track: Callable[[Evaluation], None] | None = None
-    accuracy: float | None = None
+    counts: Counts = field(default_factory=Counts)
+    lines: list[Line] = field(default_factory=list)
+    track: Callable[[Line], None] | None = None
     is_finished: bool = False
     has_warned: bool = False
 
-    def __post_init__(self) -> None:
-        if self.history.evaluations:
-            self._take(self.history.evaluations[-1])
+    @property
+    def accuracy(self) -> float | None:
+        """Mean of the latest evaluation in percent, by --eval-protocol; None before the first."""
+        return self.lines[-1][self.experiment.request.options.eval_protocol]["mean"] if self.lines else None
 
     @property
-    def log_bytes(self) -> int:
-        """Size of the metrics log."""
-        return (self.folder.path / METRICS).stat().st_size
+    def steady_speeds(self) -> list[float]:
+        """Examples per second between evaluations, without intervals that have a process's first round; of all
+        intervals if there are no others."""
+        before, found = 0, []
+        for line in self.lines:
+            if not any(before <= start < line["round"] for start in self.counts.starts):
+                found.append(line["examples_per_second"])
+            before = line["round"]
+        return found or [line["examples_per_second"] for line in self.lines]
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint has of the run, for JSON."""
+        log = (self.folder.path / METRICS).read_bytes()
+        counts = dataclasses.asdict(self.counts)
+        return {"counts": counts, "log": [len(log), digest(log)], "identity": identity(self.experiment)}
+
+    def restore(self, record: dict[str, Any] | None, *, cut: bool = True) -> None:
+        """Go back to a checkpoint: later lines of the log are cut off, and are written anew.
+
+        Args:
+          record: of the checkpoint; None for the beginning.
+          cut: False leaves the log to another process.
+
+        Raises:
+          InvalidInput: the log is not the one that it was.
+        """
+        log = self.folder.path / METRICS
+        size, expected = record["log"] if record else (0, digest(b""))
+        content = log.read_bytes()[:size] if log.is_file() else b""
+        if digest(content) != expected:
+            raise InvalidInput(f"{log} is not as it was at the last checkpoint: start the run anew, in another folder")
+        if cut:
+            with log.open("r+b") as file:
+                file.truncate(size)
+        self.counts = Counts(**record["counts"]) if record else Counts()
+        self.lines = []
+        for line in content.splitlines():
+            self._add(json.loads(line))
+
+    def add(self, result: RoundResult, seconds: float, elapsed: float) -> None:
+        """Count a round of so many seconds, that ended so long after the run began."""
+        counts, sent = self.counts, self.experiment.traffic
+        unused = unused_shares(self.experiment, result.cohort)
+        counts.round, counts.elapsed = result.round, elapsed
+        counts.wasted += unused.steps
+        counts.idle += unused.devices
+        counts.bytes_up += sent.up * int(result.arrived.sum())
+        counts.bytes_down += sent.down * len(result.arrived)
+        counts.diverged += len(result.diverged)
+        counts.visits += self.experiment.request.visits(len(result.cohort), result.examples)
+        counts.seconds += seconds
 
     def evaluate(self, result: RoundResult) -> None:
-        """Add a round's evaluation to the history, the log and the trackers."""
-        assert result.received is not None
-        evaluation = self.history.evaluate(
+        """Record a round's evaluation, in the log and the trackers too."""
+        counts, newcomers = self.counts, result.newcomers
+        line = evaluation(
             result.round,
-            result.received,
-            result.trained,
+            _scores(result),
             self.experiment.counts,
-            newcomers=result.newcomers,
-            before_aggregation=result.before_aggregation,
+            None if newcomers is None else {"received": newcomers[0], "trained": newcomers[1]},
         )
-        self._take(evaluation)
+        line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
+        line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
+        line["cohort"] = result.cohort.tolist()
+        if missing := result.cohort[~result.arrived].tolist():
+            line["missing"] = missing
+        if info := info_record(result.info):
+            line["info"] = info
+        if self.experiment.privacy:
+            line["epsilon"] = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
+        counts.visits, counts.seconds = 0.0, 0.0
+        self._add(line)
         if self.track is not None and not self.is_finished:
-            epsilons = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
-            self.folder.log(evaluation, **_log_entries(result), **({"epsilon": epsilons} if epsilons else {}))
-            self.track(evaluation)
+            self.folder.log(line, is_last=result.round == self.experiment.settings.rounds or self.has_reached_target())
+            self.track(line)
 
-    def warn(self, console: Console) -> None:
-        """Name the clients of the latest evaluation whose test loss is not finite, once in a run."""
-        latest = self.history.evaluations[-1]
-        losses = [one for one in latest.task.scores if not one.higher_is_better]
-        for protocol in latest.protocols if losses else ():
-            scores, loss = getattr(latest, protocol), losses[0].name
+    def _add(self, line: Line) -> None:
+        if self.lines:
+            before = self.lines[-1]
+            self.lines[-1] = {k: v for k, v in before.items() if k != "info" and not isinstance(v, list)}
+        self.lines.append(line)
+
+    def warn(self, result: RoundResult, console: Console) -> None:
+        """Name the clients whose test loss is not finite, once in a run."""
+        losses = [one.name for one in self.experiment.counts.task.scores if not one.higher_is_better]
+        for protocol, scores in _scores(result).items() if losses and not self.has_warned else ():
             is_scored = np.any([~np.isnan(values) for values in scores.by_name.values()], axis=0)
-            clients = np.flatnonzero(is_scored & ~np.isfinite(scores[loss]))
+            clients = np.flatnonzero(is_scored & ~np.isfinite(scores[losses[0]]))
             if clients.size and not self.has_warned:
                 self.has_warned = True
                 more = f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
                 print_notice(
                     console,
-                    f"round {latest.round}: the test loss of client {clients[0]}{more} is NaN or infinite "
+                    f"round {result.round}: the test loss of client {clients[0]}{more} is NaN or infinite "
                     f"({protocol}); a prediction of NaN counts as wrong, and training goes on",
                 )
-
-    def _take(self, evaluation: Evaluation) -> None:
-        # Not in every round: it sorts the scores of all clients.
-        self.accuracy = evaluation.summary(self.experiment.request.options.eval_protocol).mean
 
     def has_reached_target(self) -> bool:
         """Whether the latest evaluation has --target-accuracy, so that the run may stop early."""
@@ -100,14 +182,6 @@ class Run:
             return False
         is_high = self.experiment.counts.task.primary.higher_is_better
         return self.accuracy >= target if is_high else self.accuracy <= target
-
-    def write_summary(self, **further: Any) -> None:
-        """Write the summary, which makes this a finished run."""
-        history = self.history
-        if self.is_finished:
-            return
-        unused = Unused(*(math.fsum(shares) / len(shares) for shares in (history.wasted, history.idle)))
-        self.folder.finish(summary(self.experiment, history.evaluations, unused, history.steady_speeds) | further)
 
 
 class Round(NamedTuple):
@@ -155,40 +229,34 @@ def run_rounds(
     Raises:
       KeyboardInterrupt: `stop` was asked; there is a checkpoint.
     """
-    first, before = runs[0].experiment, runs[0].history.elapsed
+    first, before = runs[0].experiment, runs[0].counts.elapsed
     request, options = first.request, first.request.options
     if all(run.has_reached_target() for run in runs):
         # Only the summary was missing.
         return state
-    every, sent = options.checkpoint_every, first.traffic
+    every = options.checkpoint_every
     for run in runs:
-        run.history.starts.append(run.history.round)
+        run.counts.starts.append(run.counts.round)
     with RoundProgress(console, options.rounds, options.eval_protocol, first.counts.task.primary) as progress:
         for results, latest, seconds in rounds:
-            stop.completed = True
+            stop.at_once = False
             state, number = latest, results[0].round
-            elapsed = before + time.perf_counter() - began
             for run, result in zip(runs, results, strict=True):
-                run.history.add(request.visits(len(result.cohort), result.examples), seconds, elapsed)
-                unused = unused_shares(run.experiment, result.cohort)
-                run.history.wasted.append(unused.steps)
-                run.history.idle.append(unused.devices)
-                run.history.send(sent, result.arrived)
-                run.history.diverged += len(result.diverged)
+                run.add(result, seconds, before + time.perf_counter() - began)
                 if result.received is not None:
                     with processes.synchronized():
                         run.evaluate(result)
-                    run.warn(console)
+                    run.warn(result, console)
                 if observe is not None:
                     observe(run.experiment, result)
             visits = sum(request.visits(len(result.cohort), result.examples) for result in results)
-            progress.update(number, seconds, _accuracy(runs), visits / seconds)
+            known = [run.accuracy for run in runs if run.accuracy is not None]
+            progress.update(number, seconds, float(np.mean(known)) if known else None, visits / seconds)
             is_last = number == options.rounds or all(run.has_reached_target() for run in runs)
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last
             if stopping or (every is not None and (number % every == 0 or is_last)):
-                with writing():
-                    save(latest)
+                save(latest)
             if stopping:
                 raise KeyboardInterrupt(f"interrupted after round {number} of {options.rounds}")
             if is_last:
@@ -196,17 +264,10 @@ def run_rounds(
     return state
 
 
-def _accuracy(runs: Sequence[Run]) -> float | None:
-    """Mean of the runs' latest accuracies in percent; None before the first evaluation."""
-    latest = [run.accuracy for run in runs if run.accuracy is not None]
-    return float(np.mean(latest)) if latest else None
-
-
-def _log_entries(result: RoundResult) -> dict[str, Any]:
-    """Entries of the metrics log beside the scores."""
-    missing = result.cohort[~result.arrived].tolist()
-    return {
-        "cohort": result.cohort.tolist(),
-        **({"missing": missing} if missing else {}),
-        **({"info": info} if (info := info_record(result.info)) else {}),
-    }
+def _scores(result: RoundResult) -> dict[str, Scores]:
+    """Scores of an evaluated round by protocol."""
+    assert result.received is not None
+    found = {"received": result.received, "trained": result.trained}
+    if result.before_aggregation is not None:
+        found["before_aggregation"] = result.before_aggregation
+    return found

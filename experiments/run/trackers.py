@@ -5,22 +5,16 @@ import importlib
 import importlib.util
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from experiments.cli.options import Options
-from experiments.folder.load import read_json
-from experiments.folder.run_folder import Evaluation, RunFolder
+from experiments.folder.load import measured, read_json, read_metrics
+from experiments.folder.run_folder import TENSORBOARD, WANDB_ID, Line, RunFolder
 from pfl_jax.errors import InvalidInput
 
-TENSORBOARD, WANDB = "tensorboard", "wandb"
-"""Folders in that of the run."""
-WANDB_ID = "wandb.json"
-"""File with the run's id at W&B, under which it is resumed."""
 PROJECT = "pfl_jax"
 """Project at W&B, unless $WANDB_PROJECT names another."""
 
@@ -28,10 +22,7 @@ LONG = ("class_table", "train_examples", "test_examples", "validation_examples",
 """Entries of the configuration that W&B's page and committed results leave out: sizes of single clients, which follow
 from options and seed, and the descriptions of Info."""
 
-Taker: TypeAlias = Callable[[Evaluation], None]
-
-_EVENTS = "events.out.tfevents.*"
-_BINS = np.linspace(0, 100, 41)
+Track = Callable[[Line], None]
 
 
 def check(options: Options) -> None:
@@ -40,10 +31,10 @@ def check(options: Options) -> None:
         raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
 
 
-def scalars(evaluation: Evaluation) -> dict[str, float]:
-    """All single numbers of an evaluation's record, as "received/mean" or "seconds"; accuracies in percent.
+def scalars(line: Line) -> dict[str, float]:
+    """All single numbers of an evaluation, as "received/mean" or "seconds"; accuracies in percent.
 
-    Missing values (null, NaN), lists and the round are left out.
+    Missing values, lists, the round and its Info, which differs between methods, are left out.
     """
 
     def walk(value: Any, name: str) -> Iterator[tuple[str, float]]:
@@ -53,98 +44,70 @@ def scalars(evaluation: Evaluation) -> dict[str, float]:
         elif isinstance(value, int | float) and math.isfinite(value):
             yield name, float(value)
 
-    record = evaluation.record(clients=False)
-    # A round's Info differs between methods, and consists mostly of matrices.
-    return dict(walk({name: value for name, value in record.items() if name not in ("round", "info")}, ""))
+    return dict(walk({name: value for name, value in line.items() if name not in ("round", "info")}, ""))
 
 
 @contextlib.contextmanager
-def open_trackers(
-    folder: RunFolder, options: Options, configuration: dict[str, Any], past: Sequence[Evaluation]
-) -> Iterator[Taker]:
+def open_trackers(folder: RunFolder, options: Options, configuration: dict[str, Any]) -> Iterator[Track]:
     """Receiver of a run's evaluations beside its log: the trackers that the options ask for.
+
+    A tracker that is new in a resumed run receives the evaluations that are in the log.
 
     Args:
       folder: of the run.
       options: of the run.
       configuration: as config.json has it.
-      past: evaluations already in the log of a resumed run.
-
-    Yields:
-      Called with each new evaluation.
 
     Raises:
-      InvalidInput: a tracker cannot be opened, or a file cannot be written.
+      InvalidInput: a tracker cannot be opened.
     """
-    # The caller's list grows during the run.
-    past = tuple(past)
+    past = read_metrics(folder.path) if options.tensorboard or options.wandb else []
     with contextlib.ExitStack() as stack:
-        takers: list[Taker] = []
+        tracks: list[Track] = []
         if options.tensorboard:
-            takers.append(stack.enter_context(_tensorboard(folder.path / TENSORBOARD, past)))
+            tracks.append(stack.enter_context(_tensorboard(folder, past)))
         if options.wandb:
-            takers.append(stack.enter_context(_wandb(folder, configuration, past)))
+            tracks.append(stack.enter_context(_wandb(folder, configuration, past)))
 
-        def take(evaluation: Evaluation) -> None:
-            for taker in takers:
-                taker(evaluation)
+        def track(line: Line) -> None:
+            for one in tracks:
+                one(line)
 
-        yield take
-
-
-def clear(folder: Path) -> None:
-    """Remove files of trackers from the folder of a run that is started anew, and nothing else."""
-    for path in (folder / TENSORBOARD).glob(_EVENTS):
-        path.unlink()
-    with contextlib.suppress(OSError):
-        (folder / TENSORBOARD).rmdir()
-    (folder / WANDB_ID).unlink(missing_ok=True)
-    shutil.rmtree(folder / WANDB, ignore_errors=True)
+        yield track
 
 
 @contextlib.contextmanager
-def _tensorboard(folder: Path, past: Sequence[Evaluation]) -> Iterator[Taker]:
-    """Event files for TensorBoard, which hides what a resumed run writes a second time."""
+def _tensorboard(folder: RunFolder, past: Sequence[Line]) -> Iterator[Track]:
     # Imported now: protobuf takes its time.
     from tensorboardX import SummaryWriter
 
-    with contextlib.ExitStack() as stack:
-        writer: Any = None
+    place = folder.path / TENSORBOARD
+    is_new, first = not place.exists(), past[-1]["round"] + 1 if past else 1
+    try:
+        # TensorBoard hides what a resumed run writes a second time.
+        writer = SummaryWriter(str(place), purge_step=first, filename_suffix=f".{first}")
+    except OSError as error:
+        raise InvalidInput(f"cannot write {place}: {error.strerror or error}") from None
 
-        def write(evaluation: Evaluation) -> None:
-            for name, number in scalars(evaluation).items():
-                writer.add_scalar(name, number, evaluation.round)
-            record = evaluation.record()
-            for protocol in evaluation.protocols:
-                clients = np.asarray(record[f"{protocol}_per_client"], np.float64)
-                if np.isfinite(clients).any():
-                    writer.add_histogram(f"{protocol}/per_client", clients[~np.isnan(clients)], evaluation.round, _BINS)
+    def track(line: Line) -> None:
+        for name, number in scalars(line).items():
+            writer.add_scalar(name, number, line["round"])
+        for protocol in measured(line):
+            clients = np.array(line.get(f"{protocol}_per_client", []), np.float64)
+            if np.isfinite(clients).any():
+                bins: Any = np.linspace(0, 100, 41)
+                writer.add_histogram(f"{protocol}/per_client", clients[~np.isnan(clients)], line["round"], bins)
+        writer.flush()
 
-        def take(evaluation: Evaluation) -> None:
-            nonlocal writer
-            # Created only with the first evaluation: a run without a result leaves no file.
-            if writer is None:
-                is_new = not any(folder.glob(_EVENTS))
-                try:
-                    writer = stack.enter_context(
-                        SummaryWriter(str(folder), purge_step=evaluation.round, filename_suffix=f".{evaluation.round}")
-                    )
-                except OSError as error:
-                    raise InvalidInput(f"cannot write {folder}: {error.strerror or error}") from None
-                for earlier in past if is_new else ():
-                    write(earlier)
-            write(evaluation)
-            writer.flush()
-
-        yield take
+    with writer:
+        for line in past if is_new else ():
+            track(line)
+        yield track
 
 
 @contextlib.contextmanager
-def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Evaluation]) -> Iterator[Taker]:
-    """Run at W&B, configured by W&B's environment variables (WANDB_MODE, WANDB_PROJECT, WANDB_NAME ...).
-
-    Steps are rounds. A resumed run keeps its id at W&B, which ignores steps that it already has.
-    """
+def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Line]) -> Iterator[Track]:
+    """Run at W&B, configured by its environment variables; its steps are rounds, and it ignores those that it has."""
     # Not among the requirements.
     wandb: Any = importlib.import_module("wandb")
     place = folder.path / WANDB_ID
@@ -162,18 +125,13 @@ def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Eval
         reason = str(error).rstrip(".")
         raise InvalidInput(f"W&B: {reason}; set WANDB_MODE=offline to go without its server") from None
 
-    def take(evaluation: Evaluation) -> None:
-        if not place.exists():
-            folder.write(WANDB_ID, {"id": handle.id})
-        handle.log(scalars(evaluation), step=evaluation.round)
+    def track(line: Line) -> None:
+        handle.log(scalars(line), step=line["round"])
 
-    try:
-        # Leaving it tells W&B whether the run has failed.
-        with handle:
-            for evaluation in past if known is None else ():
-                take(evaluation)
-            yield take
-    finally:
-        if not place.exists():
-            # Without a result, the folder stays as it was.
-            clear(folder.path)
+    # Leaving it tells W&B whether the run has failed.
+    with handle:
+        if known is None:
+            folder.write(WANDB_ID, {"id": handle.id})
+            for line in past:
+                track(line)
+        yield track

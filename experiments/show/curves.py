@@ -1,6 +1,7 @@
 """Curves of the scores of runs: as panels of a report, and as a picture."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from experiments.cli.measures import ALWAYS, PROTOCOLS, Protocol
 from experiments.folder import load
-from experiments.folder.run_folder import VALIDATION, or_lowest
+from experiments.folder.run_folder import VALIDATION
 from experiments.folder.stored_runs import Group, group, read
 from experiments.show.pictures import ROUND, Lines, Picture, Series, over_seeds, save
 
@@ -57,7 +58,8 @@ def goodness(one: Group, protocol: Protocol, on: str) -> float:
     values = one.validation(number, protocol) if on == VALIDATION else one.values(number, protocol, "mean")
     if not values or len(values) < len(one.counted):
         return -np.inf
-    return or_lowest(float(np.mean(values)) * (1 if load.higher_is_better(one.runs[0].config) else -1))
+    mean = float(np.mean(values))
+    return -math.inf if math.isnan(mean) else mean * (1 if load.higher_is_better(one.runs[0].config) else -1)
 
 
 def shown(groups: Sequence[Group]) -> list[Group]:

@@ -1,15 +1,14 @@
 """Table of a run's results for the terminal."""
 
-import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
 
 from experiments.cli.measures import Protocol
-from experiments.folder.run_folder import Evaluation, best
-from pfl_jax.primitives.metrics import Summary
+from experiments.folder.load import measured
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best
 from pfl_jax.tasks import Score, Task
 
 _SHORT = {"macro_f1": "F1", "auc": "AUC"}
@@ -17,7 +16,8 @@ _SHORT = {"macro_f1": "F1", "auc": "AUC"}
 
 
 def results_table(
-    evaluations: Sequence[Evaluation],
+    lines: Sequence[Line],
+    task: Task,
     title: str,
     headline: Protocol,
     paper: str | None = None,
@@ -30,7 +30,8 @@ def results_table(
     the best mean over examples, it has a line of its own.
 
     Args:
-      evaluations: all of the run, at least one.
+      lines: all evaluations of the run, at least one.
+      task: says what the scores are.
       title: which method on which data.
       headline: the protocol that comes first.
       paper: the published accuracy for exactly this setting.
@@ -39,12 +40,12 @@ def results_table(
     Returns:
       A table for rich.
     """
-    task = evaluations[-1].task
-    primary, *others = task.scores
+    last, (primary, *others) = lines[-1], task.scores
+    is_high = primary.higher_is_better
     percents = ", ".join(one.name for one in task.scores if one.percent)
     caption = f"mean {primary.name} over clients; pooled: over all their test examples"
     caption += f"; in percent: {percents}" if percents else ""
-    validated = evaluations[-1].validation_counts is not None
+    validated = VALIDATION in last
     if validated:
         caption += f"; val.: {primary.name} on validation examples, by which the best round is chosen"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -54,36 +55,31 @@ def results_table(
     names += ["val."] * validated + ["paper"] * (paper is not None)
     for name in names:
         table.add_column(name, justify="right")
-    for protocol in sorted(evaluations[-1].protocols, key=lambda name: name != headline):
-        shown = {"last": evaluations[-1], "best": best(evaluations, protocol)}
-        if (pooled := best(evaluations, protocol, "examples")) is not shown["best"]:
+    for protocol in sorted(measured(last), key=lambda name: name != headline):
+        shown = {"last": last, "best": best(lines, protocol, higher_is_better=is_high)}
+        if (pooled := best(lines, protocol, "examples", higher_is_better=is_high)) is not shown["best"]:
             shown["best pooled"] = pooled
-        *_, last_line = shown
-        for word, evaluation in shown.items():
-            figures = _figures(evaluation.summary(protocol), task)
-            if validation := evaluation.validation(protocol):
-                figures.append(_figure(validation.mean, _digits(primary)))
+        *_, last_word = shown
+        for word, line in shown.items():
+            figures = _figures(line[protocol], task)
+            if validated:
+                figures.append(_figure(line[VALIDATION][protocol]["mean"], _digits(primary)))
             if paper is not None:
-                figures.append(paper if word == ("last" if paper_is == "last" else last_line) else "—")
-            table.add_row(protocol, f"{word} ({evaluation.round})", *figures, end_section=word == last_line)
-    for protocol in evaluations[-1].protocols:
-        for side, summary in evaluations[-1].sides(protocol).items():
+                figures.append(paper if word == ("last" if paper_is == "last" else last_word) else "—")
+            table.add_row(protocol, f"{word} ({line['round']})", *figures, end_section=word == last_word)
+    for side, name in ((HONEST, HONEST), (ATTACKERS, ATTACKERS), ("new_clients", "new clients")):
+        for protocol, summary in last.get(side, {}).items():
             figures = _figures(summary, task)
-            table.add_row(protocol, side, *figures, *["—"] * (len(names) - len(figures)))
-    newcomers = evaluations[-1].newcomers
-    for protocol, summary in newcomers.summaries(task).items() if newcomers else ():
-        figures = _figures(summary, task)
-        table.add_row(protocol, "new clients", *figures, *["—"] * (len(names) - len(figures)))
+            table.add_row(protocol, name, *figures, *["—"] * (len(names) - len(figures)))
     return table
 
 
-def _figures(summary: Summary, task: Task) -> list[str]:
-    of_primary = (summary.mean, summary.pooled, summary.std, summary.worst_decile)
+def _figures(summary: dict[str, Any], task: Task) -> list[str]:
     primary, *others = task.scores
     return [
-        *(_figure(value, _digits(primary)) for value in of_primary),
-        _figure(summary.jain, 3),
-        *(_figure(summary.others[one.name], _digits(one)) for one in others),
+        *(_figure(summary[name], _digits(primary)) for name in ("mean", "pooled", "std", "worst_decile")),
+        _figure(summary["jain"], 3),
+        *(_figure(summary[one.name], _digits(one)) for one in others),
     ]
 
 
@@ -91,5 +87,5 @@ def _digits(score: Score) -> int:
     return 2 if score.percent else 3
 
 
-def _figure(value: float, digits: int = 2) -> str:
-    return "—" if math.isnan(value) else f"{value:.{digits}f}"
+def _figure(value: float | None, digits: int = 2) -> str:
+    return "—" if value is None else f"{value:.{digits}f}"

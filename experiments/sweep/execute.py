@@ -17,21 +17,18 @@ import numpy as np
 from rich.console import Console
 
 from experiments.cli.request import Request
-from experiments.folder.intact import cut_log, digest
 from experiments.folder.load import read_json
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, strict_json
+from experiments.folder.run_folder import CONFIG, SUMMARY, RunFolder, lock_run, strict_json
 from experiments.host.console import print_line, print_notice
 from experiments.host.jax_config import devices, prepare, repair_cache
-from experiments.host.locks import lock_run
 from experiments.host.processes import Processes
-from experiments.host.signals import Stop, leaving, stoppable, writing
-from experiments.run import build
+from experiments.host.signals import Stop, stoppable
+from experiments.run import build, outcome
 from experiments.run.batch import Job
 from experiments.run.build import Experiment
 from experiments.run.cached_runs import remove_unfinished
-from experiments.run.history import History, check_identity
 from experiments.run.memory import advice, free_bytes, is_kept, is_shortage
-from experiments.run.records import configuration, headline, identity
+from experiments.run.records import check_identity, configuration, headline
 from experiments.run.resume import check_data, record_code
 from experiments.run.rounds import Round, Run, run_rounds
 from experiments.run.trackers import open_trackers
@@ -114,7 +111,7 @@ def _group(jobs: Sequence[Job], request: Request, dataset: Dataset, root: Path) 
     runs = []
     for index, (one, job) in enumerate(zip(requests, jobs, strict=True)):
         experiment = build.assemble(one, dataset, federated.select_run(data, index))
-        runs.append(Run(experiment, RunFolder.reopen(job.folder), History()))
+        runs.append(Run(experiment, RunFolder.reopen(job.folder)))
     names = json.dumps(_names([job.folder for job in jobs], root)).encode()
     place = root / hashlib.sha256(names).hexdigest()[:16]
     return Group(runs, data, Checkpoints(place, keep=request.options.keep_checkpoints))
@@ -182,15 +179,14 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
     began, runs, claimed = time.perf_counter(), group.runs, []
     notify = functools.partial(print_notice, console)
 
-    def discard(said: str = "") -> str:
-        """Remove what is no result, unless the runs can be resumed."""
-        if not group.checkpoints.rounds():
-            for folder in claimed:
-                folder.discard()
-        return said
+    def discard() -> str:
+        """Remove what is no result, unless the runs can be resumed; what remains, in words."""
+        goes_on = bool(group.checkpoints.rounds())
+        for folder in claimed if not goes_on else ():
+            folder.discard()
+        return "interrupted: the same command goes on"
 
-    with contextlib.ExitStack() as held:
-        held.enter_context(leaving(discard))
+    with contextlib.ExitStack() as held, stoppable(console, discard) as stop:
         try:
             resumes, states = bool(group.checkpoints.rounds()), None
             for one in runs:
@@ -198,26 +194,25 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
                     remove_unfinished(one.folder.path)
                     one.folder = RunFolder.claim(one.folder.path, "")
                 # Before a file is changed: one of the runs may be at work alone.
-                held.enter_context(lock_run(one.folder.path / METRICS))
+                held.enter_context(lock_run(one.folder.path))
                 claimed.append(one.folder)
                 if not resumes:
                     one.folder.write(CONFIG, configuration(one.experiment) | {"runs_together": len(runs)})
             if resumes:
                 states = _restore(group, notify)
-                print_line(console, f"{len(runs)} runs go on after round {runs[0].history.round}")
+                print_line(console, f"{len(runs)} runs go on after round {runs[0].counts.round}")
             words = f"{len(runs)} runs together, the first: " if len(runs) > 1 else ""
             print_line(console, f"{words}{headline(group.first)}")
             for budget in group.first.privacy:
                 print_line(console, f"{words}{budget}")
-            with repair_cache(notify), stoppable(console) as stop:
+            with repair_cache(notify):
                 last = _tracked_rounds(group, states, used, console, began, stop)
-                with writing():
-                    for index, one in enumerate(runs):
-                        _finish(one, last, index, notify)
+                for index, one in enumerate(runs):
+                    _finish(one, last, index, notify)
         except BaseException as error:
             discard()
             if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-                raise InvalidInput(advice(error, group.first)) from None
+                raise InvalidInput(advice(group.first)) from None
             raise
     # Last: until here all of them could be resumed.
     group.checkpoints.clear()
@@ -231,8 +226,7 @@ def _tracked_rounds(
     """Run the remaining rounds with the runs' trackers; see `rounds.run_rounds`."""
     with contextlib.ExitStack() as stack:
         for one in group.runs:
-            trackers = open_trackers(one.folder, one.experiment.request.options, {}, one.history.evaluations)
-            one.track = stack.enter_context(trackers)
+            one.track = stack.enter_context(open_trackers(one.folder, one.experiment.request.options, {}))
         return run_rounds(
             *(group.runs, _rounds(group, states, used, console), states, console),
             began=began,
@@ -246,9 +240,10 @@ def _finish(one: Run, states: State | None, index: int, notify: Callable[[str], 
     """Write a run's final state where that is asked for, its summary, and its curves."""
     options = one.experiment.request.options
     if states is not None and not one.is_finished and is_kept(one.experiment, notify):
-        checkpoints, log = Checkpoints(one.folder.path / FOLDER, options.keep_checkpoints), one.folder.path / METRICS
-        one.history.save(checkpoints, gather(states, index), log, identity(one.experiment))
-    one.write_summary()
+        checkpoints = Checkpoints(one.folder.path / FOLDER, options.keep_checkpoints)
+        checkpoints.save(gather(states, index), {}, one.record())
+    if not one.is_finished:
+        one.folder.finish(outcome.summary(one))
     if options.plot:
         from experiments.show.curves import save_curves
 
@@ -293,16 +288,10 @@ def _save(group: Group, states: State) -> None:
     """Write a checkpoint of all runs after a round."""
     # Without the rows that pad the devices' shares.
     own = jax.tree.map(lambda leaf: leaf[: len(group.runs)], states)
-    arrays = {f"{index}-{name}": a for index, one in enumerate(group.runs) for name, a in one.history.arrays().items()}
     names = _names([one.folder.path for one in group.runs], group.checkpoints.folder.parent)
     make_folder(group.checkpoints.folder)
     write_text(group.checkpoints.folder / RUNS, strict_json({"runs": names}))
-    record = {
-        "metrics_bytes": [one.log_bytes for one in group.runs],
-        "metrics_digests": [digest((one.folder.path / METRICS).read_bytes()) for one in group.runs],
-        "identities": [identity(one.experiment) for one in group.runs],
-    }
-    group.checkpoints.save(own, arrays, record)
+    group.checkpoints.save(own, {}, {"runs": [one.record() for one in group.runs]})
 
 
 def _restore(group: Group, notify: Callable[[str], None]) -> State:
@@ -313,26 +302,21 @@ def _restore(group: Group, notify: Callable[[str], None]) -> State:
     like = jax.eval_shape(jax.vmap(lambda key: one.init(data, key)), keys)
 
     def check(record: dict[str, Any]) -> None:
-        for index, (stored, of) in enumerate(zip(record["identities"], group.runs, strict=True)):
+        for index, (stored, of) in enumerate(zip(record["runs"], group.runs, strict=True)):
             # One note for all runs.
             say = notify if index == 0 else lambda _: None
-            check_identity(stored, identity(of.experiment), group.checkpoints.folder, say)
+            check_identity(stored["identity"], of.experiment, group.checkpoints.folder, say)
 
     found = group.checkpoints.newest(like, check)
     if found is None:
         raise InvalidInput(f"there is no checkpoint in {group.checkpoints.folder}: remove this folder")
-    known = list(zip(group.runs, found.record["metrics_bytes"], found.record["metrics_digests"], strict=True))
-    for of, size, expected in known:
-        of.is_finished = (of.folder.path / SUMMARY).exists()
-        check_data(of.folder.path, of.experiment.dataset.description)
-        if not of.is_finished:
-            cut_log(of.folder.path / METRICS, size, expected, cut=False)
-    for index, (of, size, expected) in enumerate(known):
-        of.folder.tidy()
-        if not of.is_finished:
-            cut_log(of.folder.path / METRICS, size, expected)
-            record_code(of.folder)
-        mark = f"{index}-"
-        own = {name.removeprefix(mark): a for name, a in found.arrays.items() if name.startswith(mark)}
-        of.history = History.from_arrays(own, of.experiment.counts)
+    # Looks at all of them before it changes one.
+    for cut in (False, True):
+        for of, stored in zip(group.runs, found.record["runs"], strict=True):
+            of.is_finished = (of.folder.path / SUMMARY).exists()
+            check_data(of.folder.path, of.experiment.dataset.description)
+            of.restore(stored, cut=cut and not of.is_finished)
+            if cut and not of.is_finished:
+                of.folder.tidy()
+                record_code(of.folder)
     return found.state

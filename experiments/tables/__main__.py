@@ -85,10 +85,7 @@ class Tables(MeasuredBatch):
         for row in shown.values():
             request = row.cell(words=self.all_words).request()
             if request.procedure:
-                # Imported now: it needs JAX.
-                from experiments.run import in_place
-
-                in_place.checked(request)
+                settings.check_in_place(request)
 
     def default_folder(self) -> Path:
         # The default is the same table, said or not.

@@ -9,21 +9,20 @@ import shutil
 import numpy as np
 import pytest
 from bad_input import RUN, experiment_of
-from damage import DAMAGES, FUZZ, limit, mutations
-from hypothesis import given
-from hypothesis import strategies as st
+from damage import DAMAGES, limit
 from rich.console import Console
 from scores import scores_of
 
 from experiments import export
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
-from experiments.folder import intact, stored_runs
+from experiments.folder import stored_runs
+from experiments.folder.run_folder import RunFolder
 from experiments.report.__main__ import main as report
-from experiments.run import build, cached_runs, history, records, resume
+from experiments.run import build, cached_runs, records, resume
 from experiments.run.build import Experiment
 from experiments.run.command import main
-from experiments.sweep.__main__ import main as sweep
+from experiments.run.rounds import Run
 from pfl_jax import simulate
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import Traffic
@@ -146,19 +145,18 @@ def asked():
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
-def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, folders, damaged, name, damage):
+def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, built, folders, damaged, name, damage):
+    like = built[1]
+
     def goes_on(folder):
         options = dataclasses.replace(asked.options, resume=str(folder))
         resumed = resume.resumed(dataclasses.replace(asked, options=options))
-        newest = Checkpoints(folder / "checkpoints").rounds()[-1]
-        log = folder / "metrics.jsonl"
-        size, expected = sizes[newest]
-        intact.cut_log(log, size, expected)
-        return dataclasses.replace(resumed.options, resume=None, out=None), resumed.hyper_parameters, log.read_bytes()
+        Run(None, RunFolder.reopen(folder)).restore(record)
+        log = (folder / "metrics.jsonl").read_bytes()
+        return dataclasses.replace(resumed.options, resume=None, out=None), resumed.hyper_parameters, log
 
-    content = (folders[1] / "metrics.jsonl").read_bytes()
-    size = len(b"".join(content.splitlines(keepends=True)[:2]))
-    sizes = {2: (size, intact.digest(content[:size]))}
+    record = Checkpoints(folders[1] / "checkpoints").newest(like).record
+    content = b"".join((folders[1] / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:2])
     folder = damaged(1, name, damage)
     found = verdict(lambda: goes_on(folder))
     if isinstance(found, str):
@@ -168,7 +166,7 @@ def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, folders, damag
         # What a flipped byte has made of it is another run's options, which its checkpoints refuse.
         assert damage == "a byte is another"
     else:
-        assert found[2] == content[:size]
+        assert found[2] == content
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -180,7 +178,7 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
         return Checkpoints(folder / "checkpoints").newest(like, lambda record: check(record["identity"]))
 
     def check(stored):
-        history.check_identity(stored, own, folder, lambda text: None)
+        records.check_identity(stored, own, folder, lambda text: None)
 
     # What follows the end of an archive changes none of its arrays.
     harmless = damage == "longer"
@@ -191,47 +189,9 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
 
 @pytest.fixture(scope="module")
 def experiment(built, quick):
-    """A state of the run, and its identity."""
+    """A state of the run, and its experiment."""
     request = resume.request_of(json.loads((quick[0] / "config.json").read_text()), quick[0])
-    return built[1], records.identity(dataclasses.replace(built[0], request=request))
-
-
-@pytest.mark.slow
-@FUZZ
-@given(choice=st.data())
-def test_any_content_of_a_finished_run_is_read_as_it_was_or_not_at_all(quick, tmp_path_factory, choice):
-    name = choice.draw(st.sampled_from(["config.json", "metrics.jsonl", "summary.json"]))
-    content = choice.draw(mutations((quick[0] / name).read_bytes()))
-    folder = tmp_path_factory.mktemp("run") / "run"
-    shutil.copytree(quick[0], folder, ignore=lambda *_: ["checkpoints"])
-    (folder / name).write_bytes(content)
-
-    want = numbers(stored_runs.read(quick[0])) if name != "summary.json" else None
-    told = verdict(lambda: numbers(stored_runs.read(folder)))
-    if name == "summary.json" and str(folder) not in told:
-        whole, read = (json.loads((path / name).read_text()) for path in (quick[0], folder))
-        # An entry of another name is none that anything is read from.
-        assert {entry: value for entry, value in read.items() if entry in whole} | whole == whole
-    elif told != want:
-        assert str(folder) in told
-
-
-@pytest.mark.slow
-@FUZZ
-@given(choice=st.data())
-def test_any_content_of_a_checkpoint_is_read_as_it_was_or_not_at_all(quick, experiment, tmp_path_factory, choice):
-    (like, _), path = experiment, quick[1] / "checkpoints/0-of-1/2.npz"
-    content = choice.draw(mutations(path.read_bytes()))
-    folder = tmp_path_factory.mktemp("run") / "run"
-    shutil.copytree(quick[1], folder)
-    (folder / path.relative_to(quick[1])).write_bytes(content)
-    want = Checkpoints(quick[1] / "checkpoints").newest(like)
-    found = verdict(lambda: Checkpoints(folder / "checkpoints").newest(like))
-    if int(found.state.round) == 2:
-        assert found.record == want.record
-        for name, array in want.arrays.items():
-            np.testing.assert_array_equal(found.arrays[name], array)
-    assert int(found.state.round) in (1, 2)
+    return built[1], dataclasses.replace(built[0], request=request)
 
 
 # Whole commands
@@ -286,24 +246,3 @@ def test_commands_on_a_finished_run_end_in_one_line_or_as_ever(folders, tmp_path
         assert got in (None, want), damage
         if name != "summary.json" and codes[0] == 0:
             assert numbers(stored_runs.read(here / "run")) == numbers(stored_runs.read(folders[0])), damage
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["a byte is another", "cut off", "gone"])
-def test_a_sweep_with_a_damaged_run_ends_in_one_line_or_as_ever(tmp_path_factory, capsys, damage):
-    root = tmp_path_factory.mktemp("sweep")
-    words = ["--dataset", "digits", *SHORT, "--seeds", "2", "--out", str(root / "sweep")]
-    assert sweep(words) == 0
-    want = {path.parent.name: scores(path.parent) for path in root.rglob("metrics.jsonl")}
-    for name in ("config.json", "metrics.jsonl", "summary.json"):
-        capsys.readouterr()
-        DAMAGES[damage](sorted(root.rglob(name))[0])
-        with limit(120):
-            code = sweep(words)
-        told = capsys.readouterr().err
-        if code == 0:
-            assert {path.parent.name: scores(path.parent) for path in root.rglob("metrics.jsonl")} == want
-        else:
-            assert (code, told.count("\n")) == (2, 1)
-        shutil.rmtree(root / "sweep")
-        assert sweep(words) == 0

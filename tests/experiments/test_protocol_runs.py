@@ -2,21 +2,17 @@
 
 import io
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from interrupts import ask_to_stop
 from rich.console import Console
-from scores import scores_of
 
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
-from experiments.folder.run_folder import Counts
 from experiments.run import run
 from experiments.run.cached_runs import run_cell
 from experiments.run.command import main
-from experiments.run.history import History
 from experiments.sweep import __main__ as sweep
 
 pytestmark = pytest.mark.without_f1_auc
@@ -110,27 +106,3 @@ def test_pooled_accuracies_count_examples(tmp_path):
         assert line[protocol]["pooled"] == pytest.approx(100 * np.round(right).sum() / counts.sum(), abs=1e-3)
         assert line[protocol]["mean"] == pytest.approx(accuracies.mean(), abs=1e-3)
         assert line["new_clients"][protocol]["pooled"] != line["new_clients"][protocol]["mean"]
-
-
-def scores(seed, clients, *, validation=False):
-    found = scores_of(*np.random.default_rng(seed).random((4, clients)).astype(np.float32))
-    return replace(found, validation=scores(seed + 10, clients)) if validation else found
-
-
-@pytest.mark.parametrize("middle", [False, True])
-@pytest.mark.parametrize("held_out", [False, True])
-@pytest.mark.parametrize("validation", [False, True])
-def test_evaluations_come_back_from_a_checkpoint(middle, held_out, validation):
-    others, apart = (np.array([5, 4]) if held_out else None), (np.array([2, 0, 7]) if validation else None)
-    counts = Counts(np.array([3, 1, 2]), apart, others)
-    history = History(wasted=[0.0, 0.0], visits=8.0, seconds=2.0)
-    newcomers = (scores(1, 2), scores(2, 2)) if held_out else None
-    received, trained, before = (scores(seed, 3, validation=validation) for seed in (4, 5, 3))
-    more = {"newcomers": newcomers, "before_aggregation": before if middle else None}
-    history.evaluate(2, received, trained, counts, **more)
-    found = History.from_arrays(history.arrays(), counts)
-    assert ("validation" in history.evaluations[0].record()) == validation
-    (one,), (other,) = history.evaluations, found.evaluations
-    assert one.protocols == other.protocols
-    assert json.dumps(one.record()) == json.dumps(other.record())
-    assert History.from_arrays(History().arrays(), counts).evaluations == []

@@ -8,19 +8,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rich.console import Console
-from test_run_folder import evaluation, scores
+from test_run_folder import line, scores
 
 from experiments.cli.request import parse
-from experiments.folder.run_folder import METRICS, SUMMARY, Counts, RunFolder
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run import build
-from experiments.run.history import History
-from experiments.run.records import summary, unused_shares
-from experiments.run.rounds import Round, Run, run_rounds
-from pfl_jax.engine.chunking import Unused
-from pfl_jax.engine.communication import Traffic
+from experiments.run.outcome import summary
+from experiments.run.records import unused_shares
+from experiments.run.rounds import Counts, Round, Run, run_rounds
 from pfl_jax.engine.simulate import RoundResult
+from pfl_jax.errors import InvalidInput
 
 QUIET = Console(quiet=True)
 BUDGET = SimpleNamespace(unit="example", epsilon=float, record=lambda rounds: {"after": rounds})
@@ -37,11 +36,10 @@ def experiment():
     return dataclasses.replace(made, data=data, privacy=(BUDGET,))
 
 
-def test_a_history_comes_back_whole():
-    history = History(visits=1.0, seconds=2.0, elapsed=3.0, diverged=4)
-    history.send(Traffic(up=10, down=7), np.array([True, False, True]))
-    assert (history.bytes_up, history.bytes_down) == (20, 21)
-    assert History.from_arrays(history.arrays(), Counts(np.array([3]))) == history
+def run_of(experiment, folder, counts=None):
+    """A run of two clients with 30 and 10 test examples."""
+    data = experiment.data._replace(test_count=np.array([30, 10]))
+    return Run(dataclasses.replace(experiment, data=data), folder, counts or Counts(), track=lambda _: None)
 
 
 def test_wasted_steps_are_those_of_the_cohort(experiment):
@@ -56,30 +54,45 @@ def test_rounds_are_counted(experiment, tmp_path):
         result = RoundResult(number, None, {}, cohort, cohort == 1, cohort >= 0, some, some, None, examples, seconds)
         return Round([result], None, seconds)
 
-    experiment = dataclasses.replace(experiment, data=experiment.data._replace(test_count=np.array([30, 10])))
-    run = Run(experiment, RunFolder.claim(tmp_path / "run", ""), History(elapsed=100.0), track=lambda _: None)
+    run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), Counts(elapsed=100.0))
+    run.folder.write(CONFIG, {})
     rounds = [round_of(1, 100, 2.0), round_of(2, 140, 3.0)]
-    everything = {"stop": Stop(QUIET), "save": lambda _: None, "processes": Processes()}
+    everything = {"stop": Stop(), "save": lambda _: None, "processes": Processes()}
     run_rounds([run], rounds, None, QUIET, began=time.perf_counter(), **everything)
     lines = [json.loads(line) for line in (run.folder.path / METRICS).read_text().splitlines()]
     # Three epochs of 100 examples in 2 seconds, and of 140 in 3.
     assert [line["examples_per_second"] for line in lines] == [150, 140]
     assert [line["epsilon"] for line in lines] == [{"example": 1}, {"example": 2}]
-    assert 100 < lines[0]["seconds"] < lines[1]["seconds"] < 160
-    assert run.history.wasted == pytest.approx([1 / 3] * 2)
-    run.history.idle = [0.5, 0.7]
-    run.write_summary()
+    assert 100 <= lines[0]["seconds"] <= lines[1]["seconds"] < 160
+    assert run.counts.wasted == pytest.approx(2 / 3)
+    # Of two clients one message arrived.
+    sent = run.experiment.traffic
+    assert (lines[1]["bytes_up"], lines[1]["bytes_down"]) == (2 * sent.up, 4 * sent.down)
+    run.counts.idle = 1.2
+    run.folder.finish(summary(run))
     written = json.loads((run.folder.path / SUMMARY).read_text())
     assert (written["wasted_step_share"], written["idle_device_share"]) == (0.3333, 0.6)
+    # As a checkpoint has it.
+    again, record = run_of(experiment, run.folder), json.loads(json.dumps(run.record()))
+    again.restore(record)
+    assert (again.counts, again.lines) == (run.counts, run.lines)
+    with (run.folder.path / METRICS).open("a") as file:
+        file.write('{"round": 3, "rec')
+    again.restore(record)
+    assert len((run.folder.path / METRICS).read_text().splitlines()) == 2
+    (run.folder.path / METRICS).write_text("")
+    with pytest.raises(InvalidInput, match="is not as it was at the last checkpoint"):
+        again.restore(record)
 
 
-def test_a_summary_is_of_the_last_and_of_the_best_rounds(experiment):
-    evaluations = [
-        evaluation(1, [0.7, 0.7], [0.4, 0.9]),
-        evaluation(2, [0.1, 0.2], [0.6, 0.5]),
-        evaluation(3, [0.8, 0.8], [0.2, 0.3]),
+def test_a_summary_is_of_the_last_and_of_the_best_rounds(experiment, tmp_path):
+    run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), Counts(3, 0.3, 0.6))
+    run.lines = [
+        line(1, [0.7, 0.7], [0.4, 0.9], speed=1.0),
+        line(2, [0.1, 0.2], [0.6, 0.5], speed=3.0),
+        line(3, [0.8, 0.8], [0.2, 0.3], speed=1.5),
     ]
-    found = summary(experiment, evaluations, Unused(0.1, 0.2), [1.0, 3.0])
+    found = summary(run)
     assert (found["rounds"], found["rounds_done"], found["trained_accuracy"]) == (5, 3, 25.0)
     assert found["best"] == {"round": 1, "received_accuracy": 70.0, "trained_accuracy": 65.0}
     # 30 examples of the first client, 10 of the second.
@@ -88,3 +101,8 @@ def test_a_summary_is_of_the_last_and_of_the_best_rounds(experiment):
     assert found["privacy"] == [{"after": 3}]
     assert found["examples_per_second"] == 1.5
     assert (found["wasted_step_share"], found["idle_device_share"]) == (0.1, 0.2)
+    # A process's first round compiles.
+    run.counts.starts = [0]
+    assert run.steady_speeds == [3.0, 1.5]
+    run.counts.starts = [0, 1, 2]
+    assert run.steady_speeds == [1.0, 3.0, 1.5]

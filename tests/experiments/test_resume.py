@@ -12,18 +12,15 @@ import pytest
 from interrupts import ask_to_stop
 from rich.console import Console
 from run_folders import write_run
-from scores import scores_of
 from test_command_line import SMALL, process
 
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.export import load_run
-from experiments.folder.run_folder import Counts, Evaluation
-from experiments.host.locks import lock_run
+from experiments.folder.run_folder import lock_run
 from experiments.run import run
 from experiments.run.cached_runs import inspect, run_cell
 from experiments.run.command import main
-from experiments.run.history import History
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -190,7 +187,7 @@ def longer(tmp_path_factory):
     words[words.index("--eval-every") + 1] = "1"
     # Without --checkpoint-every: the state at the end is what rounds are added to.
     del words[words.index("--checkpoint-every") : words.index("--checkpoint-every") + 2]
-    words += ["--schedule", "lr=exponential:0.9", "--keep-state", "always"]
+    words += ["--schedule", "lr=exponential:0.9", "--keep-state", "always", "--local-steps", "3"]
     assert main("digits", [*words, "--out", str(folder / "whole")]) == 0
     words[words.index("--rounds") + 1] = "3"
     assert main("digits", [*words, "--out", str(folder / "added")]) == 0
@@ -245,20 +242,6 @@ def test_what_is_trained_again_is_said(tmp_path, capsys):
     assert "trained again" not in capsys.readouterr().out
 
 
-def test_the_speed_of_a_run_leaves_out_the_first_rounds_of_its_processes():
-    def evaluated(number, speed):
-        scores = scores_of(np.zeros(2))
-        return Evaluation(number, scores, scores, np.ones(2), 0.0, speed)
-
-    history = History([evaluated(number, speed) for number, speed in ((2, 5.0), (4, 100.0), (5, 7.0), (6, 90.0))])
-    history.starts = [0, 4]
-    assert history.steady_speeds == [100.0, 90.0]
-    history.starts = [0, 2, 4, 5]
-    assert history.steady_speeds == [5.0, 100.0, 7.0, 90.0]
-    counts = Counts(np.ones(2))
-    assert History.from_arrays(history.arrays(), counts).starts == [0, 2, 4, 5]
-
-
 @pytest.mark.parametrize(
     ("words", "rounds", "finished", "message"),
     [
@@ -292,6 +275,6 @@ def test_a_checkpoint_of_a_run_with_a_fixed_number_of_rounds_is_refused(longer, 
 
 
 def test_two_processes_never_share_a_run(begun, capsys):
-    with lock_run(begun / "metrics.jsonl"):
+    with lock_run(begun):
         assert main("digits", ["--resume", str(begun)]) == 2
     assert "another process is at work" in capsys.readouterr().err

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from scores import scores_of
+from scores import line_of, scores_of
 
 from experiments.cli.effects import notes, relevant_options
 from experiments.cli.request import parse
 from experiments.folder.load import read_metrics
-from experiments.folder.run_folder import Evaluation
+from experiments.folder.run_folder import Counts
 from experiments.run.cached_runs import difference
 from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
@@ -44,17 +44,17 @@ ROBUST = [
 
 
 def evaluation(attackers):
-    scores = scores_of(*(np.array([0.1, 0.9, 0.5, np.nan]) for _ in range(4)))
-    return Evaluation(1, scores, scores, np.array([10, 20, 30, 40]), 1.0, 1.0, attackers=attackers)
+    scores = scores_of(np.array([0.1, 0.9, 0.5, np.nan]))
+    return line_of(1, scores, scores, counts=Counts(np.array([10, 20, 30, 40]), attackers=attackers))
 
 
 def test_honest_clients_and_attackers_by_themselves():
-    line = evaluation(np.array([True, False, False, True])).record()
+    line = evaluation(np.array([True, False, False, True]))
     assert line["honest"]["received"]["mean"] == 70
     assert line["honest"]["trained"]["pooled"] == 66
     assert line["attackers"]["received"]["mean"] == 10
     assert line["received"]["mean"] == 50
-    assert not {"honest", "attackers"} & evaluation(None).record().keys()
+    assert not {"honest", "attackers"} & evaluation(None).keys()
 
 
 @pytest.mark.slow

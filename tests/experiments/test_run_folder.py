@@ -9,16 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
-from scores import scores_of
+from scores import line_of, scores_of
 
-from experiments.cli.measures import ALWAYS
+from experiments.cli.measures import PROTOCOLS
 from experiments.folder.run_folder import (
     CONFIG,
     METRICS,
-    PROTOCOLS,
     SUMMARY,
-    Evaluation,
-    Newcomers,
+    Counts,
     RunFolder,
     best,
     shown,
@@ -38,40 +36,37 @@ def scores(accuracy):
     return scores_of(accuracy, 1 - accuracy, accuracy / 2, accuracy)
 
 
-def evaluation(number, received, trained, middle=None):
-    return Evaluation(
-        *(number, scores(received), scores(trained), COUNTS),
-        seconds=1.5 * number,
-        examples_per_second=800.0,
-        before_aggregation=None if middle is None else scores(middle),
-    )
+def line(number, received, trained, middle=None, **others):
+    """Line of the log from accuracies of two clients."""
+    middle = None if middle is None else scores(middle)
+    return line_of(number, scores(received), scores(trained), middle, **{"counts": Counts(COUNTS)} | others)
 
 
 HISTORY = [
-    evaluation(1, [0.5, 0.7], [0.9, NAN]),
-    evaluation(2, [0.8, 0.9], [0.6, 0.6]),
-    evaluation(3, [0.6, 0.8], [0.7, 0.8]),
+    line(1, [0.5, 0.7], [0.9, NAN]),
+    line(2, [0.8, 0.9], [0.6, 0.6]),
+    line(3, [0.6, 0.8], [0.7, 0.8]),
 ]
 
 
 def test_best_is_of_the_asked_protocol_and_ignores_clients_without_accuracy():
-    assert best(HISTORY, "received").round == 2
-    assert best(HISTORY, "trained").round == 1
-    untrained = evaluation(4, [0.1, 0.1], [NAN, NAN])
-    assert best([untrained, HISTORY[1]], "trained").round == 2
+    assert best(HISTORY, "received")["round"] == 2
+    assert best(HISTORY, "trained")["round"] == 1
+    untrained = line(4, [0.1, 0.1], [NAN, NAN])
+    assert best([untrained, HISTORY[1]], "trained")["round"] == 2
 
 
 def test_rounds_that_are_equal_in_the_files_are_a_tie():
     # As the report, which has only the files: the first one.
-    history = [evaluation(1, [0.5, 0.7], [0.5, 0.5]), evaluation(2, [0.5 + 1e-9, 0.7], [0.5, 0.5])]
-    assert best(history, "received").round == 1
+    history = [line(1, [0.5, 0.7], [0.5, 0.5]), line(2, [0.5 + 1e-9, 0.7], [0.5, 0.5])]
+    assert best(history, "received")["round"] == 1
 
 
 def test_the_best_round_may_be_another_over_test_examples():
-    history = [evaluation(1, [0.4, 0.9], [0.5, 0.5]), evaluation(2, [0.6, 0.5], [0.5, 0.5])]
-    assert best(history, "received").round == 1
+    history = [line(1, [0.4, 0.9], [0.5, 0.5]), line(2, [0.6, 0.5], [0.5, 0.5])]
+    assert best(history, "received")["round"] == 1
     # 30 examples of the first client, 10 of the second: 52.5 and 57.5 per cent of them.
-    assert best(history, "received", "examples").round == 2
+    assert best(history, "received", "examples")["round"] == 2
 
 
 def test_the_log_is_strict_json_with_percentages(tmp_path):
@@ -103,8 +98,6 @@ def test_the_log_is_strict_json_with_percentages(tmp_path):
     # The client without an accuracy does not count.
     assert lines[0]["trained"]["pooled"] == 90.0
     assert not any("before_aggregation" in name for name in lines[0])
-    assert lines[2]["seconds"] == 4.5
-    assert lines[2]["examples_per_second"] == 800.0
 
 
 def test_files_are_whole_and_strict(tmp_path):
@@ -193,7 +186,7 @@ def rows(table):
 
 def test_the_table_shows_each_protocol_last_and_best():
     figures = (("last (3)", "70.00", "65.00", "10.00", "60.00"), ("best (2)", "85.00", "82.50", "5.00", "80.00"))
-    table = rows(results_table(HISTORY, "title", "received", "91.83 (FedPAC, Table 1)"))
+    table = rows(results_table(HISTORY, CLASSIFICATION, "title", "received", "91.83 (FedPAC, Table 1)"))
     assert [tuple(row[1:6]) for row in table[:2]] == list(figures)
     assert table[2] == [
         *("trained", "last (3)", "75.00", "72.50", "5.00", "70.00", "0.996", "0.250", "37.50", "75.00"),
@@ -202,16 +195,18 @@ def test_the_table_shows_each_protocol_last_and_best():
     assert table[3] == [
         *("trained", "best (1)", "90.00", "90.00", "0.00", "90.00", "1.000", "0.100", "45.00", "90.00", "—"),
     ]
-    assert [row[0] for row in rows(results_table(HISTORY, "title", "trained"))] == ["trained"] * 2 + ["received"] * 2
-    assert {len(row) for row in rows(results_table(HISTORY, "title", "trained"))} == {10}
+    assert [row[0] for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))] == ["trained"] * 2 + [
+        "received"
+    ] * 2
+    assert {len(row) for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))} == {10}
 
 
 def test_the_table_has_the_third_protocol_and_the_best_round_over_test_examples():
     history = [
-        evaluation(1, [0.4, 0.9], [0.5, 0.5], [0.3, 0.7]),
-        evaluation(2, [0.6, 0.5], [0.5, 0.5], [0.2, 0.4]),
+        line(1, [0.4, 0.9], [0.5, 0.5], [0.3, 0.7]),
+        line(2, [0.6, 0.5], [0.5, 0.5], [0.2, 0.4]),
     ]
-    table = rows(results_table(history, "title", "before_aggregation", "81.67", paper_is="best pooled"))
+    table = rows(results_table(history, CLASSIFICATION, "title", "before_aggregation", "81.67", paper_is="best pooled"))
     assert [row[:4] for row in table] == [
         ["before_aggregation", "last (2)", "30.00", "25.00"],
         ["before_aggregation", "best (1)", "50.00", "40.00"],
@@ -223,40 +218,41 @@ def test_the_table_has_the_third_protocol_and_the_best_round_over_test_examples(
     ]
     # The published figure is of the best round over test examples.
     assert [row[-1] for row in table] == ["—", "81.67", "—", "—", "81.67", "—", "81.67"]
-    record = history[0].record()
+    record = history[0]
     assert record["before_aggregation"]["pooled"] == 40.0
     assert record["before_aggregation_per_client"] == [30.0, 70.0]
 
 
 def test_the_best_round_is_chosen_on_validation_examples():
-    history = []
-    for one, validation in zip(HISTORY, ([0.9, NAN], [0.2, 0.4], [0.8, 0.9]), strict=True):
-        received, trained = (replace(one._asdict()[name], validation=scores(validation)) for name in ALWAYS)
-        apart = {"received": received, "trained": trained, "validation_counts": np.array([1, 3])}
-        history.append(one._replace(**apart))
+    counts, history = Counts(COUNTS, np.array([1, 3])), []
+    accuracies = ([0.5, 0.7], [0.9, NAN]), ([0.8, 0.9], [0.6, 0.6]), ([0.6, 0.8], [0.7, 0.8])
+    for number, (both, apart) in enumerate(zip(accuracies, ([0.9, NAN], [0.2, 0.4], [0.8, 0.9]), strict=True), 1):
+        received, trained = (replace(scores(one), validation=scores(apart)) for one in both)
+        history.append(line_of(number, received, trained, counts=counts))
     # On test examples it is round 2, in the pooled mean too.
-    assert [best(some, "received").round for some in (HISTORY, history)] == [2, 1]
-    assert best(history[1:], "received", "examples").round == 3
-    assert history[1].validation("received").pooled == pytest.approx(35.0)
-    table = rows(results_table(history, "title", "received", "91.83"))
+    assert [best(some, "received")["round"] for some in (HISTORY, history)] == [2, 1]
+    assert best(history[1:], "received", "examples")["round"] == 3
+    assert history[1]["validation"]["received"]["pooled"] == pytest.approx(35.0)
+    table = rows(results_table(history, CLASSIFICATION, "title", "received", "91.83"))
     assert [row[1:3] + row[-2:] for row in table[:2]] == [
         ["last (3)", "70.00", "85.00", "91.83"],
         ["best (1)", "60.00", "90.00", "—"],
     ]
-    assert history[2].record()["validation"]["trained"]["mean"] == 85.0
-    assert "validation" not in HISTORY[2].record()
+    assert history[2]["validation"]["trained"]["mean"] == 85.0
+    assert "validation" not in HISTORY[2]
 
 
 def test_the_table_has_the_new_clients():
-    newcomers = Newcomers(scores([0.5, 0.7]), HISTORY[-1].trained, np.array([10, 30]))
-    last = HISTORY[-1]._replace(newcomers=newcomers)
-    table = rows(results_table([*HISTORY[:2], last], "title", "received"))
+    newcomers = {"received": scores([0.5, 0.7]), "trained": scores([0.7, 0.8])}
+    counts = Counts(COUNTS, newcomers=np.array([10, 30]))
+    last = line(3, [0.6, 0.8], [0.7, 0.8], counts=counts, newcomers=newcomers)
+    table = rows(results_table([*HISTORY[:2], last], CLASSIFICATION, "title", "received"))
     assert [row[:4] for row in table[4:]] == [
         ["received", "new clients", "60.00", "65.00"],
         ["trained", "new clients", "75.00", "77.50"],
     ]
-    assert last.record()["new_clients"]["received"]["mean"] == 60.0
-    assert last.record()["new_clients"]["received"]["pooled"] == 65.0
+    assert last["new_clients"]["received"]["mean"] == 60.0
+    assert last["new_clients"]["received"]["pooled"] == 65.0
 
 
 def test_percentages_keep_what_is_missing():

@@ -14,6 +14,7 @@ from scores import scores_of
 
 from experiments.cli.request import parse
 from experiments.folder import load
+from experiments.folder.run_folder import RunFolder
 from experiments.run import batch, build
 from experiments.run.cached_runs import run_cell
 from experiments.run.command import main as run_alone
@@ -226,9 +227,9 @@ def test_the_time_left_counts_each_run_of_a_group_once(tmp_path):
     whole = order.groups(jobs)
     for job in whole[0]:
         write_run(job.folder, job.cell.arguments, seed=job.cell.seed)
-        for name, more in (("config.json", {"runs_together": 4}), ("summary.json", {"seconds": 60.0})):
-            file = job.folder / name
-            file.write_text(json.dumps(json.loads(file.read_text()) | more))
+        file = job.folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"runs_together": 4}))
+        RunFolder.reopen(job.folder).finish({"seconds": 60.0})
         assert load.read_result(job.folder).seconds == 15
     # Twice the epochs.
     assert sum(order.left(jobs)) == pytest.approx(120)

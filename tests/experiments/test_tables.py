@@ -12,8 +12,7 @@ from run_folders import FakeRuns
 
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY
-from experiments.host.locks import lock_folder
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, lock_folder
 from experiments.papers import published, settings
 from experiments.run import batch, cached_runs, run
 from experiments.tables import __main__ as tables
@@ -43,6 +42,8 @@ def runs(monkeypatch):
     stand_in = FakeRuns()
     stand_in.accuracies = accuracies
     monkeypatch.setattr(run, "run", stand_in)
+    # What a command of the laboratory would run in a process of its own.
+    monkeypatch.setattr(cached_runs, "run_as_command", lambda cell, folder: stand_in(cell.request(folder), None))
     return stand_in
 
 
@@ -363,7 +364,8 @@ def test_alignment_in_place_is_another_run_and_has_a_command_of_its_own(runs, tm
     released = [*FEDAS_4, "--method", "fedas"]
     order = batch.read(tables.Tables, released)
     ((cell, *_),) = order.jobs_of(order.shown[0])
-    assert cell.command("x").startswith("python -m experiments.fedas_released cifar10 --preset fedas --method fedas")
+    released = "python -m experiments.lab.fedas_ablation.released cifar10 --preset fedas --method fedas"
+    assert cell.command("x").startswith(released)
     plain = dataclasses.replace(cell, procedure="")
     for one, other in ((cell, plain), (plain, cell)):
         folder = tmp_path / (one.procedure or "plain")

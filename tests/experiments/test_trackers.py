@@ -10,13 +10,12 @@ from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
-from scores import scores_of
+from scores import line_of, scores_of
 
 from experiments.cli.options import Options
-from experiments.folder.run_folder import Evaluation, Newcomers, RunFolder
-from experiments.run.cached_runs import remove_unfinished
+from experiments.folder.run_folder import TENSORBOARD, WANDB, Counts, RunFolder
 from experiments.run.command import main
-from experiments.run.trackers import TENSORBOARD, WANDB, check, open_trackers, scalars
+from experiments.run.trackers import open_trackers, scalars
 from pfl_jax.errors import InvalidInput
 
 BASE = {
@@ -32,14 +31,10 @@ NAN = float("nan")
 
 def evaluation(number, accuracy=0.5, *, middle=False):
     received, trained = (scores(np.array(values)) for values in ([accuracy, accuracy + 0.25], [NAN, 0.75]))
-    counts = np.array([1, 3])
-    newcomers = Newcomers(received, trained, counts)
-    return Evaluation(
-        *(number, received, trained, counts, 2.0 * number, 100.0),
-        bytes_up=8 * number,
-        newcomers=newcomers,
-        before_aggregation=received if middle else None,
-    )
+    counts = Counts(np.array([1, 3]), newcomers=np.array([1, 3]))
+    newcomers = {"received": received, "trained": trained}
+    middle = received if middle else None
+    return line_of(number, received, trained, middle, counts=counts, newcomers=newcomers, seconds=2.0 * number)
 
 
 def scores(accuracy):
@@ -48,9 +43,10 @@ def scores(accuracy):
 
 def cut_off(folder, options, config, *evaluations):
     """A run that is stopped after some evaluations."""
-    with open_trackers(folder, options, config, []) as log:
+    with open_trackers(folder, options, config) as track:
         for one in evaluations:
-            log(one)
+            folder.log(one)
+            track(one)
         raise KeyboardInterrupt
 
 
@@ -89,13 +85,9 @@ def test_every_number_of_an_evaluation_is_a_scalar():
     assert found["received/loss"] == pytest.approx(0.375)
     assert found["new_clients/received/mean"] == pytest.approx(62.5)
     assert (found["seconds"], found["bytes_up"]) == (6, 24)
-    assert "round" not in found
-    assert not any("per_client" in name for name in found)
+    assert not any("per_client" in name or name == "round" for name in found)
     # What does not exist is left out.
-    nobody = evaluation(1)._replace(trained=scores(np.array([NAN, NAN])))
-    assert "trained/mean" not in scalars(nobody)
-    # Two protocols in every run, the third where it is measured.
-    assert not any("before_aggregation" in name for name in found)
+    assert "before_aggregation/pooled" not in found
     assert scalars(evaluation(3, middle=True))["before_aggregation/pooled"] == pytest.approx(68.75)
 
 
@@ -107,11 +99,13 @@ def test_tensorboard_shows_the_log_without_doubled_steps(tmp_path):
         cut_off(folder, options, {}, first, evaluation(2, 0.1))
     assert by_step(events(folder.path / TENSORBOARD)).keys() == {1, 2}
     # The checkpoint was after round 1: round 2 is done again.
-    with open_trackers(folder, options, {}, [first]) as log:
-        log(second)
-        log(third)
+    log = folder.path / "metrics.jsonl"
+    log.write_text(log.read_text().splitlines(keepends=True)[0])
+    with open_trackers(folder, options, {}) as track:
+        track(second)
+        track(third)
     found = events(folder.path / TENSORBOARD)
-    assert by_step(found) == {one.round: pytest.approx(scalars(one), rel=1e-6) for one in (first, second, third)}
+    assert by_step(found) == {one["round"]: pytest.approx(scalars(one), rel=1e-6) for one in (first, second, third)}
     drawn = [value for event in found for value in event.summary.value if value.HasField("histo")]
     assert (drawn[0].tag, drawn[0].histo.num, drawn[0].histo.min, drawn[0].histo.max) == (
         *("received/per_client", 2, 50, 75),
@@ -120,21 +114,14 @@ def test_tensorboard_shows_the_log_without_doubled_steps(tmp_path):
     assert len(drawn) == 9
 
 
-def test_a_run_that_asks_for_tensorboard_later_shows_what_it_has(tmp_path):
-    folder = RunFolder.claim(tmp_path / "run", "")
-    with open_trackers(folder, Options(**BASE, tensorboard=True), {}, [evaluation(1)]) as log:
-        log(evaluation(2))
-    assert by_step(events(folder.path / TENSORBOARD)).keys() == {1, 2}
-
-
 def test_a_tensorboard_folder_that_cannot_be_written_is_one_line(tmp_path):
     folder = RunFolder.claim(tmp_path / "run", "")
     (folder.path / TENSORBOARD).write_text("in the way")
     with (
         pytest.raises(InvalidInput, match=r"cannot write .*tensorboard"),
-        open_trackers(folder, Options(**BASE, tensorboard=True), {}, []) as log,
+        open_trackers(folder, Options(**BASE, tensorboard=True), {}),
     ):
-        log(evaluation(1))
+        pass
 
 
 class FakeWandb(types.ModuleType):
@@ -177,7 +164,6 @@ def wandb(monkeypatch):
 
 def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path, wandb, monkeypatch):
     options = Options(**BASE, wandb=True)
-    check(options)
     folder = RunFolder.claim(tmp_path / "run", "")
     config = {"dataset": "digits", "class_table": [[1]], "validation_examples": [1], "options": {"lr": 1}}
     with pytest.raises(KeyboardInterrupt):
@@ -188,26 +174,29 @@ def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path,
     assert wandb.logged == [(1, scalars(evaluation(1)))]
     assert wandb.codes == [1]
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    with open_trackers(folder, options, config, [evaluation(1)]) as log:
-        log(evaluation(2))
+    with open_trackers(folder, options, config) as track:
+        track(evaluation(2))
     assert (wandb.begun[1]["id"], wandb.begun[1]["resume"], wandb.begun[1]["project"]) == ("abc", "allow", "mine")
     assert [step for step, _ in wandb.logged] == [1, 2]
     assert wandb.codes == [1, 0]
 
 
-def test_a_run_that_asks_for_wandb_later_sends_what_it_has(tmp_path, wandb):
+def test_a_run_that_asks_for_trackers_later_sends_what_it_has(tmp_path, wandb):
     folder = RunFolder.claim(tmp_path / "run", "")
-    with open_trackers(folder, Options(**BASE, wandb=True), {}, [evaluation(1)]) as log:
-        log(evaluation(2))
+    folder.log(evaluation(1))
+    with open_trackers(folder, Options(**BASE, wandb=True, tensorboard=True), {}) as track:
+        track(evaluation(2))
     assert [step for step, _ in wandb.logged] == [1, 2]
+    assert by_step(events(folder.path / TENSORBOARD)).keys() == {1, 2}
 
 
-def test_a_run_without_a_result_leaves_nothing_of_wandb(tmp_path, wandb):
-    folder = RunFolder.claim(tmp_path / "run", "")
+def test_a_run_without_a_result_leaves_nothing_of_its_trackers(tmp_path, wandb):
+    folder = RunFolder.claim(tmp_path / "new" / "run", "")
     (folder.path / WANDB).mkdir()
     with pytest.raises(KeyboardInterrupt):
         cut_off(folder, Options(**BASE, wandb=True, tensorboard=True), {})
-    assert [path.name for path in folder.path.iterdir()] == ["metrics.jsonl"]
+    folder.discard()
+    assert not (tmp_path / "new").exists()
 
 
 def test_wandb_refusals_are_one_line(tmp_path, wandb, monkeypatch, capsys):
@@ -215,7 +204,7 @@ def test_wandb_refusals_are_one_line(tmp_path, wandb, monkeypatch, capsys):
     folder = RunFolder.claim(tmp_path / "run", "")
     with (
         pytest.raises(InvalidInput, match=r"W&B: No API key configured; set WANDB_MODE=offline"),
-        open_trackers(folder, Options(**BASE, wandb=True), {}, []),
+        open_trackers(folder, Options(**BASE, wandb=True), {}),
     ):
         pass
     monkeypatch.delitem(sys.modules, "wandb")
@@ -223,16 +212,6 @@ def test_wandb_refusals_are_one_line(tmp_path, wandb, monkeypatch, capsys):
     assert main("digits", ["--method", "fedavg", "--wandb", "--out", str(tmp_path / "other")]) == 2
     assert capsys.readouterr().err == "error: --wandb needs a package that is not installed: pip install wandb\n"
     assert not (tmp_path / "other").exists()
-
-
-def test_what_is_begun_anew_has_nothing_of_the_last_time(tmp_path):
-    for name in ("config.json", "metrics.jsonl", "wandb.json"):
-        (tmp_path / name).write_text("")
-    (tmp_path / TENSORBOARD).mkdir()
-    (tmp_path / TENSORBOARD / "events.out.tfevents.1.host").write_text("")
-    (tmp_path / WANDB / "run").mkdir(parents=True)
-    remove_unfinished(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -13,10 +13,8 @@ from bad_input import RUN
 from rich.console import Console
 
 from experiments.cli.run_command import RunCommand
-from experiments.folder import load, stored_runs
-from experiments.folder.run_folder import METRICS, RunFolder
-from experiments.host import locks
-from experiments.host.locks import lock_run
+from experiments.folder import load, run_folder, stored_runs
+from experiments.folder.run_folder import METRICS, RunFolder, lock_run
 from experiments.run import build, cached_runs, run
 from experiments.run.batch import Job
 from experiments.run.command import main
@@ -34,9 +32,9 @@ def test_who_did_not_get_the_lock_removes_nothing(tmp_path, monkeypatch, capsys)
     """A table may take over the folder of a run that has just begun, and has no lock yet."""
     folder = tmp_path / "run"
 
-    def taken(log):
+    def taken(folder):
         # The table's run stands there now.
-        raise InvalidInput(f"another process is at work in {log.parent}: wait for it")
+        raise InvalidInput(f"another process is at work in {folder}: wait for it")
 
     monkeypatch.setattr(run, "lock_run", taken)
     monkeypatch.setattr(build, "build_experiment", refuse)
@@ -55,7 +53,7 @@ def test_a_sweep_changes_nothing_before_it_has_all_locks(tmp_path, monkeypatch, 
     checkpoints = SimpleNamespace(rounds=lambda: rounds, folder=tmp_path / "groups" / "x")
     group = SimpleNamespace(runs=runs[1:], checkpoints=checkpoints, first=None)
     monkeypatch.setattr(execute, "_restore", refuse)
-    with lock_run(paths[1] / METRICS), pytest.raises(InvalidInput, match=r"another process is at work in .*two"):
+    with lock_run(paths[1]), pytest.raises(InvalidInput, match=r"another process is at work in .*two"):
         execute._run(group, [], Console(quiet=True))
     assert [path.name for path in paths[1].iterdir()] == [METRICS]
     assert (paths[1] / METRICS).read_text() == '{"round": 1}\n{"round": 2}\n'
@@ -65,9 +63,9 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     def flock(file, operation):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(locks.fcntl, "flock", flock)
-    told = r"cannot lock .*log: Function not implemented; give --out a folder on"
-    with pytest.raises(InvalidInput, match=told), lock_run(tmp_path / "log"):
+    monkeypatch.setattr(run_folder.fcntl, "flock", flock)
+    told = r"cannot lock .*metrics.jsonl: Function not implemented; give --out a folder on"
+    with pytest.raises(InvalidInput, match=told), lock_run(tmp_path):
         pass
 
 

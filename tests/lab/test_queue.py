@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from experiments.cli.effects import relevant_options
 from experiments.cli.options import option_words
 from experiments.folder import load, version
 from experiments.folder.load import Result
-from experiments.folder.run_folder import CONFIG, SUMMARY
+from experiments.folder.run_folder import CONFIG, SUMMARY, RunFolder
 from experiments.lab import results
 from experiments.lab.queue import __main__ as queue
 from experiments.lab.queue import field
@@ -57,7 +58,7 @@ class Runs:
             config = load.read_config(options.out) | {"options": dataclasses.asdict(smaller.options)}
             (Path(options.out) / CONFIG).write_text(json.dumps(config))
         summary = {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0}
-        (Path(options.out) / SUMMARY).write_text(json.dumps(summary))
+        RunFolder.reopen(options.out).finish(summary)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,7 @@ def nice(monkeypatch):
 def runs(monkeypatch):
     stand_in = Runs()
     monkeypatch.setattr(run, "run", stand_in)
+    monkeypatch.setattr(cached_runs, "run_as_command", lambda cell, folder: stand_in(cell.request(folder), None))
     return stand_in
 
 
@@ -399,11 +401,12 @@ def test_results_of_another_version_of_their_method_do_not_count(small_field, ru
 def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch):
     def git(*words):
         line = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words]
-        return version.subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
 
     package = tmp_path / "library"
     (package / "part").mkdir(parents=True)
-    monkeypatch.setattr(version, "PACKAGE", package)
+    for module in (version, results):
+        monkeypatch.setattr(module, "PACKAGE", package)
     git("init", "-q")
     commits = {}
     for content in ("one = 1\n", "two = 2\n"):
@@ -412,8 +415,8 @@ def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch)
         git("commit", "-qm", "x")
         commits[version.own_version.__wrapped__()] = git("rev-parse", "HEAD")
     assert len(commits) == 2
-    assert {digest: version.commit_of(digest) for digest in commits} == commits
-    assert version.commit_of("0" * 12) is None
+    assert {digest: results.commit_of(digest) for digest in commits} == commits
+    assert results.commit_of("0" * 12) is None
 
 
 @pytest.mark.parametrize(

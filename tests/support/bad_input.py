@@ -375,11 +375,12 @@ def experiment_of(run: Path):
 
 def save_checkpoint(experiment, state, run: Path) -> None:
     """Writes the run's only checkpoint."""
-    from experiments.run.history import History
-    from experiments.run.records import identity
+    from experiments.folder.run_folder import RunFolder
+    from experiments.run.rounds import Counts, Run
     from pfl_jax.engine.checkpoint import Checkpoints
 
-    History(wasted=[0.0]).save(Checkpoints(run / "checkpoints"), state, run / "metrics.jsonl", identity(experiment))
+    record = Run(experiment, RunFolder.reopen(run), Counts(round=1)).record()
+    Checkpoints(run / "checkpoints").save(state, {}, record)
 
 
 def make_run(run: Path) -> None:

@@ -22,7 +22,6 @@ from rich.console import Console
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import Argument, Switch, choose, parse
 from experiments.host.console import print_line
-from experiments.host.signals import interruptible, leaving
 from pfl_jax.errors import InvalidInput
 
 SECTIONS = {
@@ -118,10 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
 
     def work() -> None:
-        with interruptible(), leaving(lambda reason: "interrupted"):
-            options, _ = parse(Options, "experiments.lab.benchmark", __doc__, arguments)
-            options.check()
-            benchmark(options, Console())
+        options, _ = parse(Options, "experiments.lab.benchmark", __doc__, arguments)
+        options.check()
+        benchmark(options, Console())
 
     return exit_code(work)
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from experiments.folder.run_folder import METRICS, Evaluation, RunFolder
+from experiments.folder.run_folder import Counts, RunFolder, evaluation
 from experiments.lab.benchmark import measure
 from experiments.lab.benchmark.child import in_process
 from experiments.lab.benchmark.records import Row, Section
 from experiments.lab.benchmark.workload import Scale, Setup
-from experiments.run.history import History
 from pfl_jax import models, simulate
 from pfl_jax.data import federated
 from pfl_jax.data.allocation import Partition
@@ -98,8 +97,7 @@ def many_states(scale: Scale, method: str, clients: int, place: simulate.StateOn
 def _written(last: simulate.RoundResult, counts: np.ndarray, folder: Path) -> dict[str, float]:
     """Seconds of writing a line of the log, and a checkpoint."""
     assert last.received is not None
-    evaluation = Evaluation(last.round, last.received, last.trained, counts, 1.0, 1.0)
-    history, log, checkpoints = History([evaluation]), RunFolder(folder, []), Checkpoints(folder / FOLDER)
-    line = measure.seconds(lambda: log.log(evaluation))
-    saved = measure.seconds(lambda: history.save(checkpoints, last.state, folder / METRICS, {}))
-    return {"s/line of the log": line, "s/checkpoint": saved}
+    scores = {"received": last.received, "trained": last.trained}
+    log, checkpoints = RunFolder(folder, []), Checkpoints(folder / FOLDER)
+    line = measure.seconds(lambda: log.log(evaluation(last.round, scores, Counts(counts))))
+    return {"s/line of the log": line, "s/checkpoint": measure.seconds(lambda: checkpoints.save(last.state, {}, {}))}

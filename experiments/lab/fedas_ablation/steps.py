@@ -39,7 +39,7 @@ class Step:
       name: its name in file names.
       title: its name in tables; for FedAS, its difference from the step before.
       words: options of the run.
-      in_place: whether clients align one shared backbone, see `experiments.fedas_released`.
+      in_place: whether clients align one shared backbone, see `released`.
     """
 
     letter: str

@@ -10,9 +10,8 @@ import pytest
 import reference
 from problems import tiny_federation, tiny_model
 
-from experiments import fedas_released
 from experiments.cli.request import IN_PLACE
-from experiments.run import in_place
+from experiments.lab.fedas_ablation import released
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
@@ -37,7 +36,7 @@ OPTIONS = {
 def both(settings, **options):
     """The method, and the procedure with it."""
     aligned, plain = (make_method("fedas", tiny_model(), **OPTIONS | options, alignment=on) for on in (True, False))
-    return aligned, in_place.procedure(aligned, plain, settings)
+    return aligned, released.procedure(aligned, plain, settings)
 
 
 @pytest.mark.slow
@@ -178,7 +177,7 @@ def test_the_first_alignment_is_with_the_initial_backbone():
 def test_a_run_leaves_an_ordinary_folder(tmp_path, capsys):
     out = tmp_path / "run"
     words = ["digits", "--rounds", "2", "--num-clients", "4", "--train-size", "20", "--participation", "0.5"]
-    assert fedas_released.main([*words, "--eval-every", "1", "--out", str(out)]) == 0
+    assert released.main([*words, "--eval-every", "1", "--out", str(out)]) == 0
     config, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("config", "summary"))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert config["procedure"] == summary["procedure"] == IN_PLACE
@@ -195,7 +194,7 @@ def test_a_run_leaves_an_ordinary_folder(tmp_path, capsys):
     ("words", "message"),
     [
         ("digts", "did you mean digits?"),
-        ("digits --method fedper", "experiments.fedas_released runs fedas, not fedper"),
+        ("digits --method fedper", "the released procedure is of fedas, not fedper"),
         ("digits --no-alignment", "alignment in place needs --alignment"),
         ("digits --manner parallel", "--manner serial"),
         ("digits --target global_class_mean", "--target example or class_mean"),
@@ -207,6 +206,6 @@ def test_a_run_leaves_an_ordinary_folder(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_asked_for(words, message, capsys):
-    assert fedas_released.main(words.split()) == 2
+    assert released.main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

@@ -1,24 +1,35 @@
 """FedAS as its released code runs it: clients align one shared backbone in place, one after another.
 
+    python -m experiments.lab.fedas_ablation.released fashion_mnist --participation 0.2 --out runs/released
+
 In the released code a client aligns the server's own copy of the backbone, and the next client of the cohort receives
 what the one before it has left: the last of M clients starts from a backbone with M alignment epochs behind it, each
-towards another client. That cannot be said for one client alone, as a method of `pfl_jax` is written. One device, one
-client after another.
+towards another client. That cannot be said for one client alone, as a method of `pfl_jax` is written. The other choices
+of the release are on by default (class means, summed over the classes of a batch; a first alignment with the initial
+backbone; traces of batch means; incomplete batches dropped, in a fixed order), and can be given otherwise. All words
+after the data set are options of `python -m experiments.DATASET --method fedas`. One device, one client after another,
+no checkpoints; the folder is that of any other run.
 """
 
 import dataclasses
 import functools
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
 
-from experiments.cli.effects import RESULT_NEUTRAL
-from experiments.cli.options import PROCESSES, Options, flag
-from experiments.cli.request import IN_PLACE, Request
+from experiments import unknown_dataset
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.options import Options
+from experiments.cli.presets import DEFAULT_PRESET
+from experiments.cli.request import IN_PLACE, Request, parse
+from experiments.papers.settings import RELEASE, check_in_place
+from experiments.run import run
 from experiments.run.build import Experiment, make_method
 from pfl_jax import simulate
 from pfl_jax.base import ClientData, Cohort, Info, Method, PRNGKey, PyTree, Scores, State, at_round
@@ -30,18 +41,6 @@ from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.tree import all_finite, gather, scatter
 from pfl_jax.streams import EVALUATION
-
-FOLDER = "fedas-released"
-"""Name in the names of folders, in place of the method's."""
-
-UNKNOWN_HERE = {
-    *("chunk", "devices", "mesh", "state_on", "checkpoint_every", "keep_checkpoints", "resume", "keep_state"),
-    "accept_other_code",
-    *("held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule"),
-    *("attack", "attackers", "attack_scale", "server_mean", "compress"),
-    *PROCESSES,
-}
-"""Options of other runs that this one does not have."""
 
 
 class Procedure(NamedTuple):
@@ -134,25 +133,24 @@ def procedure_of(experiment: Experiment) -> Procedure:
     return procedure(at_round(experiment.method, 0), at_round(plain, 0), experiment.settings)
 
 
-def checked(request: Request) -> Request:
-    """Request of an alignment in place, on one device.
+def released_request(dataset: str, words: Sequence[str]) -> Request:
+    """Checked command line: the released code's choices, overridden by the given options.
 
     Raises:
-      InvalidInput: an option that affects results and cannot be used here.
+      InvalidInput: an option that cannot be used here.
     """
-    options, own = request.options, request.hyper_parameters
-    if options.eval_protocol == "before_aggregation":
-        raise InvalidInput(f"{IN_PLACE} measures received and trained")
-    if idle := sorted(request.given & (UNKNOWN_HERE - RESULT_NEUTRAL)):
-        raise InvalidInput(f"{flag(idle[0])} is not an option of {IN_PLACE}")
-    if not own["alignment"] or own["manner"] != "serial":
-        raise InvalidInput(f"{IN_PLACE} needs --alignment and --manner serial")
-    if own["target"] == "global_class_mean":
-        raise InvalidInput(f"{IN_PLACE} is with a client's own features: --target example or class_mean")
+    if dataset not in DEFAULT_PRESET:
+        raise InvalidInput(unknown_dataset(dataset))
+    # The choices of the release are options of this method alone.
+    usual = ("--preset", "fedas", "--method", "fedas")
+    method = parse(dataset, [*usual, *words]).options.method
+    if method != "fedas":
+        raise InvalidInput(f"the released procedure is of fedas, not {method}")
+    request = parse(dataset, [*usual, *RELEASE.words(method), *words])
+    check_in_place(request)
     unread = {name: getattr(Options, name) for name in ("state_on", "mesh", "checkpoint_every")}
-    return dataclasses.replace(
-        request, options=dataclasses.replace(options, **unread, devices=1, chunk=1), procedure=IN_PLACE
-    )
+    options = dataclasses.replace(request.options, **unread, devices=1, chunk=1, keep_state="never")
+    return dataclasses.replace(request, options=options, procedure=IN_PLACE)
 
 
 def rounds(experiment: Experiment) -> Iterator[simulate.RoundResult]:
@@ -162,8 +160,7 @@ def rounds(experiment: Experiment) -> Iterator[simulate.RoundResult]:
       Diverged: what a client or the server computed is not finite.
     """
     settings, data = experiment.settings, experiment.data
-    if data.mesh is not None:
-        raise InvalidInput(f"{IN_PLACE} has one process")
+    assert data.mesh is None
     pure, counts = procedure_of(experiment), np.asarray(data.train_count)
     round_, evaluate = jax.jit(pure.round, static_argnums=2, donate_argnums=1), jax.jit(pure.evaluate, static_argnums=2)
     finite, each_finite = jax.jit(all_finite), jax.jit(jax.vmap(all_finite))
@@ -182,3 +179,20 @@ def rounds(experiment: Experiment) -> Iterator[simulate.RoundResult]:
             examples=int(counts[clients].sum()),
             seconds=time.perf_counter() - began,
         )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit code, see `exit_codes.exit_code`."""
+    words = sys.argv[1:] if words is None else words
+
+    def work() -> None:
+        if not words or words[0] in ("-h", "--help"):
+            print(__doc__)
+            return
+        run.run(released_request(words[0], words[1:]), Console(), rounds=rounds)
+
+    return exit_code(work)
+
+
+if __name__ == "__main__":
+    leave(main())
