@@ -72,7 +72,7 @@ def local_training(
         return training.fit(jax.random.fold_in(key, client), params, client_data(data, client, "train"), loss)
 
     def train(data, params, key):
-        ids = spread(clients, 1 if mesh is None else mesh.size)
+        ids = jnp.asarray(spread(clients, 1 if mesh is None else mesh.size))
         rows, _ = map_places(
             lambda *words: (one(*words), ()), (data, params, key), ids, ids < clients, chunk=chunk, mesh=mesh
         )
