@@ -11,7 +11,6 @@ from experiments.cli.groups import SYNONYMS
 from experiments.cli.hyper_parameters import defaults, unread_by_method
 from experiments.cli.options import Options, flag
 from experiments.cli.request import parse
-from experiments.folder import stored_runs
 from experiments.run import build
 from pfl_jax import hyper_parameters
 from pfl_jax.errors import InvalidInput
