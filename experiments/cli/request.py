@@ -11,7 +11,7 @@ from experiments.cli import own_data, parser, presets
 from experiments.cli.groups import SELECTION, grouped, unknown_run_option
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
 from experiments.cli.options import Options, option_words
-from experiments.cli.own_code import files
+from experiments.cli.own_code import files, weights_file
 from experiments.cli.parser import Option, options_of
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.specs import SPECS
@@ -92,6 +92,9 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     options = Options(**{name: values[name] for name in common})
     hyper_parameters = {name: values[name] for name in own}
     options = own_data.checked(dataset, options, frozenset(given))
+    if options.weights is not None:
+        # Absolute: a run is resumed and exported from other folders too.
+        options = dataclasses.replace(options, weights=str(weights_file(options.weights)))
     options.check()
     if options.mesh is not None:
         # --mesh is converted to --devices.

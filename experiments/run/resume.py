@@ -132,7 +132,8 @@ def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") 
         for kind, entry in config.get("own_code", {}).items():
             # Before it is executed.
             check_unchanged(kind, entry)
-            values[kind] = f"{entry['file']}:{values[kind].rpartition(':')[2]}"
+            name = values[kind].rpartition(":")[2]
+            values[kind] = entry["file"] if kind == "weights" else f"{entry['file']}:{name}"
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         return dataclasses.replace(parse(dataset, _words(values)), given=given)

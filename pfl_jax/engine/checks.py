@@ -184,7 +184,7 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
         raise InvalidInput(f"state has {clients} clients, and this federation has {data.num_clients}")
     if completed > settings.rounds:
         raise InvalidInput(f"state has completed {completed} rounds, and settings.rounds is {settings.rounds}")
-    like = jax.eval_shape(build(method, settings).init, data, state.key)
+    like = jax.eval_shape(build(method, settings).init, data.with_frozen(at_round(method, 0).frozen), state.key)
     # A process may have only its own clients' rows.
     for part, axes in (("trained", 1), ("server", 0), ("clients", 1)):
         found, wanted = (_kinds(getattr(one, part), axes) for one in (state, like))

@@ -57,4 +57,4 @@ def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, P
         result = method.local(key, state.server, client, client_data(data.on_device(), 0, "train"))
         return result.message, received(method, state.server, client)
 
-    return jax.eval_shape(exchange, data)
+    return jax.eval_shape(exchange, data.with_frozen(method.frozen))

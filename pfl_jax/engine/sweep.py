@@ -196,8 +196,9 @@ def bytes_of_runs(make_method: MakeMethod, data: FederatedData, settings: Settin
       values: one value of each hyper-parameter.
     """
     _, own = _split(data)
-    engine = simulate.build(make_method(**values), settings)
-    state = jax.eval_shape(engine.init, data, jax.random.key(0))
+    method = make_method(**values)
+    engine = simulate.build(method, settings)
+    state = jax.eval_shape(engine.init, data.with_frozen(at_round(method, 0).frozen), jax.random.key(0))
     return 2 * byte_count(state._replace(key=())) + byte_count(own)
 
 

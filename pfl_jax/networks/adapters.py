@@ -216,7 +216,7 @@ def adapted(
     Args:
       adapter: what each layer gets.
       called: layer, or any part of the network -> name of the method whose outputs get the adapter; None for a layer
-        that cannot have one. By default what multiplies by a layer's kernel, before its bias.
+        that cannot have one. By default what is linear in a layer's kernel, with or without its bias.
       model, input_shape, targets, input_dtype, frozen_dtype: see `lora`.
 
     Raises:
@@ -280,12 +280,11 @@ def _adapting(
 
 
 def _multiplied(layer: nn.Module) -> str | None:
-    """Method of a layer that multiplies by its kernel; None for layers without one."""
-    if isinstance(layer, layers.Dense):
-        return "multiply"
+    """Method of a layer whose output is linear in its kernel, apart from a bias; None for layers without one."""
     if isinstance(layer, layers.ConvBlock):
-        return "convolve"
-    return "__call__" if isinstance(layer, nn.Dense | nn.DenseGeneral | nn.Conv | nn.Embed) else None
+        return "before_pooling"
+    kinds = layers.Dense | nn.Dense | nn.DenseGeneral | nn.Conv | nn.Embed
+    return "__call__" if isinstance(layer, kinds) else None
 
 
 def _called_layer(layer: nn.Module) -> str | None:

@@ -86,7 +86,11 @@ class ConvBlock(Layer):
         init = torch_uniform(math.prod(shape[:3]))
         kernel = self.param("kernel", init, shape)
         bias = self.param("bias", init, (self.features,))
-        return self.activation(self.add_bias(max_pool(self.convolve(x, kernel, self.padding)), bias))
+        return self.activation(self.add_bias(max_pool(self.before_pooling(x, kernel)), bias))
+
+    def before_pooling(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Convolution; what adapters add to it is outside of `convolve`, whose interceptors replace it."""
+        return self.convolve(x, kernel, self.padding)
 
 
 def assemble(

@@ -1,17 +1,16 @@
 """`pfl_jax.networks.pretrained`: BERT's encoder against NumPy in float64, and against the original's numbers."""
 
 import importlib.util
-import json
 import math
 
 import jax
 import numpy as np
 import pytest
+from tiny_bert import SIZES, write_bert
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.pretrained import NAMES, BertConfig, bert, bert_states, minilm_folder, read_weights
+from pfl_jax.networks.pretrained import NAMES, bert, bert_states, minilm_folder, read_weights
 
-SIZES = BertConfig(vocabulary=30, width=8, layers=3, heads=2, hidden=12, positions=9)
 SENTENCE = [101, 7349, 16848, 4083, 2003, 4569, 1012, 102]
 """Tokens of "Federated learning is fun." in all-MiniLM-L6-v2."""
 
@@ -21,39 +20,9 @@ EMBEDDING = [0.02854592, -0.09212107, 0.04244002, 0.01547849]
 TOKENS = np.array([[3, 7, 29, 1, 0, 0], [5, 0, 0, 0, 0, 0], [2, 4, 6, 8, 10, 12], [0] * 6], np.int32)
 
 
-def hugging_face_weights(rng):
-    """Random weights of a BertModel of these sizes, under the names of its files."""
-    width, hidden = SIZES.width, SIZES.hidden
-    shapes = {
-        "words": (SIZES.vocabulary, width),
-        "positions": (SIZES.positions, width),
-        "segments": (2, width),
-    }
-    found = {f"{NAMES[part]}.weight": rng.normal(size=shape) for part, shape in shapes.items()}
-
-    def add(name, outputs, inputs=None):
-        found[f"{name}.weight"] = rng.normal(size=(outputs,) if inputs is None else (outputs, inputs))
-        found[f"{name}.bias"] = rng.normal(size=outputs)
-
-    add(NAMES["norm"], width)
-    for layer in range(SIZES.layers):
-        for part in ("query", "key", "value", "attention_output"):
-            add(f"encoder.layer.{layer}.{NAMES[part]}", width, width)
-        for part in ("attention_norm", "output_norm"):
-            add(f"encoder.layer.{layer}.{NAMES[part]}", width)
-        add(f"encoder.layer.{layer}.{NAMES['intermediate']}", hidden, width)
-        add(f"encoder.layer.{layer}.{NAMES['output']}", width, hidden)
-    return {name: array.astype(np.float32) for name, array in found.items()}
-
-
 @pytest.fixture
 def weights(tmp_path):
-    found = hugging_face_weights(np.random.default_rng(0))
-    np.savez(tmp_path / "model.npz", **found)
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    sizes = dict(zip((*names, "max_position_embeddings", "layer_norm_eps"), SIZES, strict=True))
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    return tmp_path / "model.npz", found
+    return write_bert(tmp_path)
 
 
 def embedding(weights, tokens):

@@ -10,8 +10,10 @@ import pytest
 
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.models import mlp
-from pfl_jax.primitives import private_gradients
+from pfl_jax.networks.adapters import lora
+from pfl_jax.networks.layers import assemble
+from pfl_jax.networks.models import Backbone, mlp
+from pfl_jax.primitives import fisher_trace, private_gradients
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy, masked_mean, proximal
 from pfl_jax.primitives.private_gradients import clipped_gradient_sum, private_gradient
@@ -83,6 +85,38 @@ def test_the_sum_of_clipped_gradients_against_float64(closed_form, clip):
     chex.assert_trees_all_close(jax.tree.leaves(total), jax.tree.leaves(expected), rtol=2e-5, atol=2e-6)
     # The part without examples is neither clipped nor counted.
     chex.assert_trees_all_close(free, jax.tree.map(lambda leaf: jnp.full_like(leaf, -0.07), PARAMS), rtol=1e-4)
+
+
+BLOCK = assemble(Backbone(((2, 3, 1),), (4,), jax.nn.relu), 4, (4, 4, 1), CLASSES)
+
+
+@pytest.mark.parametrize(("base", "shape"), [(MODEL, (INPUTS,)), (BLOCK, (4, 4, 1))])
+def test_of_a_model_with_adapters_these_are_clipped_and_counted(base, shape):
+    model = lora(base, shape, rank=2, targets="fc|conv")
+    # B is zero at first, and A then has no gradient.
+    params = jax.tree.map(lambda leaf: leaf + 0.2, model.init(jax.random.key(1)))
+    batch, clip = examples(), 0.3
+    x = jax.random.normal(jax.random.key(2), (ROWS, *shape))
+    batch = batch._replace(x=jnp.where(batch.mask.reshape(-1, *[1] * len(shape)), x, 1e3))
+
+    def loss(params, batch, key=None):
+        return cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
+
+    def alone(row):
+        return jax.grad(loss)(params, batch._replace(mask=jnp.arange(ROWS) == row), jax.random.key(0))
+
+    rows = [alone(row) for row in range(REAL)]
+    assert jax.tree.structure(rows[0]) == jax.tree.structure(params)
+    expected = clipped(jax.tree.map(lambda *leaves: np.float64(np.stack(leaves)), *rows), clip)
+    total, _ = clipped_gradient_sum(jax.random.key(0), loss, params, batch, clip)
+    chex.assert_trees_all_close(total, expected, rtol=1e-4, atol=1e-5)
+    squares = sum(np.square(np.float64(leaf)).sum() for row in rows for leaf in jax.tree.leaves(row))
+    np.testing.assert_allclose(fisher_trace(loss, params, batch), squares / REAL, rtol=1e-4)
+    for row in range(REAL):
+        without, _ = clipped_gradient_sum(
+            jax.random.key(0), loss, params, batch._replace(mask=batch.mask.at[row].set(False)), clip
+        )
+        assert distance(total, without) <= clip * (1 + 1e-4)
 
 
 def distance(left, right):

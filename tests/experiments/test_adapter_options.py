@@ -1,0 +1,163 @@
+"""--weights, --adapter, --targets and --personal: pretrained models on own tokens, from the run to the export."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from tiny_bert import write_bert
+
+from experiments.cli.request import parse
+from experiments.export import main as export
+from experiments.host import jax_config
+from experiments.run import build, pretrained
+from experiments.run.command import main
+from experiments.run.loaded_run import load_run
+from experiments.sweep.__main__ import main as sweep
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks.pretrained import read_weights
+
+DATA = ["--data", "texts.npz", "--num-clients", "3", "--partition", "iid", "--no-compilation-cache"]
+RUN = [*DATA, "--model", "bert", "--weights", "model.npz", "--rounds", "2", "--epochs", "1"]
+LAST = [*RUN, "--adapter", "lora:2", "--targets", "layer_2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder with the weights of a tiny BERT, and tokens of two classes that differ in their words."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PFL_JAX_CACHE", str(tmp_path / "cache"))
+    write_bert(tmp_path)
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 90)
+    x = rng.integers(1, 15, (90, 5)) + 15 * y[:, None]
+    np.savez("texts.npz", x=np.where(np.arange(5) < rng.integers(2, 6, 90)[:, None], x, 0).astype(np.int32), y=y)
+
+
+def config(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def evaluations(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def scores(folder):
+    return [line["received"] for line in evaluations(folder)]
+
+
+def experiment(words):
+    return build.build_experiment(parse("custom", words), Console(quiet=True))
+
+
+def test_states_below_the_lowest_adapter_are_computed_once_and_change_nothing(tmp_path, monkeypatch):
+    words = [*LAST, "--method", "fedper"]
+    assert experiment(words).dataset.input_shape == (5, 8)
+    (stored,) = (tmp_path / "cache/states").iterdir()
+    stamp = stored.stat().st_mtime_ns
+    assert main("custom", [*words, "--out", "with"]) == 0
+    assert stored.stat().st_mtime_ns == stamp
+    monkeypatch.setattr(pretrained, "MOST_STATES", 0)
+    assert experiment(words).dataset.input_shape == (5,)
+    assert main("custom", [*words, "--out", "without"]) == 0
+    for one, other in zip(scores(tmp_path / "with"), scores(tmp_path / "without"), strict=True):
+        assert one == pytest.approx(other, abs=2e-3)
+
+
+@pytest.mark.parametrize(("adapter", "layers"), [("lora:2", 2), ("bottleneck:3", 2), ("prompts:2", 0), ("none", 0)])
+def test_layers_that_no_training_changes(adapter, layers):
+    words = [*RUN, "--adapter", adapter, *(() if layers == 0 else ("--targets", "layer_2"))]
+    assert pretrained.frozen_layers(parse("custom", words).options) == layers
+
+
+def test_an_adapter_in_the_embeddings_leaves_no_layer_below():
+    words = [*RUN, "--adapter", "lora:2", "--targets", "words|layer_2"]
+    assert pretrained.frozen_layers(parse("custom", words).options) == 0
+
+
+def test_the_first_matrices_of_ffa_stay_as_they_are_drawn_for_every_seed():
+    def trained(words):
+        method = experiment([*LAST, *words]).method
+        params = jax.eval_shape(method.work.model.init, jax.random.key(0))
+        return {
+            jax.tree_util.keystr(path[-1:], simple=True) for path, _ in jax.tree.leaves_with_path(params["backbone"])
+        }
+
+    assert trained([]) == {"lora_a", "lora_b"}
+    assert trained(["--adapter", "ffa_lora:2"]) == {"lora_b"}
+    frozen = [
+        experiment([*LAST, "--adapter", "ffa_lora:2", "--seed", seed]).method.frozen.read()["adapters"] for seed in "01"
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *frozen)
+
+
+def test_personal_parts_stay_at_the_clients():
+    # A of rank 2 beside four layers of 8 inputs, one of 8 and one of 12; all else is personal.
+    fedsa = experiment([*LAST, "--method", "fedper", "--personal", "lora_b|^head"])
+    assert fedsa.traffic.up == 4 * 2 * (4 * 8 + 8 + 12)
+    assert experiment([*LAST, "--method", "fedper"]).traffic.up == fedsa.traffic.up + 4 * 2 * (4 * 8 + 12 + 8)
+
+
+def test_a_run_with_adapters_is_resumed_exported_loaded_and_swept(tmp_path, capsys):
+    words = [*LAST, "--method", "fedper", "--held-out-clients", "1", "--compress", "quantize:8"]
+    assert main("custom", [*words, "--out", "run"]) == 0
+    assert main("custom", ["--resume", "run", "--rounds", "3"]) == 0
+    assert len(scores(tmp_path / "run")) == 3
+    assert export(["run", "--client", "1", "--to", "exported.safetensors"]) == 0
+    names = set(read_weights("exported.safetensors"))
+    assert any("lora_a" in name for name in names)
+    assert not any("embeddings" in name for name in names)
+    loaded = load_run("run")
+    own = loaded.client_data(1)
+    accuracy = 100 * np.mean(np.argmax(loaded.predict(1, own.x), axis=1) == own.y)
+    assert accuracy == pytest.approx(evaluations(tmp_path / "run")[-1]["received_per_client"][1], abs=1e-3)
+    assert sweep(["--dataset", "custom", *LAST, "--method", "fedper", "--seeds", "2", "--out", "sweep"]) == 0
+
+
+def test_a_run_goes_on_with_the_weights_it_began_with(tmp_path, capsys):
+    assert main("custom", [*LAST, "--keep-state", "always", "--out", "run"]) == 0
+    (digest,) = (entry["digest"] for entry in config(tmp_path / "run")["own_code"].values())
+    assert len(digest) == 12
+    arrays = dict(np.load("model.npz"))
+    np.savez("model.npz", **{name: 2 * array for name, array in arrays.items()})
+    assert main("custom", ["--resume", "run", "--rounds", "3"]) == 2
+    assert "model.npz, its --weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--adapter", "lora"], "--adapter lora:NUMBER must be a whole number"),
+        (["--adapter", "lora:0"], "lora:NUMBER must be at least 1"),
+        (["--adapter", "lora:2", "--targets", "nothing"], "matches no layer that can have an adapter; there are"),
+        (["--adapter", "lora:2", "--targets", "("], "no regular expression"),
+        (["--personal", "nothing"], "finds none of the parameters"),
+        (["--weights", "nowhere.npz"], "cannot read"),
+        (["--model", "mlp"], "--weights is for --model bert"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(words, said, capsys):
+    assert main("custom", [*RUN, *words, "--out", "run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_prompts_and_bert_are_for_tokens():
+    with pytest.raises(InvalidInput, match="prompts is for --model bert"):
+        experiment([*DATA, "--adapter", "prompts:2", "--model", "text_mean"])
+    request = parse("digits", ["--model", "bert", "--weights", "model.npz"])
+    with pytest.raises(InvalidInput, match="is for tokens"):
+        build.build_experiment(request, Console(quiet=True))
+
+
+def test_a_folder_of_weights_is_its_model_file(tmp_path):
+    folder = tmp_path / "minilm"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"")
+    words = [*DATA, "--model", "bert", "--weights", str(folder)]
+    assert pretrained.weights_of(parse("custom", words).options) == folder / "model.safetensors"
+
+
+def test_cached_states_are_in_the_folder_of_the_cache(tmp_path):
+    assert jax_config.cache_folder().parent == tmp_path / "cache"
