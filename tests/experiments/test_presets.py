@@ -21,7 +21,7 @@ def figure(dataset, words, is_real=True):
 
 
 def test_every_experiment_has_a_preset_and_every_value_has_a_taker():
-    assert sorted(presets.DEFAULT_PRESET) == sorted(DATASETS) == sorted([*SPECS, "custom"])
+    assert sorted(presets.DEFAULT_PRESET) == sorted(DATASETS) == sorted([*SPECS, "custom", "fortunes"])
     takers = {field.name for field in dataclasses.fields(Options)}
     for method in METHODS:
         takers |= method_options(method).keys()
