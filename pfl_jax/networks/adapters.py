@@ -6,9 +6,10 @@ layer is one product over clients times examples. Nothing merges an adapter into
 kernel for each client.
 """
 
+import contextlib
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
@@ -68,8 +69,8 @@ def lora(
     attention projections (`DenseGeneral`), convolutions (A has the kernel, B is 1 x 1) and embeddings can have one.
 
     Args:
-      model: of flax.linen layers, such as `pfl_jax.networks.pretrained.bert` or `from_flax` gives; its initial
-        backbone is frozen, its running statistics too. Its head stays the head, and is trained.
+      model: of flax.linen or flax.nnx layers, such as `pfl_jax.networks.pretrained.bert` or `from_flax` gives; its
+        initial backbone is frozen, its running statistics too. Its head stays the head, and is trained.
       input_shape: shape of one input.
       rank: r, columns of A and rows of B.
       alpha: scale of the adapters, times rank.
@@ -209,7 +210,7 @@ def adapted(
     *,
     input_dtype: Any = jnp.float32,
     frozen_dtype: Any = jnp.float32,
-    called: "Callable[[nn.Module], str | None] | None" = None,
+    called: Callable[[Any], str | None] | None = None,
 ) -> Model:
     """Model whose backbone is the adapters of some layers; the model's own backbone is frozen.
 
@@ -243,7 +244,17 @@ def adapted(
     def batch_features(backbone, x, mask=None, key=None):
         del mask  # Statistics of batch normalization are frozen.
         values = frozen.read()
-        with nn.intercept_methods(_adapting(adapter, sites, backbone, values["adapters"], called)):
+
+        def with_adapter(call, layer, path, args):
+            output, site = call(*args), sites.get(path)
+            if site is None:
+                return output
+            own, constant = backbone, values["adapters"]
+            for name in path:
+                own, constant = own[name], constant[name]
+            return adapter.apply(constant | own, layer, site, args[0], output)
+
+        with _intercepted(called, with_adapter):
             base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values["base"])
             if model.batch_features is None:
                 return model.features(base, x), {}
@@ -257,42 +268,60 @@ def adapted(
     )
 
 
-def _adapting(
-    adapter: Adapter,
-    sites: dict[tuple[str, ...], Site],
-    backbone: Backbone,
-    fixed: PyTree,
-    called: Callable[[nn.Module], str | None],
-) -> Any:
-    """Interceptor of Flax calls that applies the adapters in `backbone`, and their frozen part, to their layers."""
+@contextlib.contextmanager
+def _intercepted(called: Callable[[Any], str | None], handle: Callable[..., Any]) -> Iterator[None]:
+    """Context in which parts of a network are called by `handle`: (call, part, path, inputs) -> outputs.
 
-    def intercept(call, args, kwargs, context):
-        output = call(*args, **kwargs)
-        site = sites.get(context.module.path)
-        if site is None or context.method_name != called(context.module):
-            return output
-        own, constant = backbone, fixed
-        for name in site.path:
-            own, constant = own[name], constant[name]
-        return adapter.apply(constant | own, context.module, site, args[0], output)
+    Args:
+      called: part -> name of the method; None for a part that is left alone. Of flax.nnx modules it is "__call__".
+      handle: the function.
+    """
 
-    return intercept
+    def of_linen(call, args, kwargs, context):
+        if context.method_name != called(context.module):
+            return call(*args, **kwargs)
+        return handle(lambda *args: call(*args, **kwargs), context.module, context.module.path, args)
+
+    def of_nnx(call, part, path, args):
+        return handle(call, part, path, args) if called(part) else call(*args)
+
+    token = layers.NNX_INTERCEPTOR.set(of_nnx)
+    try:
+        with nn.intercept_methods(of_linen):
+            yield
+    finally:
+        layers.NNX_INTERCEPTOR.reset(token)
 
 
-def _multiplied(layer: nn.Module) -> str | None:
+def _kind(layer: Any) -> str | None:
+    """Kind of a layer with a kernel, of flax.linen, flax.nnx or this project; None for other parts of a network."""
+    kinds: dict[type, str] = {
+        layers.ConvBlock: "block",
+        layers.Dense: "dense",
+        nn.Dense: "dense",
+        nn.DenseGeneral: "dense",
+        nn.Conv: "convolution",
+        nn.Embed: "embedding",
+    }
+    if not isinstance(layer, nn.Module):
+        from flax import nnx
+
+        kinds = {nnx.Linear: "dense", nnx.LinearGeneral: "dense", nnx.Conv: "convolution", nnx.Embed: "embedding"}
+    return next((kind for one, kind in kinds.items() if isinstance(layer, one)), None)
+
+
+def _multiplied(layer: Any) -> str | None:
     """Method of a layer whose output is linear in its kernel, apart from a bias; None for layers without one."""
-    if isinstance(layer, layers.ConvBlock):
-        return "before_pooling"
-    kinds = layers.Dense | nn.Dense | nn.DenseGeneral | nn.Conv | nn.Embed
-    return "__call__" if isinstance(layer, kinds) else None
+    kind = _kind(layer)
+    return "before_pooling" if kind == "block" else kind and "__call__"
 
 
-def _called_layer(layer: nn.Module) -> str | None:
+def _called_layer(layer: Any) -> str | None:
     """Method that calls a layer with a kernel; None for others."""
-    return None if _multiplied(layer) is None else "__call__"
+    return _kind(layer) and "__call__"
 
 
-def _called_part(part: nn.Module) -> str:
+def _called_part(part: Any) -> str:
     """Method that calls any part of a network."""
     return "__call__"
 
@@ -303,39 +332,61 @@ def _number(path: tuple[str, ...]) -> int:
 
 
 def _sites(
-    model: Model, backbone: Backbone, inputs: jax.ShapeDtypeStruct, called: Callable[[nn.Module], str | None]
+    model: Model, backbone: Backbone, inputs: jax.ShapeDtypeStruct, called: Callable[[Any], str | None]
 ) -> dict[tuple[str, ...], Site]:
     """All layers of a backbone that can have an adapter, or all its parts, by path."""
     found: dict[tuple[str, ...], Site] = {}
 
-    def record(call, args, kwargs, context):
-        layer, output = context.module, call(*args, **kwargs)
-        if context.method_name == called(layer) and layer.path:
-            kernel = layer.get_variable("params", "embedding" if isinstance(layer, nn.Embed) else "kernel")
-            # The head has no parameters here.
-            if kernel is not None:
-                outputs = len(layer.features) if isinstance(layer.features, tuple) else 1
-                found[layer.path] = Site(layer.path, kernel.shape[:-outputs], kernel.shape[-outputs:])
-            elif _multiplied(layer) is None and hasattr(output, "shape"):
-                found[layer.path] = Site(layer.path, (), output.shape[-1:])
+    def record(call, layer, path, args):
+        output, kernel = call(*args), _kernel(layer)
+        # The head has no parameters here.
+        if kernel is not None and path:
+            features = layer.features if isinstance(layer, nn.Module) else getattr(layer, "out_features", 1)
+            outputs = len(features) if isinstance(features, tuple) else 1
+            found[path] = Site(path, kernel.shape[:-outputs], kernel.shape[-outputs:])
+        elif path and _multiplied(layer) is None and hasattr(output, "shape"):
+            found[path] = Site(path, (), output.shape[-1:])
         return output
 
-    with nn.intercept_methods(record):
+    with _intercepted(called, record):
         # A new function: JAX remembers the trace of one that it has seen, and would call no layer.
         jax.eval_shape(lambda *args: model.features(*args), backbone, inputs)
     return found
 
 
-def _contract(layer: nn.Module, site: Site, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _kernel(layer: Any) -> Any:
+    """Kernel or embedding of a layer; None without one."""
+    name = "embedding" if _kind(layer) == "embedding" else "kernel"
+    return layer.get_variable("params", name) if isinstance(layer, nn.Module) else getattr(layer, name, None)
+
+
+def _contract(layer: Any, site: Site, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """A layer's operation with `kernel` [inputs, r] in the place of its own kernel, with r outputs."""
-    if isinstance(layer, nn.Embed):
+    kind = _kind(layer)
+    if kind == "embedding":
         return kernel[x]
-    if isinstance(layer, layers.ConvBlock):
-        return layers.conv2d(x, kernel.reshape(*site.inputs, -1), layer.padding)
-    if isinstance(layer, nn.Conv):
-        like = layer.clone(parent=None, name=None, features=kernel.shape[-1], use_bias=False)
-        return cast(jax.Array, like.apply({"params": {"kernel": kernel.reshape(*site.inputs, -1)}}, x))
-    return x.reshape(*x.shape[: x.ndim - len(site.inputs)], -1) @ kernel
+    if kind == "dense":
+        return x.reshape(*x.shape[: x.ndim - len(site.inputs)], -1) @ kernel
+    kernel = kernel.reshape(*site.inputs, -1)
+    if kind == "block":
+        return layers.conv2d(x, kernel, layer.padding)
+    if not isinstance(layer, nn.Module):
+        return _nnx_convolution(layer, x, kernel)
+    like = layer.clone(parent=None, name=None, features=kernel.shape[-1], use_bias=False)
+    return cast(jax.Array, cast(Any, like).apply({"params": {"kernel": kernel}}, x))
+
+
+def _nnx_convolution(layer: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolution of a flax.nnx layer with another kernel, without its bias."""
+    from flax import nnx
+
+    names = ("kernel_size", "strides", "padding", "input_dilation", "kernel_dilation", "feature_group_count")
+    shape = {name: getattr(layer, name) for name in names}
+    like = nnx.eval_shape(
+        lambda: nnx.Conv(layer.in_features, kernel.shape[-1], use_bias=False, rngs=nnx.Rngs(0), **shape)
+    )
+    graph, _ = nnx.split(like)
+    return nnx.merge(graph, nnx.State({"kernel": nnx.Param(kernel)}))(x)
 
 
 def _nested(leaves: dict[tuple[str, ...], PyTree]) -> dict[str, Any]:

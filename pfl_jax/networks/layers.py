@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
 import flax.linen as nn
@@ -30,6 +31,11 @@ def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
         return jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound).reshape(shape)
 
     return init
+
+
+NNX_INTERCEPTOR: ContextVar[Callable[..., Any] | None] = ContextVar("interceptor of nnx modules", default=None)
+"""What models of flax.nnx modules call in the place of each part: (call, part, path, inputs) -> outputs. Flax itself
+intercepts the methods of flax.linen modules alone."""
 
 
 class Layer(nn.Module):

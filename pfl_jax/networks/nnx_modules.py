@@ -1,5 +1,6 @@
 """Models from flax.nnx modules, imported where one is given: importing flax.nnx takes its time."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from pfl_jax.base import STATISTICS, Model, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import module_checks
 from pfl_jax.networks.batch_norm import normalize
+from pfl_jax.networks.layers import NNX_INTERCEPTOR
 
 
 class _Pass(nnx.Module):
@@ -35,6 +37,20 @@ class _MaskedBatchNorm(nnx.BatchNorm):
         y, running = normalize(x, scale, bias, running, self.examples, epsilon=self.epsilon, decay=self.momentum)
         self.mean[...], self.var[...] = running["mean"], running["var"]
         return y
+
+
+@functools.cache
+def _intercepted(kind: type) -> type:
+    """Subclass of a class of modules that `NNX_INTERCEPTOR` gets the calls of."""
+
+    class Intercepted(kind):
+        def __call__(self, *args, **kwargs):
+            def call(*args):
+                return kind.__call__(self, *args, **kwargs)
+
+            return self.interceptor(call, self, self.path, args)
+
+    return Intercepted
 
 
 class _Part(NamedTuple):
@@ -69,9 +85,13 @@ class _Part(NamedTuple):
         filled = _filled(self.params, values), _filled(self.statistics, statistics), streams
         module: Any = nnx.merge(self.graph, *filled)
         (module.eval if key is None else module.train)()
-        for _, part in nnx.iter_modules(module):
+        part: Any
+        for path, part in nnx.iter_modules(module):
             if isinstance(part, _MaskedBatchNorm):
                 part.examples = mask
+            elif path and (interceptor := NNX_INTERCEPTOR.get()) is not None:
+                part.path, part.interceptor = tuple(map(str, path)), interceptor
+                part.__class__ = _intercepted(type(part))
         return module
 
 

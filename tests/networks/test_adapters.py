@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from pfl_jax import models, networks
 from pfl_jax.errors import InvalidInput
@@ -22,9 +23,24 @@ class Layers(nn.Module):
         return nn.Dense(3, name="head")(nn.Dense(5, name="dense")(states.mean(1)))
 
 
+class NnxLayers(nnx.Module):
+    """The same of flax.nnx."""
+
+    def __init__(self, rngs):
+        self.words = nnx.Embed(20, 8, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+        self.convolution = nnx.Conv(8, 6, (3,), strides=2, rngs=rngs)
+        self.dense, self.head = nnx.Linear(6, 5, rngs=rngs), nnx.Linear(5, 3, rngs=rngs)
+
+    def __call__(self, x):
+        states = self.words(x)
+        return self.head(self.dense(self.convolution(self.attention(states)).mean(1)))
+
+
 NETWORKS = {
     "mlp": (models.mlp((5,), 3), (5,), jnp.float32),
     "cnn": (models.fedpac_cnn((12, 12, 1), 3), (12, 12, 1), jnp.float32),
+    "nnx": (networks.from_flax(lambda rngs: NnxLayers(rngs), (7,), 3, input_dtype=jnp.int32), (7,), jnp.int32),
     "layers": (networks.from_flax(Layers(), (7,), 3, input_dtype=jnp.int32), (7,), jnp.int32),
 }
 
@@ -46,6 +62,7 @@ def merged(base, adapters, scale):
     """Backbone in which W + scale A B is the kernel of each layer with an adapter."""
     if "lora_a" in adapters:
         name = "embedding" if "embedding" in base else "kernel"
+        assert adapters["lora_a"].shape[1] == 2
         update = scale * (adapters["lora_a"] @ adapters["lora_b"])
         return dict(base) | {name: base[name] + update.reshape(base[name].shape)}
     return {name: merged(one, adapters[name], scale) if name in adapters else one for name, one in base.items()}
