@@ -212,7 +212,7 @@ def bert_states(
 
 
 def read_config(path: Path) -> BertConfig:
-    """Sizes from the config.json beside a file of weights; InvalidInput if they are not there."""
+    """Sizes from the config.json beside the weights at `path`; InvalidInput if they are not there."""
     try:
         stored = json.loads((path.parent / "config.json").read_text())
         return BertConfig(

@@ -7,7 +7,7 @@ import pytest
 from experiments import DATASETS
 from experiments.cli import presets
 from experiments.cli.hyper_parameters import method_options
-from experiments.cli.options import Options
+from experiments.cli.options import PRETRAINED, Options
 from experiments.cli.request import assignments, parse
 from experiments.papers import published
 from pfl_jax.data.specs import SPECS
@@ -30,7 +30,7 @@ def test_every_experiment_has_a_preset_and_every_value_has_a_taker():
             values = presets.values(preset, dataset, embedded=True)
             assert set(values) <= takers
             assert values["method"] in METHODS
-            assert values["model"] in MODELS
+            assert values["model"] in {*MODELS, *PRETRAINED}
 
 
 @pytest.mark.parametrize("preset", presets.PRESETS)
