@@ -95,7 +95,7 @@ class ConvBlock(Layer):
         return self.activation(self.add_bias(max_pool(self.before_pooling(x, kernel)), bias))
 
     def before_pooling(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Convolution of x with kernel; an adapter adds to it out here, since interceptors of `convolve` replace that."""
+        """Convolution of x with kernel. Adapters add to it here: interceptors of `convolve` would replace them."""
         return self.convolve(x, kernel, self.padding)
 
 

@@ -111,10 +111,11 @@ def test_nothing_comes_twice():
 @pytest.mark.parametrize("block", FIELDS)
 def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp_path):
     there, rates = Comparison(block, Library(tmp_path)).runs, FIELDS[block].rates
-    assert there == [one for method in field.methods() for one in search_runs(block, method)]
-    assert len({one.name for one in there}) == len(field.methods()) * len(rates)
+    assert there == [one for method in field.methods(block) for one in search_runs(block, method)]
+    assert len({one.name for one in there}) == len(field.methods(block)) * len(rates)
     search, long = (one.cell.request() for one in (search_runs(block, "ditto")[1], tuned_run(block, "ditto", rates[1])))
-    assert (search.options.rounds, long.options.rounds) == ((20, 50) if block == "field" else (40, 40))
+    rounds = {"field": (20, 50), "field-texts": (10, 10)}.get(block, (40, 40))
+    assert (search.options.rounds, long.options.rounds) == rounds
     for request in (search, long):
         options = request.options
         assert (options.method, options.val_fraction is None) == ("ditto", False)
@@ -128,8 +129,7 @@ def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp
 def small_field(runs, monkeypatch):
     """A comparison of three methods, the best one of which has three seeds; the second of two rates is the better."""
     monkeypatch.setattr(field, "METHODS", {name: METHODS[name] for name in ("local", "fedavg", "fedper")})
-    monkeypatch.setattr(field, "BEST", 1)
-    small = {"field": Field("its title", "fashion_mnist", ("--num-clients", "20"), 50, 20, ("0.01", "0.03"))}
+    small = {"field": Field("its title", "fashion_mnist", ("--num-clients", "20"), 50, 20, ("0.01", "0.03"), best=1)}
     monkeypatch.setattr(field, "FIELDS", small)
     validation = {0.01: 60.0, 0.03: 70.0}
     monkeypatch.setattr(Result, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])

@@ -25,7 +25,7 @@ from experiments.lab.pages.compared import (
 )
 from experiments.lab.pages.parts import FIGURES, Made, filled
 from experiments.lab.pages.picture import picture
-from experiments.lab.queue.field import FIELDS, Comparison, Tuned, tuned_run
+from experiments.lab.queue.field import FIELDS, PROTOCOL, VARIANTS, Comparison, Tuned, tuned_run
 from experiments.lab.queue.planned import (
     DATASET,
     FEDAS_BETAS,
@@ -187,6 +187,9 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
     # Every command line of FIELDS fixes the number of test examples.
     tested = options.num_clients * cast(int, options.test_size)
     is_short = field.search_rounds < field.rounds
+    # The error is about the same for all methods but the worst.
+    best = one.tuned[0].results[0].accuracy(PROTOCOL) if one.tuned and one.tuned[0].results else None
+    share = (90.0 if best is None else best) / 100
     rows = [
         [f"`{each.method}`", each.rate, number(each.validation), *(_accuracy(each, protocol) for protocol in ALWAYS)]
         for each in one.tuned
@@ -202,10 +205,12 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
             *ALWAYS,
         ],
         "is_short": is_short,
+        "variants": {name: f"--method {' '.join(words)}" for name, words in VARIANTS.items() if name in field.methods},
         "runs": sum(run.name in library.named for run in one.runs),
         "rows": rows,
         "tested": tested,
-        "error": 100 * math.sqrt(0.9 * 0.1 / tested),
+        "share": 100 * share,
+        "error": 100 * math.sqrt(share * (1 - share) / tested),
     }
 
 

@@ -4,7 +4,6 @@ What a search chooses, and which methods are the best ten, follows from committe
 they come.
 """
 
-import itertools
 from typing import NamedTuple
 
 from experiments.cli.measures import Protocol
@@ -20,9 +19,6 @@ from pfl_jax.methods.factories import is_for_adapters
 PROTOCOL: Protocol = "received"
 """Protocol by which learning rates and methods are compared."""
 
-BEST = 10
-"""Number of methods that are run with all seeds."""
-
 
 class Field(NamedTuple):
     """Comparison of all methods.
@@ -34,6 +30,9 @@ class Field(NamedTuple):
       rounds: number of rounds.
       search_rounds: number of rounds in which the learning rates are compared.
       rates: learning rates that are tried for every method.
+      methods: those that are compared, keys of METHODS or VARIANTS; none for all but those for models with adapters,
+        which the usual networks do not have.
+      best: number of methods that are run with all seeds.
     """
 
     title: str
@@ -42,6 +41,8 @@ class Field(NamedTuple):
     rounds: int
     search_rounds: int
     rates: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    best: int = 10
 
 
 _SIX_RATES = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")
@@ -56,6 +57,18 @@ _LIKE_FASHION_MNIST = (
     *("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
 )
 
+TEXT_METHODS = (
+    *("local", "fedavg", "fedavg_ft", "fedper", "fedrep", "ditto", "pfedme", "apfl", "fedala", "fedpac", "fedas"),
+    *("ffa_lora", "fedsa_lora", "feddpa", "fedex_lora", "hetlora"),
+)
+"""Methods on a pretrained model."""
+
+VARIANTS = {
+    "ffa_lora": ("fedavg", "--adapter", "ffa_lora:8"),
+    "fedsa_lora": ("fedper", "--personal", "lora_b|^head"),
+}
+"""Name in a comparison -> the method, and its further options."""
+
 FIELDS = {
     "field-digits": Field("digits", "digits", ("--val-fraction", "0.2"), 40, 40, _SIX_RATES),
     "field-letters": Field("letters, a table", CUSTOM, (*_LETTERS, *_LIKE_FASHION_MNIST), 40, 40, _SIX_RATES),
@@ -64,6 +77,12 @@ FIELDS = {
         DATASET,
         ("--num-clients", "20", "--s", "20", "--val-fraction", "0.1", *_EVERY_RATE_ENDS),
         *(50, 20, ("0.01", "0.03", "0.1")),
+    ),
+    "field-texts": Field(
+        "short texts on all-MiniLM-L6-v2 with low-rank adapters",
+        "fortunes",
+        ("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
+        *(10, 10, ("0.03", "0.1", "0.3"), TEXT_METHODS, len(TEXT_METHODS)),
     ),
 }
 """Block -> its comparison."""
@@ -106,13 +125,18 @@ class Comparison:
 
     def __init__(self, block: str, library: Library):
         self.block, self.field, self._library = block, FIELDS[block], library
-        found = [tuned for method in methods() if (tuned := self._tuned(method))]
+        compared = methods(block)
+        found = [tuned for method in compared if (tuned := self._tuned(method))]
         self.tuned = sorted(found, key=lambda one: -_accuracy(one))
-        search = [run for method in methods() for run in search_runs(block, method)]
+        search = [run for method in compared for run in search_runs(block, method)]
         long = [tuned_run(block, one.method, one.rate) for one in found]
         again = []
-        if len(found) == len(methods()) and all(map(self._is_done, long)):
-            again = [tuned_run(block, one.method, one.rate, seed) for one in self.tuned[:BEST] for seed in SEEDS[1:]]
+        if len(found) == len(compared) and all(map(self._is_done, long)):
+            again = [
+                tuned_run(block, one.method, one.rate, seed)
+                for one in self.tuned[: self.field.best]
+                for seed in SEEDS[1:]
+            ]
         self.runs = list({run.name: run for run in [*search, *long, *again]}.values())
 
     def _tuned(self, method: str) -> Tuned | None:
@@ -145,7 +169,7 @@ def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, searc
 
     Args:
       block: a key of FIELDS.
-      method: a key of METHODS.
+      method: a key of METHODS or VARIANTS.
       rate: the learning rate.
       seed: of the run.
       search: whether it has the rounds of the search, not all.
@@ -154,13 +178,15 @@ def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, searc
     rounds = field.search_rounds if search else field.rounds
     if rounds < field.rounds:
         name += " search"
-    arguments = ("--method", method, "--lr", rate, *_OWN_STEPS.get(method, ()), *field.words, "--rounds", str(rounds))
+    own = VARIANTS.get(method, (method, *_OWN_STEPS.get(method, ())))
+    arguments = ("--method", own[0], "--lr", rate, *own[1:], *field.words, "--rounds", str(rounds))
     return PlannedRun(block, RunCommand(field.dataset, arguments, seed), name, f"{block}/{slug(name)}/seed-{seed}")
 
 
-def methods() -> list[str]:
-    """Methods that are compared: all but those for models with adapters, which these networks do not have."""
-    return [name for name, factory in METHODS.items() if not is_for_adapters(factory)]
+def methods(block: str) -> list[str]:
+    """Methods that are compared in a block, keys of METHODS or VARIANTS."""
+    usual = [name for name, factory in METHODS.items() if not is_for_adapters(factory)]
+    return list(FIELDS[block].methods) or usual
 
 
 def search_runs(block: str, method: str) -> list[PlannedRun]:
@@ -171,7 +197,7 @@ def search_runs(block: str, method: str) -> list[PlannedRun]:
 def possible_runs() -> list[PlannedRun]:
     """All runs that the comparisons may come to need, whatever the searches choose."""
     found = []
-    for block, method in itertools.product(FIELDS, methods()):
+    for block, method in [(one, method) for one in FIELDS for method in methods(one)]:
         found += search_runs(block, method)
         found += [tuned_run(block, method, rate, seed) for rate in FIELDS[block].rates for seed in SEEDS]
     return found
