@@ -21,6 +21,7 @@ INTERNAL = {
     "atomic_write",
     "messages",
     "safe_read",
+    "networks.adapted_layers",
     "networks.passes",
     "streams",
     "testing.comparison",

@@ -6,10 +6,9 @@ layer is one product over clients times examples. Nothing merges an adapter into
 kernel for each client.
 """
 
-import contextlib
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from pfl_jax.base import Backbone, Model, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import Frozen
-from pfl_jax.networks import layers
+from pfl_jax.networks import adapted_layers
 from pfl_jax.networks.split import pattern_of
 
 
@@ -111,9 +110,9 @@ def lora(
         return trained | {"lora_b": jnp.zeros((rank, math.prod(site.outputs)))}
 
     def apply(adapter, layer, site, x, y):
-        update = _contract(layer, site, x, adapter["lora_a"]) @ adapter["lora_b"]
+        update = adapted_layers.contract(layer, site.inputs, x, adapter["lora_a"]) @ adapter["lora_b"]
         if "residual" in adapter:
-            update += _contract(layer, site, x, adapter["residual"])
+            update += adapted_layers.contract(layer, site.inputs, x, adapter["residual"])
         return y + (alpha / rank) * update.reshape(y.shape)
 
     def fixed(site):
@@ -159,7 +158,7 @@ def bottleneck(
         return y + nn.gelu(y @ adapter["down"]) @ adapter["up"]
 
     kinds = {"input_dtype": input_dtype, "frozen_dtype": frozen_dtype}
-    return adapted(model, input_shape, Adapter(init, apply), targets, called=_called_layer, **kinds)
+    return adapted(model, input_shape, Adapter(init, apply), targets, called=adapted_layers.called_layer, **kinds)
 
 
 def prompts(
@@ -199,7 +198,7 @@ def prompts(
         return jnp.concatenate([before.astype(y.dtype), y], axis=1)
 
     targets, kinds = f"(^|/)({after})$", {"input_dtype": input_dtype, "frozen_dtype": frozen_dtype}
-    return adapted(model, input_shape, Adapter(init, apply), targets, called=_called_part, **kinds)
+    return adapted(model, input_shape, Adapter(init, apply), targets, called=adapted_layers.called_part, **kinds)
 
 
 def adapted(
@@ -225,7 +224,7 @@ def adapted(
     """
     pattern = pattern_of("targets", targets)
     backbone = jax.jit(lambda key: model.init(key)["backbone"])(jax.random.key(0))
-    called = _multiplied if called is None else called
+    called = adapted_layers.multiplied if called is None else called
     every = _sites(model, backbone, jax.ShapeDtypeStruct((2, *input_shape), input_dtype), called)
     sites = {path: site for path, site in every.items() if pattern.search("/".join(path))}
     if not sites:
@@ -254,7 +253,7 @@ def adapted(
                 own, constant = own[name], constant[name]
             return adapter.apply(constant | own, layer, site, args[0], output)
 
-        with _intercepted(called, with_adapter):
+        with adapted_layers.intercepted(called, with_adapter):
             base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values["base"])
             if model.batch_features is None:
                 return model.features(base, x), {}
@@ -266,64 +265,6 @@ def adapted(
         batch_features=batch_features,
         frozen=frozen,
     )
-
-
-@contextlib.contextmanager
-def _intercepted(called: Callable[[Any], str | None], handle: Callable[..., Any]) -> Iterator[None]:
-    """Context in which parts of a network are called by `handle`: (call, part, path, inputs) -> outputs.
-
-    Args:
-      called: part -> name of the method; None for a part that is left alone. Of flax.nnx modules it is "__call__".
-      handle: the function.
-    """
-
-    def of_linen(call, args, kwargs, context):
-        if context.method_name != called(context.module):
-            return call(*args, **kwargs)
-        return handle(lambda *args: call(*args, **kwargs), context.module, context.module.path, args)
-
-    def of_nnx(call, part, path, args):
-        return handle(call, part, path, args) if called(part) else call(*args)
-
-    token = layers.NNX_INTERCEPTOR.set(of_nnx)
-    try:
-        with nn.intercept_methods(of_linen):
-            yield
-    finally:
-        layers.NNX_INTERCEPTOR.reset(token)
-
-
-def _kind(layer: Any) -> str | None:
-    """Kind of a layer with a kernel, of flax.linen, flax.nnx or this project; None for other parts of a network."""
-    kinds: dict[type, str] = {
-        layers.ConvBlock: "block",
-        layers.Dense: "dense",
-        nn.Dense: "dense",
-        nn.DenseGeneral: "dense",
-        nn.Conv: "convolution",
-        nn.Embed: "embedding",
-    }
-    if not isinstance(layer, nn.Module):
-        from flax import nnx
-
-        kinds = {nnx.Linear: "dense", nnx.LinearGeneral: "dense", nnx.Conv: "convolution", nnx.Embed: "embedding"}
-    return next((kind for one, kind in kinds.items() if isinstance(layer, one)), None)
-
-
-def _multiplied(layer: Any) -> str | None:
-    """Method of a layer whose output is linear in its kernel, apart from a bias; None for layers without one."""
-    kind = _kind(layer)
-    return "before_pooling" if kind == "block" else kind and "__call__"
-
-
-def _called_layer(layer: Any) -> str | None:
-    """Method that calls a layer with a kernel; None for others."""
-    return _kind(layer) and "__call__"
-
-
-def _called_part(part: Any) -> str:
-    """Method that calls any part of a network."""
-    return "__call__"
 
 
 def _number(path: tuple[str, ...]) -> int:
@@ -338,55 +279,20 @@ def _sites(
     found: dict[tuple[str, ...], Site] = {}
 
     def record(call, layer, path, args):
-        output, kernel = call(*args), _kernel(layer)
+        output, kernel = call(*args), adapted_layers.kernel_of(layer)
         # The head has no parameters here.
         if kernel is not None and path:
             features = layer.features if isinstance(layer, nn.Module) else getattr(layer, "out_features", 1)
             outputs = len(features) if isinstance(features, tuple) else 1
             found[path] = Site(path, kernel.shape[:-outputs], kernel.shape[-outputs:])
-        elif path and _multiplied(layer) is None and hasattr(output, "shape"):
+        elif path and adapted_layers.multiplied(layer) is None and hasattr(output, "shape"):
             found[path] = Site(path, (), output.shape[-1:])
         return output
 
-    with _intercepted(called, record):
+    with adapted_layers.intercepted(called, record):
         # A new function: JAX remembers the trace of one that it has seen, and would call no layer.
         jax.eval_shape(lambda *args: model.features(*args), backbone, inputs)
     return found
-
-
-def _kernel(layer: Any) -> Any:
-    """Kernel or embedding of a layer; None without one."""
-    name = "embedding" if _kind(layer) == "embedding" else "kernel"
-    return layer.get_variable("params", name) if isinstance(layer, nn.Module) else getattr(layer, name, None)
-
-
-def _contract(layer: Any, site: Site, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A layer's operation with `kernel` [inputs, r] in the place of its own kernel, with r outputs."""
-    kind = _kind(layer)
-    if kind == "embedding":
-        return kernel[x]
-    if kind == "dense":
-        return x.reshape(*x.shape[: x.ndim - len(site.inputs)], -1) @ kernel
-    kernel = kernel.reshape(*site.inputs, -1)
-    if kind == "block":
-        return layers.conv2d(x, kernel, layer.padding)
-    if not isinstance(layer, nn.Module):
-        return _nnx_convolution(layer, x, kernel)
-    like = layer.clone(parent=None, name=None, features=kernel.shape[-1], use_bias=False)
-    return cast(jax.Array, cast(Any, like).apply({"params": {"kernel": kernel}}, x))
-
-
-def _nnx_convolution(layer: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Convolution of a flax.nnx layer with another kernel, without its bias."""
-    from flax import nnx
-
-    names = ("kernel_size", "strides", "padding", "input_dilation", "kernel_dilation", "feature_group_count")
-    shape = {name: getattr(layer, name) for name in names}
-    like = nnx.eval_shape(
-        lambda: nnx.Conv(layer.in_features, kernel.shape[-1], use_bias=False, rngs=nnx.Rngs(0), **shape)
-    )
-    graph, _ = nnx.split(like)
-    return nnx.merge(graph, nnx.State({"kernel": nnx.Param(kernel)}))(x)
 
 
 def _nested(leaves: dict[tuple[str, ...], PyTree]) -> dict[str, Any]:

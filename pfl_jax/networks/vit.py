@@ -103,8 +103,8 @@ def vit(
     Args:
       input_shape: (H, W, C) of an image.
       num_classes: K.
-      path: .safetensors or .npz file of weights under timm's names (`blocks.0.attn.qkv.weight`) or big_vision's
-        (`Transformer/encoderblock_0/...`), with a class token; the sizes are read off them. None for new weights.
+      path: .safetensors or .npz file of weights under timm's names (blocks.0.attn.qkv.weight) or big_vision's
+        (Transformer/encoderblock_0/...), with a class token; the sizes are read off them. None for new weights.
       config: sizes; with a path only `heads` counts, which timm's files do not have (by default 64 units each).
 
     Raises:
