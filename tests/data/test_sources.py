@@ -1,8 +1,5 @@
 """Files in true formats, damaged files, and what `auto` settles for; tensorflow-datasets is in test_tfds.py."""
 
-import subprocess
-import sys
-
 import archives
 import numpy as np
 import pytest
@@ -187,12 +184,3 @@ def test_truncated_gzip(tmp_path):
         fails("train-images.*truncated", "fashion_mnist", source, tmp_path)
     paths[0].write_bytes(b"not gzip at all")
     fails("train-images.*cannot be read", "fashion_mnist", "files", tmp_path)
-
-
-def test_heavy_packages_are_imported_only_when_needed():
-    code = (
-        "import sys; from pfl_jax.data import load; load('fashion_mnist', 'embedded');"
-        "print([name for name in ('tensorflow', 'tensorflow_datasets') if name in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"

@@ -35,12 +35,6 @@ def test_states_on_the_host_and_samples_of_all_clients():
     np.testing.assert_array_equal(received(eval_clients=9), received())
 
 
-def test_samples_are_drawn_by_the_runs_key():
-    draws = [np.asarray(evaluated_clients(jax.random.key(seed), 6, Settings(1, eval_clients=3))) for seed in range(8)]
-    assert all(len(draw) == 3 and (np.diff(draw) > 0).all() for draw in draws)
-    assert len({frozenset(draw) for draw in draws}) > 3
-
-
 def test_an_engine_evaluates_the_sample_of_each_run():
     """One engine with states on the host, which remembers whom it has drawn, and runs of several keys and data."""
     settings = Settings(rounds=1, eval_clients=2)

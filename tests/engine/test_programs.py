@@ -79,15 +79,15 @@ def test_an_engine_of_something_else_is_refused(options, message):
         simulate.run(used, DATA, settings, jax.random.key(0), **options)
 
 
-@pytest.mark.parametrize("own_engine", [True, False])
-@pytest.mark.parametrize("placed", [True, False])
-def test_a_model_of_too_few_classes_is_refused(own_engine, placed):
+def test_a_model_of_too_few_classes_is_refused():
+    """On devices of its own and with an engine of its own; without them in test_wrong_uses.py."""
+
     def two_classes(head, features):
         return tiny_model().classify(head, features)[:, :2]
 
     method, settings = make_method("local", tiny_model()._replace(classify=two_classes)), Settings(rounds=1)
-    data = placement.place(DATA, simulate.client_mesh()) if placed else DATA
-    engine = simulate.build(method, settings, data.mesh).jit() if own_engine else None
+    data = placement.place(DATA, simulate.client_mesh())
+    engine = simulate.build(method, settings, data.mesh).jit()
     results = simulate.run(method, data, settings, jax.random.key(0), mesh=data.mesh, engine=engine)
     with pytest.raises(InvalidInput, match="the model has 2 classes, and the data 3"):
         next(results)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import received, tiny_federation, tiny_method
+from problems import diverging, received, tiny_federation, tiny_method
 from trees import row
 
 from pfl_jax import simulate, sweep
@@ -119,16 +119,8 @@ def test_number_of_evaluations(settings, passes):
 
 
 def test_before_aggregation_of_a_diverged_client_is_received():
-    method = tiny_method("fedper")
-
-    def local(key, server, client, data):
-        result = method.local(key, server, client, data)
-        is_broken = jnp.sum(data.mask) == 20
-        message = jax.tree.map(lambda leaf: jnp.where(is_broken, jnp.nan, leaf), result.message)
-        return result._replace(message=message)
-
-    settings = Settings(rounds=1, before_aggregation=True)
-    (result,) = play(method._replace(local=local), settings, on_nan="skip-client")
+    method, settings = tiny_method("fedper"), Settings(rounds=1, before_aggregation=True)
+    (result,) = play(diverging(method, 20, part="message"), settings, on_nan="skip-client")
     assert result.diverged.tolist() == [1]
     engine = simulate.build(method, settings).jit()
     want = engine.evaluate(DATA, engine.init(DATA, KEY))

@@ -8,8 +8,11 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import simulate, sweep
+from pfl_jax.data.federated import client_data
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.methods import make_method
+from pfl_jax.methods.scaffold import ScaffoldClient
+from pfl_jax.primitives.losses import supervised_loss
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -72,10 +75,6 @@ def test_the_scale_of_a_schedule_can_be_swept():
 @pytest.mark.parametrize("steps", [{"optimizer": "adam"}, {"clip_norm": 0.1}], ids=["adam", "clipped"])
 def test_control_variates_with_adam_are_gradients(steps):
     """SCAFFOLD's option I where steps are no multiples of gradients: c_i+ is the gradient at w."""
-    from pfl_jax.data.federated import client_data
-    from pfl_jax.methods.scaffold import ScaffoldClient
-    from pfl_jax.primitives.losses import supervised_loss
-
     model, data = tiny_model(), client_data(tiny_federation(pad=3), 1, "train")
     adam = make_method("scaffold", model, **HYPER_PARAMETERS, **steps)
     server = adam.init_server(KEY)

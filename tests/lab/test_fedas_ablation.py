@@ -68,13 +68,6 @@ def test_the_measures_by_hand(tmp_path):
     assert not any("per_client" in key for key in record)
 
 
-def test_everyone_in_the_first_cohort_leaves_nothing_unknown(tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.COHORTS", [[0, 1, 2]] * 3)
-    monkeypatch.setattr(f"{__name__}.TRAINED", [[50.0, 60.0, 70.0]] * 3)
-    record = steps.from_run(RUN, run_folder(tmp_path / "run"))
-    assert record["before_aggregation"] == record["trained"]
-
-
 def test_a_run_without_some_rounds_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="has not every round"):
         steps.from_run(RUN, run_folder(tmp_path / "run", rounds=4))

@@ -4,8 +4,8 @@ import full_batches as full
 import numpy as np
 import pytest
 import reference
-from full_batches import BETA, EPOCHS, SGD, assert_model, assert_received, train
-from trees import row
+from full_batches import BETA, EPOCHS, SGD, assert_model, assert_models, assert_parts, assert_received, train
+from reference import part
 
 from pfl_jax.methods.apfl import apfl
 from pfl_jax.methods.ditto import ditto
@@ -52,26 +52,15 @@ def only(name, x, y):
     return lambda w: part(gradient(x, y)(w), name)
 
 
-def part(w, name):
-    return {key: value for key, value in w.items() if key.startswith(name)}
-
-
 def combine(function, *ws):
     return {name: function(*(w[name] for w in ws)) for name in ws[0]}
-
-
-def assert_leaves(got, want):
-    """A backbone or a head against its part of a flat dict."""
-    for name, value in want.items():
-        np.testing.assert_allclose(got[name.split("/")[1]], value, rtol=3e-4, atol=3e-5, err_msg=name)
 
 
 def test_local(problem):
     w, clients = problem
     own = [train(train(w, x, y), x, y) for x, y in clients]
     last = full.run(local)
-    for index, model in enumerate(own):
-        assert_model(row(last.state.clients, index), model)
+    assert_models(last.state.clients, own)
     assert_received(last, own, own)
 
 
@@ -95,8 +84,7 @@ def test_fedper(problem):
         w = {**w, **part(reference.mean(BETA, trained), "backbone")}
     last = full.run(fedper)
     assert_model(last.state.server, w)
-    for index, head in enumerate(heads):
-        assert_leaves(row(last.state.clients, index), head)
+    assert_parts(last.state.clients, "head", heads)
     assert_received(last, [{**w, **head} for head in heads], trained)
 
 
@@ -136,8 +124,7 @@ def test_scaffold_equations(problem, momentum):
     last = full.run(scaffold, momentum=momentum, server_lr=0.8)
     assert_model(last.state.server.params, w)
     assert_model(last.state.server.control, c)
-    for index, control in enumerate(controls):
-        assert_model(row(last.state.clients.control, index), control)
+    assert_models(last.state.clients.control, controls)
     assert_received(last, [w] * 3, trained)
 
 
@@ -150,8 +137,7 @@ def test_lg_fedavg_equations(problem):
         w = {**w, **part(reference.mean(BETA, trained), "head")}
     last = full.run(lg_fedavg)
     assert_model(last.state.server, w)
-    for index, own in enumerate(backbones):
-        assert_leaves(row(last.state.clients, index), own)
+    assert_parts(last.state.clients, "backbone", backbones)
     assert_received(last, [{**w, **own} for own in backbones], trained)
 
 
@@ -167,8 +153,7 @@ def test_fedrep_equations(problem):
         w = {**w, **part(reference.mean(BETA, trained), "backbone")}
     last = full.run(fedrep, head_lr=0.3, head_epochs=2)
     assert_model(last.state.server, w)
-    for index, own in enumerate(heads):
-        assert_leaves(row(last.state.clients, index), own)
+    assert_parts(last.state.clients, "head", heads)
     assert_received(last, [{**w, **own} for own in heads], trained)
 
 
@@ -216,8 +201,7 @@ def test_fedrod_equations(problem):
         w = {name: value for name, value in reference.mean(BETA, trained).items() if not name.startswith("own")}
     last = full.run(fedrod)
     assert_model(last.state.server, w)
-    for index, own in enumerate(heads):
-        assert_leaves(row(last.state.clients, index), own)
+    assert_parts(last.state.clients, "own", heads)
 
     def summed(model, own):
         return {**model, **{f"head/{name}": model[f"head/{name}"] + own[f"own/{name}"] for name in ("kernel", "bias")}}
@@ -234,8 +218,7 @@ def test_ditto_equations(problem):
         w = reference.mean(BETA, [train(w, x, y) for x, y in clients])
     last = full.run(ditto, lam=lam, personal_epochs=4)
     assert_model(last.state.server, w)
-    for index, own in enumerate(personal):
-        assert_model(row(last.state.clients, index), own)
+    assert_models(last.state.clients, personal)
     assert_received(last, personal, personal)
 
 
@@ -257,8 +240,7 @@ def test_pfedme_equations(problem, momentum):
         w = combine(lambda a, b: 0.3 * a + 0.7 * b, w, reference.mean(BETA, moved))
     last = full.run(pfedme, lam=lam, inner_steps=steps, personal_lr=0.1, server_lr=0.7, momentum=momentum)
     assert_model(last.state.server, w)
-    for index, t in enumerate(personal):
-        assert_model(row(last.state.clients, index), t)
+    assert_models(last.state.clients, personal)
     assert_received(last, personal, personal)
 
 
@@ -295,8 +277,7 @@ def test_apfl_equations(problem, adaptive):
     last = full.run(apfl, alpha=0.4, adaptive=adaptive)
     assert_model(last.state.server, w)
     np.testing.assert_allclose(last.state.clients.alpha, alphas, rtol=1e-4)
-    for index, own in enumerate(owns):
-        assert_model(row(last.state.clients.own, index), own)
+    assert_models(last.state.clients.own, owns)
     deployed, trained = (
         [mixed(*three) for three in zip(alphas, owns, ws, strict=True)] for ws in ([w] * 3, shared_models)
     )

@@ -68,7 +68,7 @@ def test_fedas(target, manner):
         for own, (x, y) in zip(previous, clients, strict=True):
             received = dict(w)
             if own is not None:
-                received = {**align(w, own, x, y), **{n: v for n, v in own.items() if n.startswith("head")}}
+                received = {**align(w, own, x, y), **reference.part(own, "head")}
             trained.append(fit(received, own, x, y))
         traces = np.array([reference.fisher_trace(t, x, y) for t, (x, y) in zip(trained, clients, strict=True)])
         weights = traces / traces.sum()
@@ -81,7 +81,7 @@ def test_fedas(target, manner):
     np.testing.assert_allclose(np.asarray(last.info["trace"]), traces, rtol=1e-3)
     np.testing.assert_allclose(np.asarray(last.info["weights"]), weights, rtol=1e-3)
     full.assert_model(last.state.server, w)
-    heads = [{n: v for n, v in own.items() if n.startswith("head")} for own in previous]
+    heads = [reference.part(own, "head") for own in previous]
     deployed = [{**align(w, own, x, y), **head} for own, head, (x, y) in zip(previous, heads, clients, strict=True)]
     full.assert_received(last, deployed, trained=previous)
 

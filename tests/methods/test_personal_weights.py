@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 from problems import CLASSES, tiny_federation, tiny_model
-from trees import assert_same, distance, row
+from trees import assert_same, distance
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.errors import InvalidInput
@@ -72,8 +72,8 @@ def test_fedala(layers, share):
     # A threshold of zero is never undercut: the first learning takes all its passes.
     last = full.run(fedala, rounds=4, layers=layers, share=share, ala_lr=eta, ala_epochs=12, threshold=0.0)
     full.assert_model(last.state.server, w, rtol=1e-3, atol=2e-4)
+    full.assert_models(last.state.clients.params, own, rtol=1e-3, atol=2e-4)
     for client in range(len(clients)):
-        full.assert_model(row(last.state.clients.params, client), own[client], rtol=1e-3, atol=2e-4)
         learned = np.concatenate([np.ravel(weights[client][name]) for name in sorted(names)])
         got = np.concatenate([np.ravel(leaf[client]) for leaf in last.state.clients.weights])
         np.testing.assert_allclose(got, learned, atol=2e-3)
@@ -200,15 +200,18 @@ def test_nothing_is_distilled_before_there_are_personal_channels():
     assert distance(train(5.0, 3), train(0.0, 3)) > 1e-6
 
 
-def distillation_gradient(w, x, own):
-    """Gradient of the two paths' divergences, each target held fixed."""
+OWN = np.array([0.0, 0.0, 1.0, 1.0])
+MASK = {"backbone/kernel": np.tile(OWN, (6, 1)), "backbone/bias": OWN, "head/bias": np.zeros(CLASSES)}
+MASK |= {"head/kernel": np.tile(OWN[:, None], (1, CLASSES))}
+"""The personal channels, and the entries that belong to them."""
+
+
+def distillation_gradient(w, x):
+    """Gradient of the two paths' divergences, each target held fixed; both have the bias of the head."""
 
     def paths(w):
-        keep = {name: np.ones_like(value) for name, value in w.items()}
-        keep["backbone/kernel"], keep["backbone/bias"] = np.tile(own, (6, 1)), own
-        keep["head/kernel"] = np.tile(own[:, None], (1, CLASSES))
-        mine = {name: value * keep[name] for name, value in w.items()}
-        common = {n: value * (1 - keep[n]) if n != "head/bias" else value for n, value in w.items()}
+        mine = {name: value * (MASK[name] if name != "head/bias" else 1) for name, value in w.items()}
+        common = {name: value * (1 - MASK[name]) for name, value in w.items()}
         return [reference.log_softmax(reference.logits(path, x)) for path in (mine, common)]
 
     fixed = paths(w)[::-1]
@@ -222,21 +225,19 @@ def distillation_gradient(w, x, own):
 @pytest.mark.parametrize("aligned", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_cd2pfed_and_its_alignment(aligned):
     clients = full.training_examples()
-    lam, align_lr, own = 1.5, 0.5, np.array([0.0, 0.0, 1.0, 1.0])
+    lam, align_lr = 1.5, 0.5
     w = reference.to_numpy(full.start_of(fedavg))
-    mask = {"backbone/kernel": np.tile(own, (6, 1)), "backbone/bias": own, "head/bias": np.zeros(CLASSES)}
-    mask["head/kernel"] = np.tile(own[:, None], (1, CLASSES))
 
     def choose(left, right):
-        return {name: np.where(mask[name] > 0, left[name], right[name]) for name in right}
+        return {name: np.where(MASK[name] > 0, left[name], right[name]) for name in right}
 
     def pull(x):
-        return lambda w: {name: lam * value for name, value in distillation_gradient(w, x, own).items()}
+        return lambda w: {name: lam * value for name, value in distillation_gradient(w, x).items()}
 
     def align(received, last, x):
         def gradient(w):
             entries = reference.alignment_gradient(w, x, reference.features(last, x))
-            return {name: value * (1 - mask[name]) for name, value in entries.items()}
+            return {name: value * (1 - MASK[name]) for name, value in entries.items()}
 
         return reference.descend(received, gradient, 1, align_lr)
 
@@ -253,8 +254,7 @@ def test_cd2pfed_and_its_alignment(aligned):
     more = {"align_lr": align_lr, "align_batch_size": 32} if aligned else {}
     last = full.run(fedas_cd2 if aligned else cd2pfed, share=0.5, growth_rounds=0, lam=lam, **more)
     full.assert_model(last.state.server.params, w, rtol=1e-3, atol=1e-4)
-    for client in range(len(clients)):
-        full.assert_model(row(last.state.clients.params, client), last_models[client], rtol=1e-3, atol=1e-4)
+    full.assert_models(last.state.clients.params, last_models, rtol=1e-3, atol=1e-4)
     deployed = [choose(own_last, w) for own_last in last_models]
     if aligned:
         deployed = [align(d, own_last, x) for d, own_last, (x, _) in zip(deployed, last_models, clients, strict=True)]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import reference
 from problems import tiny_federation, tiny_model
-from trees import row
 
 from pfl_jax.base import Cohort
 from pfl_jax.data.federated import client_data
@@ -66,9 +65,8 @@ def test_pfedgraph(alpha):
     order = np.ix_(np.argsort(last.cohort), np.argsort(last.cohort))
     np.testing.assert_allclose(np.asarray(last.info["similarity"])[order], similarity, rtol=1e-3)
     np.testing.assert_allclose(np.asarray(last.info["graph"])[order], graphs[-1], rtol=2e-3, atol=1e-4)
-    for client in range(len(clients)):
-        full.assert_model(row(last.state.clients.params, client), ws[client], rtol=1e-3, atol=1e-4)
-        full.assert_model(row(last.state.clients.reference, client), references[client], rtol=1e-3, atol=1e-4)
+    full.assert_models(last.state.clients.params, ws, rtol=1e-3, atol=1e-4)
+    full.assert_models(last.state.clients.reference, references, rtol=1e-3, atol=1e-4)
     full.assert_received(last, ws, rtol=1e-3, atol=1e-4)
 
 

@@ -3,14 +3,13 @@
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from trees import assert_same
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import make_method
-from pfl_jax.methods.scaffold import ScaffoldClient, effective_steps, scaffold
+from pfl_jax.methods.scaffold import ScaffoldClient, scaffold
 
 KEY = jax.random.key(0)
 
@@ -42,14 +41,3 @@ def test_each_clients_own_steps_are_counted(drop_last, steps):
         message = local(KEY, server, start, client_data(tiny_federation(), client, "train")).message.value
         moved = jax.tree.map(lambda a, b, s=own: (a - b) / (s * 0.05), server.params, message.params)
         chex.assert_trees_all_close(message.control_change, moved, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9999])
-def test_effective_steps(momentum):
-    velocity = distance = np.float64(0)
-    for steps in range(61):
-        if steps in (0, 1, 60):
-            got = jax.jit(effective_steps)(jnp.int32(steps), momentum)
-            np.testing.assert_allclose(got, distance, rtol=1e-5, atol=1e-6)
-        velocity = momentum * velocity + 1
-        distance += velocity

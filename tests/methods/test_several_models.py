@@ -42,8 +42,7 @@ def test_hypcluster(clusters):
             models[cluster] = reference.mean(weights, [trained[i] for i in members])
     last = full.run(hypcluster, clusters=clusters)
     np.testing.assert_array_equal(last.info["cluster"], chosen)
-    for cluster in range(clusters):
-        full.assert_model(row(last.state.server, cluster), models[cluster])
+    full.assert_models(last.state.server, models)
     # Each deploys the new model that fits it best.
     chosen = [int(np.argmin([full.losses(w, x, y).mean() for w in models])) for x, y in clients]
     assert any(chosen)
@@ -65,8 +64,7 @@ def test_fedem():
         learners = [reference.mean(full.BETA, [own[m] for own in trained]) for m in range(3)]
     last = full.run(fedem, learners=3)
     np.testing.assert_allclose(np.exp(last.state.clients), mixtures, rtol=1e-3, atol=1e-5)
-    for m, want in enumerate(learners):
-        full.assert_model(row(last.state.server, m), want)
+    full.assert_models(last.state.server, learners)
     # Probabilities are mixed, not logits, and each client deploys its own mixture.
     for client, mixture in enumerate(mixtures):
         x, y = full.unseen_examples(client)

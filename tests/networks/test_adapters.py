@@ -119,7 +119,7 @@ def test_a_frozen_a_is_drawn_once_and_only_b_is_trained():
     """FFA-LoRA: the mean of clients' adapters is the adapter of the mean of their merged kernels."""
     model, shape, _ = NETWORKS["mlp"]
     adapted = lora(model, shape, rank=2, alpha=6.0, targets="fc1|fc2", frozen_a=jax.random.key(5))
-    first, second = (adapted.init(jax.random.key(seed))["backbone"] for seed in (0, 1))
+    first = adapted.init(jax.random.key(0))["backbone"]
     assert set(first["fc1"]) == {"lora_b"}
     fixed = adapted.frozen.read()
     a = fixed["adapters"]["fc2"]["lora_a"]
@@ -138,7 +138,6 @@ def test_a_frozen_a_is_drawn_once_and_only_b_is_trained():
     both = lora(model, shape, rank=2, alpha=6.0, targets="fc1|fc2")
     whole = {name: fixed["adapters"][name] | clients[0][name] for name in ("fc1", "fc2")}
     np.testing.assert_allclose(adapted.features(clients[0], x), both.features(whole, x), rtol=1e-6)
-    del second
 
 
 def test_a_residual_is_added_to_the_frozen_kernel():

@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
 from experiments.cli.effects import relevant_options
@@ -14,7 +12,7 @@ from experiments.run.estimate import examples_visited
 from pfl_jax import Settings, methods, models
 from pfl_jax.base import ClientData
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine.chunking import choose_chunk, resolved, unused_shares
+from pfl_jax.engine.chunking import choose_chunk, resolved
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.primitives.local_training import LocalTraining
@@ -70,33 +68,6 @@ def test_always_visited_examples(n, length, drop_last):
 @pytest.mark.parametrize(("n", "steps"), [(11, 2), (11, 3), (11, 8), (3, 5)])
 def test_steps_are_the_first_of_as_many_epochs_as_they_need(n, steps, options):
     assert taken(n, local_steps=steps, **options) == taken(n, epochs=8, **options)[:steps]
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    counts=st.lists(st.integers(1, 90), min_size=1, max_size=9),
-    batch_size=st.integers(1, 40),
-    chunk=st.integers(1, 9),
-)
-def test_wasted_steps_leave_out_dropped_batches(counts, batch_size, chunk):
-    steps = sorted((max(count // batch_size, 1) for count in counts), reverse=True)
-    chunks = [steps[start : start + chunk] for start in range(0, len(steps), chunk)]
-    executed = sum(part[0] * len(part) for part in chunks)
-    share = unused_shares(np.array(counts), batch_size=batch_size, chunk=chunk, drop_last=True).steps
-    assert share == pytest.approx(1 - sum(steps) / executed, abs=1e-12)
-    # Clients that belong to two devices, the largest of each first.
-    order = [sorted(range(device, len(counts), 2), key=lambda client: -counts[client]) for device in (0, 1)]
-    own = [[max(counts[client] // batch_size, 1) for client in clients] for clients in order]
-    places = np.full((2, max(map(len, order))), len(counts))
-    for row, clients in zip(places, order, strict=True):
-        row[: len(clients)] = clients
-    executed = sum(
-        part[0] * len(part) for row in own for part in (row[i : i + chunk] for i in range(0, len(row), chunk))
-    )
-    share = unused_shares(
-        np.array(counts), batch_size=batch_size, chunk=chunk, devices=2, places=places, drop_last=True
-    ).steps
-    assert share == pytest.approx(1 - sum(steps) / executed, abs=1e-12)
 
 
 def test_choose_chunk_ignores_dropped_batches():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from scores import scores_of
 from sklearn import metrics
 
@@ -21,19 +22,12 @@ score = jax.jit(evaluation.score, static_argnums=0)
 cross_entropy = jax.jit(losses.cross_entropy)
 
 
-def numpy_cross_entropy(logits, labels):
-    logits = np.float64(logits)
-    return np.mean(
-        [np.log(np.exp(row - row.max()).sum()) + row.max() - row[k] for row, k in zip(logits, labels, strict=True)]
-    )
-
-
 def test_cross_entropy_counts_real_examples_only():
     generator = np.random.default_rng(0)
     logits, labels = generator.normal(size=(7, 4)) * 5, generator.integers(0, 4, 7)
     mask = np.array([1, 1, 0, 1, 0, 0, 1], bool)
     got = cross_entropy(jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask))
-    np.testing.assert_allclose(got, numpy_cross_entropy(logits[mask], labels[mask]), rtol=1e-5)
+    np.testing.assert_allclose(got, reference.cross_entropy(logits[mask], labels[mask]), rtol=1e-5)
     gradient = jax.jit(jax.grad(losses.cross_entropy))(jnp.float32(logits), jnp.int32(labels), jnp.asarray(mask))
     assert (np.asarray(gradient)[~mask] == 0).all()
     assert cross_entropy(jnp.float32(logits), jnp.int32(labels), jnp.zeros(7, bool)) == 0

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trees
+from layer_losses import losses
 
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
@@ -86,12 +88,7 @@ def test_the_sum_of_clipped_gradients_against_float64(closed_form, clip):
 
 
 def distance(left, right):
-    return np.sqrt(
-        sum(
-            np.square(np.float64(a) - np.float64(b)).sum()
-            for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-        )
-    )
+    return np.sqrt(trees.distance(left, right))
 
 
 @pytest.mark.parametrize("closed_form", [True, False])
@@ -135,28 +132,16 @@ def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     def has(loss, params=PARAMS):
         return private_gradients._leaves_of_operations(loss, params, batch, 16) is not None
 
-    def plain(params, batch):
-        return cross_entropy(MODEL.apply(params, batch.x), batch.y, batch.mask)
-
-    def twice(params, batch):
-        return plain(params, batch) + plain(params, batch._replace(x=-batch.x))
-
-    def copied(params, batch):
-        return plain(params, batch) + plain(jax.tree.map(lambda leaf: 0.5 * leaf, params), batch)
+    given = losses(MODEL, ANCHOR)
 
     def weighted(params, batch):
         # A regularizer whose strength depends on an example.
-        return plain(params, batch) + jnp.sum(batch.x[0]) * proximal(params, ANCHOR)
+        return given["plain"](params, batch) + jnp.sum(batch.x[0]) * proximal(params, ANCHOR)
 
-    def fixed_backbone(head, batch):
-        return plain({"backbone": ANCHOR["backbone"], "head": head}, batch)
-
-    assert has(plain)
     assert has(lambda params, batch: regularized(params, batch, None))
-    assert has(fixed_backbone, PARAMS["head"])
-    assert not any(has(loss) for loss in (twice, copied, weighted))
-    # Inside jit, layers cannot be observed.
-    assert not has(jax.jit(plain))
+    assert has(lambda head, batch: given["head_alone"]({"head": head}, batch), PARAMS["head"])
+    assert [name for name, loss in given.items() if name != "head_alone" and has(loss)] == ["plain"]
+    assert not has(weighted)
 
 
 def client(count=24):

@@ -75,15 +75,9 @@ def numbers_of(stored):
 
 
 def renewed(stored, got, version):
-    """Entry of a method with the numbers of today.
+    """Entry of a method with the numbers of today, under the version that its file says or, if any moved, a new one.
 
-    Args:
-      stored: its entry so far; None for a new method.
-      got: its numbers today.
-      version: the one that its file says.
-
-    Returns:
-      The entry. Where numbers moved its version is a new one, and where none did they stay.
+    Where none moved they stay as they are; `stored` is the entry so far, None for a new method.
     """
     if stored is None:
         return entry(version, got)
@@ -99,16 +93,6 @@ def with_version(source, name, version):
     )
     assert count == 1, f"no @checked above def {name}("
     return changed
-
-
-def _fingerprints(names):
-    from problems import HYPER_PARAMETERS, tiny_model
-
-    from pfl_jax import simulate
-
-    for name in names:
-        method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
-        yield name, fingerprint(method, simulate.build(method, simulate.Settings(rounds=1)).jit())
 
 
 def _text(stored):
@@ -128,13 +112,17 @@ if __name__ == "__main__":
     # As in conftest.py: compiling is all the work.
     jax.config.update("jax_disable_most_optimizations", True)
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    from problems import HYPER_PARAMETERS, tiny_model
+
+    from pfl_jax import simulate
     from pfl_jax.methods import METHODS, make_method
     from pfl_jax.methods.factories import version_of
 
     chosen = sys.argv[1:] or METHODS
     stored = json.loads(FILE.read_text()) if FILE.exists() else {}
-    for name, got in _fingerprints(chosen):
-        own = version_of(METHODS[name])
+    for name in chosen:
+        method, own = make_method(name, tiny_model(), **HYPER_PARAMETERS), version_of(METHODS[name])
+        got = fingerprint(method, simulate.build(method, simulate.Settings(rounds=1)).jit())
         stored[name] = renewed(stored.get(name), got, own)
         if (version := stored[name]["version"]) != own:
             path = Path(inspect.getfile(inspect.unwrap(METHODS[name])))

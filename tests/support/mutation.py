@@ -134,7 +134,6 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("mutation.jsonl"), help="file of results, a line of JSON each")
     parser.add_argument("--again", action="store_true", help="run what is not killed in the file once more")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one mutant's tests")
-    parser.add_argument("--check", action="store_true", help="first see that the tests pass without any mistake")
     parser.add_argument("parts", nargs="*", help="part of the name of a file or of a test")
     options = parser.parse_args()
     chosen = [
@@ -150,11 +149,6 @@ def main():
     results = {mutant: results[mutant] for mutant in chosen if mutant in results}
     root = _prepare()
     try:
-        if options.check:
-            status, output = _run(root, dict.fromkeys(mutant.test for mutant in chosen), 100 * options.limit)
-            print(output)
-            if status:
-                sys.exit("the tests fail without any mistake")
         for number, mutant in enumerate(chosen, 1):
             if mutant not in results:
                 results[mutant] = outcome(root, mutant, options.limit)
