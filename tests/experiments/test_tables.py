@@ -361,8 +361,8 @@ def test_a_table_of_fedas_is_wholly_as_printed_or_as_released(runs, tmp_path, wo
 
 
 def test_alignment_in_place_is_another_run_and_has_a_command_of_its_own(runs, tmp_path):
-    released = [*FEDAS_4, "--method", "fedas"]
-    order = batch.read(tables.Tables, released)
+    words = [*FEDAS_4, "--method", "fedas"]
+    order = batch.read(tables.Tables, words)
     ((cell, *_),) = order.jobs_of(order.shown[0])
     released = "python -m experiments.lab.fedas_ablation.released cifar10 --preset fedas --method fedas"
     assert cell.command("x").startswith(released)
@@ -374,8 +374,8 @@ def test_alignment_in_place_is_another_run_and_has_a_command_of_its_own(runs, tm
         with pytest.raises(InvalidInput, match="alignment in place"):
             cached_runs.inspect(other, folder)
     # Its folder by default is that of the table; of the other procedure, another one.
-    assert batch.read(tables.Tables, [*released, "--procedure", "release"]).folder.name == "fedas-4"
-    assert batch.read(tables.Tables, [*released, "--procedure", "print"]).folder.name == "fedas-4-procedure-print"
+    assert batch.read(tables.Tables, [*words, "--procedure", "release"]).folder.name == "fedas-4"
+    assert batch.read(tables.Tables, [*words, "--procedure", "print"]).folder.name == "fedas-4-procedure-print"
 
 
 def test_the_third_protocol_is_measured_by_request(runs, tmp_path, capsys):
