@@ -228,22 +228,6 @@ def test_bad_hugging_face(hub, tmp_path):
         from_file(tmp_path)
 
 
-def test_hugging_face_itself(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    tokens = RNG.integers(0, 99, (24, 6))
-    images = [Image.fromarray(pixels) for pixels in RNG.integers(0, 256, (24, 4, 4), dtype=np.uint8)]
-    label = datasets.ClassLabel(names=["no", "yes", "some"])
-    features = datasets.Features({"image": datasets.Image(), "label": label})
-    columns = {"image": images, "label": (np.arange(24) % 3).tolist()}
-    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "images")
-    check_whole(from_file(tmp_path / "images"), np.stack([np.asarray(one)[..., None] for one in images]), client=None)
-    rows = datasets.Dataset.from_dict({"tokens": tokens.tolist(), "label": KIND.tolist(), "user": USER.tolist()})
-    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "tokens")
-    dataset = from_file(tmp_path / "tokens", client_column="user")
-    np.testing.assert_array_equal(dataset.train_x, tokens)
-    np.testing.assert_array_equal(dataset.test_x, tokens)
-
-
 def test_the_digest_is_of_the_content(tmp_path):
     for folder in ("one", "two"):
         for name in ("a", "b"):

@@ -18,7 +18,6 @@ from pfl_jax.primitives.metrics import score
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 score = jax.jit(score, static_argnums=0)
 
-pytestmark = pytest.mark.without_f1_auc
 
 # Of the last two, which some tests hold out, the second one is larger: the largest are trained and evaluated first.
 DATA = tiny_federation((9, 20, 5, 14))

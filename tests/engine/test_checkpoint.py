@@ -10,8 +10,6 @@ from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.errors import CannotWrite, InvalidInput
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def play(rounds=4, state=None):
     method = tiny_method("fedper")
@@ -108,12 +106,6 @@ def test_a_full_disk_keeps_the_earlier_checkpoints(tmp_path, full_disk):
     assert checkpoints.newest(small_state()).state.round == 1
     checkpoints.save(small_state(2), {}, {})
     assert checkpoints.rounds() == [2]
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CannotWrite, match=r"cannot write .*: .*; give a folder that can be written"):
-        Checkpoints(tmp_path / "file/checkpoints").save(small_state(), {}, {})
 
 
 # Several processes, played by one; tests/experiments/test_distributed.py has real ones.

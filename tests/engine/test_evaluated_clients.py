@@ -11,8 +11,6 @@ from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.errors import InvalidInput
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def received(seed=0, state_on="device", **settings):
     method = tiny_method("local")

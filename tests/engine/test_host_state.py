@@ -12,8 +12,6 @@ from pfl_jax.data.places import spread
 from pfl_jax.engine import disk_state, placement, store
 from pfl_jax.engine.disk_state import NAME, DiskLeaf
 
-pytestmark = pytest.mark.without_f1_auc
-
 PLAIN = tiny_federation((9, 20, 14, 5, 12))
 DATA = PLAIN._replace(
     label_map=np.stack([np.roll(np.arange(3, dtype=np.int32), client) for client in range(5)]),

@@ -14,8 +14,6 @@ from pfl_jax.methods import make_method
 from pfl_jax.methods.scaffold import ScaffoldClient
 from pfl_jax.primitives.losses import supervised_loss
 
-pytestmark = pytest.mark.without_f1_auc
-
 RATES = jnp.array([0.2, 0.05, 0.0])
 KEY = jax.random.key(6)
 
@@ -27,11 +25,10 @@ def method(lr, name="fedper"):
 def one_after_another(rounds, data):
     """The state after as many rounds, each by an engine of its own with that round's rate."""
     settings = Settings(rounds=rounds, participation=0.5)
-    state = simulate.build(method(0.1), settings).init(data, KEY)
-    for index in range(rounds):
-        state, _ = jax.jit(simulate.build(method(float(RATES[index])), settings).round, static_argnums=2)(
-            data, state, 2
-        )
+    state = simulate.build(method(0.1), settings).jit().init(data, KEY)
+    play = jax.jit(lambda lr, data, state: simulate.build(method(lr), settings).round(data, state, 2)[0])
+    for rate in RATES[:rounds]:
+        state = play(rate, data, state)
     return state
 
 

@@ -10,8 +10,6 @@ from test_programs import compilations
 from pfl_jax import simulate
 from pfl_jax.engine.simulate import Settings
 
-pytestmark = pytest.mark.without_f1_auc
-
 COUNTS = jnp.array([5, 9, 7, 9, 1, 3, 8, 2, 6, 4], jnp.int32)
 
 
@@ -40,17 +38,6 @@ def test_cohorts_do_not_depend_on_the_precision():
     for one, other in zip(usual, double, strict=True):
         np.testing.assert_array_equal(one.clients, other.clients)
         np.testing.assert_array_equal(one.present, other.present)
-
-
-def test_a_full_cohort_draws_no_random_numbers():
-    # They would take a tenth of the compilation of a small round.
-    def draws(size, **settings):
-        sample = lambda key: simulate.sample_cohort(key, 0, COUNTS, size, Settings(rounds=1, **settings))  # noqa: E731
-        return "random_bits" in str(jax.make_jaxpr(sample)(jax.random.key(0)))
-
-    assert not draws(10)
-    assert draws(9)
-    assert draws(10, drop_rate=0.5)
 
 
 def test_stragglers_are_fixed_and_drawn_less_often():

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from problems import tiny_federation, tiny_method
 
 from pfl_jax import simulate
@@ -12,8 +11,6 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
-
-pytestmark = pytest.mark.without_f1_auc
 
 SETTINGS = Settings(rounds=1)
 

@@ -12,8 +12,6 @@ from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.errors import InvalidInput
 
-pytestmark = pytest.mark.without_f1_auc
-
 PLAIN = tiny_federation((9, 20, 14, 5, 12))
 # Client 3 has no validation examples, and client 1 only one.
 VALIDATION = {

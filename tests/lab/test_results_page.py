@@ -27,17 +27,7 @@ ROUNDS = (10, 100, 200)
 
 
 def store(tmp_path, name, level, **rounds):
-    """Commits a run whose accuracies are `level` percent in its first evaluation, and two points better in its last.
-
-    Args:
-      tmp_path: its results/ has the line.
-      name: of the run.
-      level: see above.
-      **rounds: entries of the line's "rounds", in place of those.
-
-    Returns:
-      The mean of the last round.
-    """
+    """Commits a run of these percent in its first evaluation and two more in its last; returns the mean of the last."""
     run, folder = RUNS[name], tmp_path / "runs" / name
     accuracies = write_run(folder, run.cell.arguments, dataset=run.cell.dataset, seed=run.cell.seed, rounds=ROUNDS)
     accuracies += level - 80.0

@@ -9,8 +9,6 @@ from pfl_jax.networks import adapters
 from pfl_jax.testing import conformance
 from pfl_jax.testing.problems import SHAPE
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 class Transformer(nn.Module):
     """One layer of attention over the two rows of an input."""

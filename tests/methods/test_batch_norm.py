@@ -25,8 +25,6 @@ from pfl_jax.primitives.tree import map_statistics
 from pfl_jax.testing.conformance import CHECKS, Subject
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
-pytestmark = pytest.mark.without_f1_auc
-
 train = functools.partial(batch_norm.train, steps=full.EPOCHS, **full.SGD)
 
 

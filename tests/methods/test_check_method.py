@@ -12,8 +12,6 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.testing import check_method
 from pfl_jax.testing.conformance import CHECKS, Subject
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def only(*names):
     """All other checks."""

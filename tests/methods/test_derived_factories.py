@@ -20,8 +20,6 @@ from pfl_jax.methods.factories import hyper_parameters, recipes_of
 from pfl_jax.privacy import budgets
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 
-pytestmark = pytest.mark.without_f1_auc
-
 KEY, RECIPE = jax.random.key(0), LocalTraining()
 
 

@@ -23,8 +23,6 @@ from pfl_jax.methods.local import local
 from pfl_jax.methods.pfedme import pfedme
 from pfl_jax.methods.scaffold import scaffold
 
-pytestmark = pytest.mark.without_f1_auc
-
 ROUNDS = 2
 
 
@@ -75,17 +73,21 @@ def test_fedavg_and_its_fine_tuning(problem):
     assert_received(tuned, [train(w, x, y) for x, y in clients], trained)
 
 
-def test_fedper(problem):
+def assert_split(last, problem, own, shared, fit):
+    """Rounds of models of which clients keep the one part, and the server averages the other."""
     w, clients = problem
-    heads = [part(w, "head")] * len(clients)
+    parts = [part(w, own)] * len(clients)
     for _ in range(ROUNDS):
-        trained = [train({**w, **head}, x, y) for head, (x, y) in zip(heads, clients, strict=True)]
-        heads = [part(t, "head") for t in trained]
-        w = {**w, **part(reference.mean(BETA, trained), "backbone")}
-    last = full.run(fedper)
+        trained = [fit({**w, **mine}, x, y) for mine, (x, y) in zip(parts, clients, strict=True)]
+        parts = [part(t, own) for t in trained]
+        w = {**w, **part(reference.mean(BETA, trained), shared)}
     assert_model(last.state.server, w)
-    assert_parts(last.state.clients, "head", heads)
-    assert_received(last, [{**w, **head} for head in heads], trained)
+    assert_parts(last.state.clients, own, parts)
+    assert_received(last, [{**w, **mine} for mine in parts], trained)
+
+
+def test_fedper(problem):
+    assert_split(full.run(fedper), problem, "head", "backbone", train)
 
 
 def test_fedprox_equations(problem):
@@ -129,32 +131,15 @@ def test_scaffold_equations(problem, momentum):
 
 
 def test_lg_fedavg_equations(problem):
-    w, clients = problem
-    backbones = [part(w, "backbone")] * len(clients)
-    for _ in range(ROUNDS):
-        trained = [train({**w, **own}, x, y) for own, (x, y) in zip(backbones, clients, strict=True)]
-        backbones = [part(t, "backbone") for t in trained]
-        w = {**w, **part(reference.mean(BETA, trained), "head")}
-    last = full.run(lg_fedavg)
-    assert_model(last.state.server, w)
-    assert_parts(last.state.clients, "backbone", backbones)
-    assert_received(last, [{**w, **own} for own in backbones], trained)
+    assert_split(full.run(lg_fedavg), problem, "backbone", "head", train)
 
 
 def test_fedrep_equations(problem):
-    w, clients = problem
-    heads, head_sgd = [part(w, "head")] * len(clients), {**SGD, "lr": 0.3}
-    for _ in range(ROUNDS):
-        trained = []
-        for own, (x, y) in zip(heads, clients, strict=True):
-            fitted = reference.descend({**w, **own}, only("head", x, y), 2, **head_sgd)
-            trained.append(reference.descend(fitted, only("backbone", x, y), EPOCHS, **SGD))
-        heads = [part(t, "head") for t in trained]
-        w = {**w, **part(reference.mean(BETA, trained), "backbone")}
-    last = full.run(fedrep, head_lr=0.3, head_epochs=2)
-    assert_model(last.state.server, w)
-    assert_parts(last.state.clients, "head", heads)
-    assert_received(last, [{**w, **own} for own in heads], trained)
+    def fit(w, x, y):
+        w = reference.descend(w, only("head", x, y), 2, **{**SGD, "lr": 0.3})
+        return reference.descend(w, only("backbone", x, y), EPOCHS, **SGD)
+
+    assert_split(full.run(fedrep, head_lr=0.3, head_epochs=2), problem, "head", "backbone", fit)
 
 
 def test_fedbabu_equations(problem):

@@ -13,8 +13,6 @@ from pfl_jax.methods.fedpac import fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
 from pfl_jax.primitives.head_combination import head_weights
 
-pytestmark = pytest.mark.without_f1_auc
-
 LAM, HEAD = 0.7, {"head_lr": 0.3, "head_epochs": 2}
 CENTROIDS = np.random.default_rng(1).normal(size=(CLASSES, FEATURES))
 

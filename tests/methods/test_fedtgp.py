@@ -12,8 +12,6 @@ from pfl_jax.methods.fedproto import Prototypes
 from pfl_jax.methods.fedtgp import adaptive_margin, fedtgp
 from pfl_jax.methods.fedtgp import distances as fedtgp_distances
 
-pytestmark = pytest.mark.without_f1_auc
-
 LAM, STEPS, SERVER_LR = 2.0, 4, 0.1
 
 

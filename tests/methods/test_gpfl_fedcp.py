@@ -16,8 +16,6 @@ from pfl_jax.methods.fedcp import discrepancy, fedcp
 from pfl_jax.methods.gpfl import cosine_logits, gpfl
 from pfl_jax.primitives.local_training import LocalTraining
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def dense(w, name, x):
     return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]

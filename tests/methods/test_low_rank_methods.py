@@ -36,9 +36,9 @@ def double(tree):
 
 def trained_from(method, state, clients):
     """What all clients, in these states, train in the third round."""
-    key, data = jax.random.fold_in(state.key, 2), tiny_federation()
+    key, data, local = jax.random.fold_in(state.key, 2), tiny_federation(), jax.jit(method.local)
     return [
-        method.local(jax.random.fold_in(key, number), state.server, own, client_data(data, number, "train"))
+        local(jax.random.fold_in(key, number), state.server, own, client_data(data, number, "train"))
         for number, own in enumerate(clients)
     ]
 
@@ -141,7 +141,7 @@ def test_hetlora_s_penalty_is_the_product_of_the_norms_of_the_last_ranks():
     )
     data = client_data(federation, 1, "train")
     both = [methods.hetlora(model, recipe, lam=lam, gamma=0.5, min_rank=3) for lam in (0.0, 0.7)]
-    stepped = [double(one.local(jax.random.key(2), server, 3, data).message) for one in both]
+    stepped = [double(jax.jit(one.local)(jax.random.key(2), server, 3, data).message) for one in both]
     for name in ("fc1", "fc2"):
         own = double(server["backbone"][name])
         a, b = own["lora_a"][:, 1:3], own["lora_b"][1:3]
@@ -184,11 +184,12 @@ def test_feddpa_mixes_the_adapters_for_each_input_by_its_cosines():
         return left @ right / np.linalg.norm(left) / np.linalg.norm(right)
 
     references, features = layers(data.x[:3], 1.0), layers(x, 1.0)
+    predicted = jax.jit(method.predict)(personal, x)
     for row in range(4):
         alpha = 0.8 * np.mean([cosine(features[row], one) for one in references])
         head = {part: alpha * own["head"][part] + (1 - alpha) * shared["head"][part] for part in ("kernel", "bias")}
         wanted = layers(x[row : row + 1], alpha) @ head["kernel"] + head["bias"]
-        np.testing.assert_allclose(method.predict(personal, x)[row : row + 1], wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(predicted[row : row + 1], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_feddpa_with_all_weight_on_its_own_adapter_trains_it_alone():
@@ -198,8 +199,9 @@ def test_feddpa_with_all_weight_on_its_own_adapter_trains_it_alone():
     federation, model = tiny_federation(), adapted()
     start = method.init_server(jax.random.key(4))
     data = client_data(federation, 1, "train")
-    own = method.local(jax.random.key(3), start, start, data).client
-    wanted = TRAINING.fit(jax.random.fold_in(jax.random.key(3), PERSONAL_MODEL), start, data, supervised_loss(model))
+    own = jax.jit(method.local)(jax.random.key(3), start, start, data).client
+    key, loss = jax.random.fold_in(jax.random.key(3), PERSONAL_MODEL), supervised_loss(model)
+    wanted = jax.jit(lambda start: TRAINING.fit(key, start, data, loss))(start)
     assert_same(own, wanted)
     assert distance(results[0].state.clients, alone[0].state.clients) > 1e-6
 

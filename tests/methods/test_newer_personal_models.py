@@ -19,8 +19,6 @@ from pfl_jax.methods.fedgh import fedgh
 from pfl_jax.networks.resnet import resnet8
 from pfl_jax.primitives.fingerprints import fingerprint
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 # With the second alpha_k the weights for others would sum to more than 1.
 @pytest.mark.parametrize("alpha_k", [0.4, 2.0])

@@ -17,8 +17,6 @@ from pfl_jax.methods.feddyn import feddyn
 from pfl_jax.methods.moon import contrastive_loss, moon
 from pfl_jax.methods.per_fedavg import deal, per_fedavg
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def move(w, distance, direction):
     return {name: value + distance * direction[name] for name, value in w.items()}

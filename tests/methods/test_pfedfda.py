@@ -18,8 +18,6 @@ from pfl_jax.primitives.holdout import stratified_folds
 best_interpolation = jax.jit(best_interpolation, static_argnames="single")
 local_gaussians = jax.jit(local_gaussians)
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def local(features, y, known, ridge, everything=None):
     """Means and covariance of one client; classes with one or two of all examples take the known mean."""

@@ -16,17 +16,6 @@ from pfl_jax.methods.pfedgraph import collaboration_graph, cosines, pfedgraph
 cosines = jax.jit(cosines)
 collaboration_graph = jax.jit(collaboration_graph)
 
-pytestmark = pytest.mark.without_f1_auc
-
-
-def project(target):
-    """The nearest point of the simplex, by bisection over what is taken off every entry."""
-    low, high = target.min() - 1, target.max()
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.maximum(target - middle, 0).sum() > 1 else (low, middle)
-    return np.maximum(target - low, 0)
-
 
 def flat(w):
     return np.concatenate([np.ravel(w[name]) for name in sorted(w)])
@@ -55,7 +44,7 @@ def test_pfedgraph(alpha):
         changes = [flat(w) - flat(start) for w in new]
         similarity = np.array([[cosine(a, b) for b in changes] for a in changes])
         similarity[similarity > 0.9] = 1.0
-        graphs.append(np.array([project(full.BETA + s / (2 * alpha)) for s in similarity]))
+        graphs.append(np.array([reference.nearest_on_simplex(full.BETA + s / (2 * alpha)) for s in similarity]))
         ws = [reference.mean(weights, new) for weights in graphs[-1]]
         unit = [{name: value / np.linalg.norm(flat(w)) for name, value in w.items()} for w in new]
         references = [reference.mean(weights, unit) for weights in graphs[-1]]

@@ -16,8 +16,6 @@ from pfl_jax.methods.fedem_ft import fedem_ft
 from pfl_jax.methods.hypcluster import hypcluster
 from pfl_jax.primitives.ensembles import init_models
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def test_initial_models_are_distinct_and_do_not_depend_on_their_number():
     three, five = (init_models(tiny_model(), jax.random.key(0), count) for count in (3, 5))

@@ -118,22 +118,6 @@ def test_vmap_over_clients(form, axes):
     assert_close(actual, gradients(reference)(x, kernel))
 
 
-def count_convolutions(fn, *operands):
-    return jax.jit(fn).lower(*operands).compile().as_text().count(" convolution(")
-
-
-def test_unused_input_gradient_is_not_computed():
-    x, kernel = problem((2, 8, 8, 16, 3, 3, 4, 0))
-    # The loss is linear in y, so a gradient needs no forward convolution.
-    weights = jnp.ones((2, 6, 6, 4))
-
-    def loss(x, kernel):
-        return jnp.vdot(conv2d(x, kernel), weights)
-
-    assert count_convolutions(jax.grad(loss, argnums=1), x, kernel) == 1
-    assert count_convolutions(jax.grad(loss, argnums=(0, 1)), x, kernel) == 2
-
-
 def test_rejects_kernels_larger_than_the_image():
     with pytest.raises(InvalidInput, match="does not fit a 4x6 image"):
         conv2d(jnp.zeros((1, 4, 6, 1)), jnp.zeros((5, 5, 1, 2)))

@@ -99,20 +99,12 @@ def test_every_method_has_the_recipes_batches(name):
 
 
 def test_batches_of_presets():
-    for dataset in ("cifar100", "cifar10", "fashion_mnist"):
-        for method in ("fedas", "fedper", "local"):
-            request = parse(dataset, ["--preset", "fedas", "--method", method])
-            assert (request.options.drop_last, request.options.shuffle) == (True, False)
-            embedded, changes = request.on_embedded_data()
-            assert (embedded.options.drop_last, embedded.options.shuffle) == (False, True)
-            assert (
-                assignments({name: changes[name] for name in ("drop_last", "shuffle")}) == "--no-drop-last, --shuffle"
-            )
-    for words in (["--preset", "fedpac"], ["--preset", "fedas", "--no-drop-last", "--shuffle"]):
-        options = parse("cifar10", words).options
+    request = parse("cifar100", ["--preset", "fedas", "--method", "fedper"])
+    assert (request.options.drop_last, request.options.shuffle) == (True, False)
+    embedded, changes = request.on_embedded_data()
+    assert assignments({name: changes[name] for name in ("drop_last", "shuffle")}) == "--no-drop-last, --shuffle"
+    for options in (embedded.options, parse("cifar10", ["--preset", "fedpac"]).options):
         assert (options.drop_last, options.shuffle) == (False, True)
-    options = parse("digits", ["--preset", "fedas"]).options
-    assert (options.drop_last, options.shuffle) == (False, True)
 
 
 # A number of steps in place of epochs
@@ -135,8 +127,6 @@ def test_epochs_and_local_steps_exclude_each_other():
     assert recipe.replace(epochs=2) == LocalTraining(epochs=2)
     assert LocalTraining(epochs=2).replace(local_steps=17) == recipe
     assert LocalTraining().epochs == 5
-    with pytest.raises(InvalidInput, match="local_steps must be at least 1"):
-        LocalTraining(local_steps=0)
 
 
 def test_privacy_counts_a_use_in_every_step():
@@ -175,5 +165,3 @@ def test_the_option_is_in_place_of_epochs():
     assert examples_visited(stepped) * 2 == examples_visited(parse("digits", [*SMALL, "--local-steps", "34"]))
     with pytest.raises(InvalidInput, match="--local-steps cannot be given with --epochs"):
         parse("digits", [*SMALL, "--local-steps", "17", "--epochs", "2"])
-    with pytest.raises(InvalidInput, match="--local-steps must be at least 1, not 0"):
-        parse("digits", [*SMALL, "--local-steps", "0"])

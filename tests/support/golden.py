@@ -27,16 +27,8 @@ COHORTS = {"": 3, "all/": 4}
 
 
 def fingerprint(method, engine):
-    """Flat numbers by name, after four rounds of three of the four clients and of all four, one client after another.
-
-    - `received`: log-probabilities [N, EXAMPLES, K] of what the clients deploy, see `deployed.py`;
-    - `losses/...`: the engine's losses [N] under both protocols;
-    - `sum/...`, `norm/...`: sum and Euclidean norm of every array of the final state, by its path in the tree;
-    - `all/...`: the same with all clients in every round.
-
-    Args:
-      method: with `problems.tiny_model` and `problems.HYPER_PARAMETERS`.
-      engine: of the method.
+    """Numbers by name, of four rounds with three of four clients and with all: log-probabilities [N, EXAMPLES, K] that
+    clients deploy, losses [N], and sum and norm of every array of the final state, by its path.
     """
     from deployed import log_probabilities
     from problems import tiny_federation
@@ -75,10 +67,7 @@ def numbers_of(stored):
 
 
 def renewed(stored, got, version):
-    """Entry of a method with the numbers of today, under the version that its file says or, if any moved, a new one.
-
-    Where none moved they stay as they are; `stored` is the entry so far, None for a new method.
-    """
+    """Entry of a method, None so far for a new one, with the numbers of today and, if any moved, another version."""
     if stored is None:
         return entry(version, got)
     if moved(numbers_of(stored), got):

@@ -116,6 +116,15 @@ def minimizer_on_simplex(matrix):
     return weights / weights.sum()
 
 
+def nearest_on_simplex(target):
+    """By bisection over what is taken off every entry."""
+    low, high = target.min() - 1, target.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(target - middle, 0).sum() > 1 else (low, middle)
+    return np.maximum(target - low, 0)
+
+
 def head_weights(mu, variance, counts):
     """FedPAC's Eq. 46, row by row, without weights below a thousandth."""
     rows = []

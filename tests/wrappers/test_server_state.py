@@ -19,8 +19,6 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.wrappers import with_server_state
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 
-pytestmark = pytest.mark.without_f1_auc
-
 KEY = jax.random.key(0)
 
 PAGE = (Path(__file__).parents[2] / "docs/your-model-and-method.md").read_text()
