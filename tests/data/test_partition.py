@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pfl_jax.data import dirichlet_counts, embedded
 from pfl_jax.data.allocation import Partition, draw_sizes
 from pfl_jax.data.partition import (
-    PARTITIONS,
     PATHOLOGICAL_CLASSES,
     dirichlet,
     dominant_classes,
@@ -292,7 +291,6 @@ def test_make_passes_options_and_honours_keep_split():
     assert all(hand.max() < embedded.FIRST_TEST_DIGIT for hand in partition.train)
     assert all(hand.min() >= embedded.FIRST_TEST_DIGIT for hand in partition.test)
     assert_same(make("iid", dataset, 3, seed=1), iid(dataset, 3, seed=1))
-    assert set(PARTITIONS) == {"grouped", "pathological", "dirichlet", "iid"}
 
 
 def test_validation_examples_are_training_examples_set_apart():

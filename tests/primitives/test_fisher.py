@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from layer_losses import losses
 
-from pfl_jax.base import ClientData, Model
+from pfl_jax.base import ClientData
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.errors import InvalidInput
+from pfl_jax.networks import from_flax
 from pfl_jax.networks.models import fedavg_cnn, fedpac_cnn, mlp
 from pfl_jax.primitives.fisher import (
     _closed_form,
@@ -45,26 +46,13 @@ def one_by_one(model, params, data):
     return np.array(norms)
 
 
-def sharing_model(num_classes=3):
-    """A model outside the closed form: one dense layer used twice, by flax's own Dense."""
+class Twice(nn.Module):
+    """Outside the closed form: one dense layer used twice, by flax's own Dense."""
 
-    class Twice(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            layer = nn.Dense(4)
-            return jnp.tanh(layer(jnp.tanh(layer(x))))
-
-    backbone, head = Twice(), nn.Dense(num_classes)
-    return Model(
-        init=lambda key: {
-            "backbone": backbone.init(key, jnp.zeros((1, 4)))["params"],
-            "head": head.init(key, jnp.zeros((1, 4)))["params"],
-        },
-        features=lambda params, x: backbone.apply({"params": params}, x),
-        classify=lambda params, x: head.apply({"params": params}, x),
-        num_features=4,
-        num_classes=num_classes,
-    )
+    @nn.compact
+    def __call__(self, x):
+        layer = nn.Dense(4)
+        return nn.Dense(3, name="head")(jnp.tanh(layer(jnp.tanh(layer(x)))))
 
 
 CASES = {
@@ -77,7 +65,7 @@ CASES = {
 
 def build(name):
     if name == "shared":
-        return sharing_model(), (4,)
+        return from_flax(Twice(), (4,), 3), (4,)
     factory, shape = CASES[name]
     return factory(shape, 3), shape
 

@@ -8,28 +8,14 @@ import jax.numpy as jnp
 from pfl_jax.engine import mapping
 from pfl_jax.messages import join, split
 from pfl_jax.methods import make_method
-from pfl_jax.testing.problems import (
+from pfl_jax.testing.problems import (  # noqa: F401
     CLASSES,
     FEATURES,
     HYPER_PARAMETERS,
     SHAPE,
-    permute_clients,
     tiny_federation,
     tiny_model,
 )
-
-__all__ = [
-    "CLASSES",
-    "FEATURES",
-    "HYPER_PARAMETERS",
-    "SHAPE",
-    "diverging",
-    "permute_clients",
-    "received",
-    "tiny_federation",
-    "tiny_method",
-    "tiny_model",
-]
 
 
 @functools.cache
