@@ -5,17 +5,15 @@ import json
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from rich.console import Console
-from run_folders import write_run
+from run_folders import FakeRuns
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.options import option_words
 from experiments.folder import load, version
 from experiments.folder.load import Result
-from experiments.folder.run_folder import CONFIG, SUMMARY, RunFolder
+from experiments.folder.run_folder import SUMMARY
 from experiments.lab import results
 from experiments.lab.queue import __main__ as queue
 from experiments.lab.queue import field
@@ -32,31 +30,20 @@ RUNS = {run.name: run for run in planned_runs()}
 MAIN = "fashion_mnist-20-clients-grouped-s=20"
 
 
-class Runs:
-    """Stands in for `run.run`: leaves its folder behind and trains nothing."""
+class Runs(FakeRuns):
+    """Leaves folders behind and trains nothing; one method is refused, and one diverges after some rounds at a rate."""
 
-    def __init__(self):
-        self.done, self.refused, self.diverging, self.stop_at = [], None, None, None
+    refused = diverging = None
 
     def __call__(self, request, console, observe=None):
         options = request.options
-        if self.stop_at == len(self.done):
-            raise KeyboardInterrupt("interrupted: evaluated up to round 7 of 200")
         if options.method == self.refused:
             raise InvalidInput("--lr 0.01 is too large")
-        self.done.append(request)
         if (options.method, options.rounds, request.hyper_parameters["lr"]) == self.diverging:
+            self.done.append(request)
             raise RunDiverged("round 1: --lr is too large", f"; a checkpoint stays in {options.out}")
-        given = (vars(options) | request.hyper_parameters).items()
-        words = option_words({name: value for name, value in given if name in request.given - {"seed", "out"}})
-        where, is_real = {"dataset": request.dataset, "seed": options.seed}, options.source != "embedded"
-        write_run(Path(options.out), words, **where, rounds=(100, 200), is_real=is_real, rich=True)
-        if not is_real:
-            smaller, _ = request.on_embedded_data()
-            config = load.read_config(options.out) | {"options": dataclasses.asdict(smaller.options)}
-            (Path(options.out) / CONFIG).write_text(json.dumps(config))
-        summary = {"seconds": 7200.0, "per_client_accuracy": [85.0] * 20, "received_accuracy": 85.0}
-        RunFolder.reopen(options.out).finish(summary)
+        self.is_real = options.source != "embedded"
+        super().__call__(request)
 
 
 @pytest.fixture(autouse=True)
@@ -248,7 +235,7 @@ def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice
     assert nice == []
     assert f"{done} of {len(RUNS)} runs are finished" in out
     (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} lg_fedavg seed 0")]
-    assert line.split()[:3] == ["2.00", "h", "finished"]
+    assert line.split()[:3] == ["0.02", "h", "finished"]
     (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} local seed 0")]
     assert "round 200 of 200" in line
 
@@ -269,7 +256,7 @@ def test_a_result_is_small_and_only_the_same_run_counts(runs, words, tmp_path):
     library = Library(tmp_path / "results")
     found = library.find(job.cell)
     first, last = (line["received"]["mean"] for line in lines)
-    assert (found.accuracy("received"), found.at_round(100, "received")) == (last, first)
+    assert (found.accuracy("received"), found.at_round(1, "received")) == (last, first)
     assert found.at_round(50, "received") is None
     for arguments, same in ((("--chunk", "2"), True), (("--lr", "0.02"), False), (("--source", "embedded"), False)):
         other = dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *arguments))

@@ -42,13 +42,13 @@ def moved(params):
     return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape), params)
 
 
-def merged(base, adapters, scale):
-    """Backbone in which W + scale A B is the kernel of each layer with an adapter."""
+def merged(base, adapters, scale, more=0.0):
+    """Backbone in which W + scale A B, and something more, is the kernel of each layer with an adapter."""
     if "lora_a" in adapters:
         name = "embedding" if "embedding" in base else "kernel"
-        update = scale * (adapters["lora_a"] @ adapters["lora_b"])
+        update = scale * (adapters["lora_a"] @ adapters["lora_b"]) + more
         return dict(base) | {name: base[name] + update.reshape(base[name].shape)}
-    return {name: merged(one, adapters[name], scale) if name in adapters else one for name, one in base.items()}
+    return {name: merged(one, adapters[name], scale, more) if name in adapters else one for name, one in base.items()}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -152,14 +152,8 @@ def test_a_residual_is_added_to_the_frozen_kernel():
                 return tree | {"residual": kernel * jnp.ones(wide)}
             return {part: with_residual(one, kernel) for part, one in tree.items()}
 
-        def with_more(base, tree):
-            if "lora_a" in tree:
-                leaf = "embedding" if "embedding" in base else "kernel"
-                return dict(base) | {leaf: base[leaf] + 0.03}
-            return {part: with_more(one, tree[part]) if part in tree else one for part, one in base.items()}
-
         got = adapted.features(with_residual(backbone, 0.01), x)
-        wanted = model.features(merged(with_more(base, backbone), backbone, 3.0), x)
+        wanted = model.features(merged(base, backbone, 3.0, more=0.03), x)
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 

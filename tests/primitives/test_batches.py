@@ -44,6 +44,16 @@ def test_an_incomplete_batch_is_dropped_unless_it_is_the_only_one(n, sizes, shuf
     assert sum(map(len, kept)) == 2 * n
 
 
+def test_every_epoch_sees_every_real_example_once_in_a_new_order():
+    batches = taken(11, epochs=3)
+    epochs = [batches[start : start + 3] for start in (0, 3, 6)]
+    for epoch in epochs:
+        # Full batches first: the last one holds the rest.
+        assert [len(batch) for batch in epoch] == [4, 4, 3]
+        assert sorted(row for batch in epoch for row in batch) == list(range(11))
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
 def test_the_fixed_order_is_the_same_in_all_epochs_runs_and_paddings():
     batches = taken(11, epochs=2, shuffle=False)
     assert batches[:3] == batches[3:] == taken(11, epochs=1, key=7, padding=9, shuffle=False)

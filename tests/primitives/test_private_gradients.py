@@ -144,12 +144,6 @@ def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     assert not has(weighted)
 
 
-def client(count=24):
-    rng = np.random.default_rng(3)
-    x = jnp.float32(rng.normal(size=(count + 5, INPUTS)))
-    return ClientData(x, jnp.int32(rng.integers(0, CLASSES, count + 5)), jnp.arange(count + 5) < count)
-
-
 @functools.cache
 def fitting(clipped):
     recipe = LocalTraining(lr=0.1, batch_size=8, epochs=2, dp_clip=1.0 if clipped else None)
@@ -162,19 +156,19 @@ def fitting(clipped):
 
 
 def test_no_noise_and_no_limit_are_ordinary_training_up_to_rounding():
-    ordinary, unlimited, limited = (
-        fitting(clip is not None)(clip or 1.0, 0.0, client(), 0) for clip in (None, 1e6, 0.05)
-    )
+    # Whole batches: a private step divides by the batch size.
+    whole = examples()._replace(mask=jnp.arange(ROWS) < 16)
+    ordinary, unlimited, limited = (fitting(clip is not None)(clip or 1.0, 0.0, whole, 0) for clip in (None, 1e6, 0.05))
     chex.assert_trees_all_close(unlimited, ordinary, rtol=1e-5, atol=1e-6)
     assert distance(limited, ordinary) > 0.1
 
 
 def test_every_step_has_noise_of_its_own_and_padding_has_none():
-    fit, data = fitting(True), client()
+    fit, data = fitting(True), examples()
     noisy, again, other = (fit(0.5, 2.0, data, seed) for seed in (0, 0, 1))
     chex.assert_trees_all_equal(noisy, again)
     longer = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:7]]), data)
-    longer = longer._replace(mask=jnp.arange(36) < 24)
+    longer = longer._replace(mask=jnp.arange(ROWS + 7) < REAL)
     chex.assert_trees_all_close(fit(0.5, 2.0, longer, 0), noisy, rtol=1e-5, atol=1e-6)
     assert distance(noisy, other) > 0.1
     # Six independent steps of standard deviation lr * 2.0 * 0.5 / 8 (no velocity, decay or pull among them matters).
