@@ -123,7 +123,7 @@ def test_a_command_stores_what_it_measures(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_every_section_runs(tmp_path, monkeypatch):
-    """But PFLlib's, which is tested below."""
+    """But PFLlib's, which needs its code."""
     for name, value in {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PFL_JAX_CACHE", str(tmp_path / "cache"))
@@ -167,42 +167,6 @@ def test_a_failed_process_is_told(monkeypatch, tmp_path):
     (tmp_path / "experiments" / "__main__.py").write_text("raise SystemExit('it has no data')")
     with pytest.raises(InvalidInput, match="one of 1 processes ended with exit code 1: it has no data"):
         processes.trained(tmp_path, 2, 1)
-
-
-# PFLlib, with a small program in its place.
-
-PROGRAM = """
-import argparse
-import numpy as np
-import torchvision
-parser = argparse.ArgumentParser()
-for name in ("data", "m", "algo", "gr", "nc", "lbs", "lr", "ls", "eg", "dev"):
-    parser.add_argument("-" + name)
-words = parser.parse_args()
-for number in range(int(words.nc)):
-    for half in ("train", "test"):
-        client = np.load(f"../dataset/{words.data}/{half}/{number}.npz", allow_pickle=True)["data"].tolist()
-        assert client["x"].shape == (30, 1, 28, 28) and client["x"].dtype == np.float32
-        assert client["y"].shape == (30,) and abs(client["x"].mean()) < 1
-for number in range(int(words.gr) + 1):
-    print("-" * 25, "time cost", "-" * 25, 50.0 if number == 0 else 2.0 + number)
-"""
-
-
-def test_rounds_are_compared_by_their_medians(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pfllib, "ours", lambda *arguments: lambda: None)
-    (tmp_path / "PFLlib" / "system").mkdir(parents=True)
-    (tmp_path / "PFLlib" / "system" / "main.py").write_text(PROGRAM)
-    words = ["--quick", "--only", "pfllib", "--pfllib", str(tmp_path / "PFLlib"), "--out", f"{tmp_path}/found.jsonl"]
-    monkeypatch.setattr(measure, "matmul_peak", lambda *arguments: {"peak": 1.0})
-    monkeypatch.setattr(measure, "seconds", lambda work: 0.5)
-    assert main(words) == 0
-    rows = records.stored(tmp_path / "found.jsonl")["pfllib"].rows
-    assert [row["method"] for row in rows] == ["FedAvg", "FedPer", "FedAS"]
-    # The first round, which evaluates, does not count.
-    assert {(row["PFLlib, s"], row["pfl_jax, s"], row["ratio"]) for row in rows} == {(4.0, 0.5, 8.0)}
-    assert (rows[0]["PFLlib"], rows[0]["pfl_jax"]) == ([4.0], [0.5])
-    assert "FedAS, 1 of 1" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ what survived, and fails if anything did. PART: only mistakes whose file or test
 
 import argparse
 import collections
+import importlib
 import json
 import os
 import re
@@ -104,14 +105,8 @@ def _prepare():
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, root / name)
-    import chex  # noqa: F401
-    import flax.linen  # noqa: F401
-    import jax  # noqa: F401
-    import optax  # noqa: F401
-    import pytest  # noqa: F401
-    import scipy.optimize  # noqa: F401
-    import sklearn.metrics  # noqa: F401
-
+    for name in ("chex", "flax.linen", "jax", "optax", "pytest", "scipy.optimize", "sklearn.metrics"):
+        importlib.import_module(name)
     return root
 
 
@@ -132,7 +127,6 @@ def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("mutation.jsonl"), help="file of results, a line of JSON each")
-    parser.add_argument("--again", action="store_true", help="run what is not killed in the file once more")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one mutant's tests")
     parser.add_argument("parts", nargs="*", help="part of the name of a file or of a test")
     options = parser.parse_args()
@@ -144,8 +138,7 @@ def main():
     results = {}
     for line in options.out.read_text().splitlines() if options.out.exists() else []:
         *mutant, state, why = json.loads(line)
-        if state == "killed" or not options.again:
-            results[Mutant(*mutant)] = state, why
+        results[Mutant(*mutant)] = state, why
     results = {mutant: results[mutant] for mutant in chosen if mutant in results}
     root = _prepare()
     try:
