@@ -56,7 +56,7 @@ QUICK = (
     *("methods/test_data_use", "methods/test_equations", "methods/test_scaffold"),
     *("primitives/test_batches", "primitives/test_compressors", "primitives/test_feature_statistics"),
     *("primitives/test_local_training", "primitives/test_losses_aggregation_scores"),
-    *("primitives/test_losses_and_steps", "primitives/test_robust_means"),
+    "primitives/test_robust_means",
 )
 """Files whose tests `pytest -m quick` runs, less the slow ones: they depend on most of the code, and compile little."""
 

@@ -10,6 +10,7 @@ from trees import assert_same
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import make_method
 from pfl_jax.methods.scaffold import ScaffoldClient, scaffold
+from pfl_jax.primitives.losses import supervised_loss
 
 KEY = jax.random.key(0)
 
@@ -41,3 +42,17 @@ def test_each_clients_own_steps_are_counted(drop_last, steps):
         message = local(KEY, server, start, client_data(tiny_federation(), client, "train")).message.value
         moved = jax.tree.map(lambda a, b, s=own: (a - b) / (s * 0.05), server.params, message.params)
         chex.assert_trees_all_close(message.control_change, moved, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [{"optimizer": "adam"}, {"clip_norm": 0.1}], ids=["adam", "clipped"])
+def test_control_variates_with_adam_are_gradients(steps):
+    """SCAFFOLD's option I where steps are no multiples of gradients: c_i+ is the gradient at w."""
+    model, data = tiny_model(), client_data(tiny_federation(pad=3), 1, "train")
+    adam = make_method("scaffold", model, **HYPER_PARAMETERS, **steps)
+    server = adam.init_server(KEY)
+    control = jax.tree.map(lambda leaf: leaf + 0.1, server.control)
+    result = jax.jit(adam.local)(KEY, server, ScaffoldClient(control, control), data)
+    want, _ = jax.jit(jax.grad(supervised_loss(model), has_aux=True))(server.params, data, jax.random.key(0))
+    chex.assert_trees_all_close(result.client.trained, want, rtol=1e-4, atol=1e-6)
+    change = jax.tree.map(jnp.subtract, want, control)
+    chex.assert_trees_all_close(result.message.value.control_change, change, rtol=1e-4, atol=1e-6)
