@@ -56,7 +56,7 @@ QUICK = (
     *("methods/test_data_use", "methods/test_equations", "methods/test_scaffold"),
     *("primitives/test_batches", "primitives/test_compressors", "primitives/test_feature_statistics"),
     *("primitives/test_local_training", "primitives/test_losses_aggregation_scores"),
-    *("primitives/test_losses_and_steps", "primitives/test_robust_means"),
+    "primitives/test_robust_means",
 )
 """Files whose tests `pytest -m quick` runs, less the slow ones: they depend on most of the code, and compile little."""
 
@@ -69,10 +69,16 @@ def pytest_ignore_collect(collection_path, config):
     return True if is_file and config.option.markexpr == "quick" else None
 
 
+WITHOUT_F1_AUC = {Path(__file__).parent / name for name in ("engine", "methods", "wrappers")}
+"""Folders of which no test compares macro-F1 or AUC."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks the tests of the files in QUICK."""
+    """Marks the tests of the files in QUICK, and those without macro-F1 and AUC."""
     for item in items:
+        if item.path.parent in WITHOUT_F1_AUC:
+            item.getparent(pytest.Module).add_marker("without_f1_auc")
         if item.path in QUICK_FILES and not any(map(item.get_closest_marker, ("slow", "lab", "real_data"))):
             item.add_marker(pytest.mark.quick)
 
@@ -83,11 +89,7 @@ MAPS = 20_000
 
 @pytest.fixture(autouse=True, scope="module")
 def _drop_programs():
-    """Lets go of compiled programs after a file's last test, once they hold many memory maps.
-
-    A process with all maps that it may have dies. Dropping programs after every file would also drop what JAX has
-    traced of its own functions, and a fifth of the time would go into tracing those again.
-    """
+    """Lets go of compiled programs once they hold many memory maps: dropping them always would also drop JAX's own."""
     yield
     maps = Path("/proc/self/maps")
     if not maps.exists() or maps.read_bytes().count(b"\n") > MAPS:

@@ -30,38 +30,24 @@ def test_all_methods_are_there():
     ("change", "where"),
     [
         ({}, ""),
-        ({"received": [0.5002, -2.0]}, ""),
-        ({"new": [1.0]}, ""),
+        ({"received": [0.5002, -2.0], "new": [1.0]}, ""),
         ({"received": [0.5004, -2.0]}, "received"),
-        ({"all/received": [0.26]}, "all/received"),
         ({"all/received": [float("nan")]}, "all/received"),
         ({"all/received": [0.25, 0.25]}, "all/received"),
-        ({"received": None}, "received"),
     ],
 )
 def test_values_that_move_raise_the_version(change, where):
-    got = {name: values for name, values in (NUMBERS | change).items() if values is not None}
+    got = NUMBERS | change
     assert moved(NUMBERS, got) == where
-    new = renewed(entry(3, NUMBERS), got, 3)
     # Rounding changes nothing, not even the stored digits.
-    assert new == (entry(4, got) if where else entry(3, got | NUMBERS))
+    assert renewed(entry(3, NUMBERS), got, 3) == (entry(4, got) if where else entry(3, got | NUMBERS))
     # A version that was raised by hand is enough.
     assert renewed(entry(3, NUMBERS), got, 7)["version"] == 7
     assert renewed(None, got, 1) == entry(1, got)
 
 
-def test_values_under_the_old_version_are_detected():
-    rewritten = entry(1, NUMBERS) | {"received": [0.6, -2.0]}
-    assert rewritten != entry(1, numbers_of(rewritten))
-    assert entry(1, NUMBERS)["digest"] != entry(2, NUMBERS)["digest"]
-
-
 def test_the_version_stands_in_the_file_of_the_method():
     factory = unchecked(METHODS["fedproto_l"])
-    source = inspect.getsource(inspect.getmodule(factory))
-    raised = with_version(source, "fedproto_l", 2)
+    raised = with_version(inspect.getsource(inspect.getmodule(factory)), "fedproto_l", 2)
     assert raised.count("@checked(version=2)\ndef fedproto_l(") == 1
-    assert raised.replace("@checked(version=2)", "@checked") == source
-    assert with_version(raised, "fedproto_l", 3) == raised.replace("version=2", "version=3")
     assert version_of(checked(version=5)(factory)) == 5
-    assert version_of(checked(factory)) == 1

@@ -35,24 +35,6 @@ def function_lengths(text):
     return [(one.name, len(code & lines_of(one) - set().union(*map(lines_of, inside[one])))) for one in functions]
 
 
-TEXT = '''
-def outer():
-    """Doc
-    string."""
-    # Comment.
-
-    def inner():
-        return (
-            1
-        )
-    return inner
-'''
-
-
-def test_lines_of_code_are_counted():
-    assert function_lengths(TEXT) == [("outer", 2), ("inner", 4)]
-
-
 @pytest.mark.parametrize("package", ["pfl_jax", "experiments"])
 def test_no_file_and_no_function_is_long(package):
     files = {path: path.read_text() for path in FILES if path.relative_to(ROOT).parts[0] == package}

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tables import Frame, Split
+from tables import Frame, Split, assert_rows
 
 from pfl_jax import data
 from pfl_jax.data import client_data, federate, from_arrays, from_clients
@@ -21,29 +21,9 @@ TABLE = {
 }
 
 
-def pandas_frame(columns):
-    return pytest.importorskip("pandas").DataFrame(columns)
-
-
-def hugging_face(columns):
-    return pytest.importorskip("datasets").Dataset.from_dict({name: list(column) for name, column in columns.items()})
-
-
-def rows_of(dataset, client):
-    """All rows of a client, sorted, with their labels."""
-    x = np.concatenate([dataset.train_x[dataset.train_client == client], dataset.test_x[dataset.test_client == client]])
-    y = np.concatenate([dataset.train_y[dataset.train_client == client], dataset.test_y[dataset.test_client == client]])
-    order = np.lexsort(x.T)
-    return x[order], y[order]
-
-
 def check(dataset, names=tuple(SIZES)):
     assert dataset.client_names == names
-    for client, name in enumerate(names):
-        x, y = rows_of(dataset, client)
-        order = np.lexsort(X[name].astype(np.float32).T)
-        np.testing.assert_array_equal(x, X[name].astype(np.float32)[order])
-        np.testing.assert_array_equal(y, Y[name][order])
+    assert_rows(dataset, np.concatenate(list(X.values())), TABLE["ill"], TABLE["where"])
 
 
 def test_clients_arrays():
@@ -60,7 +40,7 @@ def test_clients_arrays():
     check(from_clients(tables, y="ill"))
 
 
-@pytest.mark.parametrize("kind", [Frame, Split, pandas_frame, hugging_face])
+@pytest.mark.parametrize("kind", [Frame, Split])
 def test_tables_with_a_column_of_clients(kind):
     table = kind(TABLE)
     dataset = from_clients(table, y="ill", client="where")
@@ -74,38 +54,6 @@ def test_tables_with_a_column_of_clients(kind):
     np.testing.assert_array_equal(few.train_x, same.train_x[:, [2, 0]])
     np.testing.assert_array_equal(few.train_y[:, 0], same.train_x[:, 1])
     assert from_clients(table, x="pulse", y="ill", client="where").input_shape == (1,)
-
-
-def test_pandas_names_and_types():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(TABLE).assign(
-        where=lambda one: one["where"].astype("category"), well=lambda one: one.ill < 1
-    )
-    dataset = from_clients(frame, y="ill", client="where")
-    check(dataset._replace(train_x=dataset.train_x[:, :3], test_x=dataset.test_x[:, :3]), tuple(sorted(SIZES)))
-    # groupby gives a mapping whose keys may be pairs.
-    groups = dict(iter(pandas.DataFrame(TABLE).groupby(["where", "ill"])))
-    assert from_clients(groups, x=["age"], y="pulse").client_names[0] == "('clinic', 0)"
-    with pytest.raises(InvalidInput, match="where not numeric"):
-        from_clients(frame, y="ill", client="age")
-
-
-def test_hugging_face_images_splits_and_names():
-    datasets = pytest.importorskip("datasets")
-    label = datasets.ClassLabel(names=["well", "ill"])
-    features = datasets.Features({"scan": datasets.Image(), "label": label, "who": datasets.Value("string")})
-    pixels = RNG.integers(0, 256, (20, 4, 4), dtype=np.uint8)
-    columns = {"scan": list(pixels), "label": TABLE["ill"].tolist(), "who": TABLE["where"].tolist()}
-    rows = datasets.Dataset.from_dict(columns, features=features)
-    dataset = from_clients(datasets.DatasetDict({"train": rows, "test": rows}), y="label", client="who")
-    np.testing.assert_array_equal(dataset.train_x, pixels[..., None])
-    np.testing.assert_array_equal(dataset.test_x, dataset.train_x)
-    assert dataset.class_names == ("ill", "well")
-    # As partitioners give them: a dataset, or its splits, for each client.
-    parts = {name: rows.filter(lambda row, name=name: row["who"] == name).train_test_split(2) for name in SIZES}
-    by_client = from_clients(parts, x="scan", y="label")
-    assert by_client.client_names == tuple(SIZES)
-    assert np.bincount(by_client.test_client).tolist() == [2, 2, 2]
 
 
 def test_test_rows_of_a_clients_own():

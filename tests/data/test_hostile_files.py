@@ -9,7 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from archives import cifar_members, idx, images, write_idx, write_tar
+from archives import cifar_members, images, write_idx, write_tar
 from damage import FUZZ, limit, mutations
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,31 +109,26 @@ def survives(load):
     assert "\n" not in text
 
 
-@pytest.mark.slow
-@FUZZ
-@given(choice=st.data())
-def test_any_idx_file_is_read_or_refused(tmp_path_factory, choice):
-    good = idx(GRAY[0])
-    content = choice.draw(mutations(gzip.compress(good, 1)) | mutations(good).map(lambda raw: gzip.compress(raw, 1)))
-    folder = tmp_path_factory.mktemp("idx")
-    write_idx(folder, GRAY)[0].write_bytes(content)
-    survives(gray(folder))
+def images_of(folder):
+    """The first file of a folder with gray images, and how the folder is read."""
+    return write_idx(folder, GRAY)[0], gray(folder)
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory):
-    return write_tar(tmp_path_factory.mktemp("tar") / "a.tar.gz", cifar_members("cifar10", COLOR)).read_bytes()
+def archive_of(folder):
+    """An archive of CIFAR-10, and how its folder is read."""
+    return write_tar(folder / "cifar-10-binary.tar.gz", cifar_members("cifar10", COLOR)), color(folder)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("make", [images_of, archive_of])
 @FUZZ
 @given(choice=st.data())
-def test_any_archive_is_read_or_refused(tmp_path_factory, archive, choice):
-    raw = gzip.decompress(archive)
-    content = choice.draw(mutations(archive) | mutations(raw).map(lambda content: gzip.compress(content, 1)))
-    folder = tmp_path_factory.mktemp("cifar")
-    (folder / "cifar-10-binary.tar.gz").write_bytes(content)
-    survives(color(folder))
+def test_any_compressed_file_is_read_or_refused(tmp_path_factory, make, choice):
+    path, load = make(tmp_path_factory.mktemp("data"))
+    good = path.read_bytes()
+    raw = mutations(gzip.decompress(good)).map(lambda content: gzip.compress(content, 1))
+    path.write_bytes(choice.draw(mutations(good) | raw))
+    survives(load)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 from PIL import Image
-from tables import Split
+from tables import Split, assert_rows
 
 from pfl_jax.data import from_file, own_files, read_tables
 from pfl_jax.errors import InvalidInput
@@ -25,34 +25,12 @@ def write_csv(path, columns):
         table.writerows(zip(*columns.values(), strict=True))
 
 
-def whole(dataset):
-    """Training and test rows together, sorted: (inputs, names of their classes, names of their clients)."""
-    x = np.concatenate([dataset.train_x, dataset.test_x])
-    order = np.lexsort(x.reshape(len(x), -1).T)
-    y = np.array(dataset.class_names)[np.concatenate([dataset.train_y, dataset.test_y])]
-    if dataset.train_client is None:
-        return x[order], y[order], None
-    client = np.array(dataset.client_names)[np.concatenate([dataset.train_client, dataset.test_client])]
-    return x[order], y[order], client[order]
-
-
-def check_whole(dataset, x, y=KIND, client=USER):
-    order = np.lexsort(np.asarray(x, dataset.train_x.dtype).reshape(len(x), -1).T)
-    got = whole(dataset)
-    np.testing.assert_array_equal(got[0], np.asarray(x, dataset.train_x.dtype)[order])
-    np.testing.assert_array_equal(got[1], y[order])
-    if client is None:
-        assert got[2] is None
-    else:
-        np.testing.assert_array_equal(got[2], client[order])
-
-
 def test_npz(tmp_path):
     np.savez(tmp_path / "my.npz", x=X, kind=KIND, user=USER)
     dataset = from_file(tmp_path / "my.npz", label="kind", client_column="user")
     assert (dataset.name, dataset.source, dataset.train_x.dtype) == ("my", "npz", np.float32)
-    check_whole(dataset, X)
-    check_whole(from_file(tmp_path / "my.npz", label="kind"), X, client=None)
+    assert_rows(dataset, X, KIND, USER)
+    assert_rows(from_file(tmp_path / "my.npz", label="kind"), X, KIND)
     np.savez(tmp_path / "both.npz", x=X, kind=KIND, user=USER, test_x=X[:6] + 1, test_kind=KIND[:6], test_user=USER[:6])
     dataset = from_file(tmp_path / "both.npz", label="kind", client_column="user")
     np.testing.assert_array_equal(dataset.train_x, X.astype(np.float32))
@@ -64,13 +42,13 @@ def test_csv(tmp_path):
     columns = {"a": X[:, 0].tolist(), "user": USER, "b": X[:, 1].tolist(), "kind": KIND, "c": np.arange(24)}
     write_csv(tmp_path / "my.csv", columns)
     dataset = from_file(tmp_path / "my.csv", label="kind", client_column="user")
-    check_whole(dataset, np.stack([X[:, 0], X[:, 1], np.arange(24)], axis=1))
+    assert_rows(dataset, np.stack([X[:, 0], X[:, 1], np.arange(24)], axis=1), KIND, USER)
     # Whole numbers in all columns stay whole; labels too.
     label = np.arange(24) % 3 + 9
     write_csv(tmp_path / "tokens.csv", {"t0": np.arange(24), "t1": np.arange(24) % 7, "label": label})
     dataset = from_file(tmp_path / "tokens.csv")
     assert (dataset.train_x.dtype, dataset.class_names) == (np.int32, ("9", "10", "11"))
-    check_whole(dataset, np.stack([np.arange(24), np.arange(24) % 7], axis=1), label.astype(str), None)
+    assert_rows(dataset, np.stack([np.arange(24), np.arange(24) % 7], axis=1), label.astype(str))
 
 
 GOOD = [f"{number},{number / 2},{['no', 'yes'][number % 2]}" for number in range(1200)]
@@ -167,7 +145,7 @@ def test_images_by_class(tmp_path, channels):
         np.uint8,
     )
     assert dataset.mean is None
-    check_whole(dataset, pixels, client=None)
+    assert_rows(dataset, pixels, KIND)
     # One picture in color makes three channels of all.
     Image.fromarray(np.zeros((5, 4, 3), np.uint8)).save(tmp_path / "yes" / "color.png")
     assert from_file(tmp_path).input_shape == (5, 4, 3)
@@ -194,7 +172,7 @@ def test_hugging_face(hub, tmp_path):
     hub["train"] = Split({"a": X[:, 0], "b": X[:, 1], "label": np.arange(24) % 3, "user": USER}, label=names)
     dataset = from_file(tmp_path, client_column="user")
     assert dataset.source == "Hugging Face"
-    check_whole(dataset, X[:, :2])
+    assert_rows(dataset, X[:, :2], KIND, USER)
     hub["test"] = Split({"a": X[:, 1], "b": X[:, 0], "label": np.arange(24) % 3, "user": USER}, label=names)
     dataset = from_file("hf:someone/wines", client_column="user")
     np.testing.assert_array_equal(dataset.test_x, X[:, [1, 0]].astype(np.float32))
@@ -203,12 +181,12 @@ def test_hugging_face(hub, tmp_path):
     pixels = RNG.integers(0, 256, (24, 4, 4), dtype=np.uint8)
     hub.clear()
     hub["train"] = Split({"image": pixels, "id": KIND, "label": np.arange(24) % 3}, label=names, image=IMAGES)
-    check_whole(from_file(tmp_path), pixels[..., None], client=None)
+    assert_rows(from_file(tmp_path), pixels[..., None], KIND)
     tokens = RNG.integers(0, 99, (24, 6))
     hub["train"] = Split({"tokens": tokens, "text": KIND, "label": np.arange(24) % 3}, label=names)
     dataset = from_file(tmp_path)
     assert dataset.train_x.dtype == np.int32
-    check_whole(dataset, tokens, client=None)
+    assert_rows(dataset, tokens, KIND)
 
 
 def test_bad_hugging_face(hub, tmp_path):
@@ -226,22 +204,6 @@ def test_bad_hugging_face(hub, tmp_path):
     hub["test"] = hub["validation"]
     with pytest.raises(InvalidInput, match="no split train"):
         from_file(tmp_path)
-
-
-def test_hugging_face_itself(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    tokens = RNG.integers(0, 99, (24, 6))
-    images = [Image.fromarray(pixels) for pixels in RNG.integers(0, 256, (24, 4, 4), dtype=np.uint8)]
-    label = datasets.ClassLabel(names=["no", "yes", "some"])
-    features = datasets.Features({"image": datasets.Image(), "label": label})
-    columns = {"image": images, "label": (np.arange(24) % 3).tolist()}
-    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "images")
-    check_whole(from_file(tmp_path / "images"), np.stack([np.asarray(one)[..., None] for one in images]), client=None)
-    rows = datasets.Dataset.from_dict({"tokens": tokens.tolist(), "label": KIND.tolist(), "user": USER.tolist()})
-    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "tokens")
-    dataset = from_file(tmp_path / "tokens", client_column="user")
-    np.testing.assert_array_equal(dataset.train_x, tokens)
-    np.testing.assert_array_equal(dataset.test_x, tokens)
 
 
 def test_the_digest_is_of_the_content(tmp_path):

@@ -23,9 +23,7 @@ from pfl_jax.errors import CannotWrite, InvalidInput
 
 SMALL = {
     "cifar10": (*archives.images(50, 10, (32, 32, 3)), *archives.images(10, 10, (32, 32, 3), 1)),
-    "cifar100": (*archives.images(100, 100, (32, 32, 3)), *archives.images(100, 100, (32, 32, 3), 1)),
     "cinic10": (*archives.images(40, 10, (32, 32, 3)), *archives.images(20, 10, (32, 32, 3), 1)),
-    "fashion_mnist": (*archives.images(30, 10, (28, 28, 1)), *archives.images(10, 10, (28, 28, 1), 1)),
     "emnist": (*archives.images(124, 62, (28, 28, 1)), *archives.images(62, 62, (28, 28, 1), 1)),
 }
 
@@ -34,30 +32,27 @@ def quiet(message: str) -> None:
     """A notify for tests."""
 
 
-def write_archives(name: str, folder: Path) -> list[Path]:
-    """The dataset's small archives in the true format; those of Fashion-MNIST in the order of archives.IDX_NAMES."""
-    if name in archives.CIFAR_FILES:
+def write_archive(name: str, folder: Path) -> Path:
+    """The dataset's small archive in the true format."""
+    if name == "cifar10":
         path = folder / SPECS[name].url.rpartition("/")[2]
-        return [archives.write_tar(path, archives.cifar_members(name, SMALL[name]))]
+        return archives.write_tar(path, archives.cifar_members(name, SMALL[name]))
     if name == "cinic10":
         members = archives.cinic_members(SMALL[name], source.CINIC10_CLASSES)
-        return [archives.write_tar(folder / "CINIC-10.tar.gz", members)]
-    arrays = [array[..., 0] if array.ndim == 4 else array for array in SMALL[name]]
-    if name == "fashion_mnist":
-        return archives.write_idx(folder, arrays)
+        return archives.write_tar(folder / "CINIC-10.tar.gz", members)
     path = folder / "gzip.zip"
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as file:
-        for idx_name, array in zip(archives.IDX_NAMES, arrays, strict=True):
+        for idx_name, array in zip(archives.IDX_NAMES, SMALL[name], strict=True):
             # The published images have rows and columns exchanged.
-            sideways = array.swapaxes(1, 2) if array.ndim == 3 else array
+            sideways = array[..., 0].swapaxes(1, 2) if array.ndim == 4 else array
             member = f"gzip/emnist-byclass-{idx_name.replace('t10k', 'test')}.gz"
             file.writestr(member, gzip.compress(archives.idx(sideways), 1))
-    return [path]
+    return path
 
 
 def fill_download_cache(name: str, data_dir: Path) -> None:
-    """Puts the small archives where tfds keeps what it has downloaded."""
+    """Puts the small archive where tfds keeps what it has downloaded."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download import resource
 
@@ -65,28 +60,24 @@ def fill_download_cache(name: str, data_dir: Path) -> None:
     recorded = {} if name == "cinic10" else tfds.builder_cls(SPECS[name].tfds_name.split("/")[0]).url_infos
     downloads = data_dir / "downloads" / SPECS[name].tfds_name.split("/")[0]
     downloads.mkdir(parents=True)
-    host, _, last = SPECS[name].url.rpartition("/")
-    urls = [f"{host}/{one}.gz" for one in archives.IDX_NAMES] if name == "fashion_mnist" else [f"{host}/{last}"]
-    for url, archive in zip(urls, write_archives(name, data_dir / "made"), strict=True):
-        target = downloads / resource.get_dl_fname(url, recorded[url].checksum if url in recorded else None)
-        content = archive.read_bytes()
-        archive.rename(target)
-        info: dict[str, object] = {"urls": [url], "original_fname": archive.name}
-        if url not in recorded:
-            checksum = hashlib.sha256(content).hexdigest()
-            info["url_info"] = {"checksum": checksum, "size": len(content), "filename": archive.name}
-        Path(f"{target}.INFO").write_text(json.dumps(info))
+    url, archive = SPECS[name].url, write_archive(name, data_dir / "made")
+    target, content = (
+        downloads / resource.get_dl_fname(url, getattr(recorded.get(url), "checksum", None)),
+        archive.read_bytes(),
+    )
+    archive.rename(target)
+    info: dict[str, object] = {"urls": [url], "original_fname": archive.name}
+    if url not in recorded:
+        checksum = hashlib.sha256(content).hexdigest()
+        info["url_info"] = {"checksum": checksum, "size": len(content), "filename": archive.name}
+    Path(f"{target}.INFO").write_text(json.dumps(info))
 
 
 @pytest.fixture(scope="module")
 def patched():
-    """tfds' counts of the gray datasets lowered to those of the small files, and no network."""
+    """tfds' counts of EMNIST lowered to those of the small files, and no network."""
     pytest.importorskip("tensorflow_datasets")
     with pytest.MonkeyPatch.context() as patch, source._tensorflow_datasets() as tfds:
-        from tensorflow_datasets.image_classification import mnist
-
-        patch.setattr(mnist, "_TRAIN_EXAMPLES", len(SMALL["fashion_mnist"][1]))
-        patch.setattr(mnist, "_TEST_EXAMPLES", len(SMALL["fashion_mnist"][3]))
         byclass = tfds.builder_cls("emnist").builder_configs["byclass"]
         patch.setattr(byclass, "train_examples", len(SMALL["emnist"][1]))
         patch.setattr(byclass, "test_examples", len(SMALL["emnist"][3]))
@@ -96,7 +87,7 @@ def patched():
 
 @pytest.fixture(scope="module")
 def prepared(patched, tmp_path_factory):
-    """A data folder in which the five datasets have been prepared and read once; and what was loaded."""
+    """A data folder in which the datasets have been prepared and read once; and what was loaded."""
     data_dir = tmp_path_factory.mktemp("tfds")
     loaded = {}
     for name in SMALL:
@@ -168,7 +159,7 @@ def test_the_cache_alone_is_enough(prepared, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(prepared, monkeypatch):
     data_dir, loaded = prepared
-    (cache,) = (data_dir / "pfl_jax").glob("cifar100-*.npz")
+    (cache,) = (data_dir / "pfl_jax").glob("cinic10-*.npz")
     cache.unlink()
 
     def refuse(*args, **kwargs):
@@ -176,8 +167,8 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(prepared, monkeypa
 
     monkeypatch.setattr(source, "write_binary", refuse)
     notices = []
-    dataset = load("cifar100", "tfds", data_dir, notify=notices.append)
-    np.testing.assert_array_equal(dataset.train_x, loaded["cifar100"].train_x)
+    dataset = load("cinic10", "tfds", data_dir, notify=notices.append)
+    np.testing.assert_array_equal(dataset.train_x, loaded["cinic10"].train_x)
     assert any("read-only file system" in notice for notice in notices)
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import tiny_federation, tiny_method
-from trees import row
+from problems import diverging, tiny_federation, tiny_method
+from trees import assert_same, row
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data, hold_out
@@ -18,23 +18,10 @@ from pfl_jax.primitives.metrics import score
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 score = jax.jit(score, static_argnums=0)
 
-pytestmark = pytest.mark.without_f1_auc
 
 # Of the last two, which some tests hold out, the second one is larger: the largest are trained and evaluated first.
 DATA = tiny_federation((9, 20, 5, 14))
 KEY = jax.random.key(5)
-
-
-def broken_for(*sizes, name="fedper"):
-    """A method whose local training ends in NaN for clients with so many training examples."""
-    method = tiny_method(name)
-
-    def local(key, server, client, data):
-        result = method.local(key, server, client, data)
-        broken = jnp.isin(jnp.sum(data.mask), jnp.array(sizes))
-        return jax.tree.map(lambda leaf: jnp.where(broken, jnp.nan, leaf), result)
-
-    return method._replace(local=local)
 
 
 def first_round(method, settings, **options):
@@ -62,8 +49,7 @@ def mean_backbone(results, counts):
     return jax.tree.map(mean, *[result.message.value for result in results.values()])
 
 
-def assert_close(left, right):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), left, right)
+assert_close = functools.partial(assert_same, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
@@ -95,9 +81,9 @@ def test_a_diverged_client_stops_the_run_or_is_left_out(state_on):
     # Client 0 has 9 examples.
     settings = simulate.Settings(rounds=1)
     with pytest.raises(Diverged, match=r"round 1: .* client 0 is NaN") as caught:
-        first_round(broken_for(9), settings, state_on=state_on)
+        first_round(diverging(tiny_method(), 9), settings, state_on=state_on)
     assert (caught.value.round, caught.value.clients) == (1, [0])
-    result = first_round(broken_for(9), settings, state_on=state_on, on_nan="skip-client")
+    result = first_round(diverging(tiny_method(), 9), settings, state_on=state_on, on_nan="skip-client")
     assert result.diverged.tolist() == [0]
     assert result.cohort[~result.arrived].tolist() == [0]
     before, results = by_hand()
@@ -107,12 +93,12 @@ def test_a_diverged_client_stops_the_run_or_is_left_out(state_on):
     jax.tree.map(np.testing.assert_array_equal, *first)
     assert np.isnan(result.trained["accuracy"]).tolist() == [True, False, False, False]
     with pytest.raises(Diverged, match="and 3 more"):
-        first_round(broken_for(9, 20, 14, 5), settings, state_on=state_on, on_nan="skip-client")
+        first_round(diverging(tiny_method(), 9, 20, 14, 5), settings, state_on=state_on, on_nan="skip-client")
 
 
 def test_what_the_server_knows_of_absent_clients_is_that_they_are_absent():
     """One client drops out, and client 1 diverges: what the server computes is for neither."""
-    base = broken_for(20)
+    base = diverging(tiny_method(), 20)
 
     def aggregate(key, server, clients, messages, cohort):
         info = {"counts": cohort.counts, "present": cohort.present}

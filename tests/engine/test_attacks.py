@@ -16,13 +16,10 @@ from pfl_jax.engine import placement
 from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.testing.comparison import assert_close
 from pfl_jax.testing.conformance import play
 from pfl_jax.wrappers.attacks import attacked
-
-pytestmark = pytest.mark.without_f1_auc
 
 
 def test_flipped_labels_are_all_that_the_method_sees():
@@ -119,13 +116,6 @@ def test_a_round_with_one_attacker_of_three(attack):
     state, outcome = round_(data, state, 3)
     assert_model(state.server, reference.mean(BETA, sent))
     assert outcome.finite.all()
-
-
-def test_noise_is_for_methods_that_send_a_mean():
-    engine = simulate.build(make_method("pfedhn", tiny_model()), Settings(rounds=1, attack="noise", attackers=0.5))
-    data = tiny_federation()
-    with pytest.raises(InvalidInput, match="attack noise is for methods that send a Mean"):
-        jax.eval_shape(lambda key: engine.round(data, engine.init(data, key), 2), jax.random.key(0))
 
 
 TOGETHER = {"attackers": 0.5, "drop_rate": 0.4, "straggler_fraction": 0.5, "straggler_rate": 0.3}

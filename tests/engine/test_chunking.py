@@ -26,9 +26,10 @@ from pfl_jax.engine.cohort import Settings
 from pfl_jax.primitives.local_training import LocalTraining
 
 
-def counted(counts, batch_size, chunk, devices):
+def counted(counts, batch_size, chunk, devices, drop_last):
     """Goes through the schedule of `map_places` step by step: device by device, chunk by chunk, client by client."""
-    steps = sorted((int(np.ceil(count / batch_size)) for count in counts), reverse=True)
+    of_client = (max(count // batch_size, 1) if drop_last else int(np.ceil(count / batch_size)) for count in counts)
+    steps = sorted(of_client, reverse=True)
     wasted = executed = 0
     size = int(np.ceil(len(steps) / devices)) if chunk is None else chunk
     own = {device: [] for device in range(devices)}
@@ -49,10 +50,12 @@ def counted(counts, batch_size, chunk, devices):
     batch_size=st.integers(1, 60),
     chunk=st.none() | st.integers(1, 14),
     devices=st.integers(1, 4),
+    drop_last=st.booleans(),
 )
-def test_wasted_steps_are_those_counted_one_by_one(counts, batch_size, chunk, devices):
-    share = unused_shares(np.array(counts), batch_size=batch_size, chunk=chunk, devices=devices).steps
-    assert share == pytest.approx(counted(counts, batch_size, chunk, devices), abs=1e-12)
+def test_wasted_steps_are_those_counted_one_by_one(counts, batch_size, chunk, devices, drop_last):
+    schedule = {"batch_size": batch_size, "chunk": chunk, "devices": devices, "drop_last": drop_last}
+    share = unused_shares(np.array(counts), **schedule).steps
+    assert share == pytest.approx(counted(counts, **schedule), abs=1e-12)
     assert chunk != 1 or share == 0
 
 

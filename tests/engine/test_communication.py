@@ -14,32 +14,22 @@ STATISTICS = 1 + CLASSES * FEATURES
 POLICY, VALVE = 2 * FEATURES * (FEATURES + 3), 2 * FEATURES * (FEATURES + 3)
 """FedCP's layer to twice as many units with its normalization, GPFL's two layers with theirs."""
 
-NUMBERS = {
+ITS_MODEL = [
+    *("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "moon", "feddyn", "per_fedavg", "fedbn", "fedrod"),
+    *("feddbe", "knn_per", "apfl", "pfedme", "ditto", "fedamp", "fedala", "pfedhn", "cd2pfed", "fedas_cd2"),
+    *("feddpa", "fedex_lora", "hetlora"),
+]
+"""Methods that send the model both ways; not counted is what goes up before the first round, and the tiny model has
+neither normalization nor adapters."""
+
+NUMBERS = dict.fromkeys(ITS_MODEL, (MODEL, MODEL)) | dict.fromkeys(("fedper", "fedrep", "fedbabu"), (THETA, THETA))
+NUMBERS |= {
     "local": (0, 0),
-    "fedavg": (MODEL, MODEL),
-    "fedavg_ft": (MODEL, MODEL),
-    "fedprox": (MODEL, MODEL),
-    "fedprox_ft": (MODEL, MODEL),
     # Model and control variate both ways.
     "scaffold": (2 * MODEL, 2 * MODEL),
-    "moon": (MODEL, MODEL),
-    "feddyn": (MODEL, MODEL),
-    "per_fedavg": (MODEL, MODEL),
-    "fedper": (THETA, THETA),
-    # The tiny model has no normalization layer.
-    "fedbn": (MODEL, MODEL),
     "lg_fedavg": (PHI, PHI),
-    "fedrep": (THETA, THETA),
-    "fedbabu": (THETA, THETA),
-    "fedrod": (MODEL, MODEL),
-    # Not counted: what goes up before the first round.
-    "feddbe": (MODEL, MODEL),
     "fedcp": (MODEL + POLICY, MODEL + POLICY),
     "gpfl": (THETA + CLASSES * FEATURES + VALVE, THETA + CLASSES * FEATURES + VALVE),
-    "knn_per": (MODEL, MODEL),
-    "apfl": (MODEL, MODEL),
-    "pfedme": (MODEL, MODEL),
-    "ditto": (MODEL, MODEL),
     # The choice of a cluster goes up, all k = 3 models go down.
     "hypcluster": (MODEL + 1, 3 * MODEL),
     "fedem": (3 * MODEL, 3 * MODEL),
@@ -52,29 +42,20 @@ NUMBERS = {
     "fedfomo": (MODEL + 2 + 6, 4 * MODEL),
     # Class means and counts with a fingerprint go up.
     "fedgh": (CENTROIDS + 2, PHI),
-    "fedamp": (MODEL, MODEL),
     # A fingerprint and a number of examples go up, 11 core models down.
     "apple": (MODEL + 3, 11 * MODEL),
     # A fingerprint goes up too; prototypes of all classes go down, without counts.
     "fedtgp": (CENTROIDS + 2, CLASSES * FEATURES),
-    "fedala": (MODEL, MODEL),
-    "pfedhn": (MODEL, MODEL),
     # The combined model and the sum of normalized models go down.
     "pfedgraph": (MODEL, 2 * MODEL),
     # A byte for each parameter goes up besides: whether it is critical.
     "fedcac": (MODEL + MODEL / 4, MODEL),
-    "cd2pfed": (MODEL, MODEL),
     "fedpac": (MODEL + CENTROIDS + STATISTICS, MODEL + CENTROIDS),
     "fedpac_proto": (MODEL + CENTROIDS, MODEL + CENTROIDS),
     # Class means and a covariance go both ways.
     "pfedfda": (THETA + CLASSES * FEATURES + FEATURES**2, THETA + CLASSES * FEATURES + FEATURES**2),
     # A trace goes up besides.
     "fedas": (THETA + 1, THETA),
-    "fedas_cd2": (MODEL, MODEL),
-    # The tiny model has no adapters.
-    "feddpa": (MODEL, MODEL),
-    "fedex_lora": (MODEL, MODEL),
-    "hetlora": (MODEL, MODEL),
 }
 
 

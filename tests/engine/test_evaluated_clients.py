@@ -11,8 +11,6 @@ from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.errors import InvalidInput
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def received(seed=0, state_on="device", **settings):
     method = tiny_method("local")
@@ -33,12 +31,6 @@ def test_a_sample_has_the_scores_of_a_full_evaluation():
 def test_states_on_the_host_and_samples_of_all_clients():
     np.testing.assert_array_equal(received(eval_clients=2, state_on="host"), received(eval_clients=2))
     np.testing.assert_array_equal(received(eval_clients=9), received())
-
-
-def test_samples_are_drawn_by_the_runs_key():
-    draws = [np.asarray(evaluated_clients(jax.random.key(seed), 6, Settings(1, eval_clients=3))) for seed in range(8)]
-    assert all(len(draw) == 3 and (np.diff(draw) > 0).all() for draw in draws)
-    assert len({frozenset(draw) for draw in draws}) > 3
 
 
 def test_an_engine_evaluates_the_sample_of_each_run():

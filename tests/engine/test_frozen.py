@@ -70,6 +70,7 @@ def test_memory_grows_by_adapters_and_activations_alone():
     assert many.temp_size_in_bytes - one.temp_size_in_bytes < base / 2
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_share_the_base():
     model = adapted()
 

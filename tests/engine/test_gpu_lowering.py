@@ -13,8 +13,6 @@ from pfl_jax.networks.convolution import conv2d
 from pfl_jax.testing import conformance
 from pfl_jax.testing.problems import tiny_federation
 
-pytestmark = pytest.mark.without_f1_auc
-
 ON_CPUS_ONLY = re.compile(r"lapack|callback|xla_cpu", re.IGNORECASE)
 
 

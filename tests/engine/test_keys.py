@@ -15,8 +15,6 @@ from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.messages import Unsummed
 
-pytestmark = pytest.mark.without_f1_auc
-
 ROUNDS = 3
 
 

@@ -20,8 +20,6 @@ from pfl_jax.networks import models as networks
 from pfl_jax.primitives.aggregation import mean_by_class, size_weights, weighted_mean
 from pfl_jax.primitives.tree import byte_count
 
-pytestmark = pytest.mark.without_f1_auc
-
 WEIGHTS, PRESENT = np.array([3.0, 0.0, 5.0, 2.0]), np.array([True, True, False, True])
 
 

@@ -9,13 +9,11 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import models, simulate
 from pfl_jax.data import federate
-from pfl_jax.engine import chunking, placement
+from pfl_jax.engine import placement
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
-
-pytestmark = pytest.mark.without_f1_auc
 
 DATA = tiny_federation()
 
@@ -79,15 +77,15 @@ def test_an_engine_of_something_else_is_refused(options, message):
         simulate.run(used, DATA, settings, jax.random.key(0), **options)
 
 
-@pytest.mark.parametrize("own_engine", [True, False])
-@pytest.mark.parametrize("placed", [True, False])
-def test_a_model_of_too_few_classes_is_refused(own_engine, placed):
+def test_a_model_of_too_few_classes_is_refused():
+    """On devices of its own and with an engine of its own; without them in test_wrong_uses.py."""
+
     def two_classes(head, features):
         return tiny_model().classify(head, features)[:, :2]
 
     method, settings = make_method("local", tiny_model()._replace(classify=two_classes)), Settings(rounds=1)
-    data = placement.place(DATA, simulate.client_mesh()) if placed else DATA
-    engine = simulate.build(method, settings, data.mesh).jit() if own_engine else None
+    data = placement.place(DATA, simulate.client_mesh())
+    engine = simulate.build(method, settings, data.mesh).jit()
     results = simulate.run(method, data, settings, jax.random.key(0), mesh=data.mesh, engine=engine)
     with pytest.raises(InvalidInput, match="the model has 2 classes, and the data 3"):
         next(results)
@@ -107,27 +105,3 @@ def test_a_classifier_of_targets_that_are_no_classes_is_refused():
     method = make_method("fedavg", models.mlp((6,), 3, hidden=(4,)), **HYPER_PARAMETERS)
     with pytest.raises(InvalidInput, match="targets are no classes: give it another task"):
         next(simulate.run(method, numbers, Settings(rounds=1), jax.random.key(0)))
-
-
-def test_programs_do_not_depend_on_settings_of_the_loop():
-    method = tiny_method("local")
-    loop = {"rounds": 9, "participation": 0.5, "full_last_round": True, "eval_every": 3, "before_aggregation": True}
-
-    def programs(settings):
-        engine = simulate.build(method, settings)
-        state = jax.eval_shape(engine.init, DATA, jax.random.key(0))
-        one = jax.make_jaxpr(engine.round, static_argnums=2)(DATA, state, 3)
-        return str((one, jax.make_jaxpr(engine.evaluate)(DATA, state)))
-
-    # Both with one method, whose functions' addresses are in the text.
-    assert programs(Settings(rounds=5)) == programs(Settings(**loop))
-
-
-def test_the_unused_time_of_a_later_round_compiles_nothing():
-    def play(counts):
-        return chunking.unused_shares(np.array(counts), batch_size=10, chunk=1, devices=2)
-
-    play([30, 20, 10])
-    with compilations() as later:
-        play([40, 20, 10])
-    assert not later

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import received, tiny_federation, tiny_method
+from problems import diverging, received, tiny_federation, tiny_method
 from trees import row
 
 from pfl_jax import simulate, sweep
@@ -19,7 +19,6 @@ from pfl_jax.streams import INITIALIZATION
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 score = jax.jit(score, static_argnums=0)
 
-pytestmark = pytest.mark.without_f1_auc
 
 DATA = tiny_federation((9, 20, 14, 5, 12, 11, 8))
 CLIENTS = range(DATA.num_clients)
@@ -96,39 +95,9 @@ def test_a_continued_run_has_the_same_before_aggregation():
         assert_scores(row(result.before_aggregation, outside), row(before.received, outside), exact=True)
 
 
-@pytest.mark.parametrize(
-    ("settings", "passes"),
-    [
-        ({"before_aggregation": False}, 2),
-        ({"before_aggregation": True}, 4),
-        # The round before is evaluated anyway, but for the first.
-        ({"before_aggregation": True, "eval_every": 1}, 5),
-        ({"before_aggregation": True, "participation": 1.0}, 2),
-    ],
-)
-def test_number_of_evaluations(settings, passes):
-    made, method = [], tiny_method("fedavg")
-    given = Settings(**{"rounds": 4, "participation": 0.3, "eval_every": 2, **settings})
-    engine = simulate.build(method, given).jit()
-    counted = engine._replace(evaluate=lambda *words: made.append(1) or engine.evaluate(*words))
-    results = play(method, given, engine=counted)
-    assert len(made) == passes
-    asked = settings["before_aggregation"]
-    evaluated = [result.before_aggregation is not None for result in results]
-    assert evaluated == [asked and result.received is not None for result in results]
-
-
 def test_before_aggregation_of_a_diverged_client_is_received():
-    method = tiny_method("fedper")
-
-    def local(key, server, client, data):
-        result = method.local(key, server, client, data)
-        is_broken = jnp.sum(data.mask) == 20
-        message = jax.tree.map(lambda leaf: jnp.where(is_broken, jnp.nan, leaf), result.message)
-        return result._replace(message=message)
-
-    settings = Settings(rounds=1, before_aggregation=True)
-    (result,) = play(method._replace(local=local), settings, on_nan="skip-client")
+    method, settings = tiny_method("fedper"), Settings(rounds=1, before_aggregation=True)
+    (result,) = play(diverging(method, 20, part="message"), settings, on_nan="skip-client")
     assert result.diverged.tolist() == [1]
     engine = simulate.build(method, settings).jit()
     want = engine.evaluate(DATA, engine.init(DATA, KEY))
@@ -140,6 +109,7 @@ def test_before_aggregation_of_a_diverged_client_is_received():
 def test_a_sweep_has_the_before_aggregation_of_each_run():
     keys = jax.vmap(jax.random.key)(jnp.array([5, 3]))
     together = list(sweep.run(lambda: tiny_method("fedper"), DATA, SOME, keys))
+    assert [one.before_aggregation is None for one in usual("fedper")] == [True, False, True, False]
     for one, every in zip(usual("fedper"), together, strict=True):
         assert (every.before_aggregation is None) == (one.before_aggregation is None)
         if one.before_aggregation is not None:

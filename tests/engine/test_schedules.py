@@ -11,8 +11,6 @@ from pfl_jax import simulate, sweep
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.methods import make_method
 
-pytestmark = pytest.mark.without_f1_auc
-
 RATES = jnp.array([0.2, 0.05, 0.0])
 KEY = jax.random.key(6)
 
@@ -24,11 +22,10 @@ def method(lr, name="fedper"):
 def one_after_another(rounds, data):
     """The state after as many rounds, each by an engine of its own with that round's rate."""
     settings = Settings(rounds=rounds, participation=0.5)
-    state = simulate.build(method(0.1), settings).init(data, KEY)
-    for index in range(rounds):
-        state, _ = jax.jit(simulate.build(method(float(RATES[index])), settings).round, static_argnums=2)(
-            data, state, 2
-        )
+    state = simulate.build(method(0.1), settings).jit().init(data, KEY)
+    play = jax.jit(lambda lr, data, state: simulate.build(method(lr), settings).round(data, state, 2)[0])
+    for rate in RATES[:rounds]:
+        state = play(rate, data, state)
     return state
 
 
@@ -67,21 +64,3 @@ def test_the_scale_of_a_schedule_can_be_swept():
     for index, scale in enumerate((1.0, 0.5)):
         *_, alone = simulate.run(lambda r: method(scale * RATES[r]), data, settings, KEY)  # noqa: B023
         np.testing.assert_allclose(together.received["loss"][index], alone.received["loss"], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("steps", [{"optimizer": "adam"}, {"clip_norm": 0.1}], ids=["adam", "clipped"])
-def test_control_variates_with_adam_are_gradients(steps):
-    """SCAFFOLD's option I where steps are no multiples of gradients: c_i+ is the gradient at w."""
-    from pfl_jax.data.federated import client_data
-    from pfl_jax.methods.scaffold import ScaffoldClient
-    from pfl_jax.primitives.losses import supervised_loss
-
-    model, data = tiny_model(), client_data(tiny_federation(pad=3), 1, "train")
-    adam = make_method("scaffold", model, **HYPER_PARAMETERS, **steps)
-    server = adam.init_server(KEY)
-    control = jax.tree.map(lambda leaf: leaf + 0.1, server.control)
-    result = jax.jit(adam.local)(KEY, server, ScaffoldClient(control, control), data)
-    want, _ = jax.jit(jax.grad(supervised_loss(model), has_aux=True))(server.params, data, jax.random.key(0))
-    chex.assert_trees_all_close(result.client.trained, want, rtol=1e-4, atol=1e-6)
-    change = jax.tree.map(jnp.subtract, want, control)
-    chex.assert_trees_all_close(result.message.value.control_change, change, rtol=1e-4, atol=1e-6)

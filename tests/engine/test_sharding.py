@@ -7,14 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import tiny_federation, tiny_method
-from test_programs import compilations
 
 from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import mapping, placement
+from pfl_jax.engine import placement
 from pfl_jax.errors import InvalidInput
-
-pytestmark = pytest.mark.without_f1_auc
 
 DATA = tiny_federation((9, 20, 14, 5, 12))._replace(
     label_map=jnp.asarray([np.roll(np.arange(3), client) for client in range(5)], jnp.int32)
@@ -60,18 +57,6 @@ def test_the_largest_clients_are_dealt_first():
     assert [own.tolist() for own in placement.deal(np.full(5, 7), 2)] == [[0, 3, 4], [1, 2]]
 
 
-def test_replication_over_processes_is_compiled_once(monkeypatch):
-    """Rounds and blocks of an evaluation replicate arrays of equal shapes again and again."""
-    mesh = simulate.client_mesh()
-    monkeypatch.setattr(type(mesh), "is_multi_process", property(lambda self: True))
-    tree = {"clients": np.arange(5, dtype=np.int32), "mask": np.ones(3, bool)}
-    mapping.replicate(tree, mesh)
-    with compilations() as compiled:
-        again = mapping.replicate(tree, mesh)
-    assert not compiled
-    jax.tree.map(np.testing.assert_array_equal, again, tree)
-
-
 def test_data_that_is_on_a_mesh_is_run_on_no_other():
     method, settings = tiny_method("local"), simulate.Settings(rounds=1)
     placed = placement.place(DATA, simulate.client_mesh(jax.devices()[:1]))
@@ -79,13 +64,3 @@ def test_data_that_is_on_a_mesh_is_run_on_no_other():
     if jax.device_count() > 1:
         with pytest.raises(InvalidInput, match="mesh: the data is on another one already"):
             simulate.run(method, placed, settings, jax.random.key(0), mesh=simulate.client_mesh())
-
-
-def test_newcomers_are_copied_to_the_devices_once():
-    newcomers = tiny_federation((6, 7), 12, seed=3)
-    placed = placement.place(DATA, simulate.client_mesh())
-    settings = simulate.Settings(rounds=2)
-    results = simulate.run(tiny_method("local"), placed, settings, jax.random.key(0), newcomers=newcomers)
-    next(results)
-    with jax.transfer_guard_device_to_device("disallow"):
-        assert np.isfinite(next(results).newcomers[1]["loss"]).all()

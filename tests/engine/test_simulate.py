@@ -4,13 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import tiny_federation, tiny_method
+from problems import diverging, tiny_federation, tiny_method
 from test_programs import compilations
 
 from pfl_jax import simulate
 from pfl_jax.engine.simulate import Settings
-
-pytestmark = pytest.mark.without_f1_auc
 
 COUNTS = jnp.array([5, 9, 7, 9, 1, 3, 8, 2, 6, 4], jnp.int32)
 
@@ -40,17 +38,6 @@ def test_cohorts_do_not_depend_on_the_precision():
     for one, other in zip(usual, double, strict=True):
         np.testing.assert_array_equal(one.clients, other.clients)
         np.testing.assert_array_equal(one.present, other.present)
-
-
-def test_a_full_cohort_draws_no_random_numbers():
-    # They would take a tenth of the compilation of a small round.
-    def draws(size, **settings):
-        sample = lambda key: simulate.sample_cohort(key, 0, COUNTS, size, Settings(rounds=1, **settings))  # noqa: E731
-        return "random_bits" in str(jax.make_jaxpr(sample)(jax.random.key(0)))
-
-    assert not draws(10)
-    assert draws(9)
-    assert draws(10, drop_rate=0.5)
 
 
 def test_stragglers_are_fixed_and_drawn_less_often():
@@ -111,21 +98,14 @@ def test_evaluation_rounds_and_results():
 def test_nothing_is_compiled_after_the_first_round(name, devices):
     """Also where clients drop out, others in every round, and where one diverges."""
     mesh = simulate.client_mesh() if devices == 2 else None
-    method = tiny_method(name)
 
-    def diverging(index):
-        def local(key, server, client, data):
-            result = method.local(key, server, client, data)
-            # The smallest client diverges in every other round.
-            broken = (jnp.sum(data.mask) == 5) & (index % 2 == 1)
-            return jax.tree.map(lambda leaf: jnp.where(broken, jnp.nan, leaf).astype(leaf.dtype), result)
-
-        return method._replace(local=local)
+    def every_other(index):
+        return diverging(tiny_method(name), 5, when=index % 2 == 1)
 
     settings = Settings(rounds=6, drop_rate=0.4)
     with compilations() as compiled:
         rounds = simulate.run(
-            diverging, tiny_federation(), settings, jax.random.key(0), mesh=mesh, on_nan="skip-client"
+            every_other, tiny_federation(), settings, jax.random.key(0), mesh=mesh, on_nan="skip-client"
         )
         results = [(len(compiled), tuple(result.cohort[result.arrived]), len(result.diverged)) for result in rounds]
     counts, arrived, diverged = zip(*results, strict=True)
@@ -187,10 +167,3 @@ def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
     first, *_ = play(donate=True)
     if state_on == "device":
         assert jax.tree.leaves(first.state.server)[0].is_deleted()
-
-
-def test_a_federation_of_numpy_arrays_is_one():
-    data, method = tiny_federation(), tiny_method("fedavg")
-    given = [data, jax.tree.map(np.asarray, data)]
-    first, second = (list(simulate.run(method, one, Settings(rounds=1), jax.random.key(0))) for one in given)
-    np.testing.assert_array_equal(first[0].received["loss"], second[0].received["loss"])

@@ -3,18 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from problems import tiny_federation, tiny_method
 
 from pfl_jax import simulate
 from pfl_jax.base import Mean, Survey
 from pfl_jax.data.federated import client_data
-from pfl_jax.engine import placement
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
-
-pytestmark = pytest.mark.without_f1_auc
 
 SETTINGS = Settings(rounds=1)
 
@@ -60,13 +56,4 @@ def test_the_servers_state_has_the_mean_over_all_clients():
 def test_chunks_and_hosts_change_nothing():
     want = start()
     for one in (start(chunk=3), start(store=OnHost())):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, want)
-
-
-# Conformance has FedDBE's on devices.
-@pytest.mark.slow
-def test_devices_change_nothing():
-    want, mesh = start(), simulate.client_mesh()
-    shared = simulate.build(asking(), SETTINGS, mesh).init(tiny_federation(), jax.random.key(0)).server
-    for one in (shared, start(placement.place(tiny_federation(), mesh))):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, want)

@@ -8,11 +8,9 @@ from problems import tiny_federation, tiny_method
 from trees import row
 
 from pfl_jax import data as pfl_data
-from pfl_jax import simulate, sweep
+from pfl_jax import simulate
 from pfl_jax.data.federated import client_data
 from pfl_jax.errors import InvalidInput
-
-pytestmark = pytest.mark.without_f1_auc
 
 PLAIN = tiny_federation((9, 20, 14, 5, 12))
 # Client 3 has no validation examples, and client 1 only one.
@@ -48,17 +46,6 @@ def test_validation_scores_are_test_scores_of_the_swapped_federation():
             assert_scores(scores, getattr(without, protocol))
             assert np.isnan(scores.validation["loss"][3])
         assert without.received.validation is None
-
-
-# The sweep of the command has them too.
-@pytest.mark.slow
-def test_runs_of_a_sweep_have_validation_scores():
-    keys = jnp.stack([KEY, jax.random.key(6)])
-    (*_, last), (*_, alone) = sweep.run(tiny_method, DATA, SETTINGS, keys), play(DATA)
-    assert last.received.validation["loss"].shape == (2, 5)
-    for protocol in ("received", "trained", "before_aggregation"):
-        first = jax.tree.map(lambda leaf: leaf[0], getattr(last, protocol))
-        assert_scores(first.validation, getattr(alone, protocol).validation)
 
 
 def test_a_federation_from_a_partition_has_validation_examples():

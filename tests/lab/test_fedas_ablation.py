@@ -4,7 +4,6 @@ import itertools
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments.lab.fedas_ablation import __main__ as command
@@ -68,13 +67,6 @@ def test_the_measures_by_hand(tmp_path):
     assert not any("per_client" in key for key in record)
 
 
-def test_everyone_in_the_first_cohort_leaves_nothing_unknown(tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.COHORTS", [[0, 1, 2]] * 3)
-    monkeypatch.setattr(f"{__name__}.TRAINED", [[50.0, 60.0, 70.0]] * 3)
-    record = steps.from_run(RUN, run_folder(tmp_path / "run"))
-    assert record["before_aggregation"] == record["trained"]
-
-
 def test_a_run_without_some_rounds_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="has not every round"):
         steps.from_run(RUN, run_folder(tmp_path / "run", rounds=4))
@@ -125,30 +117,6 @@ def test_the_page_says_what_the_records_say(study):
     # Steps without a run have no row.
     assert sum(line.startswith("| h |") for line in text.splitlines()) == 1
     assert "$" not in text
-
-
-def test_the_figure_has_the_numbers(study):
-    picture = fedas.picture(study)
-    (panel,) = picture.panels
-    assert panel.title == "Fashion-MNIST, participation 0.2"
-    # Steps have the letters of the table.
-    assert list(panel.x_names) == list("abcdefgh")
-    assert picture.caption.startswith("a: FedPer; b: FedPer, batches as released; ")
-    assert picture.caption.endswith("Bands: range over seeds.")
-    trained = next(series for series in panel.series if series.label == "trained")
-    np.testing.assert_allclose(trained.y, [62 + 1.5 * number for number in range(8)])
-    np.testing.assert_allclose(trained.high, [62 + 2 * number for number in range(8)])
-
-
-def test_all_steps_come_before_the_next_seed():
-    runs = list(RUNS.values())
-    assert len(runs) == 96
-    assert {(run.seed, run.participation) for run in runs[:16]} == {(0, 0.2)}
-    for run in runs:
-        options = run.cell.request().options
-        assert (options.eval_every, options.participation) == (1, run.participation)
-        every_batch = run.step.name in ("fedper", "fedas")
-        assert (options.drop_last, options.shuffle) == (not every_batch, every_batch)
 
 
 def test_the_steps_differ_in_one_choice():

@@ -9,11 +9,10 @@ from run_folders import write_run
 
 from experiments import fashion_mnist
 from experiments.cli.options import option_words
-from experiments.folder.load import Result
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
 from experiments.lab.pages.compared import SECTIONS, load_released, published_in
-from experiments.lab.pages.picture import METHODS, _series, picture
+from experiments.lab.pages.picture import METHODS, picture
 from experiments.lab.pages.results import page, readme_table
 from experiments.lab.queue.field import FIELDS, possible_runs, search_runs, tuned_run
 from experiments.lab.queue.planned import planned_runs
@@ -28,17 +27,7 @@ ROUNDS = (10, 100, 200)
 
 
 def store(tmp_path, name, level, **rounds):
-    """Commits a run whose accuracies are `level` percent in its first evaluation, and two points better in its last.
-
-    Args:
-      tmp_path: its results/ has the line.
-      name: of the run.
-      level: see above.
-      **rounds: entries of the line's "rounds", in place of those.
-
-    Returns:
-      The mean of the last round.
-    """
+    """Commits a run of these percent in its first evaluation and two more in its last; returns the mean of the last."""
     run, folder = RUNS[name], tmp_path / "runs" / name
     accuracies = write_run(folder, run.cell.arguments, dataset=run.cell.dataset, seed=run.cell.seed, rounds=ROUNDS)
     accuracies += level - 80.0
@@ -254,17 +243,6 @@ def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
     assert "Fashion-MNIST, 20 clients, 1 to 2 seeds; diamonds" in shown.caption
     store(tmp_path, f"{MAIN}/ditto/seed-0", 84.0)
     assert picture(Library(tmp_path / "results")).digest() != shown.digest()
-
-
-def made_up(*rounds):
-    return Result(None, {}, {}, {"round": list(rounds), "received": {"mean": [80.0] * len(rounds)}})
-
-
-def test_what_not_all_seeds_have_is_left_out():
-    row, early, late = published_in(SECTIONS[0])[0], made_up(10, 100, 200), made_up(100, 200)
-    assert _series(row, [early, late]).x == [100, 200]
-    assert compared.mean_after([early, late], 100, "received") == 80
-    assert compared.mean_after([early, late], 10, "received") is None
 
 
 def test_a_difference_of_a_point_is_close():

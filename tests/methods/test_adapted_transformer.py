@@ -9,8 +9,6 @@ from pfl_jax.networks import adapters
 from pfl_jax.testing import conformance
 from pfl_jax.testing.problems import SHAPE
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 class Transformer(nn.Module):
     """One layer of attention over the two rows of an input."""
@@ -23,12 +21,9 @@ class Transformer(nn.Module):
         return nn.Dense(3, name="head")(states.mean(1))
 
 
-REPRESENTATIVES = {"feddpa", "fedex_lora"}
-"""Methods that run by default; compiling all takes minutes."""
-
-
+# A method with adapters in the states of clients runs by default; compiling all takes minutes.
 @pytest.fixture(
-    params=[name if name in REPRESENTATIVES else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+    params=[name if name == "feddpa" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
     scope="module",
 )
 def subject(request):

@@ -25,8 +25,6 @@ from pfl_jax.primitives.tree import map_statistics
 from pfl_jax.testing.conformance import CHECKS, Subject
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
-pytestmark = pytest.mark.without_f1_auc
-
 train = functools.partial(batch_norm.train, steps=full.EPOCHS, **full.SGD)
 
 
@@ -40,15 +38,22 @@ def assert_losses(last, models):
         np.testing.assert_allclose(last.received["loss"][client], batch_norm.loss(w, x, y, training=False), rtol=1e-3)
 
 
-def test_fedbn():
-    clients, w = full.training_examples(), start_of("fedbn")
-    own = {name for name in w if "norm" in name}
-    assert own == {MEAN, VARIANCE, "backbone/norm/scale", "backbone/norm/bias"}
+def personal_rounds(w, own):
+    """Two rounds in which the clients keep these entries: their models, and the mean of all."""
+    clients = full.training_examples()
     models = [w] * len(clients)
     for _ in range(2):
         models = [train(model, x, y) for model, (x, y) in zip(models, clients, strict=True)]
         mean = reference.mean(full.BETA, models)
         models = [{name: (model if name in own else mean)[name] for name in w} for model in models]
+    return models, mean
+
+
+def test_fedbn():
+    w = start_of("fedbn")
+    own = {name for name in w if "norm" in name}
+    assert own == {MEAN, VARIANCE, "backbone/norm/scale", "backbone/norm/bias"}
+    models, mean = personal_rounds(w, own)
     last = full.run(with_batch_norm(METHODS["fedbn"]))
     assert_flat(last.state.server, {name: (w if name in own else mean)[name] for name in w})
     names = [name for name, mine in zip(w, is_normalization(last.state.server), strict=True) if mine]
@@ -61,13 +66,8 @@ def test_fedbn():
 
 def test_statistics_of_fedcac_stay_with_the_clients():
     # Without critical parameters the rest is averaged.
-    clients, own = full.training_examples(), (MEAN, VARIANCE)
-    w = flatten(full.start_of(with_batch_norm(METHODS["fedcac"])).params)
-    models = [w] * len(clients)
-    for _ in range(2):
-        models = [train(model, x, y) for model, (x, y) in zip(models, clients, strict=True)]
-        mean = reference.mean(full.BETA, models)
-        models = [{name: (model if name in own else mean)[name] for name in w} for model in models]
+    w, own = flatten(full.start_of(with_batch_norm(METHODS["fedcac"])).params), (MEAN, VARIANCE)
+    models, mean = personal_rounds(w, own)
     last = full.run(with_batch_norm(METHODS["fedcac"]), share=0.0)
     assert_flat(last.state.server.params, mean)
     kept, start = flatten(last.state.clients.params), flatten(last.state.clients.critical)

@@ -1,7 +1,4 @@
-"""What every method must satisfy, run over METHODS. A new method gets these tests by its line there.
-
-Compiling is nearly all the work here, so tests share compiled engines wherever shapes and settings allow.
-"""
+"""What every method must satisfy, run over METHODS; tests share compiled engines, which are nearly all the work."""
 
 import json
 import re
@@ -18,8 +15,6 @@ from pfl_jax.methods import METHODS
 from pfl_jax.testing import conformance
 from pfl_jax.testing.comparison import assert_close
 from pfl_jax.testing.problems import tiny_federation
-
-pytestmark = pytest.mark.without_f1_auc
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,8 +16,6 @@ from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import default_training, hyper_parameters, on_linear_model
 from pfl_jax.primitives.local_training import LocalTraining
 
-pytestmark = pytest.mark.without_f1_auc
-
 KEY = jax.random.key(0)
 
 

@@ -21,8 +21,6 @@ from pfl_jax.methods.floco import fit_projection
 from pfl_jax.methods.pfedfda import at_least, shrunk
 from pfl_jax.methods.pfedgraph import collaboration_graph
 
-pytestmark = pytest.mark.without_f1_auc
-
 KEY = jax.random.key(0)
 
 

@@ -4,8 +4,8 @@ import full_batches as full
 import numpy as np
 import pytest
 import reference
-from full_batches import BETA, EPOCHS, SGD, assert_model, assert_received, train
-from trees import row
+from full_batches import BETA, EPOCHS, SGD, assert_model, assert_models, assert_parts, assert_received, train
+from reference import part
 
 from pfl_jax.methods.apfl import apfl
 from pfl_jax.methods.ditto import ditto
@@ -22,8 +22,6 @@ from pfl_jax.methods.lg_fedavg import lg_fedavg
 from pfl_jax.methods.local import local
 from pfl_jax.methods.pfedme import pfedme
 from pfl_jax.methods.scaffold import scaffold
-
-pytestmark = pytest.mark.without_f1_auc
 
 ROUNDS = 2
 
@@ -52,26 +50,15 @@ def only(name, x, y):
     return lambda w: part(gradient(x, y)(w), name)
 
 
-def part(w, name):
-    return {key: value for key, value in w.items() if key.startswith(name)}
-
-
 def combine(function, *ws):
     return {name: function(*(w[name] for w in ws)) for name in ws[0]}
-
-
-def assert_leaves(got, want):
-    """A backbone or a head against its part of a flat dict."""
-    for name, value in want.items():
-        np.testing.assert_allclose(got[name.split("/")[1]], value, rtol=3e-4, atol=3e-5, err_msg=name)
 
 
 def test_local(problem):
     w, clients = problem
     own = [train(train(w, x, y), x, y) for x, y in clients]
     last = full.run(local)
-    for index, model in enumerate(own):
-        assert_model(row(last.state.clients, index), model)
+    assert_models(last.state.clients, own)
     assert_received(last, own, own)
 
 
@@ -86,18 +73,21 @@ def test_fedavg_and_its_fine_tuning(problem):
     assert_received(tuned, [train(w, x, y) for x, y in clients], trained)
 
 
-def test_fedper(problem):
+def assert_split(last, problem, own, shared, fit):
+    """Rounds of models of which clients keep the one part, and the server averages the other."""
     w, clients = problem
-    heads = [part(w, "head")] * len(clients)
+    parts = [part(w, own)] * len(clients)
     for _ in range(ROUNDS):
-        trained = [train({**w, **head}, x, y) for head, (x, y) in zip(heads, clients, strict=True)]
-        heads = [part(t, "head") for t in trained]
-        w = {**w, **part(reference.mean(BETA, trained), "backbone")}
-    last = full.run(fedper)
+        trained = [fit({**w, **mine}, x, y) for mine, (x, y) in zip(parts, clients, strict=True)]
+        parts = [part(t, own) for t in trained]
+        w = {**w, **part(reference.mean(BETA, trained), shared)}
     assert_model(last.state.server, w)
-    for index, head in enumerate(heads):
-        assert_leaves(row(last.state.clients, index), head)
-    assert_received(last, [{**w, **head} for head in heads], trained)
+    assert_parts(last.state.clients, own, parts)
+    assert_received(last, [{**w, **mine} for mine in parts], trained)
+
+
+def test_fedper(problem):
+    assert_split(full.run(fedper), problem, "head", "backbone", train)
 
 
 def test_fedprox_equations(problem):
@@ -136,40 +126,20 @@ def test_scaffold_equations(problem, momentum):
     last = full.run(scaffold, momentum=momentum, server_lr=0.8)
     assert_model(last.state.server.params, w)
     assert_model(last.state.server.control, c)
-    for index, control in enumerate(controls):
-        assert_model(row(last.state.clients.control, index), control)
+    assert_models(last.state.clients.control, controls)
     assert_received(last, [w] * 3, trained)
 
 
 def test_lg_fedavg_equations(problem):
-    w, clients = problem
-    backbones = [part(w, "backbone")] * len(clients)
-    for _ in range(ROUNDS):
-        trained = [train({**w, **own}, x, y) for own, (x, y) in zip(backbones, clients, strict=True)]
-        backbones = [part(t, "backbone") for t in trained]
-        w = {**w, **part(reference.mean(BETA, trained), "head")}
-    last = full.run(lg_fedavg)
-    assert_model(last.state.server, w)
-    for index, own in enumerate(backbones):
-        assert_leaves(row(last.state.clients, index), own)
-    assert_received(last, [{**w, **own} for own in backbones], trained)
+    assert_split(full.run(lg_fedavg), problem, "backbone", "head", train)
 
 
 def test_fedrep_equations(problem):
-    w, clients = problem
-    heads, head_sgd = [part(w, "head")] * len(clients), {**SGD, "lr": 0.3}
-    for _ in range(ROUNDS):
-        trained = []
-        for own, (x, y) in zip(heads, clients, strict=True):
-            fitted = reference.descend({**w, **own}, only("head", x, y), 2, **head_sgd)
-            trained.append(reference.descend(fitted, only("backbone", x, y), EPOCHS, **SGD))
-        heads = [part(t, "head") for t in trained]
-        w = {**w, **part(reference.mean(BETA, trained), "backbone")}
-    last = full.run(fedrep, head_lr=0.3, head_epochs=2)
-    assert_model(last.state.server, w)
-    for index, own in enumerate(heads):
-        assert_leaves(row(last.state.clients, index), own)
-    assert_received(last, [{**w, **own} for own in heads], trained)
+    def fit(w, x, y):
+        w = reference.descend(w, only("head", x, y), 2, **{**SGD, "lr": 0.3})
+        return reference.descend(w, only("backbone", x, y), EPOCHS, **SGD)
+
+    assert_split(full.run(fedrep, head_lr=0.3, head_epochs=2), problem, "head", "backbone", fit)
 
 
 def test_fedbabu_equations(problem):
@@ -216,8 +186,7 @@ def test_fedrod_equations(problem):
         w = {name: value for name, value in reference.mean(BETA, trained).items() if not name.startswith("own")}
     last = full.run(fedrod)
     assert_model(last.state.server, w)
-    for index, own in enumerate(heads):
-        assert_leaves(row(last.state.clients, index), own)
+    assert_parts(last.state.clients, "own", heads)
 
     def summed(model, own):
         return {**model, **{f"head/{name}": model[f"head/{name}"] + own[f"own/{name}"] for name in ("kernel", "bias")}}
@@ -234,8 +203,7 @@ def test_ditto_equations(problem):
         w = reference.mean(BETA, [train(w, x, y) for x, y in clients])
     last = full.run(ditto, lam=lam, personal_epochs=4)
     assert_model(last.state.server, w)
-    for index, own in enumerate(personal):
-        assert_model(row(last.state.clients, index), own)
+    assert_models(last.state.clients, personal)
     assert_received(last, personal, personal)
 
 
@@ -257,8 +225,7 @@ def test_pfedme_equations(problem, momentum):
         w = combine(lambda a, b: 0.3 * a + 0.7 * b, w, reference.mean(BETA, moved))
     last = full.run(pfedme, lam=lam, inner_steps=steps, personal_lr=0.1, server_lr=0.7, momentum=momentum)
     assert_model(last.state.server, w)
-    for index, t in enumerate(personal):
-        assert_model(row(last.state.clients, index), t)
+    assert_models(last.state.clients, personal)
     assert_received(last, personal, personal)
 
 
@@ -295,8 +262,7 @@ def test_apfl_equations(problem, adaptive):
     last = full.run(apfl, alpha=0.4, adaptive=adaptive)
     assert_model(last.state.server, w)
     np.testing.assert_allclose(last.state.clients.alpha, alphas, rtol=1e-4)
-    for index, own in enumerate(owns):
-        assert_model(row(last.state.clients.own, index), own)
+    assert_models(last.state.clients.own, owns)
     deployed, trained = (
         [mixed(*three) for three in zip(alphas, owns, ws, strict=True)] for ws in ([w] * 3, shared_models)
     )

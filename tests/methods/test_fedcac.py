@@ -15,8 +15,6 @@ overlaps = jax.jit(overlaps)
 collaborators = jax.jit(collaborators)
 critical_entries = jax.jit(critical_entries)
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def critical(before, after, share):
     """The most sensitive entries of each array, by sorting."""

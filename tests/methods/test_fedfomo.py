@@ -24,7 +24,6 @@ from pfl_jax.primitives.holdout import fixed_subset
 add_affinity, look_up = jax.jit(add_affinity), jax.jit(look_up)
 fingerprint = jax.jit(fingerprint)
 
-pytestmark = pytest.mark.without_f1_auc
 
 ASCENT = -1.0
 """A learning rate that makes every model worse."""

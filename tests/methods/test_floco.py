@@ -23,16 +23,7 @@ from pfl_jax.methods.floco import (
 )
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 
-pytestmark = pytest.mark.without_f1_auc
-
 SIZE, RADIUS = 3, 0.2
-
-
-def nearest(scores):
-    """The nearest point of the simplex, from the sorted entries."""
-    ordered = np.sort(scores)[::-1]
-    over = (np.cumsum(ordered) - 1) / np.arange(1, len(scores) + 1)
-    return np.maximum(scores - over[np.flatnonzero(ordered > over)[-1]], 0)
 
 
 def fit(changes, size):
@@ -44,7 +35,7 @@ def fit(changes, size):
     components = np.concatenate([components, np.zeros((size - len(components), changes.shape[1]))])
     best = (np.inf, None, None)
     for scale in np.linspace(1e-4, 1, SCALES):
-        points = np.array([nearest(one / scale) for one in (changes - center) @ components.T])
+        points = np.array([reference.nearest_on_simplex(one / scale) for one in (changes - center) @ components.T])
         pairs = [(i, j) for j in range(len(points)) for i in range(j)]
         energy = sum(1 / max(np.sum((points[i] - points[j]) ** 2), 1e-8) for i, j in pairs)
         if energy < best[0]:

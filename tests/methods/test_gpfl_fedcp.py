@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 from problems import CLASSES, tiny_federation, tiny_model
+from reference import cross_entropy
 from trees import assert_flat, assert_same, flatten, row
 
 from pfl_jax.data.federated import client_data
@@ -14,12 +15,6 @@ from pfl_jax.methods.fedcp import context as fedcp_context
 from pfl_jax.methods.fedcp import discrepancy, fedcp
 from pfl_jax.methods.gpfl import cosine_logits, gpfl
 from pfl_jax.primitives.local_training import LocalTraining
-
-pytestmark = pytest.mark.without_f1_auc
-
-
-def cross_entropy(scores, y):
-    return -reference.log_softmax(scores)[np.arange(len(y)), y].mean()
 
 
 def dense(w, name, x):

@@ -12,8 +12,6 @@ from trees import assert_same
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import METHODS, make_method
 
-pytestmark = pytest.mark.without_f1_auc
-
 SAME = [
     ("fedavg_ft", {"finetune_epochs": 0}, "fedavg", {}),
     ("fedprox_ft", {"mu": 0.0, "finetune_epochs": 0}, "fedavg", {}),

@@ -19,8 +19,6 @@ from pfl_jax.methods.fedgh import fedgh
 from pfl_jax.networks.resnet import resnet8
 from pfl_jax.primitives.fingerprints import fingerprint
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 # With the second alpha_k the weights for others would sum to more than 1.
 @pytest.mark.parametrize("alpha_k", [0.4, 2.0])
@@ -46,9 +44,8 @@ def test_fedamp(alpha_k):
     last = full.run(fedamp, lam=lam, alpha_k=alpha_k, sigma=sigma)
     order = np.argsort(last.cohort)
     np.testing.assert_allclose(np.asarray(last.info["attention"])[np.ix_(order, order)], xi, rtol=1e-3, atol=1e-5)
-    for client in range(3):
-        full.assert_model(row(last.state.clients.params, client), models[client])
-        full.assert_model(row(last.state.clients.cloud, client), clouds[client])
+    full.assert_models(last.state.clients.params, models)
+    full.assert_models(last.state.clients.cloud, clouds)
     full.assert_received(last, models)
 
 
@@ -99,8 +96,8 @@ def test_apple():
     last = full.run(apple, rounds=3, relation_lr=relation_lr, mu=mu, relation_rounds=2, peers=4)
     data, state = tiny_federation(full.SIZES), last.state.clients
     identities = [fingerprint(client_data(data, client, "train")) for client in range(3)]
+    full.assert_models(state.core, cores)
     for client in range(3):
-        full.assert_model(row(state.core, client), cores[client])
         held = np.asarray(state.peers.identities[client])
         slots = [int(np.flatnonzero((held == identities[j]).all(axis=1))[0]) for j in others[client]]
         got = np.asarray(state.relations[client])
@@ -133,7 +130,7 @@ def test_fedgh():
     server_lr, server_epochs = 0.3, 4
     start = reference.to_numpy(full.start_of(fedgh))
     models = [start] * 3
-    head = {name: value for name, value in start.items() if name.startswith("head")}
+    head = reference.part(start, "head")
     for _ in range(2):
         models = [full.train({**w, **head}, x, y) for w, (x, y) in zip(models, clients, strict=True)]
         means, labels = [], []
@@ -142,17 +139,17 @@ def test_fedgh():
                 means.append(reference.features(w, x[y == k]).mean(0))
                 labels.append(k)
         means, labels = np.stack(means), np.array(labels)
-        for _ in range(server_epochs):
+
+        def gradient(head, means=means, labels=labels):
             scores = means @ head["head/kernel"] + head["head/bias"]
             error = (np.exp(reference.log_softmax(scores)) - np.eye(3)[labels]) / len(labels)
-            head = {
-                "head/kernel": head["head/kernel"] - server_lr * means.T @ error,
-                "head/bias": head["head/bias"] - server_lr * error.sum(0),
-            }
+            return {"head/kernel": means.T @ error, "head/bias": error.sum(0)}
+
+        head = reference.descend(head, gradient, server_epochs, server_lr)
     last = full.run(fedgh, server_lr=server_lr, server_epochs=server_epochs, server_batch_size=32)
     deployed = [{**w, **head} for w in models]
-    for client, w in enumerate(deployed):
-        full.assert_model({"backbone": row(last.state.clients, client), "head": last.state.server["head"]}, w)
+    full.assert_parts(last.state.clients, "backbone", deployed)
+    full.assert_parts(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), last.state.server["head"]), "head", deployed)
     full.assert_received(last, deployed)
 
 

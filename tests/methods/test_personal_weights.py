@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import reference
 from problems import CLASSES, tiny_federation, tiny_model
-from trees import assert_same, distance, row
+from trees import assert_same, distance
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import make_method
+from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.cd2pfed import cd2pfed, personal_entries
 from pfl_jax.methods.fedala import fedala, last_layers
 from pfl_jax.methods.fedas_cd2 import fedas_cd2
@@ -19,9 +19,6 @@ from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.pfedhn import pfedhn
 from pfl_jax.networks.models import mlp
 from pfl_jax.primitives.holdout import fixed_subset
-
-pytestmark = pytest.mark.without_f1_auc
-
 
 # Adaptive local aggregation
 
@@ -72,8 +69,8 @@ def test_fedala(layers, share):
     # A threshold of zero is never undercut: the first learning takes all its passes.
     last = full.run(fedala, rounds=4, layers=layers, share=share, ala_lr=eta, ala_epochs=12, threshold=0.0)
     full.assert_model(last.state.server, w, rtol=1e-3, atol=2e-4)
+    full.assert_models(last.state.clients.params, own, rtol=1e-3, atol=2e-4)
     for client in range(len(clients)):
-        full.assert_model(row(last.state.clients.params, client), own[client], rtol=1e-3, atol=2e-4)
         learned = np.concatenate([np.ravel(weights[client][name]) for name in sorted(names)])
         got = np.concatenate([np.ravel(leaf[client]) for leaf in last.state.clients.weights])
         np.testing.assert_allclose(got, learned, atol=2e-3)
@@ -148,17 +145,19 @@ def test_pfedhn():
 # Channels
 
 
-@pytest.mark.parametrize("factory", [cd2pfed, fedas_cd2])
-def test_clients_never_trained_take_the_received_model(factory):
+@pytest.mark.parametrize(("name", "options"), [("cd2pfed", {}), ("fedas_cd2", {}), ("fedas", {"align_lr": 0.5})])
+def test_clients_never_trained_take_the_received_model(name, options):
     # A model that has moved since the client's first: entries of that one, or aligning with it, would be seen.
-    method, data = factory(tiny_model(), growth_rounds=0), client_data(tiny_federation(full.SIZES), 1, "train")
+    given = options or {"growth_rounds": 0}
+    method, data = METHODS[name](tiny_model(), **given), client_data(tiny_federation(full.SIZES), 1, "train")
     first, later = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
     client = method.init_client(jax.random.key(2), first, data)
     personalize = jax.jit(method.personalize)
-    jax.tree.map(np.testing.assert_array_equal, personalize(jax.random.key(3), later, client, data), later.params)
+    want = {"backbone": later.backbone, "head": first.head} if name == "fedas" else later.params
+    jax.tree.map(np.testing.assert_array_equal, personalize(jax.random.key(3), later, client, data), want)
     trained = personalize(jax.random.key(3), later, client._replace(trained=jnp.ones((), bool)), data)
-    for part in ("backbone", "head"):
-        assert float(jnp.abs(trained[part]["kernel"] - later.params[part]["kernel"]).max()) > 1e-2
+    for part in ("backbone",) if name == "fedas" else ("backbone", "head"):
+        assert float(jnp.abs(trained[part]["kernel"] - want[part]["kernel"]).max()) > 1e-2
 
 
 def test_the_alignment_leaves_personal_entries_alone():
@@ -200,15 +199,18 @@ def test_nothing_is_distilled_before_there_are_personal_channels():
     assert distance(train(5.0, 3), train(0.0, 3)) > 1e-6
 
 
-def distillation_gradient(w, x, own):
-    """Gradient of the two paths' divergences, each target held fixed."""
+OWN = np.array([0.0, 0.0, 1.0, 1.0])
+MASK = {"backbone/kernel": np.tile(OWN, (6, 1)), "backbone/bias": OWN, "head/bias": np.zeros(CLASSES)}
+MASK |= {"head/kernel": np.tile(OWN[:, None], (1, CLASSES))}
+"""The personal channels, and the entries that belong to them."""
+
+
+def distillation_gradient(w, x):
+    """Gradient of the two paths' divergences, each target held fixed; both have the bias of the head."""
 
     def paths(w):
-        keep = {name: np.ones_like(value) for name, value in w.items()}
-        keep["backbone/kernel"], keep["backbone/bias"] = np.tile(own, (6, 1)), own
-        keep["head/kernel"] = np.tile(own[:, None], (1, CLASSES))
-        mine = {name: value * keep[name] for name, value in w.items()}
-        common = {n: value * (1 - keep[n]) if n != "head/bias" else value for n, value in w.items()}
+        mine = {name: value * (MASK[name] if name != "head/bias" else 1) for name, value in w.items()}
+        common = {name: value * (1 - MASK[name]) for name, value in w.items()}
         return [reference.log_softmax(reference.logits(path, x)) for path in (mine, common)]
 
     fixed = paths(w)[::-1]
@@ -222,21 +224,19 @@ def distillation_gradient(w, x, own):
 @pytest.mark.parametrize("aligned", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_cd2pfed_and_its_alignment(aligned):
     clients = full.training_examples()
-    lam, align_lr, own = 1.5, 0.5, np.array([0.0, 0.0, 1.0, 1.0])
+    lam, align_lr = 1.5, 0.5
     w = reference.to_numpy(full.start_of(fedavg))
-    mask = {"backbone/kernel": np.tile(own, (6, 1)), "backbone/bias": own, "head/bias": np.zeros(CLASSES)}
-    mask["head/kernel"] = np.tile(own[:, None], (1, CLASSES))
 
     def choose(left, right):
-        return {name: np.where(mask[name] > 0, left[name], right[name]) for name in right}
+        return {name: np.where(MASK[name] > 0, left[name], right[name]) for name in right}
 
     def pull(x):
-        return lambda w: {name: lam * value for name, value in distillation_gradient(w, x, own).items()}
+        return lambda w: {name: lam * value for name, value in distillation_gradient(w, x).items()}
 
     def align(received, last, x):
         def gradient(w):
             entries = reference.alignment_gradient(w, x, reference.features(last, x))
-            return {name: value * (1 - mask[name]) for name, value in entries.items()}
+            return {name: value * (1 - MASK[name]) for name, value in entries.items()}
 
         return reference.descend(received, gradient, 1, align_lr)
 
@@ -253,8 +253,7 @@ def test_cd2pfed_and_its_alignment(aligned):
     more = {"align_lr": align_lr, "align_batch_size": 32} if aligned else {}
     last = full.run(fedas_cd2 if aligned else cd2pfed, share=0.5, growth_rounds=0, lam=lam, **more)
     full.assert_model(last.state.server.params, w, rtol=1e-3, atol=1e-4)
-    for client in range(len(clients)):
-        full.assert_model(row(last.state.clients.params, client), last_models[client], rtol=1e-3, atol=1e-4)
+    full.assert_models(last.state.clients.params, last_models, rtol=1e-3, atol=1e-4)
     deployed = [choose(own_last, w) for own_last in last_models]
     if aligned:
         deployed = [align(d, own_last, x) for d, own_last, (x, _) in zip(deployed, last_models, clients, strict=True)]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 from problems import CLASSES
+from reference import cross_entropy
 from scipy import optimize
 
 from pfl_jax.base import ClientData
@@ -16,8 +17,6 @@ from pfl_jax.primitives.holdout import stratified_folds
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 best_interpolation = jax.jit(best_interpolation, static_argnames="single")
 local_gaussians = jax.jit(local_gaussians)
-
-pytestmark = pytest.mark.without_f1_auc
 
 
 def local(features, y, known, ridge, everything=None):
@@ -42,10 +41,6 @@ def scores(features, distribution, y):
 
 def mix(beta, own, known):
     return tuple(b * mine + (1 - b) * theirs for b, mine, theirs in zip(beta, own, known, strict=True))
-
-
-def cross_entropy(scores, y):
-    return -reference.log_softmax(scores)[np.arange(len(y)), y].mean()
 
 
 def cross_validation(beta, features, y, known, ridge):
@@ -78,8 +73,7 @@ def as_jax(features, y, known, pad=5):
 
 def fit_backbone(w, x, y):
     def gradient(w):
-        whole = reference.cross_entropy_gradient(w, x, y)
-        return {name: value for name, value in whole.items() if name.startswith("backbone")}
+        return reference.part(reference.cross_entropy_gradient(w, x, y), "backbone")
 
     return reference.descend(w, gradient, full.EPOCHS, **full.SGD)
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import reference
 from problems import tiny_federation, tiny_model
-from trees import row
 
 from pfl_jax.base import Cohort
 from pfl_jax.data.federated import client_data
@@ -16,17 +15,6 @@ from pfl_jax.methods.pfedgraph import collaboration_graph, cosines, pfedgraph
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 cosines = jax.jit(cosines)
 collaboration_graph = jax.jit(collaboration_graph)
-
-pytestmark = pytest.mark.without_f1_auc
-
-
-def project(target):
-    """The nearest point of the simplex, by bisection over what is taken off every entry."""
-    low, high = target.min() - 1, target.max()
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.maximum(target - middle, 0).sum() > 1 else (low, middle)
-    return np.maximum(target - low, 0)
 
 
 def flat(w):
@@ -56,7 +44,7 @@ def test_pfedgraph(alpha):
         changes = [flat(w) - flat(start) for w in new]
         similarity = np.array([[cosine(a, b) for b in changes] for a in changes])
         similarity[similarity > 0.9] = 1.0
-        graphs.append(np.array([project(full.BETA + s / (2 * alpha)) for s in similarity]))
+        graphs.append(np.array([reference.nearest_on_simplex(full.BETA + s / (2 * alpha)) for s in similarity]))
         ws = [reference.mean(weights, new) for weights in graphs[-1]]
         unit = [{name: value / np.linalg.norm(flat(w)) for name, value in w.items()} for w in new]
         references = [reference.mean(weights, unit) for weights in graphs[-1]]
@@ -66,9 +54,8 @@ def test_pfedgraph(alpha):
     order = np.ix_(np.argsort(last.cohort), np.argsort(last.cohort))
     np.testing.assert_allclose(np.asarray(last.info["similarity"])[order], similarity, rtol=1e-3)
     np.testing.assert_allclose(np.asarray(last.info["graph"])[order], graphs[-1], rtol=2e-3, atol=1e-4)
-    for client in range(len(clients)):
-        full.assert_model(row(last.state.clients.params, client), ws[client], rtol=1e-3, atol=1e-4)
-        full.assert_model(row(last.state.clients.reference, client), references[client], rtol=1e-3, atol=1e-4)
+    full.assert_models(last.state.clients.params, ws, rtol=1e-3, atol=1e-4)
+    full.assert_models(last.state.clients.reference, references, rtol=1e-3, atol=1e-4)
     full.assert_received(last, ws, rtol=1e-3, atol=1e-4)
 
 

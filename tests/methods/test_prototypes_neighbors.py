@@ -20,8 +20,6 @@ stratified_folds = jax.jit(stratified_folds, static_argnums=2)
 fixed_subset = jax.jit(fixed_subset, static_argnums=1, static_argnames="keep_rest")
 neighbor_probabilities = jax.jit(neighbor_probabilities, static_argnums=(2, 3, 4))
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 # Prototypes
 
@@ -110,22 +108,22 @@ KERNELS = {"exponential": lambda distance: np.exp(-distance), "gaussian": lambda
 """Weight of a neighbor at a distance in the four features of the tests."""
 
 
+def numpy_neighbors(stored, labels, queries, neighbors, kernel):
+    """Probabilities [B, K] from the nearest stored features, query by query."""
+    found = []
+    for query in queries:
+        distances = np.linalg.norm(stored - query, axis=1)
+        nearest = np.argsort(distances)[:neighbors]
+        found.append(KERNELS[kernel](distances[nearest]) @ np.eye(CLASSES)[labels[nearest]])
+    return np.array(found) / np.sum(found, axis=1, keepdims=True)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_neighbor_probabilities(kernel):
     generator = np.random.default_rng(0)
-    stored, labels, queries = (
-        generator.normal(size=(12, 4)),
-        generator.integers(0, 3, 12),
-        generator.normal(size=(5, 4)),
-    )
-    mask = np.arange(12) != 3
-    want = np.zeros((5, 3))
-    for query, probabilities in zip(queries, want, strict=True):
-        distances = np.linalg.norm(stored - query, axis=1)
-        distances[~mask] = np.inf
-        for index in np.argsort(distances)[:4]:
-            probabilities[labels[index]] += KERNELS[kernel](distances[index])
-    want /= want.sum(1, keepdims=True)
+    stored, labels = generator.normal(size=(12, 4)), generator.integers(0, 3, 12)
+    queries, mask = generator.normal(size=(5, 4)), np.arange(12) != 3
+    want = numpy_neighbors(stored[mask], labels[mask], queries, 4, kernel)
     store = Datastore(jnp.float32(stored), jnp.int32(labels), jnp.asarray(mask))
     got = neighbor_probabilities(store, jnp.float32(queries), 4, 3, kernel)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
@@ -152,10 +150,7 @@ def test_knn_per_without_neighbors_is_fedavg():
 @pytest.mark.parametrize(("neighbors", "kernel"), [(1, "exponential"), (5, "exponential"), (5, "gaussian")])
 def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbors, kernel):
     clients = full.training_examples()
-    method, data = (
-        knn_per(tiny_model(), neighbors=neighbors, held_out=0.4, kernel=kernel),
-        tiny_federation(full.SIZES),
-    )
+    method, data = knn_per(tiny_model(), neighbors=neighbors, held_out=0.4, kernel=kernel), tiny_federation(full.SIZES)
     # A head that overrates a class: how much of the neighbors is best differs from client to client.
     params = tiny_model().init(jax.random.key(8))
     params["head"]["bias"] = jnp.array([0.0, 0.0, 3.0])
@@ -163,12 +158,8 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbors, kerne
     personalize, chosen = jax.jit(method.personalize), []
 
     def mixture(store_x, store_y, x, a):
-        stored, features, near = reference.features(w, store_x), reference.features(w, x), []
-        for feature in features:
-            distances = np.linalg.norm(stored - feature, axis=1)
-            nearest = np.argsort(distances)[:neighbors]
-            near.append(KERNELS[kernel](distances[nearest]) @ np.eye(CLASSES)[store_y[nearest]])
-        near = np.array(near) / np.sum(near, axis=1, keepdims=True)
+        stored, features = reference.features(w, store_x), reference.features(w, x)
+        near = numpy_neighbors(stored, store_y, features, neighbors, kernel)
         return a * near + (1 - a) * np.exp(reference.log_softmax(reference.logits(w, x)))
 
     for client, (x, y) in enumerate(clients):

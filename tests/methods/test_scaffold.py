@@ -3,14 +3,14 @@
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from trees import assert_same
 
 from pfl_jax.data.federated import client_data
 from pfl_jax.methods import make_method
-from pfl_jax.methods.scaffold import ScaffoldClient, effective_steps, scaffold
+from pfl_jax.methods.scaffold import ScaffoldClient, scaffold
+from pfl_jax.primitives.losses import supervised_loss
 
 KEY = jax.random.key(0)
 
@@ -44,12 +44,15 @@ def test_each_clients_own_steps_are_counted(drop_last, steps):
         chex.assert_trees_all_close(message.control_change, moved, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9999])
-def test_effective_steps(momentum):
-    velocity = distance = np.float64(0)
-    for steps in range(61):
-        if steps in (0, 1, 60):
-            got = jax.jit(effective_steps)(jnp.int32(steps), momentum)
-            np.testing.assert_allclose(got, distance, rtol=1e-5, atol=1e-6)
-        velocity = momentum * velocity + 1
-        distance += velocity
+@pytest.mark.parametrize("steps", [{"optimizer": "adam"}, {"clip_norm": 0.1}], ids=["adam", "clipped"])
+def test_control_variates_with_adam_are_gradients(steps):
+    """SCAFFOLD's option I where steps are no multiples of gradients: c_i+ is the gradient at w."""
+    model, data = tiny_model(), client_data(tiny_federation(pad=3), 1, "train")
+    adam = make_method("scaffold", model, **HYPER_PARAMETERS, **steps)
+    server = adam.init_server(KEY)
+    control = jax.tree.map(lambda leaf: leaf + 0.1, server.control)
+    result = jax.jit(adam.local)(KEY, server, ScaffoldClient(control, control), data)
+    want, _ = jax.jit(jax.grad(supervised_loss(model), has_aux=True))(server.params, data, jax.random.key(0))
+    chex.assert_trees_all_close(result.client.trained, want, rtol=1e-4, atol=1e-6)
+    change = jax.tree.map(jnp.subtract, want, control)
+    chex.assert_trees_all_close(result.message.value.control_change, change, rtol=1e-4, atol=1e-6)

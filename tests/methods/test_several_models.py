@@ -16,8 +16,6 @@ from pfl_jax.methods.fedem_ft import fedem_ft
 from pfl_jax.methods.hypcluster import hypcluster
 from pfl_jax.primitives.ensembles import init_models
 
-pytestmark = pytest.mark.without_f1_auc
-
 
 def test_initial_models_are_distinct_and_do_not_depend_on_their_number():
     three, five = (init_models(tiny_model(), jax.random.key(0), count) for count in (3, 5))
@@ -42,8 +40,7 @@ def test_hypcluster(clusters):
             models[cluster] = reference.mean(weights, [trained[i] for i in members])
     last = full.run(hypcluster, clusters=clusters)
     np.testing.assert_array_equal(last.info["cluster"], chosen)
-    for cluster in range(clusters):
-        full.assert_model(row(last.state.server, cluster), models[cluster])
+    full.assert_models(last.state.server, models)
     # Each deploys the new model that fits it best.
     chosen = [int(np.argmin([full.losses(w, x, y).mean() for w in models])) for x, y in clients]
     assert any(chosen)
@@ -65,8 +62,7 @@ def test_fedem():
         learners = [reference.mean(full.BETA, [own[m] for own in trained]) for m in range(3)]
     last = full.run(fedem, learners=3)
     np.testing.assert_allclose(np.exp(last.state.clients), mixtures, rtol=1e-3, atol=1e-5)
-    for m, want in enumerate(learners):
-        full.assert_model(row(last.state.server, m), want)
+    full.assert_models(last.state.server, learners)
     # Probabilities are mixed, not logits, and each client deploys its own mixture.
     for client, mixture in enumerate(mixtures):
         x, y = full.unseen_examples(client)

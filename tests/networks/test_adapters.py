@@ -58,14 +58,13 @@ def moved(params):
     return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape), params)
 
 
-def merged(base, adapters, scale):
-    """Backbone in which W + scale A B is the kernel of each layer with an adapter."""
+def merged(base, adapters, scale, more=0.0):
+    """Backbone in which W + scale A B, and something more, is the kernel of each layer with an adapter."""
     if "lora_a" in adapters:
         name = "embedding" if "embedding" in base else "kernel"
-        assert adapters["lora_a"].shape[1] == 2
-        update = scale * (adapters["lora_a"] @ adapters["lora_b"])
+        update = scale * (adapters["lora_a"] @ adapters["lora_b"]) + more
         return dict(base) | {name: base[name] + update.reshape(base[name].shape)}
-    return {name: merged(one, adapters[name], scale) if name in adapters else one for name, one in base.items()}
+    return {name: merged(one, adapters[name], scale, more) if name in adapters else one for name, one in base.items()}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -136,7 +135,7 @@ def test_a_frozen_a_is_drawn_once_and_only_b_is_trained():
     """FFA-LoRA: the mean of clients' adapters is the adapter of the mean of their merged kernels."""
     model, shape, _ = NETWORKS["mlp"]
     adapted = lora(model, shape, rank=2, alpha=6.0, targets="fc1|fc2", frozen_a=jax.random.key(5))
-    first, second = (adapted.init(jax.random.key(seed))["backbone"] for seed in (0, 1))
+    first = adapted.init(jax.random.key(0))["backbone"]
     assert set(first["fc1"]) == {"lora_b"}
     fixed = adapted.frozen.read()
     a = fixed["adapters"]["fc2"]["lora_a"]
@@ -155,7 +154,6 @@ def test_a_frozen_a_is_drawn_once_and_only_b_is_trained():
     both = lora(model, shape, rank=2, alpha=6.0, targets="fc1|fc2")
     whole = {name: fixed["adapters"][name] | clients[0][name] for name in ("fc1", "fc2")}
     np.testing.assert_allclose(adapted.features(clients[0], x), both.features(whole, x), rtol=1e-6)
-    del second
 
 
 def test_a_residual_is_added_to_the_frozen_kernel():
@@ -170,14 +168,8 @@ def test_a_residual_is_added_to_the_frozen_kernel():
                 return tree | {"residual": kernel * jnp.ones(wide)}
             return {part: with_residual(one, kernel) for part, one in tree.items()}
 
-        def with_more(base, tree):
-            if "lora_a" in tree:
-                leaf = "embedding" if "embedding" in base else "kernel"
-                return dict(base) | {leaf: base[leaf] + 0.03}
-            return {part: with_more(one, tree[part]) if part in tree else one for part, one in base.items()}
-
         got = adapted.features(with_residual(backbone, 0.01), x)
-        wanted = model.features(merged(with_more(base, backbone), backbone, 3.0), x)
+        wanted = model.features(merged(base, backbone, 3.0, more=0.03), x)
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference import convolve
 
 from pfl_jax.networks.models import fedavg_cnn, fedpac_cnn, mlp
 
@@ -61,9 +62,7 @@ def forward_by_hand(params, x, paddings, activation):
     x = np.asarray(x, np.float64)
     for layer, padding in enumerate(paddings, start=1):
         kernel, bias = backbone[f"conv{layer}"]["kernel"], backbone[f"conv{layer}"]["bias"]
-        x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-        windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], axis=(1, 2))
-        x = activation(np.einsum("bijcuv,uvco->bijo", windows, kernel) + bias)
+        x = activation(convolve(x, kernel, padding) + bias)
         rows, columns = x.shape[1] // 2, x.shape[2] // 2
         x = x[:, : 2 * rows, : 2 * columns].reshape(len(x), rows, 2, columns, 2, -1).max(axis=(2, 4))
     x = x.reshape(len(x), -1)

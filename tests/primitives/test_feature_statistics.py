@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_jax.primitives.feature_statistics import class_centroids, class_counts, label_feature_statistics
+from pfl_jax.base import Mean
+from pfl_jax.primitives.feature_statistics import (
+    class_centroids,
+    class_counts,
+    label_feature_statistics,
+    merge_centroids,
+)
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 class_counts = jax.jit(class_counts, static_argnums=2)
@@ -90,6 +96,13 @@ def test_padding_changes_nothing():
     )
     np.testing.assert_allclose(padded[0], plain[0], rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(padded[1], plain[1], rtol=1e-6)
+
+
+def test_a_class_that_nobody_in_the_cohort_holds_keeps_its_centroid():
+    old, mean = jnp.ones((2, FEATURES)), Mean(jnp.array([[2.0] * FEATURES, [0.0] * FEATURES]), jnp.array([5.0, 0.0]))
+    centroids, counts = merge_centroids(old, jnp.array([3.0, 4.0]), mean)
+    np.testing.assert_array_equal(centroids[:, 0], [2, 1])
+    np.testing.assert_array_equal(counts, [5, 4])
 
 
 def test_a_client_without_examples_gives_zeros():

@@ -10,7 +10,7 @@ import pytest
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.examples import map_examples
-from pfl_jax.primitives.local_training import LocalTraining, num_steps, sgd
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean
 
 PLAIN = LocalTraining(momentum=0.0, weight_decay=0.0)
@@ -29,22 +29,8 @@ def squared_error(params, batch, key):
     return masked_mean(jnp.square(batch.x @ params - batch.y), batch.mask)
 
 
-def test_sgd_is_pytorchs_sgd():
-    # v = momentum v + (g + decay w); w -= lr v, written out for a quadratic with gradient 2w.
-    lr, momentum, decay = 0.1, 0.9, 0.05
-    optimizer = sgd(lr, momentum, decay)
-    w, velocity = np.array([1.0, -2.0]), np.zeros(2)
-    params, state = jnp.asarray(w, jnp.float32), optimizer.init(jnp.asarray(w, jnp.float32))
-    for _ in range(5):
-        velocity = momentum * velocity + 2 * w + decay * w
-        w = w - lr * velocity
-        updates, state = optimizer.update(2 * params, state, params)
-        params = optax.apply_updates(params, updates)
-    np.testing.assert_allclose(params, w, rtol=1e-6)
-
-
 @pytest.mark.parametrize("real", [1, 7, 8, 10])
-def test_fit_with_full_batches_is_gradient_descent(real):
+def test_fit_with_full_batches_is_pytorchs_sgd(real):
     data = regression(10, real)
     training = LocalTraining(0.05, 0.5, 0.1, batch_size=10, epochs=4)
     got = training.fit(jax.random.key(1), jnp.zeros(3), data, squared_error)
@@ -54,31 +40,6 @@ def test_fit_with_full_batches_is_gradient_descent(real):
         velocity = 0.5 * velocity + 2 * x.T @ (x @ w - y) / real + 0.1 * w
         w = w - 0.05 * velocity
     np.testing.assert_allclose(got, w, rtol=1e-4, atol=1e-6)
-
-
-def test_every_epoch_sees_every_real_example_once_in_a_new_order():
-    n, real, batch_size, epochs = 13, 11, 4, 3
-    data = ClientData(jnp.arange(n, dtype=jnp.float32), jnp.zeros(n), jnp.arange(n) < real)
-    steps = epochs * 3
-
-    # The "gradient" writes the rows of each batch into the parameters, at the step that a counter names.
-    def record(params, batch, key):
-        rows, counter = params
-        one_hot = jax.nn.one_hot(jax.lax.stop_gradient(counter).astype(int), steps)
-        seen = jnp.where(batch.mask, batch.x + 1, 0.0)
-        return -jnp.sum(rows * one_hot[:, None] * seen) - counter
-
-    training = PLAIN.replace(lr=1.0, batch_size=batch_size, epochs=epochs)
-    start = (jnp.zeros((steps, batch_size)), jnp.zeros(()))
-    rows, counter = training.fit(jax.random.key(2), start, data, record)
-    assert counter == steps == training.num_steps(real) == num_steps(real, batch_size, epochs)
-    by_epoch = np.asarray(rows).reshape(epochs, -1)
-    orders = [epoch[epoch > 0] - 1 for epoch in by_epoch]
-    for order in orders:
-        np.testing.assert_array_equal(np.sort(order), np.arange(real))
-    assert not np.array_equal(orders[0], orders[1])
-    # Full batches first: the last one holds the rest.
-    np.testing.assert_array_equal((np.asarray(rows) > 0).sum(1).reshape(epochs, 3), [[4, 4, 3]] * epochs)
 
 
 def test_a_mask_with_holes_selects_its_rows():

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trees
+from layer_losses import losses
 
 from pfl_jax.base import ClientData
 from pfl_jax.errors import InvalidInput
@@ -120,12 +122,7 @@ def test_of_a_model_with_adapters_these_are_clipped_and_counted(base, shape):
 
 
 def distance(left, right):
-    return np.sqrt(
-        sum(
-            np.square(np.float64(a) - np.float64(b)).sum()
-            for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-        )
-    )
+    return np.sqrt(trees.distance(left, right))
 
 
 @pytest.mark.parametrize("closed_form", [True, False])
@@ -169,34 +166,16 @@ def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     def has(loss, params=PARAMS):
         return private_gradients._leaves_of_operations(loss, params, batch, 16) is not None
 
-    def plain(params, batch):
-        return cross_entropy(MODEL.apply(params, batch.x), batch.y, batch.mask)
-
-    def twice(params, batch):
-        return plain(params, batch) + plain(params, batch._replace(x=-batch.x))
-
-    def copied(params, batch):
-        return plain(params, batch) + plain(jax.tree.map(lambda leaf: 0.5 * leaf, params), batch)
+    given = losses(MODEL, ANCHOR)
 
     def weighted(params, batch):
         # A regularizer whose strength depends on an example.
-        return plain(params, batch) + jnp.sum(batch.x[0]) * proximal(params, ANCHOR)
+        return given["plain"](params, batch) + jnp.sum(batch.x[0]) * proximal(params, ANCHOR)
 
-    def fixed_backbone(head, batch):
-        return plain({"backbone": ANCHOR["backbone"], "head": head}, batch)
-
-    assert has(plain)
     assert has(lambda params, batch: regularized(params, batch, None))
-    assert has(fixed_backbone, PARAMS["head"])
-    assert not any(has(loss) for loss in (twice, copied, weighted))
-    # Inside jit, layers cannot be observed.
-    assert not has(jax.jit(plain))
-
-
-def client(count=24):
-    rng = np.random.default_rng(3)
-    x = jnp.float32(rng.normal(size=(count + 5, INPUTS)))
-    return ClientData(x, jnp.int32(rng.integers(0, CLASSES, count + 5)), jnp.arange(count + 5) < count)
+    assert has(lambda head, batch: given["head_alone"]({"head": head}, batch), PARAMS["head"])
+    assert [name for name, loss in given.items() if name != "head_alone" and has(loss)] == ["plain"]
+    assert not has(weighted)
 
 
 @functools.cache
@@ -211,19 +190,19 @@ def fitting(clipped):
 
 
 def test_no_noise_and_no_limit_are_ordinary_training_up_to_rounding():
-    ordinary, unlimited, limited = (
-        fitting(clip is not None)(clip or 1.0, 0.0, client(), 0) for clip in (None, 1e6, 0.05)
-    )
+    # Whole batches: a private step divides by the batch size.
+    whole = examples()._replace(mask=jnp.arange(ROWS) < 16)
+    ordinary, unlimited, limited = (fitting(clip is not None)(clip or 1.0, 0.0, whole, 0) for clip in (None, 1e6, 0.05))
     chex.assert_trees_all_close(unlimited, ordinary, rtol=1e-5, atol=1e-6)
     assert distance(limited, ordinary) > 0.1
 
 
 def test_every_step_has_noise_of_its_own_and_padding_has_none():
-    fit, data = fitting(True), client()
+    fit, data = fitting(True), examples()
     noisy, again, other = (fit(0.5, 2.0, data, seed) for seed in (0, 0, 1))
     chex.assert_trees_all_equal(noisy, again)
     longer = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:7]]), data)
-    longer = longer._replace(mask=jnp.arange(36) < 24)
+    longer = longer._replace(mask=jnp.arange(ROWS + 7) < REAL)
     chex.assert_trees_all_close(fit(0.5, 2.0, longer, 0), noisy, rtol=1e-5, atol=1e-6)
     assert distance(noisy, other) > 0.1
     # Six independent steps of standard deviation lr * 2.0 * 0.5 / 8 (no velocity, decay or pull among them matters).
@@ -232,33 +211,25 @@ def test_every_step_has_noise_of_its_own_and_padding_has_none():
     assert 0.7 < step / (0.1 * 2.0 * 0.5 / 8 * np.sqrt(6)) < 2.5
 
 
-def test_noise_needs_a_limit():
-    with pytest.raises(InvalidInput, match="dp_noise needs a dp_clip"):
-        LocalTraining(dp_noise=1.0)
-
-
 def test_parameters_of_half_precision_keep_their_type():
-    kind = jnp.bfloat16
+    key, kind = jax.random.key(0), jnp.bfloat16
     batch, params = examples(), jax.tree.map(lambda leaf: leaf.astype(kind), PARAMS)
 
     def loss(params, batch, key):
         return cross_entropy(MODEL.apply(params, batch.x.astype(kind)).astype(jnp.float32), batch.y, batch.mask)
 
+    @jax.jit
     def gradient(params, noise):
-        return private_gradient(jax.random.key(0), loss, params, batch, clip=0.5, noise=noise, size=16)
+        return private_gradient(key, loss, params, batch, clip=0.5, noise=noise, size=16)
 
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-    for noise in (0.0, 2.0):
-        got = gradient(params, noise)
-        chex.assert_trees_all_equal_dtypes(got, params)
-        chex.assert_trees_all_close(
-            jax.tree.map(lambda leaf: leaf.astype(jnp.float32), got), gradient(rounded, noise), rtol=0.05, atol=0.02
-        )
-    sums, free = clipped_gradient_sum(jax.random.key(0), loss, params, batch, 0.5)
-    assert {leaf.dtype for leaf in jax.tree.leaves((sums, free))} == {np.dtype("float32")}
-    trained = LocalTraining(batch_size=8, epochs=1, dp_clip=0.5, dp_noise=0.1).fit(
-        jax.random.key(0), params, batch, loss
-    )
+    got = gradient(params, 2.0)
+    chex.assert_trees_all_equal_dtypes(got, params)
+    got, rounded = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree) for tree in (got, params))
+    chex.assert_trees_all_close(got, gradient(rounded, 2.0), rtol=0.05, atol=0.02)
+    sums = jax.eval_shape(lambda params: clipped_gradient_sum(key, loss, params, batch, 0.5), params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(sums)} == {np.dtype("float32")}
+    recipe = LocalTraining(batch_size=8, epochs=1, dp_clip=0.5, dp_noise=0.1)
+    trained = jax.eval_shape(lambda params: recipe.fit(key, params, batch, loss), params)
     chex.assert_trees_all_equal_dtypes(trained, params)
 
 

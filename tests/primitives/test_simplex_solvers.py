@@ -72,17 +72,6 @@ def test_equal_clients_outside_of_the_program_could_have_weight_too():
     np.testing.assert_allclose(weights[:SIZE], 1 / SIZE, atol=1e-6)
 
 
-def test_auto_hands_only_the_missed_rows_to_the_interior_point(monkeypatch):
-    marked = jnp.arange(6.0)
-    monkeypatch.setattr(simplex_qp, "FEW", 3)
-    monkeypatch.setattr(simplex_qp, "SMALL", 5)
-    monkeypatch.setattr(simplex_solvers, "few_coordinates", lambda *_, **__: (marked, jnp.bool_(False)))
-    monkeypatch.setattr(simplex_solvers, "interior_point", lambda *_, **__: marked)
-    easy, hard = np.eye(6), groups_of_clients(6)[0]
-    both = solve_in_turn(np.stack([easy, hard]))
-    np.testing.assert_allclose(both, [np.full(6, 1 / 6), marked], atol=1e-6)
-
-
 def test_auto_gives_small_programs_to_jaxopt_and_the_rows_it_misses_to_the_interior_point(monkeypatch):
     equal, marked = jnp.full(6, 1 / 6), jnp.arange(6.0)
     monkeypatch.setattr(simplex_solvers, "projected_gradient", lambda *_, **__: equal)
@@ -126,14 +115,3 @@ def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
         with pytest.raises(InvalidInput, match="jaxopt") as error:
             solve_simplex_qp(matrices, solver=solver)
         assert "\n" not in str(error.value)
-
-
-def test_cohorts_of_some_hundred_clients_are_solved_by_restricted_programs(monkeypatch):
-    marked = jnp.arange(float(CLIENTS))
-    monkeypatch.setattr(simplex_solvers, "few_coordinates", lambda *_, **__: (marked, jnp.bool_(True)))
-    matrices = jnp.stack([jnp.asarray(distances(0.1)), jnp.zeros((CLIENTS, CLIENTS))])
-    usual = solve_in_turn(matrices)
-    np.testing.assert_allclose(usual[0], whole(matrices[0]), atol=2e-2)
-    monkeypatch.setattr(simplex_qp, "FEW", CLIENTS // 2)
-    monkeypatch.setattr(simplex_qp, "SMALL", CLIENTS - 1)
-    np.testing.assert_allclose(solve_in_turn(matrices), [marked, np.full(CLIENTS, 1 / CLIENTS)], rtol=1e-6)

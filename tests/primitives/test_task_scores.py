@@ -134,19 +134,21 @@ def of_task(task, client=1):
 def test_the_loss_is_the_mean_over_examples_and_has_no_gradient_of_padding(task):
     model, params, data = of_task(task, client=0)
     assert not data.mask.all()
-    outputs = model.apply(params, data.x)
-    each = task.example_losses(outputs, data.y)
-    assert float(task.loss(outputs, data.y, data.mask)) == pytest.approx(float(each[data.mask].mean()), rel=1e-5)
-    gradient = jax.grad(task.loss)(outputs, data.y, data.mask)
-    assert not gradient[~data.mask].any()
-    assert gradient[data.mask].any()
-    assert float(task.loss(outputs, data.y, jnp.zeros_like(data.mask))) == 0
+    outputs, mask = jax.jit(model.apply)(params, data.x), np.asarray(data.mask)
+    each = np.asarray(jax.jit(task.example_losses)(outputs, data.y))
+    loss, gradient = jax.jit(jax.value_and_grad(task.loss))(outputs, data.y, data.mask)
+    assert float(loss) == pytest.approx(each[mask].mean(), rel=1e-5)
+    assert not np.asarray(gradient)[~mask].any()
+    assert np.asarray(gradient)[mask].any()
+    assert float(jax.jit(task.loss)(outputs, data.y, jnp.zeros_like(data.mask))) == 0
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_without_examples_there_is_no_score(task):
     model, params, data = of_task(task)
-    none = score(model.apply, params, data._replace(mask=jnp.zeros_like(data.mask)), task)
+    none = jax.jit(lambda params, data: score(model.apply, params, data, task))(
+        params, data._replace(mask=jnp.zeros_like(data.mask))
+    )
     assert all(np.isnan(value) for value in none.by_name.values())
     assert none.by_name.keys() == no_scores(3, task).by_name.keys()
     assert {value.dtype for value in none.by_name.values()} == {np.dtype(np.float32)}
@@ -171,8 +173,9 @@ def test_the_fisher_trace_is_that_of_the_likelihood(task, dense):
     if dense:
         layer = networks.layers.Dense(model.num_classes)
         model = model._replace(classify=lambda head, features: layer.apply({"params": head}, features))
-    got = fisher_trace(losses.negative_log_likelihood(model), params, data)
+    got = jax.jit(lambda params, data: fisher_trace(losses.negative_log_likelihood(model), params, data))(params, data)
 
+    @jax.jit
     def squared_norm(x, y):
         gradient = jax.grad(lambda w: LOG_LIKELIHOOD[task.name](model.apply(w, x[None])[0], y))(params)
         return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))

@@ -152,11 +152,7 @@ def _folders() -> Iterator[Row]:
 
 
 def cases(evil_pickle: Callable[[], bytes]) -> Iterator[Row]:
-    """All of them.
-
-    Args:
-      evil_pickle: content of a pickle that must not be read.
-    """
+    """All of them, one with the content of a pickle that must not be read."""
     yield from _options()
     yield from _tables()
     yield from _arrays(evil_pickle)

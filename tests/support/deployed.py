@@ -9,17 +9,7 @@ from pfl_jax.primitives.tree import gather
 
 
 def log_probabilities(method, examples=None, *, protocols=("received", "trained")):
-    """A compiled function of a federation and a state.
-
-    Args:
-      method: whose models are asked.
-      examples: how many of each client's first test examples; None for all.
-      protocols: of evaluation; `trained` takes most of the time to compile.
-
-    Returns:
-      (data, state) -> {"received": [N, examples, K], "trained": the same after one more local training of each client},
-      for these protocols.
-    """
+    """Compiled (data, state) -> what clients deploy, and after one more training: {protocol: [N, examples, K]}."""
 
     def one(data, state, client):
         key, kept = jax.random.fold_in(state.key, client), gather(state.clients, client)

@@ -7,7 +7,7 @@ import reference
 from problems import tiny_federation
 from reference import log_softmax
 from rounds import first_state, last_round
-from trees import assert_same
+from trees import assert_flat, assert_same, row
 
 from pfl_jax.methods.fedavg import fedavg
 
@@ -70,6 +70,19 @@ def assert_received(last, models, trained=(), rtol=3e-4, atol=3e-5):
 def assert_model(got, want, rtol=3e-4, atol=3e-5):
     for name, value in reference.to_numpy(got).items():
         np.testing.assert_allclose(value, want[name], rtol=rtol, atol=atol, err_msg=name)
+
+
+def assert_models(states, models, **tolerances):
+    """Models of all clients, stacked along N."""
+    for client, w in enumerate(models):
+        assert_model(row(states, client), w, **tolerances)
+
+
+def assert_parts(states, name, models, **tolerances):
+    """One part of all clients' models, stacked along N: backbone or head."""
+    for client, w in enumerate(models):
+        want = reference.part(w, name)
+        assert_flat({name: row(states, client)}, want, **{"rtol": 3e-4, "atol": 3e-5} | tolerances)
 
 
 def assert_like_fedavg(last, params, **settings):

@@ -27,16 +27,8 @@ COHORTS = {"": 3, "all/": 4}
 
 
 def fingerprint(method, engine):
-    """Flat numbers by name, after four rounds of three of the four clients and of all four, one client after another.
-
-    - `received`: log-probabilities [N, EXAMPLES, K] of what the clients deploy, see `deployed.py`;
-    - `losses/...`: the engine's losses [N] under both protocols;
-    - `sum/...`, `norm/...`: sum and Euclidean norm of every array of the final state, by its path in the tree;
-    - `all/...`: the same with all clients in every round.
-
-    Args:
-      method: with `problems.tiny_model` and `problems.HYPER_PARAMETERS`.
-      engine: of the method.
+    """Numbers by name, of four rounds with three of four clients and with all: log-probabilities [N, EXAMPLES, K] that
+    clients deploy, losses [N], and sum and norm of every array of the final state, by its path.
     """
     from deployed import log_probabilities
     from problems import tiny_federation
@@ -75,16 +67,7 @@ def numbers_of(stored):
 
 
 def renewed(stored, got, version):
-    """Entry of a method with the numbers of today.
-
-    Args:
-      stored: its entry so far; None for a new method.
-      got: its numbers today.
-      version: the one that its file says.
-
-    Returns:
-      The entry. Where numbers moved its version is a new one, and where none did they stay.
-    """
+    """Entry of a method, None so far for a new one, with the numbers of today and, if any moved, another version."""
     if stored is None:
         return entry(version, got)
     if moved(numbers_of(stored), got):
@@ -99,16 +82,6 @@ def with_version(source, name, version):
     )
     assert count == 1, f"no @checked above def {name}("
     return changed
-
-
-def _fingerprints(names):
-    from problems import HYPER_PARAMETERS, tiny_model
-
-    from pfl_jax import simulate
-
-    for name in names:
-        method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
-        yield name, fingerprint(method, simulate.build(method, simulate.Settings(rounds=1)).jit())
 
 
 def _text(stored):
@@ -128,13 +101,17 @@ if __name__ == "__main__":
     # As in conftest.py: compiling is all the work.
     jax.config.update("jax_disable_most_optimizations", True)
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    from problems import HYPER_PARAMETERS, tiny_model
+
+    from pfl_jax import simulate
     from pfl_jax.methods import METHODS, make_method
     from pfl_jax.methods.factories import version_of
 
     chosen = sys.argv[1:] or METHODS
     stored = json.loads(FILE.read_text()) if FILE.exists() else {}
-    for name, got in _fingerprints(chosen):
-        own = version_of(METHODS[name])
+    for name in chosen:
+        method, own = make_method(name, tiny_model(), **HYPER_PARAMETERS), version_of(METHODS[name])
+        got = fingerprint(method, simulate.build(method, simulate.Settings(rounds=1)).jit())
         stored[name] = renewed(stored.get(name), got, own)
         if (version := stored[name]["version"]) != own:
             path = Path(inspect.getfile(inspect.unwrap(METHODS[name])))

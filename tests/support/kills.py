@@ -2,15 +2,12 @@
 
     python tests/support/kills.py --out kills.jsonl --kills 100
 
-Starts one small command after another, kills it with SIGKILL, resumes it, kills it again, up to five times, lets it
-end, and compares its folder with that of the uninterrupted command: all metrics, summaries and tables but their times,
-the CRC-32 of all arrays of the final states, and which files there are. It is killed at a moment of its work on files
-(half of a line is written, a file is about to be renamed, ...) or at any time. Results are appended to the file as they
-come; a second call goes on where the first one ended. The commands' folders are in one beside the file, with the ending
-.work. Ends with the figures, and with exit code 1 if a folder differed.
-
-The commands run in children that are forked from this process once everything is imported. Nothing here may compute
-with JAX before that: its threads do not survive a fork.
+Starts one small command after another, kills it with SIGKILL up to five times, at a moment of its work on files (half
+of a line is written, a file is about to be renamed, ...) or at any time, resumes it, lets it end, and compares its
+folder with that of the uninterrupted command but for times. Results are appended to the file as they come; a second
+call goes on where the first one ended. The commands' folders are beside the file, with the ending .work. Ends with the
+figures, and with exit code 1 if a folder differed. The commands run in children that are forked once everything is
+imported: nothing here may compute with JAX before that, whose threads do not survive a fork.
 """
 
 import argparse
@@ -39,33 +36,17 @@ TABLE = "--paper fedpac --table 1 --dataset fashion_mnist --clients 20 --method 
 TABLE += " --model mlp --hidden 8 --train-size 20 --test-size 10 --rounds 3 --epochs 1 --eval-every 1"
 TABLE += " --checkpoint-every 1 --keep-state always --devices 1"
 
+SCENES = {
+    "a run": f"digits {RUN} --out run",
+    "a table": f"tables {TABLE} --out run",
+    "states on disk": f"digits {RUN} --state-on disk --out run",
+    "a sweep": f"sweep --dataset digits --method fedper {SMALL} --seeds 2 --out run",
+    "states on the host": f"digits {RUN} --state-on host --out run",
+}
+"""Name -> command that writes into the folder `run`; after a kill a run is resumed, the others are given again."""
+
 LONGEST = 120
 """Seconds after which a child counts as stuck."""
-
-
-class Scene(NamedTuple):
-    """A command that is killed.
-
-    Attributes:
-      words: its command line.
-      resumed: command line after a kill.
-    """
-
-    words: str
-    resumed: str
-
-
-SCENES = {
-    "a run": Scene(f"digits {RUN} --out run", "digits --resume run"),
-    "states on the host": Scene(f"digits {RUN} --state-on host --out run", "digits --resume run"),
-    "states on disk": Scene(f"digits {RUN} --state-on disk --out run", "digits --resume run"),
-    "a sweep": Scene(*[f"sweep --dataset digits --method fedper {SMALL} --seeds 2 --out run"] * 2),
-    "a table": Scene(*[f"tables {TABLE} --out run"] * 2),
-}
-"""Name -> command; all of them write into the folder `run`."""
-
-ORDER = ["a run", "states on the host", "a table", "states on disk", "a sweep", "a run", "states on disk"]
-"""Scenes of consecutive chains of kills."""
 
 
 def _import() -> None:
@@ -107,17 +88,7 @@ class Ended(NamedTuple):
 
 
 def run(words: str, here: Path, cache: Path, kill: Kill | None = None) -> Ended:
-    """Run a command in a forked child.
-
-    Args:
-      words: the command.
-      here: its current folder.
-      cache: of compiled programs.
-      kill: when it is killed.
-
-    Raises:
-      TimeoutError: it takes too long.
-    """
+    """Run a command in a forked child whose current folder is `here`, with this cache of compiled programs."""
     found, output, began = here / "moments.json", here / "output", time.monotonic()
     found.unlink(missing_ok=True)
     child = os.fork()
@@ -146,12 +117,11 @@ def run(words: str, here: Path, cache: Path, kill: Kill | None = None) -> Ended:
             ended = os.waitpid(child, 0)
             break
         time.sleep(0.01)
-    seconds, code = time.monotonic() - began, os.waitstatus_to_exitcode(ended[1])
-    if seconds > LONGEST:
-        raise TimeoutError(f"{words} takes more than {LONGEST} s: {output.read_text()}")
+    seconds, moments = time.monotonic() - began, {}
+    assert seconds < LONGEST, f"{words} takes more than {LONGEST} s: {output.read_text()}"
     with contextlib.suppress(FileNotFoundError):
-        return Ended(code, seconds, json.loads(found.read_text()), output.read_text())
-    return Ended(code, seconds, {}, output.read_text())
+        moments = json.loads(found.read_text())
+    return Ended(os.waitstatus_to_exitcode(ended[1]), seconds, moments, output.read_text())
 
 
 def results(folder: Path) -> dict[str, object]:
@@ -171,14 +141,11 @@ def results(folder: Path) -> dict[str, object]:
 
 
 def _content(path: Path) -> object:
-    if path.name == "metrics.jsonl":
-        return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
-    if path.suffix == ".json":
-        return _timeless(json.loads(path.read_text()))
-    if path.name == "clients.rows":
-        # The rows that count have their digests in the checkpoint.
-        return None
-    return path.read_bytes()
+    if path.suffix in (".json", ".jsonl"):
+        text = path.read_text()
+        return _timeless([json.loads(one) for one in ([text] if path.suffix == ".json" else text.splitlines())])
+    # The rows that count have their digests in the checkpoint.
+    return None if path.name == "clients.rows" else path.read_bytes()
 
 
 def _timeless(value):
@@ -187,90 +154,69 @@ def _timeless(value):
     return [_timeless(one) for one in value] if isinstance(value, list) else value
 
 
-class Whole(NamedTuple):
-    """An uninterrupted command: its results, its moments, and its seconds once its programs are compiled."""
-
-    results: dict[str, object]
-    moments: dict[str, int]
-    seconds: float
-
-
-def uninterrupted(name: str, work: Path) -> Whole:
-    """Run a scene to its end, twice if the first time compiles."""
+def uninterrupted(name: str, work: Path) -> tuple[Ended, dict[str, object]]:
+    """How a scene ends by itself, once its programs are compiled, and its results."""
     for _ in range(1 if (work / "compiled").exists() else 2):
-        here = work / "whole"
-        shutil.rmtree(here, ignore_errors=True)
-        here.mkdir()
-        ended = run(SCENES[name].words, here, work / "compiled")
+        shutil.rmtree(work / "whole", ignore_errors=True)
+        (work / "whole").mkdir(parents=True)
+        ended = run(SCENES[name], work / "whole", work / "compiled")
         assert ended.code == 0, ended.said
-    return Whole(results(here / "run"), ended.moments, ended.seconds)
+    return ended, results(work / "whole" / "run")
 
 
-def _kill(draw: random.Random, whole: Whole, *, compiles: bool) -> Kill:
-    if compiles:
-        return Kill("half of a compiled program is written", draw.randint(1, 20))
+def _kill(draw: random.Random, whole: Ended) -> Kill:
     if draw.random() < 0.35:
         return Kill(seconds=draw.uniform(0.0, whole.seconds))
     moment = draw.choice(sorted(whole.moments))
-    number = draw.randint(1, whole.moments[moment])
-    return Kill(moment, number)
+    return Kill(moment, draw.randint(1, whole.moments[moment]))
 
 
-def chain(number: int, seed: int, whole: Whole, name: str, work: Path) -> dict[str, object]:
+def chain(number: int, seed: int, name: str, whole: Ended, wanted: dict[str, object], work: Path) -> dict[str, object]:
     """Kill a scene up to five times, let it end, and compare it with the uninterrupted one.
 
-    Args:
-      number, seed: decide when it is killed.
-      whole, name: the scene.
-      work: folder with the compiled programs; every eighth chain begins without any.
+    Number and seed decide when it is killed; every eighth chain begins without compiled programs.
     """
-    draw, scene, here = random.Random(f"{seed} {number}"), SCENES[name], work / "here"
+    draw, here, is_run = random.Random(f"{seed} {number}"), work / "here", SCENES[name].startswith("digits")
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir()
-    compiles = number % 8 == 7
-    cache = here / "cache" if compiles else work / "compiled"
-    kills, anew, began, plans = [], 0, time.monotonic(), draw.randint(2, 5)
-    while True:
-        kill = _kill(draw, whole, compiles=compiles and not kills) if plans > 0 else None
-        plans -= 1
-        alone, folder = scene.resumed != scene.words, here / "run"
-        if alone and (folder / "metrics.jsonl").exists() and not (folder / "config.json").exists():
-            refused = run(scene.resumed, here, cache)
+    cache, folder = here / "cache" if number % 8 == 7 else work / "compiled", here / "run"
+    plans = [_kill(draw, whole) for _ in range(draw.randint(2, 5))]
+    if cache.parent == here:
+        plans[0] = Kill("half of a compiled program is written", draw.randint(1, 20))
+    kills, anew, began, is_finished = [], 0, time.monotonic(), False
+    while not is_finished:
+        resumed = "digits --resume run" if is_run else SCENES[name]
+        if is_run and (folder / "metrics.jsonl").exists() and not (folder / "config.json").exists():
+            refused = run(resumed, here, cache)
             assert refused.code == 2, refused.said
             assert "remove the folder, and start it again" in refused.said, refused.said
             shutil.rmtree(folder)
             anew += 1
-        ended = run(scene.resumed if (folder / "config.json").exists() else scene.words, here, cache, kill)
+        words = resumed if (folder / "config.json").exists() else SCENES[name]
+        kill = plans.pop(0) if plans else None
+        ended = run(words, here, cache, kill)
         if ended.code == -signal.SIGKILL:
             kills.append(str(kill))
-            finished = alone and (folder / "summary.json").exists()
+            is_finished = is_run and (folder / "summary.json").exists()
         else:
-            finished = True
+            is_finished = True
             assert ended.code == 0, f"after {kills}: {ended.said}"
-        if finished:
-            break
     found = results(folder)
-    names = [name for name in sorted(found | whole.results) if found.get(name) != whole.results.get(name)]
+    names = [name for name in sorted(found | wanted) if found.get(name) != wanted.get(name)]
     record = {"scene": name, "kills": kills, "anew": anew, "differs": names}
     return record | {"seconds": round(time.monotonic() - began, 2)}
 
 
 def figures(records: list[dict]) -> str:
     """The figures of all chains in words, and a table of the moments."""
-    lines, kills = [], sum(len(one["kills"]) for one in records)
-    equal = sum(not one["differs"] for one in records)
-    lines.append(f"{kills} kills in {len(records)} chains; {equal} of {len(records)} ended bit-equal")
-    for name in SCENES:
-        of = [one for one in records if one["scene"] == name]
-        if of:
-            said = f"{name}: {sum(len(one['kills']) for one in of)} kills in {len(of)} chains"
-            lines.append(
-                f"{said}, {sum(not one['differs'] for one in of)} bit-equal, {sum(o['anew'] for o in of)} anew"
-            )
+    lines = []
+    for name in ("all", *SCENES):
+        of = [one for one in records if name in ("all", one["scene"])]
+        kills, equal = sum(len(one["kills"]) for one in of), sum(not one["differs"] for one in of)
+        anew = sum(one["anew"] for one in of)
+        lines.append(f"{name}: {kills} kills in {len(of)} chains, {equal} bit-equal, {anew} begun anew")
     moments = collections.Counter(moment for one in records for moment in one["kills"])
-    lines += [
-        f"{count:4d}  {moment}" for moment, count in sorted(moments.items(), key=lambda pair: (-pair[1], pair[0]))
-    ]
+    lines += [f"{count:4d}  {moment}" for moment, count in moments.most_common()]
     lines += [f"DIFFERS: {one['scene']} after {one['kills']}: {one['differs']}" for one in records if one["differs"]]
     return "\n".join(lines)
 
@@ -287,14 +233,13 @@ def main() -> int:
     _import()
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads: a fork would not have them"
-    wholes: dict[str, Whole] = {}
+    wholes = {}
     while sum(len(one["kills"]) for one in records) < words.kills:
-        name = words.scene or ORDER[len(records) % len(ORDER)]
+        name = words.scene or list(SCENES)[len(records) % len(SCENES)]
         work = words.out.absolute().with_suffix(".work") / str(list(SCENES).index(name))
         if name not in wholes:
-            work.mkdir(parents=True, exist_ok=True)
             wholes[name] = uninterrupted(name, work)
-        records.append(chain(len(records), words.seed, wholes[name], name, work))
+        records.append(chain(len(records), words.seed, name, *wholes[name], work))
         with words.out.open("a") as file:
             file.write(json.dumps(records[-1]) + "\n")
         print(json.dumps(records[-1]), flush=True)
@@ -304,9 +249,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    # OpenBLAS starts threads when NumPy is imported.
+    # OpenBLAS starts threads when NumPy is imported; without most optimizations compiling takes half the time.
     os.environ |= {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    # Half the time to compile.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.exit(main())

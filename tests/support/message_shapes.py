@@ -12,11 +12,7 @@ from pfl_jax.methods import make_method
 
 @functools.cache
 def message_shapes(name):
-    """(server, client, message, what the client received) of a method on the tiny problem, as shapes.
-
-    Args:
-      name: a key of METHODS.
-    """
+    """Shapes of (server, client, message, what the client received) of a method on the tiny problem."""
     method, one = make_method(name, tiny_model(), **HYPER_PARAMETERS), client_data(tiny_federation(), 0, "train")
 
     def trace(key):

@@ -12,13 +12,7 @@ from typing import NamedTuple
 
 
 class Kill(NamedTuple):
-    """When a process is killed.
-
-    Attributes:
-      moment: name of a moment; "" for a time.
-      number: how often the moment comes before.
-      seconds: after the start, without a moment.
-    """
+    """When a process is killed: at the given occurrence of a moment, or without one so many seconds after the start."""
 
     moment: str = ""
     number: int = 0
@@ -29,15 +23,7 @@ class Kill(NamedTuple):
 
 
 class Moments:
-    """Counts the moments at which this process changes files, and kills it at one of them.
-
-    Args:
-      folder: only files below it count.
-      kill: the one; None for none.
-
-    Attributes:
-      found: moment -> how often it came.
-    """
+    """Counts in `found` the moments at which this process changes files below a folder, and kills it at one of them."""
 
     def __init__(self, folder: Path, kill: Kill | None):
         self.found: collections.Counter[str] = collections.Counter()
@@ -46,47 +32,42 @@ class Moments:
     def __call__(self, moment: str) -> None:
         with self._lock:
             self.found[moment] += 1
-            if self._kill is None or (moment, self.found[moment]) != self._kill[:2]:
-                return
-            os.kill(os.getpid(), signal.SIGKILL)
+            if self._kill and (moment, self.found[moment]) == self._kill[:2]:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self) -> None:
         """Name the moments of all functions by which this program changes files."""
         for name in ("rename", "replace"):
-            self._around(os, name, "the rename of", lambda source, target, **_: target)
-        self._around(os, "mkdir", "making", lambda path, *_, **__: path)
-        self._around(os, "unlink", "the removal of", lambda path, **_: path)
-        self._around(shutil, "rmtree", "the removal of", lambda path, **_: path)
-        usual_pwrite = os.pwrite
+            self._around(os, name, "the rename of", 1)
+        self._around(os, "mkdir", "making", 0)
+        self._around(os, "unlink", "the removal of", 0)
+        self._around(shutil, "rmtree", "the removal of", 0)
+        pwrite, usual = os.pwrite, io.open
 
-        def pwrite(descriptor, content, start):
+        def halves(descriptor, content, start):
             if not self._is_mine(os.readlink(f"/proc/self/fd/{descriptor}")):
-                return usual_pwrite(descriptor, content, start)
+                return pwrite(descriptor, content, start)
             half = len(content) // 2
-            usual_pwrite(descriptor, content[:half], start)
+            pwrite(descriptor, content[:half], start)
             self("half of a client's state is written")
-            return half + usual_pwrite(descriptor, content[half:], start + half)
-
-        os.pwrite = pwrite
-        usual = io.open
+            return half + pwrite(descriptor, content[half:], start + half)
 
         def opened(path, mode="r", *args, **options):
             file = usual(path, mode, *args, **options)
-            if mode.startswith("r") or not self._is_mine(path):
-                return file
-            return HalfWritten(file, what_is(Path(path)), self)
+            is_read = mode.startswith("r") or not self._is_mine(path)
+            return file if is_read else HalfWritten(file, what_is(Path(path)), self)
 
+        os.pwrite = halves
         # Path.open has the one, etils, and so JAX, the other.
         io.open = builtins.open = opened
 
-    def _around(self, owner, name, words, path_of):
+    def _around(self, owner, name, words, place):
         usual = getattr(owner, name)
 
         def watched(*args, **options):
-            path = path_of(*args, **options)
-            if not self._is_mine(path):
+            if not self._is_mine(args[place]):
                 return usual(*args, **options)
-            what = f"{words} {what_is(Path(path))}"
+            what = f"{words} {what_is(Path(args[place]))}"
             self(f"before {what}")
             result = usual(*args, **options)
             self(f"after {what}")

@@ -9,6 +9,7 @@ what survived, and fails if anything did. PART: only mistakes whose file or test
 
 import argparse
 import collections
+import importlib
 import json
 import os
 import re
@@ -104,14 +105,8 @@ def _prepare():
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, root / name)
-    import chex  # noqa: F401
-    import flax.linen  # noqa: F401
-    import jax  # noqa: F401
-    import optax  # noqa: F401
-    import pytest  # noqa: F401
-    import scipy.optimize  # noqa: F401
-    import sklearn.metrics  # noqa: F401
-
+    for name in ("chex", "flax.linen", "jax", "optax", "pytest", "scipy.optimize", "sklearn.metrics"):
+        importlib.import_module(name)
     return root
 
 
@@ -132,9 +127,7 @@ def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("mutation.jsonl"), help="file of results, a line of JSON each")
-    parser.add_argument("--again", action="store_true", help="run what is not killed in the file once more")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one mutant's tests")
-    parser.add_argument("--check", action="store_true", help="first see that the tests pass without any mistake")
     parser.add_argument("parts", nargs="*", help="part of the name of a file or of a test")
     options = parser.parse_args()
     chosen = [
@@ -145,16 +138,10 @@ def main():
     results = {}
     for line in options.out.read_text().splitlines() if options.out.exists() else []:
         *mutant, state, why = json.loads(line)
-        if state == "killed" or not options.again:
-            results[Mutant(*mutant)] = state, why
+        results[Mutant(*mutant)] = state, why
     results = {mutant: results[mutant] for mutant in chosen if mutant in results}
     root = _prepare()
     try:
-        if options.check:
-            status, output = _run(root, dict.fromkeys(mutant.test for mutant in chosen), 100 * options.limit)
-            print(output)
-            if status:
-                sys.exit("the tests fail without any mistake")
         for number, mutant in enumerate(chosen, 1):
             if mutant not in results:
                 results[mutant] = outcome(root, mutant, options.limit)

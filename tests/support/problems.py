@@ -8,33 +8,32 @@ import jax.numpy as jnp
 from pfl_jax.engine import mapping
 from pfl_jax.messages import join, split
 from pfl_jax.methods import make_method
-from pfl_jax.testing.problems import (
+from pfl_jax.testing.problems import (  # noqa: F401
     CLASSES,
     FEATURES,
     HYPER_PARAMETERS,
     SHAPE,
-    permute_clients,
     tiny_federation,
     tiny_model,
 )
-
-__all__ = [
-    "CLASSES",
-    "FEATURES",
-    "HYPER_PARAMETERS",
-    "SHAPE",
-    "permute_clients",
-    "received",
-    "tiny_federation",
-    "tiny_method",
-    "tiny_model",
-]
 
 
 @functools.cache
 def tiny_method(name="fedper", **more):
     """A method for the tiny model, one object for equal arguments, so that its programs are compiled once."""
     return make_method(name, tiny_model(), **HYPER_PARAMETERS | more)
+
+
+def diverging(method, *sizes, part=None, when=True):
+    """The method whose local training, or one part of its result, ends in NaN for clients of so many examples."""
+
+    def local(key, server, client, data):
+        result = method.local(key, server, client, data)
+        broken = jnp.isin(jnp.sum(data.mask), jnp.array(sizes)) & when
+        spoiled = jax.tree.map(lambda leaf: jnp.where(broken, jnp.nan, leaf).astype(leaf.dtype), result)
+        return spoiled if part is None else result._replace(**{part: getattr(spoiled, part)})
+
+    return method._replace(local=local)
 
 
 def received(messages, present=None):

@@ -1,6 +1,7 @@
 """The tiny model of problems.py in float64 NumPy, with its gradients written out: slow and obvious."""
 
 import numpy as np
+from scipy.optimize import nnls
 
 from pfl_jax.data.federated import client_data
 
@@ -27,10 +28,20 @@ def log_softmax(scores):
     return scores - np.log(np.exp(scores).sum(1, keepdims=True))
 
 
+def cross_entropy(scores, y):
+    """Mean over the rows of scores."""
+    return -np.mean(log_softmax(scores)[np.arange(len(y)), y])
+
+
+def part(w, name):
+    """The entries of a flat dict whose names begin so."""
+    return {key: value for key, value in w.items() if key.startswith(name)}
+
+
 def loss(w, data, client):
     """Mean cross entropy of a client's test examples, as in `base.Scores`."""
     x, y = examples(data, client, "test")
-    return -np.mean(log_softmax(logits(w, x))[np.arange(len(y)), y])
+    return cross_entropy(logits(w, x), y)
 
 
 def _backbone_gradient(x, hidden, d_hidden):
@@ -83,6 +94,46 @@ def examples(data, client, split="train"):
     rows = client_data(data, client, split)
     mask = np.asarray(rows.mask)
     return np.float64(rows.x)[mask], np.asarray(rows.y)[mask]
+
+
+def convolve(x, kernel, padding, stride=1):
+    """Convolution [B, H, W, C] with [h, w, C, O], as deep learning has it."""
+    x = np.pad(np.float64(x), ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], axis=(1, 2))
+    return np.einsum("bijcuv,uvco->bijo", windows, np.float64(kernel))[:, ::stride, ::stride]
+
+
+def minimizer_on_simplex(matrix):
+    """Of s.Ps for one positive definite P = A'A, in float64.
+
+    Nonnegative least squares |Ax|^2 + (sum x - 1)^2 over x = t s, s on the simplex, is least at t = 1 / (1 + s.Ps)
+    with the value s.Ps / (1 + s.Ps): its direction s minimizes s.Ps.
+    """
+    matrix = np.float64(matrix)
+    size = len(matrix)
+    factor = np.linalg.cholesky(matrix / matrix.mean()).T
+    weights, _ = nnls(np.vstack([factor, np.ones(size)]), np.append(np.zeros(size), 1.0), maxiter=100 * size)
+    return weights / weights.sum()
+
+
+def nearest_on_simplex(target):
+    """By bisection over what is taken off every entry."""
+    low, high = target.min() - 1, target.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(target - middle, 0).sum() > 1 else (low, middle)
+    return np.maximum(target - low, 0)
+
+
+def head_weights(mu, variance, counts):
+    """FedPAC's Eq. 46, row by row, without weights below a thousandth."""
+    rows = []
+    for own in mu:
+        differences = (own - mu).reshape(len(mu), -1)
+        weights = minimizer_on_simplex(differences @ differences.T + np.diag(variance / counts))
+        weights[weights < 1e-3] = 0
+        rows.append(weights / weights.sum())
+    return np.stack(rows)
 
 
 def numerical_gradient(loss, w, step=1e-6):

@@ -17,14 +17,7 @@ from pfl_jax.methods.factories import hyper_parameters
 
 
 class Last:
-    """The last of some rounds, with the names of `simulate.RoundResult`.
-
-    Attributes:
-      state: after it.
-      info: the method's `Info` of it.
-      cohort: [M], its clients as NumPy integers.
-      trained: Scores [N] of every client's model right after its last local training.
-    """
+    """The last of some rounds, with the names of `simulate.RoundResult`."""
 
     def __init__(self, state, outcome, evaluate):
         self.state, self.info = state, outcome.info
@@ -69,17 +62,7 @@ def first_state(factory, data, seed, **given):
 
 
 def last_round(factory, data, seed, rounds, participation=1.0, change=lambda state: state, **given):
-    """The last of so many rounds, as `simulate.run` has it.
-
-    Args:
-      factory: of the method.
-      data: FederatedData.
-      seed: of the run's key.
-      rounds: how many.
-      participation: share of the clients in a round.
-      change: of the state before the first round.
-      given: hyper-parameters of the method.
-    """
+    """The last of so many rounds, as `simulate.run` has it, after a change of the state before the first."""
     reals, fixed = _split(factory, given)
     _, round_, evaluate = _programs(factory, fixed, tasks.macro_auc)
     size = Settings(rounds=rounds, participation=participation).cohort_size(data.num_clients, 0)

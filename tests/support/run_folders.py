@@ -29,21 +29,9 @@ def write_run(
     is_real=True,
     level=80.0,
 ):
-    """Writes config.json, metrics.jsonl and, of a finished run, summary.json.
+    """Writes a run of this command line, whose accuracy in percent begins at `level` and rises by a point.
 
-    Args:
-      path: the run's folder.
-      words: its command line, without the seed.
-      dataset, seed: of the run.
-      rounds: its evaluations.
-      finished: whether it has a summary.
-      rich: whether lines have all that newer runs log: losses, bytes, pooled accuracies, what the round knew.
-      middle: whether the run was evaluated by before_aggregation too.
-      description, is_real: what the data was.
-      level: accuracy in percent in the first evaluation; each later one is a point better.
-
-    Returns:
-      The accuracies [R, N] after aggregation, in percent.
+    A rich line has all that newer runs log, and `middle` adds before_aggregation. Returns the accuracies [R, N].
     """
     request = parse(dataset, [*words, "--seed", str(seed)])
     options, rng = request.options, np.random.default_rng(seed)
@@ -102,15 +90,9 @@ class FakeRuns:
     """Stands in for `run.run`: evaluates with known scores, and trains nothing.
 
     Half of the clients are better than the mean by 0.05, and have three times as many test examples as the others.
-
-    Attributes:
-      accuracies: options -> mean accuracy of each evaluation in [0, 1]; the last one is of the last round.
-      validation: the same on validation examples; None without any.
-      trained: accuracy after aggregation -> accuracy after training.
-      info: number of clients and round -> Info; the cohort has all clients, the last one first.
-      is_real: whether the data is the dataset itself.
-      stop_at: number of runs after which the next one is interrupted.
-      done: requests of the runs.
+    `accuracies`, and `validation` if given, are functions of the options with a mean in [0, 1] for each evaluation;
+    `trained` takes one to that after training, and `info` the numbers of clients and round to what the round knew. The
+    run after `stop_at` of them is interrupted; `done` are the requests.
     """
 
     def __init__(self):
@@ -134,6 +116,7 @@ class FakeRuns:
             "given": sorted(request.given),
             "train_examples": [50] * options.num_clients,
             "versions": source_versions(),
+            "method_version": method_version(options.method),
         }
         folder.write(CONFIG, config | ({"procedure": request.procedure} if request.procedure else {}))
         clients = np.arange(options.num_clients)

@@ -1,6 +1,8 @@
-"""What `pfl_jax.data` needs of tables of other packages, which the tests need not install."""
+"""What `pfl_jax.data` needs of tables of other packages, which the tests need not install; and rows that came back."""
 
 import types
+
+import numpy as np
 
 
 class Frame:
@@ -26,3 +28,16 @@ class Split:
     def __getitem__(self, rows):
         assert rows == slice(None)
         return self._columns
+
+
+def assert_rows(dataset, x, y, client=None):
+    """Training and test rows together are these, with the names of their classes and clients, in any order."""
+    x, found = np.asarray(x, dataset.train_x.dtype), np.concatenate([dataset.train_x, dataset.test_x])
+    want, got = (np.lexsort(rows.reshape(len(rows), -1).T) for rows in (x, found))
+    classes = np.array(dataset.class_names or range(dataset.num_classes))
+    np.testing.assert_array_equal(found[got], x[want])
+    np.testing.assert_array_equal(classes[np.concatenate([dataset.train_y, dataset.test_y])][got], y[want])
+    assert (client is None) == (dataset.train_client is None)
+    if client is not None:
+        owners = np.array(dataset.client_names)[np.concatenate([dataset.train_client, dataset.test_client])]
+        np.testing.assert_array_equal(owners[got], client[want])

@@ -8,17 +8,12 @@ import reference
 from full_batches import BETA, assert_model, run, start_of, train, training_examples
 from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import simulate
 from pfl_jax.base import LocalResult, Mean
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.communication import traffic
-from pfl_jax.engine.simulate import Settings
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.wrappers.compression import Compression, compressed
-
-pytestmark = pytest.mark.without_f1_auc
 
 THETA, PHI = 6 * FEATURES + FEATURES, FEATURES * CLASSES + CLASSES
 
@@ -135,10 +130,3 @@ def test_bytes(text, backbone):
     }
     sent = traffic(make_method("fedpac", tiny_model(), **HYPER_PARAMETERS, compress=text), data)
     assert sent.up == backbone + centroids[text] + single
-
-
-def test_refused():
-    method = make_method("pfedhn", tiny_model(), **HYPER_PARAMETERS, compress="sign")
-    engine = simulate.build(method, Settings(rounds=1))
-    with pytest.raises(InvalidInput, match="compress is for methods that send a Mean"):
-        jax.eval_shape(engine.init, tiny_federation(), jax.random.key(0))

@@ -6,8 +6,6 @@ from test_server_state import counted_momentum
 from pfl_jax.methods import METHODS
 from pfl_jax.testing.conformance import CHECKS, Subject
 
-pytestmark = pytest.mark.without_f1_auc
-
 PRIVATE, PRIVATE_CLIENTS = {"dp_clip": 0.5, "dp_noise": 0.1}, {"client_clip": 0.5, "client_noise": 0.1}
 USUAL = ("structure", "resumption", "clients_outside")
 MOST = (*USUAL, "one_trace", "chunks_and_padding", "devices", "vmap")

@@ -2,22 +2,16 @@
 
 import jax
 import numpy as np
-import pytest
 import reference
 from full_batches import BETA, SIZES, assert_model, assert_received, run, start_of, train, training_examples
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import tiny_model
 
-from pfl_jax import simulate
 from pfl_jax.base import LocalResult, Mean
-from pfl_jax.engine.simulate import Settings
-from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import join, split
 from pfl_jax.methods import make_method
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedpac import FedPACMessage
 from pfl_jax.wrappers.server_mean import ServerMean, robust
-
-pytestmark = pytest.mark.without_f1_auc
 
 MEDIAN = ServerMean("median")
 
@@ -70,13 +64,3 @@ def test_each_mean_of_a_message_has_its_own_statistic():
     np.testing.assert_allclose(got.backbone.value["w"], np.median(copies, axis=0), rtol=1e-5)
     assert float(got.backbone.weight) == 34
     np.testing.assert_array_equal(got.head, np.where(np.arange(4)[:, None] == 2, 0, head))
-
-
-def test_refused():
-    with pytest.raises(InvalidInput, match=r"^server_mean"):
-        robust(make_method("fedavg", tiny_model()), ServerMean("mode"))
-    # Whether messages have a Mean is seen when the method runs.
-    method = make_method("hypcluster", tiny_model(), **HYPER_PARAMETERS, server_mean="median")
-    engine, data = simulate.build(method, Settings(rounds=1)), tiny_federation()
-    with pytest.raises(InvalidInput, match="server_mean is for methods that send a Mean"):
-        jax.eval_shape(lambda key: engine.round(data, engine.init(data, key), 2), jax.random.key(0))

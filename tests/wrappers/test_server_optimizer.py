@@ -19,8 +19,6 @@ from pfl_jax.methods.fedbabu import fedbabu
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
-pytestmark = pytest.mark.without_f1_auc
-
 OWN_STEP = {"pfedme"}
 """Methods whose server only takes a mean of parameters too, but with a learning rate that is an option already."""
 
@@ -121,13 +119,3 @@ def test_a_server_that_keeps_more_than_parameters_is_refused(name):
     once = server_optimized(make_method("fedavg", tiny_model()), ServerOptimizer("adam"))
     with pytest.raises(InvalidInput, match="keeps the parameters of a model only"):
         server_optimized(once, ServerOptimizer("adam"))
-
-
-def test_other_methods_and_values_are_refused():
-    with pytest.raises(InvalidInput, match="server_optimizer must be sgd, adam, yogi or adagrad, not 'lamb'"):
-        server_optimized(make_method("fedavg", tiny_model()), ServerOptimizer("lamb"))
-    for name in ("server_lr", "server_momentum", "server_tau"):
-        with pytest.raises(InvalidInput, match=f"{name} needs a server_optimizer"):
-            make_method("fedavg", tiny_model(), **{name: 0.5})
-    with pytest.raises(InvalidInput, match="fedpac has no hyper-parameter server_optimizer"):
-        make_method("fedpac", tiny_model(), server_optimizer="adam")

@@ -13,13 +13,11 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax.engine import simulate
 from pfl_jax.messages import received
-from pfl_jax.methods import fedavg, feddbe, fedpac, make_method
+from pfl_jax.methods import fedavg, feddbe, fedpac, fedper, make_method
 from pfl_jax.methods.factories import recipes_of
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.wrappers import with_server_state
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
-
-pytestmark = pytest.mark.without_f1_auc
 
 KEY = jax.random.key(0)
 
@@ -39,8 +37,8 @@ def counted_momentum(model, training=LocalTraining()):
     return counting(momentum_fedavg(model, training))
 
 
-def counted_fedpac(model, training=LocalTraining()):
-    return counting(fedpac(model, training))
+def counted_fedper(model, training=LocalTraining()):
+    return counting(fedper(model, training))
 
 
 def test_momentum_is_that_of_the_servers_sgd():
@@ -77,14 +75,14 @@ def test_it_is_no_mean_of_parameters_any_more():
     ("factory", "values"),
     [
         (momentum_fedavg, {"compress": "sign"}),
-        (counted_fedpac, {"client_clip": 0.5}),
-        (counted_fedpac, {"server_mean": "median"}),
+        (counted_fedper, {"client_clip": 0.5}),
+        (counted_fedper, {"server_mean": "median"}),
     ],
 )
 def test_other_wrappers_go_around_it(factory, values):
     """The plain method with the same wrapper, as far as the server has it."""
     model, settings, data = tiny_model(), simulate.Settings(rounds=1), tiny_federation()
-    inside = {momentum_fedavg: "fedavg", counted_fedpac: "fedpac"}[factory]
+    inside = {momentum_fedavg: "fedavg", counted_fedper: "fedper"}[factory]
     states = []
     for name in (factory, inside):
         engine = simulate.build(make_method(name, model, **HYPER_PARAMETERS, **values), settings).jit()

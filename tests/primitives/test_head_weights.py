@@ -1,0 +1,164 @@
+"""FedPAC's head weights against float64 computations written from the paper's equations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from pfl_jax.primitives.feature_statistics import label_feature_statistics, second_moment
+from pfl_jax.primitives.float64 import in_float64
+from pfl_jax.primitives.head_combination import RIDGE, _drop_negligible, _weights_by_variances, head_weights
+
+
+def groups_of_clients(clients, classes, sizes, seed=0, offset=0.0, features=16):
+    """(mu, V, n) of clients that sample features of their group's dominant classes; `offset` is common to all."""
+    generator = np.random.default_rng(seed)
+    centers = np.abs(generator.normal(size=(classes, features))) + offset
+    counts = generator.choice(sizes, clients)
+    mu, variance = np.zeros((clients, classes, features)), np.zeros(clients)
+    for client in range(clients):
+        proportions = np.full(classes, 0.2 / classes)
+        proportions[(np.arange(3 * classes // 10) + client % 5 * classes // 5) % classes] += 0.8 / (3 * classes // 10)
+        labels = generator.choice(classes, counts[client], p=proportions / proportions.sum())
+        samples = centers[labels] + 0.5 * generator.normal(size=(counts[client], features))
+        np.add.at(mu[client], labels, samples / counts[client])
+        variance[client] = np.mean(np.sum(samples**2, axis=1)) - np.sum(mu[client] ** 2)
+    return mu, variance, counts
+
+
+def float32(*arrays):
+    return [jnp.asarray(array, jnp.float32) for array in arrays]
+
+
+@pytest.mark.parametrize("classes", [10, 62])
+@pytest.mark.parametrize("solver", ["auto", "interior_point"])
+def test_head_weights_agree_with_a_float64_solve(classes, solver):
+    statistics = groups_of_clients(20, classes, [300, 600, 1200])
+    got = np.asarray(head_weights(*float32(*statistics), solver=solver))
+    np.testing.assert_allclose(got, reference.head_weights(*statistics), atol=2e-3)
+    assert (got >= 0).all()
+    assert ((got == 0) | (got > 1e-3 * (1 - 1e-6))).all()
+    np.testing.assert_allclose(got.sum(axis=1), 1, atol=3e-7)
+    # The data say which clients belong together: those of one group hold most of the weight.
+    same_group = np.arange(20)[:, None] % 5 == np.arange(20) % 5
+    assert (got * same_group).sum(axis=1).min() > 0.5
+
+
+@pytest.mark.slow
+def test_head_weights_of_a_cohort_of_three_hundred_are_optimal():
+    mu, variance, counts = float32(*groups_of_clients(300, 10, [300, 600, 1200]))
+    # Before weights below 1e-3 are set to zero: of so many clients, these are a part that counts.
+    solve = functools.partial(_weights_by_variances, solver="auto")
+    solution = in_float64(solve)(mu, variance, counts)
+    assert float(solution.gap.max()) < 1e-6
+    weights, means = np.float64(solution.weights), np.float64(mu).reshape(300, -1)
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-5)
+    assert (weights >= 0).all()
+    noise = np.float64(variance) / np.float64(counts)
+    for own, row in zip(means, weights, strict=True):
+        # Eq. 46 and half its gradient, written for one client; the gap bounds what any other weights could gain.
+        differences = own - means
+        gradient = row * noise + differences @ (row @ differences)
+        objective = row @ gradient
+        assert (objective - gradient.min()) / objective < 1e-3
+
+
+def test_derivatives_of_head_weights():
+    """By the differences of a float64 solve; weights that stay below the threshold have none."""
+    mu, variance, counts = groups_of_clients(6, 10, [600])
+    toward = np.random.default_rng(1).normal(size=(6, 6))
+
+    def total(mu, variance):
+        return jnp.sum(toward * head_weights(mu, variance, jnp.asarray(counts)))
+
+    of_mu, of_variance = jax.jit(jax.grad(total, (0, 1)))(*float32(mu, variance))
+
+    def difference(which, place, step):
+        ends = []
+        for sign in (1, -1):
+            moved = [mu.copy(), variance.copy()]
+            moved[which][place] += sign * step
+            ends.append(np.sum(toward * reference.head_weights(*moved, counts)))
+        return (ends[0] - ends[1]) / (2 * step)
+
+    want = [difference(1, client, 1e-4) for client in range(6)]
+    assert np.abs(want).max() > 1e-3
+    np.testing.assert_allclose(of_variance, want, rtol=2e-3, atol=1e-5)
+    for place in ((0, 1, 2), (3, 5, 0), (5, 0, 7)):
+        np.testing.assert_allclose(of_mu[place], difference(0, place, 1e-6), rtol=2e-3, atol=1e-3)
+
+
+def test_head_weights_survive_large_common_means():
+    statistics = groups_of_clients(20, 10, [300, 600, 1200])
+    mu, variance, counts = float32(*statistics)
+    mu = mu + 16.0  # exactly representable beside mu up to 2^-19
+    statistics = np.float64(mu), statistics[1], statistics[2]
+    np.testing.assert_allclose(head_weights(mu, variance, counts), reference.head_weights(*statistics), atol=2e-3)
+
+
+def test_head_weights_of_simple_cohorts():
+    def weights(mu, variance, counts):
+        return np.asarray(head_weights(*float32(mu, variance, counts), solver="interior_point"))
+
+    np.testing.assert_array_equal(weights(np.ones((1, 2, 2)), [1.0], [5]), [[1]])
+    # Equal clients share equally; equal distributions in proportion to n / V; no statistics at all, equally.
+    same = np.ones((3, 2, 2))
+    np.testing.assert_allclose(weights(same, [2.0] * 3, [50] * 3), np.full((3, 3), 1 / 3), atol=1e-5)
+    np.testing.assert_allclose(weights(same, [2.0, 2.0, 1.0], [10, 30, 20]), [[0.125, 0.375, 0.5]] * 3, atol=1e-4)
+    np.testing.assert_allclose(weights(0 * same, [0.0] * 3, [5] * 3), np.full((3, 3), 1 / 3), atol=1e-5)
+    np.testing.assert_allclose(weights(0 * same, [0.0] * 3, [5, 0, 0])[0], [1, 0, 0], atol=1e-6)
+    # Far from everyone else: its own head only. Without examples: weight for nobody.
+    far = 1e3 * np.eye(4)[:3].reshape(3, 2, 2)
+    np.testing.assert_allclose(weights(far, [1.0] * 3, [10] * 3), np.eye(3), atol=1e-5)
+    empty = weights(same * [[[1]], [[1]], [[0]]], [1.0, 1.0, 0.0], [10, 10, 0])
+    np.testing.assert_allclose(empty, [[0.5, 0.5, 0]] * 3, atol=1e-5)
+    np.testing.assert_array_equal(empty[:, 2], 0)
+    # Of so many that all weights are negligible, all stay.
+    np.testing.assert_allclose(_drop_negligible(jnp.full((1, 2000), 5e-4)), 5e-4, rtol=1e-5)
+
+
+def reference_weights_objective(mu, moments, counts, client, weights):
+    """Eq. 33 and 35 with the empirical quantities of Eq. 37 to 39, class after class."""
+    mean_eigenvalue = np.trace(moments[client]) / moments.shape[-1]
+    inverse = np.linalg.inv(moments[client] + RIDGE * mean_eigenvalue * np.eye(moments.shape[-1]))
+    objective = 0.0
+    for j, weight in enumerate(weights):
+        variance = np.trace(inverse @ moments[j]) - sum(row @ inverse @ row for row in mu[j])
+        objective += weight**2 * variance / counts[j]
+        for k, other in enumerate(weights):
+            pairs = zip(mu[client] - mu[j], mu[client] - mu[k], strict=True)
+            objective += weight * other * sum(one @ inverse @ two for one, two in pairs)
+    return objective
+
+
+def test_head_weights_with_the_empirical_covariance_of_each_client():
+    generator = np.random.default_rng(0)
+    counts = np.array([30, 12, 50, 3])  # the last one has fewer examples than features
+    statistics = []
+    for client, count in enumerate(counts):
+        labels = generator.integers(0, 3, count)
+        features = np.eye(3, 5)[labels] * (1 + (client == 2)) + generator.normal(size=(count, 5)) * [3, 1, 1, 0.3, 0]
+        arrays = jnp.asarray(features, jnp.float32), jnp.asarray(labels), jnp.ones(count, bool)
+        statistics.append((label_feature_statistics(*arrays, 3)[0], second_moment(*arrays[::2])))
+    mu, moments = (np.stack(part) for part in zip(*statistics, strict=True))
+    weights = np.float64(head_weights(jnp.asarray(mu), jnp.asarray(moments), jnp.asarray(counts)))
+    mu, moments = np.float64(mu), np.float64(moments)
+    for client, row in enumerate(weights):
+        best = reference_weights_objective(mu, moments, counts, client, row)
+        for other in np.eye(4):
+            for step in (0.01, 0.1):
+                moved = reference_weights_objective(mu, moments, counts, client, row + step * (other - row))
+                assert moved >= best * (1 - 1e-4)
+    identity = head_weights(jnp.asarray(mu, jnp.float32), jnp.full(4, 10.0), jnp.asarray(counts))
+    assert np.abs(weights - identity).max() > 0.1
+
+
+def test_head_weights_take_memory_that_grows_with_the_square_of_the_cohort():
+    clients = 64
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((clients, 2, 3), (clients,), (clients,))]
+    program = jax.jit(functools.partial(head_weights, solver="interior_point")).lower(*shapes).compile()
+    # M matrices [M, M] in float64 would be 2.1 MB.
+    assert program.memory_analysis().temp_size_in_bytes < clients**3 * 8 / 2

@@ -1,0 +1,286 @@
+"""Code on the pages of the documentation runs as it stands; what takes long in `pytest -m slow` alone."""
+
+import doctest
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pages import ROOT, block, blocks, executed
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from rich.console import Console
+from trees import assert_same, row
+
+from experiments.cli.request import parse
+from experiments.report.__main__ import main as report
+from experiments.run import build
+from experiments.run.command import main
+from experiments.run.estimate import examples_visited
+from experiments.sweep.__main__ import main as sweep
+from pfl_jax import LocalTraining, primitives, simulate, tasks
+from pfl_jax.base import Cohort
+from pfl_jax.methods import make_method
+
+# README.md and the pages of evaluation, training and adapters
+
+
+def printed(capsys):
+    """The words of each line."""
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_library_example_runs_and_learns(capsys):
+    executed(block("README.md", "simulate.run("))
+    rounds = printed(capsys)
+    assert [int(number) for number, _ in rounds] == [1, 2, 3, 4, 5]
+    assert float(rounds[-1][1]) > 0.7
+
+
+def test_the_example_of_adapters_runs_and_learns(capsys):
+    executed(block("docs/pretrained.md", 'targets="fc1|fc2"'))
+    first, *_, last = [float(words[1]) for words in printed(capsys)]
+    assert last > max(first, 0.5)
+
+
+def test_the_examples_of_local_training_run(capsys):
+    for marker in ('optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"):
+        executed(block("docs/training.md", marker), LocalTraining=LocalTraining)
+    assert len(printed(capsys)) == 3
+
+
+@pytest.mark.slow
+def test_the_example_of_validation_runs(capsys):
+    executed(block("docs/evaluation.md", "with_validation("))
+    rounds = printed(capsys)
+    assert [len(words) for words in rounds] == [3, 3]
+    assert all(0 < float(word) <= 1 for words in rounds for word in words[1:])
+
+
+@pytest.mark.slow
+def test_the_sweep_example_runs_and_learns(capsys):
+    executed(block("docs/sweeps.md", "sweep.run("), **executed(block("README.md", "simulate.run(")))
+    assert len(re.findall(r"0\.[4-9]\d*", capsys.readouterr().out.splitlines()[-1])) == 4
+
+
+def test_the_method_example_is_a_method():
+    factory = executed(block("README.md", "def fedavg_median("))["fedavg_median"]
+    median = make_method(factory, tiny_model(), **HYPER_PARAMETERS)
+    *_, last = simulate.run(median, tiny_federation(), simulate.Settings(rounds=6), jax.random.key(0))
+    assert last.received["accuracy"].mean() > 0.6
+    # Its purpose: one client's nonsense does not reach the server.
+    models = [median.init_server(jax.random.key(0))] * 4
+    messages = jax.tree.map(lambda *leaves: jnp.stack(leaves).at[2].set(1e6), *models)
+    cohort = Cohort(jnp.arange(4), jnp.full(4, 9), jnp.ones(4, bool), num_clients=4)
+    server, _, _ = median.aggregate(jax.random.key(0), None, (), messages, cohort)
+    chex.assert_trees_all_equal(server, models[0])
+
+
+# docs/your-own-loop.md and docs/primitives.md
+
+
+@pytest.mark.without_f1_auc
+def test_loops_of_ones_own_give_what_run_gives(capsys):
+    names = executed(*blocks("docs/your-own-loop.md"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"seed 0: {names['by_hand'].mean():.3f}"
+    assert lines[1].startswith("seed 1: ")
+    assert len(lines) == 3
+    assert names["cohorts"].tolist() == [list(range(8))] * 5
+    # The first of three seeds, by itself and beside the others.
+    want, scanned, of_seeds = (names[name]._replace(key=(), trained=()) for name in ("state", "scanned", "states"))
+    for state in (scanned, row(of_seeds, 0)):
+        assert_same(state, want, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(names["scores"]["accuracy"][0], names["by_hand"], atol=0.05)
+
+
+def test_every_primitive_has_a_row_and_an_example_that_gives_what_it_shows():
+    public = {name for name, thing in vars(primitives).items() if name[0] != "_" and hasattr(thing, "__module__")}
+    page, examples = (ROOT / "docs/primitives.md").read_text(), "\n".join(blocks("docs/primitives.md", "pycon"))
+    rows = {name for one in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)\(", one)}
+    assert rows == public
+    assert set(re.findall(r"primitives\.(\w+)", examples)) >= public
+    said, example = [], doctest.DocTestParser().get_doctest(examples, {}, "docs/primitives.md", None, 0)
+    assert not doctest.DocTestRunner().run(example, out=said.append).failed, "".join(said)
+
+
+# docs/other-tasks.md
+
+TOOLS, DIABETES, NUMBERS, FORTUNES, CHARACTERS, LABELS, OWN_LOSS, DROPOUT = blocks("docs/other-tasks.md")
+
+
+def scores(capsys):
+    """Method -> score -> value, of the last lines of what `show` prints."""
+    lines = {method: rest for method, *rest in printed(capsys)}
+    methods = [method for method in lines if method in ("local", "fedavg", "fedper", "centralised")]
+    return {name: dict(zip(lines[name][::2], map(float, lines[name][1::2]), strict=True)) for name in methods}
+
+
+def test_numbers(capsys):
+    found = executed(TOOLS, DIABETES)
+    data, patients = found["diabetes"], found["patients"]
+    sizes = {name: int(count) for name, count in zip(patients.client_names, data.train_count, strict=True)}
+    assert capsys.readouterr().out == f"{sizes}\n"
+    assert data.num_classes == 0
+    assert found["one_client"](data).train_count.tolist() == [data.train_count.sum()]
+    executed(NUMBERS, **found)
+    of_methods = scores(capsys)
+    assert list(of_methods) == ["local", "fedavg", "centralised"]
+    # Of the mean of all targets they would be 1 and less than 0.
+    assert all(of["mse"] < 0.8 and of["r2"] > 0.1 for of in of_methods.values())
+
+
+@pytest.mark.skipif(not Path("/usr/share/games/fortunes").exists(), reason="needs Debian's package fortunes")
+@pytest.mark.slow
+def test_characters(capsys):
+    found = executed(TOOLS, FORTUNES, CHARACTERS)
+    of_methods = scores(capsys)
+    assert list(of_methods) == ["local", "fedper", "centralised"]
+    x, y = (np.asarray(found["fortunes"][index]) for index in (0, 1))
+    # A target is the next input; behind a text there is neither.
+    np.testing.assert_array_equal(np.where(x[:, 1:] > 0, x[:, 1:], -1), y[:, :-1])
+    # All symbols alike: log 82.
+    assert all(of["cross_entropy"] < np.log(found["symbols"]) for of in of_methods.values())
+    # A character is not predicted from itself as the next one.
+    model, codes = found["model"], np.asarray(found["fortunes"].x[:1])
+    params, changed = model.init(jax.random.key(0)), codes.copy()
+    changed[0, 20] += 1
+    differs = np.abs(np.asarray(model.apply(params, codes) - model.apply(params, changed))).max(axis=-1)[0] > 0
+    assert np.flatnonzero(differs).tolist() == list(range(20, 28))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [LABELS],
+        pytest.param([LABELS.partition("labels = ")[0], OWN_LOSS], marks=pytest.mark.slow),
+        pytest.param([OWN_LOSS.partition("own_loss = ")[0], DROPOUT], marks=pytest.mark.slow),
+    ],
+    ids=["labels", "own_loss", "dropout"],
+)
+def test_other_tasks(capsys, texts):
+    found = executed(TOOLS, *texts)
+    of_methods = scores(capsys)
+    assert list(of_methods) == ["local", "fedper", "centralised"]
+    if OWN_LOSS in texts:
+        assert found["model"].task.scores == tasks.CLASSIFICATION.scores
+        assert all(of["accuracy"] > 0.3 for of in of_methods.values())
+
+
+# docs/recipes.md
+
+RECIPES = re.findall(r"(?:`(\w+\.py)`:\n\n)?```(\w+)\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)
+"""(file or "", language, text) of every block, in order."""
+
+
+class Last(NamedTuple):
+    info: dict[str, Any]
+    cohort: np.ndarray
+
+
+@pytest.mark.without_f1_auc
+def test_the_notebook(capsys):
+    """Blocks of Python that are no files, before the first command."""
+    before = RECIPES[: [language for _, language, _ in RECIPES].index("sh")]
+    names = executed(*(text for file, language, text in before if language == "python" and not file))
+    lines = capsys.readouterr().out.splitlines()
+    accuracies = [float(line.removeprefix(f"grower {client}: ")) for client, line in enumerate(lines[:4])]
+    assert min(accuracies) >= 0.75
+    # The diagonal of the head weights, by client.
+    own = [
+        float(re.fullmatch(rf"client {client} takes (\d.\d\d) of its own head", line)[1])
+        for client, line in enumerate(lines[4:8])
+    ]
+    assert own == [round(float(weight), 2) for weight in names["last"].info["head_weights"].diagonal()]
+    # What client 3 deploys has the accuracy of the evaluation.
+    assert lines[8:] == [f"client 3: {accuracies[3]:.2f}"]
+    # All states of the list can be read.
+    assert [int(result.state.round) for result in names["results"]] == list(range(1, 11))
+    # Head weights of a part of the clients.
+    weights, cohort = np.array([[0.9, 0.1], [0.3, 0.7]]), np.array([2, 5])
+    executed(block("docs/recipes.md", "of its own head"), results=[Last({"head_weights": weights}, cohort)])
+    assert capsys.readouterr().out == "client 2 takes 0.90 of its own head\nclient 5 takes 0.70 of its own head\n"
+
+
+@pytest.mark.slow
+def test_the_whole_page_of_recipes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names, programs = {}, {"report": report, "sweep": sweep}
+    for name, language, text in RECIPES:
+        if name:
+            Path(name).write_text(text)
+        elif language == "python":
+            names = executed(text, **names)
+        else:
+            for line in text.splitlines():
+                program, *words = shlex.split(line.removeprefix("python -m experiments."))
+                assert (programs[program](words) if program in programs else main(program, words)) == 0, line
+    said = "[M], Euclidean distance between a client's trained model and the one that it received."
+    assert json.loads(Path("runs/watched/config.json").read_text())["info"] == {"drift": said}
+    page = Path("watched.html").read_text()
+    assert "drift: my_method.py:watched_fedavg, round 3" in page
+    assert said.replace("'", "&#39;") in page
+    assert Path("runs/compared/sweep.md").read_text().startswith("**fedpac, fedper on digits")
+    assert len(names["table"]) == 4
+    assert Path("compared.png").stat().st_size > 1000
+
+
+def test_the_glossary_is_sorted():
+    words = re.findall(r"^\| ([\w ,]+?) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)[1:]
+    assert words == sorted(words, key=str.lower)
+    assert len(words) > 25
+
+
+# docs/your-data.md
+
+
+def commands():
+    """(module, words) of the page."""
+    lines = [shlex.split(line) for text in blocks("docs/your-data.md", "sh") for line in text.splitlines()]
+    assert all(words[:2] == ["python", "-m"] for words in lines)
+    return [(words[2], words[3:]) for words in lines]
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch, capsys):
+    """What the page's Python defines, run in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    found = executed(*blocks("docs/your-data.md"))
+    return found | {"printed": capsys.readouterr().out}
+
+
+def test_the_data_of_your_data_is_what_the_page_says(names, capsys):
+    assert names["printed"] == "('hill', 'north', 'river', 'south') [34 34 33 33]\n0 float32\n"
+    assert names["of_dicts"].train_count.tolist() == [34, 34, 33, 33]
+    assert names["of_pairs"].test_count.tolist() == [18, 18, 18, 18]
+    assert len(names["parts"].train) == 5
+    clients = []
+    for module, words in commands():
+        if module == "experiments.custom":
+            experiment = build.build_experiment(parse("custom", words), Console())
+            clients.append(experiment.data.num_clients)
+            visited = 30 * 5 * int(experiment.data.train_count.sum())
+            assert examples_visited(parse("custom", words)) == pytest.approx(visited, rel=0.02)
+        else:
+            assert sweep([*words, "--dry-run"]) == 0
+            preview = capsys.readouterr().out
+            assert "4 runs, 0 of them finished" in preview
+            assert "0.1 million training examples are left" in preview
+    assert clients == [4, 5, 5, 6]
+    assert names["tokens"].shape == (len(names["rows"]), 20)
+    assert experiment.request.options.vocabulary == names["tokens"].max() + 1 == 1001
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("names")
+def test_the_commands_of_your_data_run(capsys):
+    for module, words in commands():
+        short = [*words, "--rounds", "1", "--no-compilation-cache"]
+        code = sweep(short) if module == "experiments.sweep" else main("custom", short)
+        assert code == 0, capsys.readouterr().err
