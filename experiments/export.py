@@ -38,14 +38,7 @@ class Words:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export the model of a client.
-
-    Args:
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Export the model of a client with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         words, _ = parse(Words, "experiments.export", __doc__, arguments)

@@ -32,13 +32,8 @@ from pfl_jax.primitives.tree import byte_count
 
 
 class Sizes(NamedTuple):
-    """Sizes of a method in bytes.
-
-    Attributes:
-      client: what one client keeps between rounds.
-      up, down: bytes sent and received in a round.
-      server: what the server keeps.
-    """
+    """Bytes that a method's client keeps between rounds, that it sends and receives in a round, and that the server
+    keeps."""
 
     client: int
     up: int
@@ -62,26 +57,12 @@ class Words:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the sizes.
-
-    Args:
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Print the sizes with command-line arguments, by default those of this process; return the exit code."""
     return exit_code(lambda: _print(sys.argv[1:] if arguments is None else arguments, Console()))
 
 
 def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes:
-    """Sizes of a method with its preset's model and options.
-
-    Args:
-      dataset: a key of `presets.DEFAULT_PRESET`.
-      method: a key of METHODS.
-      num_clients: N.
-      train_size: examples of a client.
-    """
+    """Sizes of a method with its dataset's preset, for N clients of `train_size` examples."""
     request, spec = parse(dataset, ["--method", method]), SPECS[dataset]
     made = make_method(method, MODELS[request.options.model](spec.shape, spec.num_classes), **request.hyper_parameters)
     data = _shapes(spec, num_clients, train_size)

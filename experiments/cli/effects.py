@@ -50,10 +50,8 @@ def relevant_options(request: Request) -> dict[str, Any]:
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Options and hyper-parameters with the values that they stand for.
-
-    `finetune_epochs` None stands for the epochs of training, and an attack without attackers for none.
-    """
+    """Values with what they stand for: `finetune_epochs` None for the epochs of training, an attack without attackers
+    for none."""
     resolved = dict(values)
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         resolved["finetune_epochs"] = values["epochs"]
@@ -63,10 +61,8 @@ def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def fixed_rounds(options: Options) -> str:
-    """Option that makes the results of a round depend on the run's number of rounds; "" without one.
-
-    Rounds can be added to all other runs.
-    """
+    """Option that makes a round's results depend on the number of rounds, which then cannot be added to; "" without
+    one."""
     if options.full_last_round and options.participation < 1:
         return "--full-last-round"
     cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]

@@ -23,13 +23,10 @@ _PLAIN |= {"\N{EN DASH}": "-", "\N{MINUS SIGN}": "-", "\N{MULTIPLICATION SIGN}":
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Run a command; print one line on stderr for an error that the user can correct.
+    """Run a command, and print one line on stderr for an error that the user can correct.
 
-    The command may raise InvalidInput, or KeyboardInterrupt with a message on what remains to be done. If the reader of
-    its output exits, as `head` does, it goes on to its end.
-
-    Returns:
-      0 for success, 2 for invalid input, 130 after SIGINT; otherwise 1 if the reader of the output has exited.
+    The command may raise InvalidInput, or KeyboardInterrupt with a message on what remains to be done.
+    Returns 0 for success, 2 for invalid input, and 130 after SIGINT.
     """
     _accept_all_characters()
     with _outliving_reader() as pipe:

@@ -23,11 +23,8 @@ TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "ep
 
 
 def method_options(name: str) -> dict[str, Option]:
-    """Hyper-parameters of a method as options, from the signatures and docstrings of its factory and of recipes.
-
-    They are the keyword-only arguments of the factory, which is a key of METHODS or FILE.py:NAME, then
-    TRAINING_HYPER_PARAMETERS, and the fields of the recipes of wrappers that apply to it.
-    """
+    """Hyper-parameters of a method, a key of METHODS or FILE.py:NAME, as options: those of its factory and of its
+    recipes."""
     # A file may have changed since.
     return _options(name) if is_own(name) else _known_options(name)
 

@@ -136,11 +136,10 @@ def make_model(
     task: Task | None = None,
     **own: Any,
 ) -> Model:
-    """Model, built in or the user's own.
+    """Model, built in or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model` or a flax module.
 
     Args:
-      name: a key of MODELS, or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model`, a flax.linen module
-        or a function rngs -> flax.nnx module.
+      name: as above.
       input_shape, input_dtype: of one input.
       num_classes: K, or the number of outputs of another task.
       task: of the model; None for its own one.

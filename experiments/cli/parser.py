@@ -37,8 +37,7 @@ class Argument(NamedTuple):
     Attributes:
       form: an option that may be given several times and then has all values, a switch without --no-, an argument
         without a name, or a field that is none of the command line's.
-      metavar: placeholder of the value in the help; "" for one made of the type.
-      text: for the help; "" for the docstring after the field.
+      metavar, text: for the help; "" for what type and docstring say.
     """
 
     form: Literal["option", "repeated", "switch", "positional", "none"] = "option"
@@ -53,15 +52,7 @@ Hidden: TypeAlias = Annotated[_Options, Argument("none")]
 
 
 class Option(NamedTuple):
-    """Option of a command.
-
-    Attributes:
-      name: in Python, such as train_size.
-      kind: type of its values, with their range, see `pfl_jax.hyper_parameters`.
-      default: value if it is not given; MISSING if it must be.
-      text: for the help.
-      argument: how it is given.
-    """
+    """Option of a command: its name in Python, type with range, default (MISSING if it must be given), and text."""
 
     name: str
     kind: Any
@@ -71,7 +62,6 @@ class Option(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """As written on the command line, such as --train-size."""
         return flag(self.name)
 
     @property
@@ -106,18 +96,8 @@ def options_of(kind: type) -> dict[str, Option]:
 def parse(
     kind: type[_Options], module: str, description: str | None, words: Sequence[str] | None, *, more: bool = False
 ) -> tuple[_Options, tuple[str, ...]]:
-    """Options of a command; prints help and raises SystemExit(0) for --help.
-
-    Args:
-      kind: dataclass of the options.
-      module: module of the command, as after `python -m`.
-      description: docstring of the command.
-      words: command-line arguments; None for those of this process.
-      more: whether other arguments are allowed, for the runs.
-
-    Returns:
-      The options, and the other arguments.
-    """
+    """Options of a command by its dataclass, and with `more` the other words; --help prints help and raises
+    SystemExit(0)."""
     options = options_of(kind)
     found, rest = split(sys.argv[1:] if words is None else words, [Group("", "", options)], module, description)
     if rest and not more:
@@ -131,14 +111,7 @@ def parse(
 def split(
     words: Iterable[str], groups: Sequence[Group], module: str = "", description: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Split a command line into the options' texts by name, and the words that belong to none.
-
-    Args:
-      words: command-line arguments.
-      groups: all options.
-      module: module of the command.
-      description: of the command; None for a command line without --help.
-    """
+    """Texts of the options on a command line by name, and the words that belong to none; without description no --help."""
     options = {name: option for group in groups for name, option in group.options.items()}
     without_name = [option.argument.metavar for option in options.values() if option.argument.form == "positional"]
     parser = argparse.ArgumentParser(
@@ -243,12 +216,7 @@ def _hyphenated(word: str, known: Iterable[str]) -> str:
 
 
 def converted(texts: Mapping[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
-    """Values of options by name.
-
-    Args:
-      texts: of `split`.
-      options: all options.
-    """
+    """Values of the texts of `split`, checked."""
     found = {}
     for name, text in texts.items():
         option = options[name]
@@ -317,10 +285,7 @@ def at_least_one(**values: int | None) -> None:
 
 
 def slug(text: str) -> str:
-    """Text as a file name: letters, digits, "=", "+" and "." as they are, the rest as single hyphens.
-
-    A name that is too long for file systems ends in a digest of the text.
-    """
+    """Text as a file name: letters, digits, "=", "+", "." and hyphens; if too long, it ends in a digest of the text."""
     kept = "".join(character if character.isalnum() or character in "=._+" else "-" for character in text)
     name = "-".join(filter(None, kept.split("-"))).encode()
     if len(name) <= MOST_BYTES:

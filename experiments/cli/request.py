@@ -42,8 +42,7 @@ class Request:
     procedure: str = ""
 
     def visits(self, clients: int, examples: int) -> int:
-        """Examples that clients with these training examples together visit in a round: of complete batches with
-        --local-steps."""
+        """Examples that clients with these training examples visit in a round: of complete batches with --local-steps."""
         if self.options.local_steps is None:
             return examples * self.hyper_parameters.get("epochs", 1)
         return clients * self.options.local_steps * self.hyper_parameters["batch_size"]

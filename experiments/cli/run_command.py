@@ -12,14 +12,7 @@ from pfl_jax.errors import InvalidInput
 
 @dataclass(frozen=True)
 class RunCommand:
-    """Command of a single run of a table, figure or sweep.
-
-    Attributes:
-      dataset: name of the experiment, a key of `presets.DEFAULT_PRESET`.
-      arguments: command line of the run, without --seed and --out.
-      seed: seed of the run.
-      procedure: see `Request`.
-    """
+    """Command of a single run of a table, figure or sweep: its arguments are those without --seed and --out."""
 
     dataset: str
     arguments: tuple[str, ...]
@@ -27,11 +20,7 @@ class RunCommand:
     procedure: str = ""
 
     def request(self, folder: str | Path | None = None) -> Request:
-        """Request of the run, checked.
-
-        Args:
-          folder: folder for the results.
-        """
+        """Request of the run, checked, with its results in a folder."""
         parsed = _parsed(self.dataset, self.arguments)
         if parsed.options.distributed:
             raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
@@ -44,7 +33,7 @@ class RunCommand:
         return dataclasses.replace(parsed, options=options, given=parsed.given | given, procedure=self.procedure)
 
     def command(self, folder: str | Path | None = None) -> str:
-        """Shell command of the same run, in a folder or without one."""
+        """Shell command of the same run."""
         module = [f"experiments.{self.dataset}"]
         if self.procedure:
             module = ["experiments.lab.fedas_ablation.released", self.dataset]
@@ -54,5 +43,4 @@ class RunCommand:
 
 @functools.lru_cache(maxsize=4096)
 def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
-    """Parse a command line, cached because a table needs each command several times."""
     return parse(dataset, arguments)

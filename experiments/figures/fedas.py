@@ -151,12 +151,7 @@ def _compatibility_variants(runs: Runs) -> dict[Key, Values]:
 
 
 def equal_steps(rounds: int, factor: float) -> int:
-    """Number of rounds with as many gradient steps as `rounds` rounds of the usual setting.
-
-    Args:
-      rounds: at the usual setting.
-      factor: gradient steps of a round, as a share of the usual number.
-    """
+    """Number of rounds with as many gradient steps as `rounds` with a `factor`-th of the steps in each."""
     return max(1, round(rounds / factor))
 
 

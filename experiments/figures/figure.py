@@ -85,14 +85,8 @@ class Runs:
     """Runs of a figure on one dataset, and their results once they are finished.
 
     Attributes:
-      figure: which figure.
-      dataset: its name.
       short: whether they are the smaller ones for embedded data.
-      folder: folder of all runs.
-      measure: definition of the accuracy.
-      seeds: number of seeds, from 0.
-      chosen: methods in place of the figure's.
-      rounds_asked: in place of the figure's.
+      chosen, rounds_asked: methods and rounds in place of the figure's.
       words: of the command line, for all runs; they override `values`.
     """
 

@@ -94,14 +94,11 @@ class Result(NamedTuple):
 
     Attributes:
       path: file with its evaluations.
-      config: content of config.json; a committed file has no entries with one number for each client.
-      summary: content of summary.json, likewise.
+      config, summary: content of config.json and summary.json; a committed file has nothing of single clients.
       rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
         `pfl_jax.primitives.metrics.Summary`; "validation" -> the same on validation examples, where there are any;
         "bytes_up", "bytes_down" and "seconds" -> [R].
-      command: shell command of the same run; "" for a folder.
-      commit: commit of the sources; None if it is not known.
-      version: of the method, see `experiments.folder.version.method_version`; None for a folder.
+      command, commit, version: of a committed result.
     """
 
     path: Path
@@ -118,16 +115,8 @@ class Result(NamedTuple):
         return self.summary["seconds"] / self.config.get("runs_together", 1)
 
     def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
-        """Mean accuracy in percent, or other primary score of the task; None where no client has one.
-
-        Args:
-          protocol: evaluation protocol.
-          score: the last evaluation, or the one with the best mean on test examples.
-          average: mean over clients, or over their test examples.
-
-        Raises:
-          InvalidInput: the run was not evaluated by this protocol.
-        """
+        """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
+        one."""
         means = self.curve(protocol, average)
         known = [mean for mean in means if mean is not None]
         return means[-1] if score == "last" else chosen(self.config, known) if known else None

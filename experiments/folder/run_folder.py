@@ -72,14 +72,7 @@ def evaluation(
     counts: Counts,
     newcomers: Mapping[str, Scores] | None = None,
 ) -> Line:
-    """Evaluation of a federation as a line of the metrics log; shares in percent.
-
-    Args:
-      number: of the round, from 1.
-      scores: protocol -> Scores [N] of all clients.
-      counts: of the clients' examples.
-      newcomers: protocol -> Scores [N'] of the clients that never take part.
-    """
+    """Evaluation as a line of the metrics log, shares in percent; `scores` and `newcomers` are protocol -> Scores [N]."""
     task = counts.task
 
     def summaries(of: Mapping[str, Scores | None], examples: np.ndarray) -> dict[str, dict[str, float]]:
@@ -144,15 +137,9 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: str | Path | None, name: str, root: str | Path = "runs") -> "RunFolder":
-        """Take possession of a folder; no other run can have it afterwards.
+        """Take possession of a new or empty folder, None for the first free one of root/name-001, root/name-002, ...
 
-        Args:
-          path: new or empty folder; None for the first free one of root/name-001, root/name-002, ...
-          name: name of the run in a numbered folder.
-          root: folder of numbered folders.
-
-        Raises:
-          InvalidInput: the folder holds a run or other files, or cannot be written.
+        InvalidInput if it holds a run or other files, or cannot be written. No other run can have it afterwards.
         """
         if path is None:
             number = 1
@@ -265,11 +252,7 @@ def digest_of_content(summary: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Lock a run while this process works on it: no other process can write into its folder or remove it.
-
-    Raises:
-      InvalidInput: another process has the lock, or the log cannot be written.
-    """
+    """Lock a run while this process works on it: no other process can write into its folder or remove it."""
     with _locked(folder / METRICS, f"another process is at work in {folder}: wait for it"):
         yield
 
@@ -279,9 +262,6 @@ def lock_folder(folder: str | Path) -> Iterator[None]:
     """Lock a folder of several runs for this process; the folder is created if it does not exist.
 
     An interrupted run and a running one have the same files, so only the process with the lock may start it again.
-
-    Raises:
-      InvalidInput: another process has the lock, it is the folder of a single run, or it cannot be written.
     """
     folder = Path(folder).expanduser()
     make_folder(folder)

@@ -36,14 +36,11 @@ class Run:
     """One run as stored in its folder.
 
     Attributes:
-      folder: its folder.
-      config: content of config.json.
       request: its request, from the configuration.
       setting: every option and hyper-parameter that its results depend on, except the seed.
-      data: description of the data that was used.
-      is_real: whether this is the real dataset.
+      data, is_real: description of the data, and whether it is the real dataset.
       headline: protocol that is reported first.
-      lines: its evaluations, see `experiments.folder.run_folder.Evaluation.record`.
+      lines: its evaluations, see `experiments.folder.run_folder.evaluation`.
       summary: content of summary.json; None of a run that is not finished.
     """
 
@@ -68,7 +65,6 @@ class Run:
 
     @property
     def state(self) -> str:
-        """State in words."""
         if self.summary is not None:
             return "finished"
         return f"unfinished: round {self.round} of {self.request.options.rounds}"
@@ -76,12 +72,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one setting.
-
-    Attributes:
-      label: name that distinguishes it from other groups on the same data.
-      runs: its runs, sorted by seed.
-    """
+    """Runs of one setting, sorted by seed, with a label that distinguishes it from other groups on the same data."""
 
     label: str
     runs: tuple[Run, ...]
@@ -100,7 +91,6 @@ class Group:
 
     @property
     def data_name(self) -> str:
-        """Name of the dataset for a title, with its substitute if there is one."""
         dataset = self.runs[0].request.dataset
         return dataset if self.is_real and dataset != CUSTOM else self.data
 
@@ -181,11 +171,7 @@ class Group:
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """Folders of runs among and below the given ones.
-
-    Raises:
-      InvalidInput: one of them is missing or holds no run.
-    """
+    """Folders of runs among and below the given ones."""
     found: dict[Path, Path] = {}
     for path in paths:
         path = path.expanduser()
@@ -203,12 +189,7 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 
 def read(folder: Path, headline: Protocol | None = None) -> Run:
-    """Run in a folder; InvalidInput if it cannot be read.
-
-    Args:
-      folder: folder of the run.
-      headline: protocol that is reported first; None for the run's own --eval-protocol.
-    """
+    """Run in a folder; `headline` is the protocol that is reported first, by default the run's own."""
     config = load.read_config(folder)
     try:
         request = _request(config)
@@ -235,14 +216,9 @@ def _request(config: dict[str, Any]) -> Request:
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
-    """Group runs of one setting.
+    """Group runs of one setting; groups on the same data stand together.
 
-    Args:
-      runs: at least one.
-
-    Returns:
-      Groups in the order of their first runs, those on the same data together; and runs that are left out, since
-      another one with the same setting and seed is there that is as far or further.
+    Returns the groups, and the runs that are left out: another one of the same setting and seed is as far or further.
     """
     by_key: dict[str, dict[int, Run]] = {}
     repeated = []

@@ -11,13 +11,7 @@ from pfl_jax.tasks import CLASSIFICATION, Score
 
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line, however long.
-
-    Args:
-      console: the console.
-      text: the line.
-      style: style of rich, such as "bold".
-    """
+    """Print a line, however long, in a style of rich such as "bold"."""
     console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -36,14 +30,7 @@ LINE_EVERY = 10.0
 
 
 class RoundProgress:
-    """Display of round, accuracy, examples per second and remaining time; a context manager.
-
-    Args:
-      console: console to print to.
-      rounds: number of rounds of the run.
-      headline: evaluation protocol of the displayed score.
-      score: what is displayed.
-    """
+    """Display of round, score, examples per second and remaining time; a context manager."""
 
     def __init__(self, console: Console, rounds: int, headline: str, score: Score = CLASSIFICATION.primary):
         self._console, self._rounds, self._headline = console, rounds, headline
@@ -68,14 +55,8 @@ class RoundProgress:
         self._bar.stop()
 
     def update(self, number: int, seconds: float, accuracy: float | None, examples_per_second: float) -> None:
-        """Count one more completed round.
-
-        Args:
-          number: number of the round, from 1.
-          seconds: duration of the round.
-          accuracy: latest mean over clients of the primary score; None before the first evaluation.
-          examples_per_second: training examples processed per second.
-        """
+        """Count one more completed round, from 1; `accuracy` is the latest mean over clients, None before the first
+        evaluation."""
         self._durations.append(seconds)
         shown = "—" if accuracy is None else f"{accuracy:.2f} {self._unit}"
         said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]

@@ -55,16 +55,7 @@ def is_child() -> bool:
 
 
 def supervise(dataset: str, arguments: Sequence[str]) -> int:
-    """Run a command in a child process.
-
-    Args:
-      dataset: name of the experiment.
-      arguments: command-line arguments.
-
-    Returns:
-      The exit code: the child's, 2 if another process has died, or 128 and the number of the signal that ended the
-      child.
-    """
+    """Run a command in a child process; return its exit code, 2 if another process died, 128 + N after signal N."""
     path = [str(Path(experiments.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     # The runtime's own log would fill the screen, for example about a port in use; errors are exceptions.
     environment = {"GRPC_VERBOSITY": "NONE"} | os.environ
@@ -99,10 +90,6 @@ def work_as_child(work: Callable[[Processes], None], request: Request) -> None:
     """Do the work of one process of a run.
 
     A process that fails alone ends at once, so that the others do not wait for it; JAX's own end would wait for all.
-
-    Args:
-      work: the run.
-      request: its request.
     """
 
     def watch() -> None:
@@ -128,11 +115,7 @@ def work_as_child(work: Callable[[Processes], None], request: Request) -> None:
 
 
 def _start(request: Request) -> Processes:
-    """Connect the processes of a run, after `jax_config.prepare` and before JAX's first computation.
-
-    Raises:
-      InvalidInput: no cluster was found, the coordinator cannot be reached, or the command lines differ.
-    """
+    """Connect the processes of a run, after `jax_config.prepare` and before JAX's first computation."""
     options = request.options
     # CPUs need Gloo for collectives between processes; it has no effect on other devices.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -34,13 +34,7 @@ class Stop:
 
 @contextlib.contextmanager
 def stoppable(console: Console, last_words: Callable[[], str], *, at_once: bool = True) -> Iterator[Stop]:
-    """Context in which the first SIGINT or SIGTERM asks to stop, and the next one ends the process.
-
-    Args:
-      console: for the answer to the first one.
-      last_words: tidies up before the process ends, and says what remains.
-      at_once: see `Stop`.
-    """
+    """Context in which the first SIGINT or SIGTERM asks to stop, and the next ends the process, after `last_words`."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop

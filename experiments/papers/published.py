@@ -26,13 +26,11 @@ class Published(NamedTuple):
     """A published accuracy of a table.
 
     Attributes:
-      paper: fedpac, fedpac_replication or fedas.
-      table: number of the table in the paper.
-      dataset: name of the dataset, as in `python -m experiments.DATASET`.
-      clients: number of clients N.
+      paper, table: where it is; fedpac, fedpac_replication or fedas, and the number of the table.
+      dataset, clients: name of the dataset, and N.
       setting: partition and participation, a key of `settings.SETTINGS`.
       method: name of the method in the table, with "-OPTION" for each option that is switched off.
-      accuracy_percent: accuracy in percent, mean over clients.
+      accuracy_percent: mean over clients.
       procedure: a key of `settings.PROCEDURES` for FedAS's tables; "" for the others.
     """
 
@@ -79,10 +77,6 @@ def find(request: Request, *, is_real: bool) -> Published | None:
     The data must be real, and everything on which the result depends must be as in the paper: model, rounds, sizes,
     partition, participation and hyper-parameters. Switches of a method may be off if a table has such a row. FedAS's
     accuracies belong to both of its procedures.
-
-    Args:
-      request: request of the run.
-      is_real: whether the data is the real dataset.
     """
     if not is_real:
         return None

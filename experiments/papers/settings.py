@@ -28,13 +28,8 @@ _WORDS = {
 
 
 class Measure(NamedTuple):
-    """Definition of the accuracies in a paper.
-
-    Attributes:
-      protocol: evaluation protocol.
-      score: round that is reported.
-      average: average over clients, or over all their test examples.
-    """
+    """Definition of the accuracies in a paper: evaluation protocol, reported round, average over clients or test
+    examples."""
 
     protocol: Protocol
     score: Score
@@ -58,12 +53,7 @@ round, over all test examples."""
 
 
 class Table(NamedTuple):
-    """Table of a paper.
-
-    Attributes:
-      title: content of the table.
-      notes: details that the paper does not state, and the choices made here.
-    """
+    """Table of a paper; the notes are details that the paper does not state, and the choices made here."""
 
     title: str
     notes: tuple[str, ...] = ()
@@ -217,15 +207,7 @@ FIXED = frozenset(
 
 
 def arguments(paper: str, clients: int, setting: str, method: str, procedure: str = "") -> tuple[str, ...]:
-    """Command line of a published accuracy, without seed and results folder.
-
-    Args:
-      paper: a key of PAPERS.
-      clients: N.
-      setting: a key of SETTINGS.
-      method: as in the table, with "-OPTION" for each option that is switched off.
-      procedure: a key of PROCEDURES, for FedAS's tables.
-    """
+    """Command line of a published accuracy, without seed and results folder; the arguments are those of `Published`."""
     command = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
     if MEASURES[paper].score == "best":
         command += " --eval-every 1"

@@ -43,14 +43,7 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a report.
-
-    Args:
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Write a report with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         options, _ = parse(Options, "experiments.report", __doc__, arguments)

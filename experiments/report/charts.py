@@ -141,12 +141,9 @@ def information(groups: Sequence[Group]) -> list[Chart]:
 
 
 def _cohorts(text: str, shape: tuple[int, ...], cohort: Sequence[int]) -> list[Sequence[int] | None]:
-    """Clients along each axis, None where an axis has something else.
+    """Clients along each axis, None where an axis has something else, as a text such as "[M, K], ..." says.
 
-    Args:
-      text: of the docstring, such as "[M, K], ...". If it has no shape, axes as long as the cohort have its clients.
-      shape: of the entry.
-      cohort: clients of the round.
+    Without a shape in the text, axes as long as the cohort have its clients.
     """
     named = re.match(r"\[(.*?)\]", text)
     letters = named[1].split(", ") if named else []

@@ -22,12 +22,7 @@ _CHARTS = {
 
 
 def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
-    """The whole page.
-
-    Args:
-      groups: at least one.
-      repeated: runs that are left out, see `stored_runs.group`.
-    """
+    """The whole page; `repeated` are runs that are left out, see `stored_runs.group`."""
     runs = [run for group in groups for run in group.runs]
     kinds = {data: [group for group in groups if group.data == data] for data in _distinct(groups, "data")}
     made = {name: {data: make(some) for data, some in kinds.items()} for name, make in _CHARTS.items()}

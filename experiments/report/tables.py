@@ -32,16 +32,8 @@ Row: TypeAlias = Mapping[str, str | None]
 
 
 class Table:
-    """Rows with the same headings; columns without any content are left out.
-
-    Args:
-      rows: at least one.
-      strong: numbers of rows that stand out.
-
-    Attributes:
-      columns: headings.
-      numbers: for each column, whether it holds numbers.
-    """
+    """Rows with the same headings, columns without any content left out; `strong` are the numbers of rows that stand
+    out."""
 
     def __init__(self, rows: Sequence[Row], strong: Sequence[int] = ()):
         self.columns = [name for name in rows[0] if any(row[name] for row in rows)]

@@ -29,13 +29,7 @@ __all__ = ["Batch", "Job", "command", "drive", "read"]
 
 
 class Job(NamedTuple):
-    """One run of a command.
-
-    Attributes:
-      cell: the run's command line.
-      folder: folder of its results.
-      title: its name in messages.
-    """
+    """One run of a command: its command line, the folder of its results, and its name in messages."""
 
     cell: RunCommand
     folder: Path
@@ -99,11 +93,7 @@ class Batch(abc.ABC):
         return None
 
     def seconds(self, job: Job) -> float | None:
-        """Run time of a finished job in seconds, its share of that of runs together; None if it is not finished.
-
-        Raises:
-          InvalidInput: its folder holds something else.
-        """
+        """Run time of a finished job in seconds, its share of that of runs together; None if it is not finished."""
         if self.inspect(job) == "finished":
             together = read_config(job.folder).get("runs_together", 1)
             return read_summary(job.folder).get("seconds", 0.0) / together
@@ -190,15 +180,7 @@ def read(kind: type[_Batch], words: Sequence[str] | None) -> _Batch:
 
 
 def command(kind: type[Batch], words: Sequence[str] | None) -> int:
-    """Run a command of many runs.
-
-    Args:
-      kind: the command.
-      words: command-line arguments; None takes those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Run a command of many runs with command-line arguments, None for those of this process; return the exit code."""
 
     def work() -> None:
         batch, console = read(kind, words), Console()
@@ -212,12 +194,7 @@ def command(kind: type[Batch], words: Sequence[str] | None) -> int:
 
 
 def drive(batch: Batch, console: Console) -> None:
-    """Run the missing runs, then write the command's output.
-
-    Raises:
-      InvalidInput: a folder holds something else, or a run is refused.
-      KeyboardInterrupt: after SIGINT or SIGTERM; the same command goes on.
-    """
+    """Run the missing runs, then write the command's output; the same command goes on after KeyboardInterrupt."""
     jobs = batch.jobs(console)
     # All folders first, so that a refusal comes before hours of work.
     done = {job.folder: seconds for job in jobs if (seconds := batch.seconds(job)) is not None}
@@ -271,12 +248,7 @@ def drive(batch: Batch, console: Console) -> None:
 
 
 def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:
-    """Speeds of the finished runs, of those in their folders if there are some: others may be of another machine.
-
-    Args:
-      jobs: all runs.
-      done: folders of finished runs -> seconds, 0 where unknown.
-    """
+    """Speeds of the finished runs, of those in their folders if there are some: others may be of another machine."""
     finished = [job for job in jobs if done.get(job.folder)]
     speeds = Speeds()
     for job in [job for job in finished if job.folder.exists()] or finished:

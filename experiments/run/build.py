@@ -52,11 +52,10 @@ class Experiment:
 
     Attributes:
       request: the checked command line, with the smaller defaults on embedded data.
-      dataset: the examples.
-      data: federation of the clients that take part; in a distributed run with the devices that own them.
+      dataset, data: the examples, and those of each client that takes part.
       method: method with its model and hyper-parameters.
-      settings: settings of the simulation.
-      newcomers: federation of the clients that never take part; None where all take part.
+      settings: of the simulation.
+      newcomers: examples of the clients that never take part; None where all take part.
       privacy: budgets of differential privacy; empty without clipping.
     """
 
@@ -100,16 +99,8 @@ class Experiment:
 
 
 def build_experiment(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
-    """Load the data and build federation, model and method.
-
-    Args:
-      request: the checked command line.
-      console: console for notices.
-      processes: processes that share the run; each keeps the examples of its own clients.
-
-    Raises:
-      InvalidInput: the data is missing, damaged or too small, or model or method refuse it.
-    """
+    """Load the data and build federation, model and method; with several processes each keeps its own clients'
+    examples."""
     processes = processes or Processes()
     request, dataset = processes.first_then_others(lambda: load_data(request, console))
     options = request.options
@@ -127,15 +118,7 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
 
 
 def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
-    """Load the data; return also the request as it runs on this data, see `on_data`.
-
-    Args:
-      request: the checked command line.
-      console: console for notices.
-
-    Raises:
-      InvalidInput: the data is missing or damaged.
-    """
+    """Load the data, and adapt the request to it, see `on_data`; notices go to the console."""
     notify = functools.partial(print_notice, console)
     folder = request.options.data_dir
     if folder is not None and request.options.source == "files" and not Path(folder).expanduser().exists():
@@ -174,28 +157,14 @@ def _dataset(request: Request, notify: Callable[[str], None]) -> Dataset:
 
 
 def on_data(request: Request, dataset: Dataset) -> tuple[Request, dict[str, Any]]:
-    """Request as it runs on this data, and the defaults that are smaller because the data is embedded.
-
-    Raises:
-      InvalidInput: the user's own data has another number of clients than was given.
-    """
+    """Request as it runs on this data, and the defaults that are smaller because the data is embedded."""
     if request.dataset == own_data.CUSTOM:
         return request.on_own_data(dataset), {}
     return (request, {}) if dataset.is_real else request.on_embedded_data()
 
 
 def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:
-    """Assemble the experiment over an existing federation.
-
-    Args:
-      request: the checked command line, with the smaller defaults on embedded data.
-      dataset: the examples.
-      data: their federation.
-      mesh: devices that the clients are assigned to; None keeps all examples in one place.
-
-    Raises:
-      InvalidInput: model or method refuse the request.
-    """
+    """Assemble the experiment over an existing federation, whose clients are placed on a mesh if there is one."""
     options = request.options
     settings = simulate.Settings(
         rounds=options.rounds,
@@ -225,11 +194,7 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
 
 
 def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray) -> tuple[Budget, ...]:
-    """Budgets of differential privacy of the request, for clients with these numbers of training examples.
-
-    Raises:
-      InvalidInput: --dp-delta is too large, or dp-accounting is not installed.
-    """
+    """Budgets of differential privacy, for clients with these numbers of training examples."""
     options = request.options
     recipe = {name: getattr(options, name) for name in ("optimizer", "clip_norm", "local_steps", "dp_clip", "dp_noise")}
     values, factory = recipe | _given(request.hyper_parameters), method_factory(options.method)
@@ -240,12 +205,8 @@ def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | M
     """Method of the request over its model, a schedule where hyper-parameters change with the round.
 
     Args:
-      request: the checked command line.
-      dataset: dataset with the model's inputs and classes.
-      **values: values that replace hyper-parameters of the request; may be traced.
-
-    Raises:
-      InvalidInput: model or method refuse the request.
+      request, dataset: as `load_data` returns them.
+      **values: in place of hyper-parameters of the request; may be traced.
     """
     options = request.options
     model, factory = model_of(options, dataset), method_factory(options.method)
@@ -277,11 +238,7 @@ def _given(hyper_parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_of(options: Options, dataset: Dataset) -> Model:
-    """Model of the options for a dataset.
-
-    Raises:
-      InvalidInput: the model refuses the dataset, or its file cannot be used.
-    """
+    """Model of the options for a dataset."""
     # Integers that are not normalized, such as tokens, stay integers.
     kind = dataset.train_x.dtype if dataset.mean is None else np.float32
     dtype = np.int32 if np.issubdtype(kind, np.integer) else np.float32
@@ -309,11 +266,7 @@ def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
 
 
 def divide(options: Options, dataset: Dataset) -> partition.Partition:
-    """Partition that the options ask for.
-
-    Raises:
-      InvalidInput: the data cannot serve it, or clients would mostly train on each other's examples.
-    """
+    """Partition that the options ask for; InvalidInput where clients would mostly train on each other's examples."""
     named = {name: getattr(options, name) for name in PARTITION_OPTIONS[options.partition]}
     for protocol in ("dirichlet_protocol", "pathological_protocol"):
         if protocol in named:

@@ -37,16 +37,7 @@ State = Literal["absent", "unfinished", "finished", "of other code"]
 
 
 def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trust = "sources") -> dict[str, Any]:
-    """Run a cell unless its folder already holds the finished run.
-
-    Args:
-      cell: run of a table, figure or sweep.
-      folder: folder of its results, which has no other files.
-      console: console for the run's output.
-      trust: code whose runs are read or resumed.
-
-    Returns:
-      The content of summary.json.
+    """Run a cell unless its folder already holds the finished run; return the content of summary.json.
 
     Raises:
       InvalidInput: the folder holds something else or cannot be written, or the run is refused.
@@ -95,16 +86,7 @@ def run_as_command(cell: RunCommand, folder: Path) -> None:
 
 
 def inspect(cell: RunCommand, folder: str | Path, trust: Trust = "sources") -> State:
-    """Content of a folder with respect to a cell.
-
-    Args:
-      cell: the run that belongs there.
-      folder: the folder.
-      trust: code whose runs count.
-
-    Raises:
-      InvalidInput: it holds the results of another run, or cannot be read.
-    """
+    """Content of a folder with respect to a cell; InvalidInput if it holds another run, or cannot be read."""
     folder = Path(folder)
     if not any((folder / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
         return "absent"
@@ -126,15 +108,7 @@ def inspect(cell: RunCommand, folder: str | Path, trust: Trust = "sources") -> S
 
 
 def set_aside(files: Sequence[Path], root: Path) -> None:
-    """Move a run that other code made into a subfolder of its command's folder, with the same path from there.
-
-    Args:
-      files: the run's folder, and what else belongs to it; missing files are left out.
-      root: folder of the command.
-
-    Raises:
-      InvalidInput: a process is at work in the run's folder, or it cannot be moved.
-    """
+    """Move a run that other code made, its folder first, into a subfolder of its command's folder."""
     moves = {path: path.relative_to(root) for path in files if path.exists()}
     places = (root / OTHER_CODE / str(number) for number in itertools.count(1))
     place = next(place for place in places if not any((place / path).exists() for path in moves.values()))
@@ -154,12 +128,7 @@ def rounds_done(folder: Path) -> int:
 
 
 def difference(request: Request, config: dict[str, Any]) -> str:
-    """First difference between a stored and a requested configuration, in words; "" if they agree.
-
-    Args:
-      request: the requested configuration.
-      config: content of a run's config.json, of this version or an earlier one.
-    """
+    """First difference between a stored and a requested configuration, in words; "" if they agree."""
     is_real = bool(config["data"]["is_real"])
     source = request.options.source
     if source != "auto" and is_real == (source == "embedded"):
@@ -198,11 +167,6 @@ def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> s
 
     Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
     that goes on must be measured alike to its end.
-
-    Args:
-      request: what is wanted.
-      config: content of the run's config.json.
-      finished: whether the run is.
     """
     optional, wanted = "before_aggregation", request.options.eval_protocol
     found = config["options"].get("eval_protocol", Options.eval_protocol)
@@ -212,11 +176,7 @@ def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> s
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files of an interrupted run, and nothing else; a missing folder is no error.
-
-    Raises:
-      InvalidInput: a process is at work in the folder, or it cannot be cleared.
-    """
+    """Remove the files of an interrupted run, and nothing else; a missing folder is no error."""
     if not folder.exists():
         return
     try:

@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 
 def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
-    """Run an experiment.
-
-    Args:
-      dataset: name of the experiment.
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Run an experiment with command-line arguments, by default those of this process; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     codes: list[int] = []
 

@@ -35,11 +35,7 @@ Record: TypeAlias = dict[str, Any]
 
 
 def read(file: Path) -> dict[str, Record]:
-    """Records of a file by their names; none of a missing one.
-
-    Raises:
-      InvalidInput: it is damaged.
-    """
+    """Records of a file by their names; none of a missing one."""
     if not file.exists():
         return {}
     state = file.stat()
@@ -64,16 +60,7 @@ def _parsed(file: Path) -> dict[str, Record]:
 
 
 def write(file: Path, name: str, record: Record) -> None:
-    """Store a record, in place of that of the same name.
-
-    Args:
-      file: of all records of its kind.
-      name: of the record.
-      record: for JSON.
-
-    Raises:
-      InvalidInput: the file is damaged or cannot be written.
-    """
+    """Store a record in a file, in place of that of the same name."""
     make_folder(file.parent)
     folder = os.open(file.parent, os.O_RDONLY)
     try:
@@ -87,17 +74,7 @@ def write(file: Path, name: str, record: Record) -> None:
 
 
 class Library:
-    """Committed results of a folder, those of today's versions of their methods.
-
-    Args:
-      root: the folder; a missing one counts as empty.
-
-    Attributes:
-      named: name of a finished run -> its result.
-
-    Raises:
-      InvalidInput: a file in it is damaged.
-    """
+    """Committed results of a folder, those of today's versions of their methods, by name."""
 
     def __init__(self, root: Path = ROOT):
         self.root = root

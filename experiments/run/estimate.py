@@ -14,11 +14,7 @@ OTHER_EXAMPLES_PER_SECOND = 11_000.0
 
 
 def examples_visited(request: Request) -> int:
-    """Training examples that a run visits, counted once in each epoch of each round.
-
-    Raises:
-      InvalidInput: the user's own data cannot be used.
-    """
+    """Training examples that a run visits, counted once in each epoch of each round."""
     if request.options.source == "embedded":
         request, _ = request.on_embedded_data()
     options = request.options

@@ -31,8 +31,7 @@ class LoadedRun:
 
     Attributes:
       folder: its folder.
-      config: content of config.json.
-      summary: content of summary.json.
+      config, summary: content of config.json and summary.json.
       dataset: the examples.
       data: the federation of the clients that took part.
       model: model that they trained.
@@ -52,23 +51,14 @@ class LoadedRun:
     settings: Any
 
     def client_data(self, client: int, split: Split = "test") -> ClientData:
-        """Examples of a client in the form of its model's inputs, without padding.
-
-        Args:
-          client: its number, from 0.
-          split: "train" or "test".
-        """
+        """Examples of a client, numbered from 0, in the form of its model's inputs, without padding."""
         self._check_client(client)
         padded = client_data(self.data, client, split)
         real = np.asarray(padded.mask)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[real], padded)
 
     def personal(self, client: int) -> Personal:
-        """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it.
-
-        Args:
-          client: its number, from 0.
-        """
+        """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it."""
         self._check_client(client)
         state, own = self.state, gather(self.state.clients, client)
         return self._personalize(self.data, state.server, state.key, state.round, client, own)
@@ -79,23 +69,12 @@ class LoadedRun:
         return jax.jit(Stages(self.method, self.settings).personal)
 
     def predict(self, client: int, inputs: Any) -> jax.Array:
-        """Logits or log-probabilities [B, K] of a client's model.
-
-        Args:
-          client: its number, from 0.
-          inputs: [B, ...] as in `client_data`, normalized.
-        """
+        """Logits or log-probabilities [B, K] of a client's model for inputs [B, ...] as in `client_data`."""
         return at_round(self.method, max(int(self.state.round) - 1, 0)).predict(self.personal(client), inputs)
 
     def params(self, client: int) -> Params:
-        """Parameters of a client's model, backbone and head.
-
-        Args:
-          client: its number, from 0.
-
-        Raises:
-          InvalidInput: the method's clients deploy something else than one set of parameters.
-        """
+        """Parameters of a client's model, backbone and head; InvalidInput if the method's clients deploy something
+        else."""
         found, wanted = self.personal(client), jax.eval_shape(self.model.init, jax.random.key(0))
         same = jax.tree.structure(found) == jax.tree.structure(wanted) and all(
             one.shape == other.shape for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
@@ -115,9 +94,6 @@ class LoadedRun:
 
 def load_run(folder: str | Path) -> LoadedRun:
     """Load a finished run from its folder: the data is loaded and divided again, the state is read.
-
-    Args:
-      folder: of the run.
 
     Raises:
       InvalidInput: the run is not finished or kept no state, a file cannot be read, or its data, or the text of its own

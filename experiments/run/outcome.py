@@ -23,12 +23,7 @@ _REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up
 
 
 class RunDiverged(InvalidInput):
-    """A run that ended because clients or the server diverged.
-
-    Args:
-      reason: what happened, the likely cause and what can be done.
-      kept: end of the message, on what stays of the run.
-    """
+    """A run that ended because clients or the server diverged, for a reason; `kept` says what stays of it."""
 
     def __init__(self, reason: str, kept: str = ""):
         super().__init__(f"{reason}{kept}")

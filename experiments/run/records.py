@@ -109,14 +109,7 @@ def identity(experiment: Experiment) -> dict[str, Any]:
 
 
 def check_identity(stored: dict[str, Any], experiment: Experiment, folder: Path, notify: Callable[[str], None]) -> None:
-    """Refuse the checkpoints of another run, InvalidInput; notify where only the last bits may differ.
-
-    Args:
-      stored: what `identity` was when the checkpoint was written.
-      experiment: that would go on.
-      folder: of the run.
-      notify: receives a line.
-    """
+    """Refuse a checkpoint whose `identity` is another run's, InvalidInput; notify where only the last bits may differ."""
     own = json.loads(json.dumps(identity(experiment)))
     for name, value in own["run"].items():
         if stored["run"].get(name) != value:
@@ -150,12 +143,7 @@ def device_name(options: Options) -> str:
 
 
 def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> chunking.Unused:
-    """Parts of a round's work and time that train no model, counted in gradient steps.
-
-    Args:
-      experiment: the experiment.
-      cohort: clients [M] of the round; by default a cohort of typical sizes.
-    """
+    """Parts of a round's work and time that train no model, for a cohort [M], by default one of typical sizes."""
     counts, settings = np.asarray(experiment.data.train_count), experiment.settings
     if cohort is None:
         sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))

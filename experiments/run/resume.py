@@ -26,12 +26,7 @@ CONTINUING = {"resume", "accept_other_code", "out", "checkpoint_every", "keep_ch
 def resumed(request: Request) -> Request:
     """Request of the run that --resume names, continued in its own folder.
 
-    Args:
-      request: the checked command line; what it gives beside --resume must be what the run has, except for more
-        rounds.
-
-    Raises:
-      InvalidInput: there is no such run, it has all its rounds, or it is another one; the line says what differs.
+    What is given beside --resume must be what the run has, except for more rounds; InvalidInput says what differs.
     """
     options = request.options
     folder = Path(options.resume or "").expanduser()
@@ -92,13 +87,7 @@ def refuse_finished(folder: Path, rounds: int = 0) -> None:
 
 
 def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
-    """Raise InvalidInput unless a run can go on to a number of rounds.
-
-    Args:
-      folder: of the run.
-      options: its own.
-      rounds: at the end.
-    """
+    """Raise InvalidInput unless a run with these options can go on to a number of rounds."""
     refuse_finished(folder, rounds)
     if rounds < options.rounds:
         raise InvalidInput(f"--resume {folder}: the run has --rounds {options.rounds}, which can only grow")
@@ -119,12 +108,7 @@ def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
 def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") -> Request:
     """Request from a stored configuration, checked as if its values were given on the command line.
 
-    Args:
-      config: content of a run's config.json.
-      folder, prefix: the run's folder, and what stands before it in errors.
-
-    Raises:
-      InvalidInput: the configuration was edited, or a file of the user's own has another text now; the line says where.
+    InvalidInput if it was edited, or a file of the user's own has another text now.
     """
     try:
         dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
@@ -161,14 +145,7 @@ def _words(values: dict[str, Any]) -> list[str]:
 
 
 def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Callable[[str], None]) -> None:
-    """Write a larger number of rounds into a run's configuration; what it left at its earlier end is removed.
-
-    Args:
-      folder: of the run.
-      experiment: with the new number of rounds; nothing happens if it is the old one.
-      done: round of the checkpoint from which the run goes on.
-      notify: receives a note if finished rounds after it are trained again.
-    """
+    """Write a larger number of rounds into a run's configuration; what it left at its earlier end is removed."""
     config, rounds = read_config(folder.path), experiment.settings.rounds
     if config["options"]["rounds"] == rounds:
         return

@@ -95,15 +95,8 @@ class Run:
         return {"counts": counts, "log": [len(log), digest(log)], "identity": identity(self.experiment)}
 
     def restore(self, record: dict[str, Any] | None, *, cut: bool = True) -> None:
-        """Go back to a checkpoint: later lines of the log are cut off, and are written anew.
-
-        Args:
-          record: of the checkpoint; None for the beginning.
-          cut: False leaves the log to another process.
-
-        Raises:
-          InvalidInput: the log is not the one that it was.
-        """
+        """Go back to a checkpoint's record, None for the beginning: later lines of the log are cut off, and are written
+        anew."""
         log = self.folder.path / METRICS
         size, expected = record["log"] if record else (0, digest(b""))
         content = log.read_bytes()[:size] if log.is_file() else b""
@@ -185,13 +178,7 @@ class Run:
 
 
 class Round(NamedTuple):
-    """A round of all runs.
-
-    Attributes:
-      results: one for each run.
-      state: after the round, of all runs.
-      seconds: wall time of the round of all runs.
-    """
+    """A round of all runs: a result for each, the state of all, and the wall time."""
 
     results: Sequence[RoundResult]
     state: State
@@ -210,7 +197,7 @@ def run_rounds(
     processes: Processes,
     observe: Observe | None = None,
 ) -> State | None:
-    """Run and record the remaining rounds.
+    """Run and record the remaining rounds; return the state after the last one.
 
     Args:
       runs: with equal options but for what a sweep varies.
@@ -218,16 +205,10 @@ def run_rounds(
       state: to resume from; None at the start.
       console: for the progress.
       began: `time.perf_counter()` at the start of this process's part.
-      stop: asked after a signal.
+      stop: asked after a signal; then there is a checkpoint, and KeyboardInterrupt.
       save: writes a checkpoint of all runs.
       processes: that share the run.
       observe: see `Observe`.
-
-    Returns:
-      The state after the last round.
-
-    Raises:
-      KeyboardInterrupt: `stop` was asked; there is a checkpoint.
     """
     first, before = runs[0].experiment, runs[0].counts.elapsed
     request, options = first.request, first.request.options

@@ -43,9 +43,9 @@ def run(
 
     Args:
       request: the checked command line.
-      console: console for notices, progress and results; only errors go to stderr.
-      observe: function that is called with every round, see `rounds.Observe`.
-      processes: processes that share the run, see `distributed.work_as_child`; the first one writes.
+      console: for notices, progress and results; only errors go to stderr.
+      observe: called with every round, see `rounds.Observe`.
+      processes: that share the run; the first one writes.
       rounds: makes the rounds in place of the engine; such a run has no checkpoints.
 
     Raises:

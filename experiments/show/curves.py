@@ -47,13 +47,7 @@ def chosen_on(groups: Sequence[Group]) -> str:
 
 
 def goodness(one: Group, protocol: Protocol, on: str) -> float:
-    """Mean over clients and seeds after the last round; of errors minus it, so that the best setting has the highest.
-
-    Args:
-      one: the setting; if one of its runs has no mean, it is the worst.
-      protocol: evaluation protocol.
-      on: see `chosen_on`.
-    """
+    """Mean over clients and seeds after the last round, of errors minus it; a setting without it is the worst."""
     number = one.rounds[-1] if one.rounds else 0
     values = one.validation(number, protocol) if on == VALIDATION else one.values(number, protocol, "mean")
     if not values or len(values) < len(one.counted):
@@ -81,11 +75,8 @@ def left_out(groups: Sequence[Group]) -> str:
 def curves(groups: Sequence[Group], main: Group | None = None) -> list[Lines]:
     """Curves of each protocol over the rounds, the paper's result at their ends if there is one.
 
-    A single run has a band for the spread over clients. Several settings have a line each, with the range over seeds.
-
-    Args:
-      groups: on one kind of data.
-      main: whose line stands out; a single one does anyway.
+    A single run has a band for the spread over clients. Several settings have a line each, with the range over seeds;
+    that of `main` stands out.
     """
     some, panels = shown(groups), []
     for protocol in ordered(groups):

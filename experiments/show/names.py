@@ -17,13 +17,7 @@ LINE = 0.135
 
 
 def name_ends(axes: "Axes", height: float, ends: Sequence[tuple[str, tuple[float, float], Any]]) -> None:
-    """Write names beside the axes, as near to their points as they find room.
-
-    Args:
-      axes: with its final limits.
-      height: of the panel in inches.
-      ends: name, point, and color.
-    """
+    """Write (name, point, color) beside axes of a panel of some inches, as near to the points as names find room."""
     if not ends:
         return
     low, high = axes.get_ylim()

@@ -52,15 +52,8 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Series:
-    """One line.
-
-    Attributes:
-      label: its name.
-      x, y: points, equally many numbers.
-      low, high: minimum and maximum of y over seeds; None with one seed.
-      is_main: whether this is the figure's main method.
-      mark: x and y of a single point that belongs to the line, such as a published result; None for none.
-    """
+    """One line, with its minimum and maximum over seeds; `mark` is a point that belongs to it, such as a published
+    result."""
 
     label: str
     x: Sequence[float]
@@ -71,7 +64,6 @@ class Series:
     mark: tuple[float, float] | None = None
 
     def with_mark(self, x: float, y: float) -> "Series":
-        """This line with a point at (x, y)."""
         return dataclasses.replace(self, mark=(x, y))
 
 
@@ -80,13 +72,8 @@ class Lines:
     """Lines over a common axis.
 
     Attributes:
-      title: above the panel.
-      x_label, y_label: what the axes are, with units.
-      series: the lines.
-      x_ticks: ticks of the x axis, drawn at equal distances; None for ticks chosen by the drawing.
-      zero_line: whether a line is drawn at y = 0.
+      x_ticks: ticks of the x axis, drawn at equal distances, with `x_names`; None for ticks chosen by the drawing.
       least: lower end of the y axis; None for one chosen by the drawing.
-      x_names: names of `x_ticks`; if empty, their numbers.
       inches: width and height.
     """
 
@@ -134,16 +121,8 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars in groups side by side.
-
-    Attributes:
-      title: above the panel.
-      x_label, y_label: what the axes are, with units.
-      groups: name of each group.
-      labels: for each group, the names of its bars.
-      values: for each group, their heights.
-      level: height of a horizontal line for comparison, with the name level_label; None for no line.
-    """
+    """Bars in groups side by side: names of each group's bars and their heights; `level` is a named line for
+    comparison."""
 
     title: str
     x_label: str
@@ -176,14 +155,11 @@ class Bars:
 
 @dataclass(frozen=True)
 class Heat:
-    """Matrix of numbers.
+    """Matrix of numbers [R, C].
 
     Attributes:
-      title: above the panel.
-      x_label, y_label: what columns and rows are.
-      matrix: [R, C].
       blocks: sizes of the groups of consecutive rows and columns that lines divide; they sum to R, which is C then.
-      rows, columns: names of rows and columns; if empty, their numbers.
+      rows, columns: their names; if empty, their numbers.
       totals: [C], bars above the columns; empty for no bars.
       unit: of the numbers.
     """
@@ -225,14 +201,7 @@ Panel: TypeAlias = Lines | Bars | Heat
 
 @dataclass(frozen=True)
 class Picture:
-    """Picture of one or more panels.
-
-    Attributes:
-      title: title; the data is named here or in the panels' titles.
-      caption: settings in sentences, above all those that differ from the paper's.
-      panels: in reading order.
-      columns: panels side by side.
-    """
+    """Picture of panels in reading order; the caption has all settings that differ from the paper's."""
 
     title: str
     caption: str
@@ -255,14 +224,7 @@ class Picture:
 def over_seeds(
     label: str, x: Sequence[float], runs: Sequence[Sequence[float | None]], *, is_main: bool = False
 ) -> Series:
-    """Line of the mean over seeds, with their range.
-
-    Args:
-      label: its name.
-      x: [X].
-      runs: a row [X] for each seed; a point that is None or NaN in any row is missing in the line.
-      is_main: see `Series`.
-    """
+    """Line of the mean over seeds, with their range, from a row [X] for each; a point missing in any row is missing."""
     values = np.asarray(runs, np.float64)
     edges = (values.min(0).tolist(), values.max(0).tolist()) if len(values) > 1 else (None, None)
     return Series(label, list(x), values.mean(0).tolist(), *edges, is_main=is_main)
@@ -311,11 +273,7 @@ def draw(picture: Picture) -> "Figure":
 
 
 def save(picture: Picture, *paths: Path) -> None:
-    """Draw a picture into files, each written atomically; their names end in .png, .svg or .pdf.
-
-    Raises:
-      CannotWrite: one of them cannot be written.
-    """
+    """Draw a picture into files, each written atomically; their names end in .png, .svg or .pdf."""
     import matplotlib as mpl
 
     figure = draw(picture)

@@ -51,13 +51,7 @@ MEMORY_SHARE = 0.5
 
 
 class Group(NamedTuple):
-    """Runs that share one program.
-
-    Attributes:
-      runs: the runs; their folders are claimed before the first round.
-      data: their federations, see `federated.federate_runs`.
-      checkpoints: their common checkpoints.
-    """
+    """Runs that share one program, their federations (`federated.federate_runs`), and their common checkpoints."""
 
     runs: Sequence[Run]
     data: federated.FederatedData
@@ -70,17 +64,9 @@ class Group(NamedTuple):
 
 
 def run(jobs: Sequence[Job], unfinished: Sequence[Job], root: Path, console: Console) -> None:
-    """Run jobs that differ only in seeds and in the method's real-valued hyper-parameters.
+    """Run the unfinished ones of jobs that differ only in seeds and in the method's real-valued hyper-parameters.
 
-    Args:
-      jobs: all runs of the group.
-      unfinished: those of them that are not finished: their folders are empty or have an interrupted run.
-      root: folder of the checkpoints. An interrupted group resumes from its newest one, with the same runs.
-      console: console for the runs' output.
-
-    Raises:
-      InvalidInput: the data cannot serve the request, or a folder cannot be written.
-      KeyboardInterrupt: after SIGINT or SIGTERM, and a checkpoint of the runs that were going on.
+    Their checkpoints are in folders below `root`: an interrupted group resumes from its newest one, with the same runs.
     """
     request = jobs[0].cell.request()
     prepare(request.options)
@@ -123,14 +109,7 @@ def _names(folders: Sequence[Path], root: Path) -> list[str]:
 
 
 def checkpointed(root: Path) -> dict[Path, list[str]]:
-    """Folder of the checkpoints of each group that was interrupted -> names of its runs, their paths in the sweep.
-
-    Args:
-      root: folder of all of them.
-
-    Raises:
-      InvalidInput: a file with the names is damaged.
-    """
+    """Folder of the checkpoints of each interrupted group -> names of its runs, their paths in the sweep."""
     found = {}
     for path in sorted(root.glob(f"*/{RUNS}")):
         found[path.parent] = names = read_json(path).get("runs")

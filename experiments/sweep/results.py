@@ -36,13 +36,7 @@ MOST_NAMES = 3
 def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) -> None:
     """Print the table of a finished sweep, and save it with its picture: sweep.json, sweep.md, sweep.png, sweep.svg.
 
-    Args:
-      settings: name of a setting -> its finished runs, one for each seed.
-      folder: folder for the files.
-      console: console for the table.
-
-    Raises:
-      InvalidInput: the folder cannot be written, or a run in it cannot be read.
+    `settings` are the runs of each setting by its name, one for each seed.
     """
     first = next(iter(settings.values()))[0].cell
     protocol = first.request().options.eval_protocol

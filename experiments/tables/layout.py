@@ -35,11 +35,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def save(comparison: Comparison, folder: Path) -> None:
-    """Write table.md, table.csv and table.json, each atomically.
-
-    Raises:
-      InvalidInput: the folder cannot be written.
-    """
+    """Write table.md, table.csv and table.json, each atomically."""
     columns, extra = comparison.columns, comparison.measure._asdict()
     heads = ["method", *(_heading(comparison, column, ", ") for column in columns)]
     rows = [[f"`{method}`", *places] for method, *places in _rows(comparison, columns, " / ")]

@@ -4,11 +4,11 @@ import dataclasses
 import json
 
 import numpy as np
-from scores import scores_of
+from scores import line_of, scores_of
 
 from experiments.cli.hyper_parameters import documented_info
 from experiments.cli.request import parse
-from experiments.folder.run_folder import CONFIG, SUMMARY, Evaluation, RunFolder
+from experiments.folder.run_folder import CONFIG, SUMMARY, Counts, RunFolder
 from experiments.folder.version import method_version, source_versions
 from pfl_jax.methods import METHODS
 
@@ -151,8 +151,7 @@ class FakeRuns:
             ]
             middle = scores[2] if options.eval_protocol == "before_aggregation" else None
             counts, seen = np.where(clients % 2, 30, 10), None if apart is None else np.full(len(clients), 5)
-            times = {"seconds": 1.0, "examples_per_second": 1.0, "before_aggregation": middle}
-            evaluation = Evaluation(last, *scores[:2], counts, **times, validation_counts=seen)
+            line = line_of(last, *scores[:2], middle, counts=Counts(counts, seen))
             info = {name: value.tolist() for name, value in self.info(len(clients), last).items()}
-            folder.log(evaluation, cohort=clients[::-1].tolist(), info=info)
+            folder.log(line | {"cohort": clients[::-1].tolist(), "info": info})
         folder.write(SUMMARY, {"seconds": 60.0, "method": options.method})
