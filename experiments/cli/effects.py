@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments.cli import own_data
 from experiments.cli.hyper_parameters import parse_schedule, unread_by_method, unread_by_wrappers
-from experiments.cli.options import MODEL_OPTIONS, PARTITION_OPTIONS, PROCESSES, Options, flag
+from experiments.cli.options import CUSTOM, MODEL_OPTIONS, OWN_DATA, PARTITION_OPTIONS, PROCESSES, Options, flag
 from experiments.cli.own_code import by_content
 from experiments.cli.request import Request
 from pfl_jax.data.specs import SPECS
@@ -42,10 +41,13 @@ def relevant_options(request: Request) -> dict[str, Any]:
     unused |= {"vocabulary"} - request.given
     unused |= {"num_clients"} if options.partition == "natural" else set()
     values |= by_content(values, request.own_code)
-    if request.dataset == own_data.CUSTOM:
+    if request.dataset == CUSTOM:
+        # Imported now, since most runs have no data of their own.
+        from experiments.cli import own_data
+
         values["data_digest"] = own_data.digest(options)
     else:
-        unused |= set(own_data.OWN_DATA)
+        unused |= set(OWN_DATA)
     return {name: value for name, value in values.items() if name not in unused}
 
 
@@ -92,7 +94,7 @@ def unread(request: Request) -> dict[str, str]:
     elif not options.straggler_fraction:
         whys["straggler_rate"] = "without --straggler-fraction"
     if not (dataset in SPECS and SPECS[dataset].fedpac):
-        how = "--normalize normalizes" if dataset == own_data.CUSTOM else "both papers' settings normalize alike"
+        how = "--normalize normalizes" if dataset == CUSTOM else "both papers' settings normalize alike"
         whys["pixel_normalization"] = f"on {dataset}, which {how}"
     return whys
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli.measures import FIELD, PROTOCOLS, Average, Protocol, Score
+from experiments.cli.options import FIELD, PROTOCOLS, Average, Protocol, Score
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.cli.measures import FIELD, Average, Protocol
+from experiments.cli.options import FIELD, Average, Protocol
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
 from pfl_jax.engine import disk_state
@@ -72,7 +72,7 @@ def evaluation(
     counts: Counts,
     newcomers: Mapping[str, Scores] | None = None,
 ) -> Line:
-    """Evaluation as a line of the metrics log, shares in percent; `scores` and `newcomers` are protocol -> Scores [N]."""
+    """Evaluation as a line of the metrics log, shares in percent; `scores` and `newcomers` are by protocol."""
     task = counts.task
 
     def summaries(of: Mapping[str, Scores | None], examples: np.ndarray) -> dict[str, dict[str, float]]:

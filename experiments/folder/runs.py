@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.measures import PROTOCOLS
+from experiments.cli.options import PROTOCOLS
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import VALIDATION
 

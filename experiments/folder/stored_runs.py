@@ -15,10 +15,8 @@ import numpy as np
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import defaults
-from experiments.cli.measures import Protocol
-from experiments.cli.options import Options, option_words
+from experiments.cli.options import CUSTOM, Options, Protocol, option_words
 from experiments.cli.own_code import label
-from experiments.cli.own_data import CUSTOM
 from experiments.cli.request import Request
 from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION

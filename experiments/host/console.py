@@ -7,7 +7,16 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from experiments.cli.exit_codes import close_output
 from pfl_jax.tasks import CLASSIFICATION, Score
+
+
+class Terminal(Console):
+    """Console on stdout; if its reader exits, as `head` does, the command goes on to its end."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        close_output()
 
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:

@@ -1,14 +1,14 @@
 """Tables of the papers as plain data: command-line options for the entries of paper_results.csv."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
-from experiments.cli.measures import Average, Protocol, Score
-from experiments.cli.options import PROCESSES, flag
+from experiments.cli.options import PROCESSES, Average, Protocol, Score, flag
 from experiments.cli.request import IN_PLACE, Request
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
+Paper: TypeAlias = Literal["fedpac", "fedpac_replication", "fedas"]
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
 """paper -> its display name."""
 

@@ -11,15 +11,15 @@ band. The page is one file that needs no network.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.measures import PROTOCOLS, Protocol
-from experiments.cli.parser import Argument, choose, parse
+from experiments.cli.options import Protocol
+from experiments.cli.parser import Argument, parse
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, write_text
-from experiments.host.console import print_line
+from experiments.host.console import Terminal, print_line
 from pfl_jax.errors import InvalidInput
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -38,8 +38,8 @@ class Options:
     """The page; None writes report.html."""
     plot: Annotated[Path | None, Argument(metavar="FILE")] = None
     """Write only a picture of the curves: .png, .svg or .pdf."""
-    eval_protocol: Annotated[str | None, Argument(metavar="PROTOCOL")] = None
-    """Accuracy that comes first: received, trained or before_aggregation; None is that of most of the runs."""
+    eval_protocol: Protocol | None = None
+    """Accuracy that comes first; None is that of most of the runs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,12 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InvalidInput("missing: RUN, the folder of a run or one above runs; see --help")
         if options.out is not None and options.plot is not None:
             raise InvalidInput("--out is for the page and --plot for a picture: give one of them")
-        if options.eval_protocol is not None:
-            choose("eval-protocol", [options.eval_protocol], PROTOCOLS)
         out = options.out or Path("report.html")
         _check(out, options.plot)
-        # One of PROTOCOLS, as checked.
-        _write(options.runs, out, options.plot, cast(Protocol | None, options.eval_protocol), Console())
+        _write(options.runs, out, options.plot, options.eval_protocol, Terminal())
 
     return exit_code(work)
 

@@ -19,7 +19,7 @@ from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result, read_config, read_summary
 from experiments.folder.run_folder import CONFIG, lock_folder
 from experiments.folder.version import OTHER_CODE, Trust
-from experiments.host.console import duration, print_line
+from experiments.host.console import Terminal, duration, print_line
 from experiments.run import cached_runs
 from experiments.run.committed import ROOT
 from experiments.run.estimate import Speeds, examples_visited
@@ -183,7 +183,7 @@ def command(kind: type[Batch], words: Sequence[str] | None) -> int:
     """Run a command of many runs with command-line arguments, None for those of this process; return the exit code."""
 
     def work() -> None:
-        batch, console = read(kind, words), Console()
+        batch, console = read(kind, words), Terminal()
         if batch.only_previews:
             batch.preview(console)
         else:

@@ -47,31 +47,31 @@ def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trus
     state = inspect(cell, folder, trust)
     if state == "of other code":
         raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
-    if state != "finished" and cell.procedure:
-        if state == "unfinished":
-            remove_unfinished(folder)
+    if state == "finished":
+        return read_summary(folder)
+    request = cell.request(folder)
+    if state == "unfinished" and not cell.procedure and Checkpoints(folder / FOLDER).rounds():
+        from experiments.run.resume import CONTINUING, resumed
+
+        # `inspect` has compared everything else.
+        given = request.given & (RESULT_NEUTRAL | CONTINUING) - {"out", "resume"}
+        resume = dataclasses.replace(request.options, resume=str(folder), accept_other_code=True)
+        request = resumed(dataclasses.replace(request, options=resume, given=given))
+    elif state == "unfinished":
+        remove_unfinished(folder)
+    if cell.procedure:
         run_as_command(cell, folder)
-    elif state != "finished":
-        request = cell.request(folder)
-        if state == "unfinished" and Checkpoints(folder / FOLDER).rounds():
-            from experiments.run.resume import CONTINUING, resumed
+        return read_summary(folder)
+    # Imported now, so that errors, --help and what is finished do not wait for it.
+    import jax
 
-            # `inspect` has compared everything else.
-            given = request.given & (RESULT_NEUTRAL | CONTINUING) - {"out", "resume"}
-            resume = dataclasses.replace(request.options, resume=str(folder), accept_other_code=True)
-            request = resumed(dataclasses.replace(request, options=resume, given=given))
-        elif state == "unfinished":
-            remove_unfinished(folder)
-        # Imported now, so that errors, --help and what is finished do not wait for it.
-        import jax
+    from experiments.run import run
 
-        from experiments.run import run
-
-        try:
-            run.run(request, console)
-        finally:
-            # The next cell has other functions; nothing of this one's programs is used again but from the disk.
-            jax.clear_caches()
+    try:
+        run.run(request, console)
+    finally:
+        # The next cell has other functions; nothing of this one's programs is used again but from the disk.
+        jax.clear_caches()
     return read_summary(folder)
 
 
@@ -88,23 +88,19 @@ def run_as_command(cell: RunCommand, folder: Path) -> None:
 def inspect(cell: RunCommand, folder: str | Path, trust: Trust = "sources") -> State:
     """Content of a folder with respect to a cell; InvalidInput if it holds another run, or cannot be read."""
     folder = Path(folder)
-    if not any((folder / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
-        return "absent"
-    if (folder / CONFIG).exists():
-        try:
-            request, config = cell.request(), read_config(folder)
-            differs = difference(request, config) or unmeasured(request, config, finished=(folder / SUMMARY).exists())
-        except KeyError as error:
-            raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
-        if differs:
-            raise InvalidInput(
-                f"{folder} holds another run ({differs}), which is never overwritten: give --out another"
-            )
-        if by_other_code(config, trust):
-            return "of other code"
-    elif (folder / SUMMARY).exists():
-        raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: give --out another folder")
-    return "finished" if (folder / SUMMARY).exists() else "unfinished"
+    is_finished = (folder / SUMMARY).exists()
+    if not (folder / CONFIG).exists() and not is_finished:
+        return "unfinished" if (folder / METRICS).exists() else "absent"
+    config = read_config(folder)
+    try:
+        differs = difference(cell.request(), config, finished=is_finished)
+    except KeyError as error:
+        raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
+    if differs:
+        raise InvalidInput(f"{folder} holds another run ({differs}), which is never overwritten: give --out another")
+    if by_other_code(config, trust):
+        return "of other code"
+    return "finished" if is_finished else "unfinished"
 
 
 def set_aside(files: Sequence[Path], root: Path) -> None:
@@ -127,8 +123,12 @@ def rounds_done(folder: Path) -> int:
     return lines[-1]["round"] if lines else 0
 
 
-def difference(request: Request, config: dict[str, Any]) -> str:
-    """First difference between a stored and a requested configuration, in words; "" if they agree."""
+def difference(request: Request, config: dict[str, Any], *, finished: bool = True) -> str:
+    """First difference between a stored and a requested configuration, in words; "" if they agree.
+
+    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
+    that goes on must be measured alike to its end.
+    """
     is_real = bool(config["data"]["is_real"])
     source = request.options.source
     if source != "auto" and is_real == (source == "embedded"):
@@ -146,33 +146,26 @@ def difference(request: Request, config: dict[str, Any]) -> str:
     for name, value in wanted.items():
         # As JSON: tuples come back as lists.
         found = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
-        if found != json.loads(json.dumps(value)) and name == "data_digest":
+        if found == json.loads(json.dumps(value)):
+            continue
+        if name == "data_digest":
             return f"on data with the digest {found}, and that of {request.options.data} is {value}"
-        if found != json.loads(json.dumps(value)) and name in [f"{kind}_digest" for kind in KINDS]:
+        if name.removesuffix("_digest") in KINDS and name not in KINDS:
             return f"made with another text of {wanted[name.removesuffix('_digest')]}"
-        if found != json.loads(json.dumps(value)):
-            return f"{flag(name)} {found}, not {value}"
-    gone = sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters))
-    return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has" if gone else ""
+        return f"{flag(name)} {found}, not {value}"
+    if gone := sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters)):
+        return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has"
+    optional, asked = "before_aggregation", request.options.eval_protocol
+    there = config["options"].get("eval_protocol", Options.eval_protocol)
+    if there != asked and (asked == optional or (there == optional and not finished)):
+        return f"{flag('eval_protocol')} {there}, not {asked}"
+    return ""
 
 
 @functools.cache
 def _defaults(method: str) -> dict[str, Any]:
     """Values of options that did not exist yet when a run was made."""
     return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)
-
-
-def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> str:
-    """Reason why a run lacks a requested measurement, in words; "" if it lacks none.
-
-    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
-    that goes on must be measured alike to its end.
-    """
-    optional, wanted = "before_aggregation", request.options.eval_protocol
-    found = config["options"].get("eval_protocol", Options.eval_protocol)
-    if found != wanted and (wanted == optional or (found == optional and not finished)):
-        return f"{flag('eval_protocol')} {found}, not {wanted}"
-    return ""
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from experiments import unknown_dataset
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code
@@ -42,9 +40,10 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
             return
         request = _resumed(request)
         # Imported now, so that errors and --help do not wait for it.
+        from experiments.host.console import Terminal
         from experiments.run import run
 
-        run.run(request, Console())
+        run.run(request, Terminal())
 
     return exit_code(work) or sum(codes)
 
@@ -84,8 +83,9 @@ def _resumed(request: parsing.Request) -> parsing.Request:
 
 def _run_together(request: parsing.Request, processes: "Processes") -> None:
     """Run as one of several processes."""
+    from experiments.host.console import Terminal
     from experiments.run import run
 
     with processes.synchronized():
         request = _resumed(request)
-    run.run(request, Console(quiet=not processes.is_first), processes=processes)
+    run.run(request, Terminal(quiet=not processes.is_first), processes=processes)

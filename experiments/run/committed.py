@@ -17,11 +17,10 @@ import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.cli.request import Request
 from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result
 from experiments.folder.version import method_version
-from experiments.run.cached_runs import difference, unmeasured
+from experiments.run.cached_runs import difference
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
@@ -39,16 +38,12 @@ def read(file: Path) -> dict[str, Record]:
     if not file.exists():
         return {}
     state = file.stat()
-    return _once(file, (state.st_ino, state.st_size, state.st_mtime_ns))
+    return _read(file, (state.st_ino, state.st_size, state.st_mtime_ns))
 
 
 @functools.lru_cache(maxsize=64)
-def _once(file: Path, state: tuple[int, ...]) -> dict[str, Record]:
+def _read(file: Path, state: tuple[int, ...]) -> dict[str, Record]:
     """Records of a file in one state: a queue asks for them before each of hundreds of runs."""
-    return _parsed(file)
-
-
-def _parsed(file: Path) -> dict[str, Record]:
     lines = file.read_text().splitlines()
     try:
         records = {record.pop("run"): record for record in map(json.loads, lines)}
@@ -66,7 +61,7 @@ def write(file: Path, name: str, record: Record) -> None:
     try:
         # Another process may add a line to the file that this one has read.
         fcntl.flock(folder, fcntl.LOCK_EX)
-        records = (_parsed(file) if file.exists() else {}) | {name: record}
+        records = read(file) | {name: record}
         lines = [json.dumps({"run": name} | records[name], allow_nan=False) for name in sorted(records)]
         write_text(file, "".join(f"{line}\n" for line in lines))
     finally:
@@ -113,11 +108,7 @@ class Library:
             return None
         request = cell.request()
         there = self._by_kind.get(_kind(cell.dataset, vars(request.options)), [])
-        return next((one for one in there if _is_of(request, one)), None)
-
-
-def _is_of(request: Request, one: Result) -> bool:
-    return not (difference(request, one.config) or unmeasured(request, one.config, finished=True))
+        return next((one for one in there if not difference(request, one.config)), None)
 
 
 def _kind(dataset: str, options: dict[str, Any]) -> tuple[Any, ...]:

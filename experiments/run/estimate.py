@@ -2,7 +2,7 @@
 
 import statistics
 
-from experiments.cli import own_data
+from experiments.cli.options import CUSTOM
 from experiments.cli.request import Request
 from pfl_jax.data.specs import SPECS
 
@@ -20,7 +20,9 @@ def examples_visited(request: Request) -> int:
     options = request.options
     size, clients = options.train_size, options.num_clients
     natural = options.partition == "natural"
-    if request.dataset == own_data.CUSTOM and (natural or size is None):
+    if request.dataset == CUSTOM and (natural or size is None):
+        from experiments.cli import own_data
+
         examples, natural_clients = own_data.sizes(options)
         clients = natural_clients or clients
         size = round(examples / clients) if size is None else size

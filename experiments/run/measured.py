@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from experiments.cli import parser
 from experiments.cli.effects import RESULT_NEUTRAL
-from experiments.cli.measures import AVERAGES, PROTOCOLS, Score
-from experiments.cli.options import flag
+from experiments.cli.options import Average, Protocol, Score
 from experiments.papers import settings
 from experiments.papers.settings import Measure
 from experiments.run import batch
-
-_CHOICES = {"eval_protocol": PROTOCOLS, "score": get_args(Score), "average": AVERAGES}
+from pfl_jax.hyper_parameters import Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,22 +18,16 @@ class MeasuredBatch(batch.Batch):
     """Command of a paper's runs."""
 
     paper: str
-    seeds: int = 1
+    seeds: Count = 1
     """Number of seeds, from 0."""
-    eval_protocol: str | None = None
-    """Received, trained or before_aggregation; by default the paper's own protocol. before_aggregation is measured only
+    eval_protocol: Protocol | None = None
+    """Reported protocol; by default the paper's own protocol. before_aggregation is measured only
     on request; such runs also serve the other two, with the same --out."""
-    score: str | None = None
-    """Reported round, last or best; by default the paper's choice. The best one is chosen on test examples, as in the
+    score: Score | None = None
+    """Reported round; by default the paper's choice. The best one is chosen on test examples, as in the
     papers."""
-    average: str | None = None
-    """Mean over clients or over test examples (examples); by default the paper's choice."""
-
-    def check(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) is not None:
-                parser.choose(flag(name)[2:], [getattr(self, name)], choices)
-        parser.at_least_one(seeds=self.seeds)
+    average: Average | None = None
+    """What the mean is over, clients or test examples; by default the paper's choice."""
 
     @property
     def measure(self) -> Measure:

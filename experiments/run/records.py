@@ -109,7 +109,7 @@ def identity(experiment: Experiment) -> dict[str, Any]:
 
 
 def check_identity(stored: dict[str, Any], experiment: Experiment, folder: Path, notify: Callable[[str], None]) -> None:
-    """Refuse a checkpoint whose `identity` is another run's, InvalidInput; notify where only the last bits may differ."""
+    """Raise InvalidInput for the `identity` of another run; notify where only the last bits may differ."""
     own = json.loads(json.dumps(identity(experiment)))
     for name, value in own["run"].items():
         if stored["run"].get(name) != value:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.cli.measures import ALWAYS, AVERAGES, FIELD, PROTOCOLS, Protocol
+from experiments.cli.options import ALWAYS, FIELD, PROTOCOLS, Protocol
 from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
 from experiments.folder.stored_runs import Group, read
@@ -89,7 +89,7 @@ def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, list[
     found = {VALIDATION: [line[VALIDATION][main]["mean"] for line in last]} if validated else {}
     # Finished runs may have a protocol that was not asked for.
     protocols = [name for name in PROTOCOLS if name in ALWAYS or name == main]
-    for protocol, average in itertools.product(sorted(protocols, key=lambda name: name != main), AVERAGES):
+    for protocol, average in itertools.product(sorted(protocols, key=lambda name: name != main), FIELD):
         name = protocol if average == "clients" else f"{protocol}_pooled"
         found[name] = [line[protocol][FIELD[average]] for line in last]
     return found

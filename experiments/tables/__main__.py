@@ -16,7 +16,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from rich.console import Console
 
@@ -51,7 +51,7 @@ HINTS = {
 class Tables(MeasuredBatch):
     """Command line of a table."""
 
-    paper: Annotated[str, Argument(text=", ".join(settings.PAPERS))]
+    paper: settings.Paper
     table: Annotated[int, Argument(text="; ".join(f"{name}: {', '.join(of)}" for name, of in NUMBERS.items()))]
     dataset: Names = ()
     """Datasets; by default all of the table."""
@@ -61,21 +61,17 @@ class Tables(MeasuredBatch):
     """Settings with these words, such as beta=0.1."""
     method: Names = ()
     """Methods by their names in the table; by default all of it."""
-    procedure: str | None = None
-    """Of FedAS's tables: release, as its code was released, or print, as its paper says; by default release."""
+    procedure: Literal["release", "print"] | None = None
+    """Of FedAS's tables: as its code was released, or as its paper says; by default release."""
     committed: Switch = False
     """Use the committed results in results/ in place of runs."""
 
     name: ClassVar = "tables"
 
     def check(self) -> None:
-        choose("paper", [self.paper], settings.PAPERS)
         choose("table", [str(self.table)], NUMBERS[self.paper], f" in {self.paper}")
-        super().check()
-        if self.procedure is not None:
-            choose("procedure", [self.procedure], settings.PROCEDURES)
-            if self.paper != "fedas":
-                raise InvalidInput(f"--procedure has no effect: it is for FedAS's tables, not {self.paper}'s")
+        if self.procedure is not None and self.paper != "fedas":
+            raise InvalidInput(f"--procedure has no effect: it is for FedAS's tables, not {self.paper}'s")
         fixed = sorted(parser.given(self.words) & settings.FIXED)
         if fixed:
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")

@@ -109,7 +109,7 @@ class Comparison(NamedTuple):
 
 
 def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
-    """Results of finished runs at one place of a table; InvalidInput if some are on a stand-in, or lack this accuracy."""
+    """Results of finished runs at one place of a table; InvalidInput if only some are on the dataset itself."""
     if not results:
         return Entry(row, {}, None, None, {})
     means = {result.config["options"]["seed"]: result.accuracy(*measure) for result in results}

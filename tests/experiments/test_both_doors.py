@@ -13,7 +13,7 @@ from problems import tiny_model
 
 from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
 from experiments.cli.options import flag
-from experiments.cli.parser import Group, converted, split
+from experiments.cli.parser import Group, split
 from experiments.cli.request import common_options, parse
 from pfl_jax import LocalTraining, make_method
 from pfl_jax.errors import InvalidInput
@@ -110,7 +110,7 @@ def test_both_doors_have_the_same_verdict(method, name, kind):
     options = common_options() | method_options(method)
 
     def given(value):
-        converted(split(words(name, value, kind), [Group("", "", options)])[0], options)
+        split(words(name, value, kind), [Group("", "", options)])
 
     # A server's numbers are those of an optimizer.
     of_server = name in ServerOptimizer.__dataclass_fields__ and ServerOptimizer in recipes_of(METHODS[method])

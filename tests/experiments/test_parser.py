@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from experiments.cli import docstrings, parser
+from experiments.cli import parser
 from experiments.show.tables import comma_separated, markdown, page
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count
@@ -94,10 +94,10 @@ def test_docstrings_have_the_texts():
             four: no argument.
         """
 
-    assert docstrings.summary(factory) == "First line."
-    assert docstrings.entries(factory, "Args") == {"one": "its text goes on: here.", "two": "both.", "three": "both."}
-    assert docstrings.field_texts(Options) == {"paper": "Which paper, in two lines of 100 %."}
-    assert docstrings.summary(lambda: None) == ""
+    assert parser.summary(factory) == "First line."
+    assert parser.entries(factory, "Args") == {"one": "its text goes on: here.", "two": "both.", "three": "both."}
+    assert parser.field_texts(Options) == {"paper": "Which paper, in two lines of 100 %."}
+    assert parser.summary(lambda: None) == ""
 
 
 def test_tables_and_pages(tmp_path):

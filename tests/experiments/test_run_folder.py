@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from scores import line_of, scores_of
 
-from experiments.cli.measures import PROTOCOLS
+from experiments.cli.options import PROTOCOLS
 from experiments.folder.run_folder import (
     CONFIG,
     METRICS,

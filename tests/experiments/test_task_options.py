@@ -11,6 +11,7 @@ from rich.console import Console
 from sklearn.datasets import load_diabetes
 
 from experiments.cli import own_data
+from experiments.cli.options import TARGETS
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.folder import load
@@ -141,7 +142,7 @@ def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     assert made.method.task == tasks.TASKS[task]
     assert model.num_classes == outputs
     # Rows without classes are divided at random.
-    assert made.request.options.partition == ("iid" if task in own_data.TARGETS else "dirichlet")
+    assert made.request.options.partition == ("iid" if task in TARGETS else "dirichlet")
 
 
 def test_classes_that_are_fractions_are_told(here):
