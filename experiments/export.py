@@ -17,7 +17,7 @@ from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import Argument, parse
 from experiments.folder.load import read_metrics
 from experiments.folder.models import ENDINGS, save
-from experiments.folder.runs import load_runs
+from experiments.folder.stored_runs import load_runs
 from experiments.host.console import Terminal, print_line
 from experiments.run.loaded_run import LoadedRun, load_run
 from pfl_jax.errors import InvalidInput

@@ -161,16 +161,11 @@ def _summaries(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[Any]
     return found
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-
-
 def _text(path: Path) -> str:
     try:
-        return _bytes(path).decode()
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise _damaged(path) from None
 

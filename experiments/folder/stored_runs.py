@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import math
 import os
 import shlex
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import defaults
-from experiments.cli.options import CUSTOM, Options, Protocol, option_words
+from experiments.cli.options import CUSTOM, PROTOCOLS, Options, Protocol, option_words
 from experiments.cli.own_code import label
 from experiments.cli.request import Request
 from experiments.folder import load
@@ -190,7 +188,9 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
     """Run in a folder; `headline` is the protocol that is reported first, by default the run's own."""
     config = load.read_config(folder)
     try:
-        request = _request(config)
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
+        own = config["hyper_parameters"], frozenset(config["given"]), dict(config.get("own_code", {}))
+        request = Request(config["dataset"], Options(**values), *own)
         setting = {"dataset": request.dataset} | relevant_options(request)
         data, is_real = config["data"]["description"], config["data"]["is_real"]
     except (KeyError, TypeError, AttributeError):
@@ -202,15 +202,6 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
     first = headline or request.options.eval_protocol
     return Run(folder, config, request, setting, data, bool(is_real), first, lines, summary)
-
-
-def _request(config: dict[str, Any]) -> Request:
-    """Request of a stored run."""
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
-    own_code = dict(config.get("own_code", {}))
-    return Request(
-        config["dataset"], Options(**values), config["hyper_parameters"], frozenset(config["given"]), own_code
-    )
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
@@ -285,7 +276,36 @@ def plain(value: Any) -> str:
     return "—" if value is None else str(value)
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation; the latter None for one value, or with a NaN among them."""
-    mean = statistics.fmean(values)
-    return mean, statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else None
+def load_runs(*folders: str | Path) -> Any:
+    """Table of the runs in folders, one row each: a pandas DataFrame where pandas is installed, else a list of rows.
+
+    A row has the run's folder, data, seed and state ("finished"), every option and hyper-parameter that its results
+    depend on, the last evaluated round, and its mean accuracy, loss, macro-F1 and AUC under each protocol measured, as
+    received_accuracy, received_loss, ...; with --val-fraction also those on validation examples, as
+    validation_received_accuracy, ... Accuracies, macro-F1 and AUC are in percent.
+
+    Args:
+      *folders: folders of runs, sweeps or tables, or folders above them.
+
+    Raises:
+      InvalidInput: a folder is missing or holds no run, or a run cannot be read.
+    """
+    rows = [_row(read(folder)) for folder in find([Path(folder) for folder in folders])]
+    try:
+        import pandas  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    row = {"folder": str(run.folder), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
+    row["round"] = run.round
+    last = run.lines[-1] if run.lines else {}
+    for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
+        for protocol in PROTOCOLS:
+            scores = line.get(protocol) or {}
+            for name, stored in (("accuracy", "mean"), ("loss", "loss"), ("macro_f1", "macro_f1"), ("auc", "auc")):
+                if stored in scores:
+                    row[f"{prefix}{protocol}_{name}"] = scores[stored]
+    return row

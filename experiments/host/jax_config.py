@@ -114,12 +114,6 @@ _CACHE_WARNING = re.compile(
 )
 
 
-def folder() -> Path | None:
-    """Folder of JAX's compilation cache; None if it is off."""
-    path = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    return None if path is None else Path(path)
-
-
 @contextlib.contextmanager
 def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
     """Context that removes damaged files from JAX's compilation cache, and reports each kind of problem once.
@@ -127,7 +121,7 @@ def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
     JAX does not write cache files atomically: a full disk or a killed process leaves an incomplete file, which JAX does
     not replace and warns about at each start.
     """
-    cache, reported = folder(), set()
+    cache, reported = jax.config.jax_compilation_cache_dir, set()  # pyright: ignore[reportAttributeAccessIssue]
     if cache is None:
         yield
         return
@@ -142,7 +136,7 @@ def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
                 previous(message, *args, **kwargs)
                 return
             operation, program, reason = found.groups()
-            for path in cache.glob(f"{program}-*"):
+            for path in Path(cache).glob(f"{program}-*"):
                 with contextlib.suppress(OSError):
                     path.unlink()
             if operation not in reported:

@@ -116,10 +116,6 @@ class Batch(abc.ABC):
         except InvalidInput as error:
             return str(error), 1.0
 
-    def command(self, job: Job) -> str:
-        """Shell command of a job's run."""
-        return job.cell.command(job.folder)
-
     def update(self) -> None:  # noqa: B027 - a command may leave it out
         """Write the output so far; called after each group of runs."""
 
@@ -148,7 +144,7 @@ class Batch(abc.ABC):
             if len(group) > 1:
                 print_line(console, f"{len(group)} runs together:", style="bold")
             for job in group:
-                print_line(console, f"{self.command(job)}  # {self.state(job)[0]}")
+                print_line(console, f"{job.cell.command(job.folder)}  # {self.state(job)[0]}")
         shares, left = [self.state(job)[1] for job in jobs], self.left(jobs)
         examples = sum(examples_visited(job.cell.request()) * share for job, share in zip(jobs, shares, strict=True))
         print_line(

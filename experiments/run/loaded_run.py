@@ -13,7 +13,6 @@ from rich.console import Console
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.run import build
-from experiments.run.build import Experiment
 from experiments.run.records import check_identity
 from experiments.run.resume import check_data, request_of
 from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Personal, State, at_round
@@ -112,7 +111,11 @@ def load_run(folder: str | Path) -> LoadedRun:
     checkpoints, last = Checkpoints(folder / FOLDER), summary.get("rounds_done")
     if last not in checkpoints.rounds():
         raise InvalidInput(f"{folder}: the run kept no state: make it again with --keep-state always")
-    experiment = _experiment(config, folder)
+    # In this process alone, whichever began the run.
+    alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
+    request = request_of(config | {"options": config.get("options", {}) | alone}, folder, "")
+    experiment = build.build_experiment(request, Console(quiet=True))
+    check_data(folder, experiment.dataset.description)
 
     found = checkpoints.newest(
         experiment.state_shapes(),
@@ -134,13 +137,3 @@ def load_run(folder: str | Path) -> LoadedRun:
         state=found.state,
         settings=experiment.settings,
     )
-
-
-def _experiment(config: dict[str, Any], folder: Path) -> Experiment:
-    """Parts of a stored run, built again in this process alone."""
-    alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
-    options = config.get("options")
-    here = config | {"options": options | alone} if isinstance(options, dict) else config
-    experiment = build.build_experiment(request_of(here, folder, ""), Console(quiet=True))
-    check_data(folder, experiment.dataset.description)
-    return experiment

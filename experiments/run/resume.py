@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments import unknown_dataset
 from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
-from experiments.cli.options import PROCESSES, Options, flag
+from experiments.cli.options import PROCESSES, Options, flag, option_words
 from experiments.cli.own_code import KINDS, check_unchanged, label
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import Request, parse
@@ -33,12 +33,8 @@ def resumed(request: Request) -> Request:
     if "out" in request.given:
         raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
     if not (folder / CONFIG).is_file():
-        if (folder / METRICS).is_file():
-            raise InvalidInput(
-                f"--resume {folder}: there is no {CONFIG}: the run is starting now, or was killed while it did; then "
-                "remove the folder, and start it again"
-            )
-        raise InvalidInput(f"--resume {folder}: there is no run in it")
+        began = "; it is starting now, or was killed while it did" if (folder / METRICS).is_file() else ""
+        raise InvalidInput(f"--resume {folder}: there is no run in it{began}")
     if "rounds" not in request.given:
         refuse_finished(folder)
     if not (folder / METRICS).is_file():
@@ -119,29 +115,14 @@ def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") 
             values[kind] = f"{entry['file']}:{values[kind].rpartition(':')[2]}"
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
-        return dataclasses.replace(parse(dataset, _words(values)), given=given)
+        if values["epochs"] is None:
+            # There are --local-steps in their place.
+            del values["epochs"]
+        return dataclasses.replace(parse(dataset, option_words(values)), given=given)
     except InvalidInput as error:
         raise InvalidInput(f"{prefix}{folder}: {CONFIG} cannot be used: {error}") from None
-    except KeyError as error:
-        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's, it has no {error}") from None
-    except (TypeError, AttributeError) as error:
-        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's ({error})") from None
-
-
-def _words(values: dict[str, Any]) -> list[str]:
-    """Options as command-line arguments."""
-    words = []
-    for name, value in values.items():
-        if name == "epochs" and value is None:
-            # There are --local-steps in their place.
-            continue
-        if isinstance(value, bool):
-            words.append(flag(name if value else f"no_{name}"))
-        elif isinstance(value, list):
-            words += [flag(name), *map(str, value)]
-        else:
-            words.append(f"{flag(name)}={value}")
-    return words
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's ({type(error).__name__}: {error})") from None
 
 
 def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Callable[[str], None]) -> None:

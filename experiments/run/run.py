@@ -52,8 +52,8 @@ def run(
       InvalidInput: the data cannot serve the request, or the folder cannot be written.
       KeyboardInterrupt: after SIGINT or SIGTERM; its message names the finished rounds and the folder.
     """
-    began, processes = time.perf_counter(), processes or Processes()
-    prepare(request.options)
+    began, processes, options = time.perf_counter(), processes or Processes(), request.options
+    prepare(options)
     work = _Work(request, _folder(request, processes), processes)
     at_once = processes.count == 1
     with contextlib.ExitStack() as held, stoppable(console, work.last_words, at_once=at_once) as stop:
@@ -61,21 +61,28 @@ def run(
             processes.first(lambda: work.lock(held))
             held.enter_context(repair_cache(functools.partial(print_notice, console)))
             experiment = build.build_experiment(request, console, processes)
-            work.request, work.experiment, work.run = experiment.request, experiment, Run(experiment, work.folder)
+            work.request, work.run = experiment.request, (run := Run(experiment, work.folder))
             # The same in all processes, however full their machines are.
             place = state_place(experiment)
             place = "host" if processes.agree(place == "host") else place
-            resume_or_start = _resume if request.options.resume else _start
-            state = resume_or_start(work, work.run, place, console)
+            state = _resume(work, run, place, console) if options.resume else None
+            if not options.resume:
+                processes.first(lambda: run.folder.write(CONFIG, configuration(experiment)))
             print_text(console, headline(experiment) + (f"; {request.procedure}" if rounds else ""))
             for budget in experiment.privacy:
                 print_line(console, str(budget))
-            results = _engine_rounds(work.run, place, state) if rounds is None else rounds(experiment)
-            save = _no_checkpoint if rounds else functools.partial(_save, work, work.run)
-            with _tracked(work, work.run):
-                loop = {"began": began, "stop": stop, "save": save, "processes": processes, "observe": observe}
-                state = run_rounds([work.run], _shown(results, console), state, console, **loop)
-            _finish(work, work.run, state, save, console)
+            if processes.is_first:
+                run.track = lambda line: None
+            if options.tensorboard or options.wandb:
+                from experiments.run.trackers import open_trackers
+
+                opened = open_trackers(run.folder, options, configuration(experiment))
+                run.track = processes.first(lambda: held.enter_context(opened))
+            results = rounds(experiment) if rounds else _engine_rounds(run, place, state)
+            save = functools.partial(_save, work, run) if rounds is None else lambda state: None
+            loop = {"began": began, "stop": stop, "save": save, "processes": processes, "observe": observe}
+            state = run_rounds([run], _shown(results, console), state, console, **loop)
+            _finish(work, run, state, save, console)
         except BaseException as error:
             raise work.told(error) from None
 
@@ -88,14 +95,13 @@ class _Work:
       request: the checked command line.
       folder: of the run.
       processes: processes that share it.
-      experiment, run: its parts and its rounds; None until its data is loaded.
+      run: its rounds; None until its data is loaded.
       locked: whether this process has had the lock of the folder, and so may remove it.
     """
 
     request: Request
     folder: RunFolder
     processes: Processes
-    experiment: Experiment | None = None
     run: Run | None = None
     locked: bool = False
 
@@ -155,7 +161,7 @@ class _Work:
         if isinstance(error, CannotWrite | EndedAlone):
             return type(error)(f"{error}{go_on}")
         if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-            return (EndedAlone if several else InvalidInput)(advice(self.experiment) + go_on)
+            return (EndedAlone if several else InvalidInput)(advice(self.run and self.run.experiment) + go_on)
         if several and lost(error):
             return EndedAlone(f"{LOST}{go_on}")
         return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error
@@ -178,11 +184,6 @@ def _folder(request: Request, processes: Processes) -> RunFolder:
     folder = processes.first(claim)
     (path, *_) = processes.exchange(str(folder.path) if folder else "")
     return folder or RunFolder.reopen(path)
-
-
-def _start(work: _Work, run: Run, place: simulate.StateOn, console: Console) -> None:
-    """Write the configuration; there is no state yet."""
-    work.processes.first(lambda: run.folder.write(CONFIG, configuration(run.experiment)))
 
 
 def _resume(work: _Work, run: Run, place: simulate.StateOn, console: Console) -> State | None:
@@ -243,30 +244,11 @@ def _shown(results: Iterator[simulate.RoundResult], console: Console) -> Iterato
         yield Round([result], result.state, result.seconds)
 
 
-@contextlib.contextmanager
-def _tracked(work: _Work, run: Run) -> Iterator[None]:
-    """Context in which the first process logs evaluations, and the trackers that the options ask for receive them."""
-    options = run.experiment.request.options
-    with contextlib.ExitStack() as stack:
-        if work.processes.is_first:
-            run.track = lambda line: None
-        if options.tensorboard or options.wandb:
-            from experiments.run.trackers import open_trackers
-
-            opened = open_trackers(run.folder, options, configuration(run.experiment))
-            run.track = work.processes.first(lambda: stack.enter_context(opened))
-        yield
-
-
 def _save(work: _Work, run: Run, state: State) -> None:
     """Write a checkpoint after a round, each process its part."""
     data = run.experiment.data
     with work.processes.synchronized():
         work.checkpoints.save(state, {}, run.record(), None if data.mesh is None else data.own_clients())
-
-
-def _no_checkpoint(state: State) -> None:
-    """There is none to continue from."""
 
 
 def _finish(work: _Work, run: Run, state: State | None, save: Callable[[State], None], console: Console) -> None:
