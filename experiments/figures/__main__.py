@@ -28,8 +28,8 @@ from experiments.figures.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder
 from experiments.host.console import print_line, print_notice
 from experiments.papers.settings import Paper
-from experiments.run import batch, measured
-from experiments.run.measured import MeasuredBatch
+from experiments.run import batch
+from experiments.run.batch import MeasuredBatch
 from experiments.show.pictures import save
 from pfl_jax.data.specs import SPECS, Source
 from pfl_jax.errors import InvalidInput
@@ -88,13 +88,11 @@ class Figures(MeasuredBatch):
                     if asked[name] != usual[name]:
                         rule = f"{flag(name)} must be {usual[name]} for {self.content.title}"
                         raise InvalidInput(f"{rule}, not {asked[name]}")
-                if (most := self.content.most_clients) is not None and asked["num_clients"] > most:
-                    raise InvalidInput(f"--num-clients must be at most {most} for {self.content.title}")
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
         source = () if self.source == "auto" else ("--source", self.source)
-        return Path("runs/figures") / measured.folder_name(self.paper, self.figure, (*rounds, *source, *self.all_words))
+        return Path("runs/figures") / batch.folder_name(self.paper, self.figure, (*rounds, *source, *self.all_words))
 
     @property
     def content(self) -> Figure:

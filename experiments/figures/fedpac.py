@@ -133,8 +133,6 @@ _heat = functools.partial(
     columns=3,
     # Row i is client i, whose group is i mod G.
     fixed=("participation", "held_out_clients", "partition"),
-    # See `run.records.MOST_INFO_ENTRIES`.
-    most_clients=100,
     named={"covariance": STATISTICS},
     measured=(),
 )

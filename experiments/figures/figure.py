@@ -51,7 +51,6 @@ class Figure:
       note: what the paper leaves open, for the caption.
       columns: panels side by side.
       fixed: common options on which the panels rely.
-      most_clients: whose rounds the metrics log has room for, where the panels need it.
       named: hyper-parameter -> its value -> what it means, for the caption.
       measured: attributes of the paper's `Measure` on which the panels depend.
     """
@@ -70,7 +69,6 @@ class Figure:
     note: str = ""
     columns: int = 2
     fixed: tuple[str, ...] = ()
-    most_clients: int | None = None
     named: Mapping[str, Mapping[Any, str]] = dataclasses.field(default_factory=dict)
     measured: tuple[str, ...] = ("protocol", "average")
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.options import Protocol
 from experiments.cli.parser import Argument, parse
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, write_text
+from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_line
 from pfl_jax.errors import InvalidInput
 
@@ -62,15 +62,10 @@ def _check(out: Path, plot: Path | None) -> None:
     """Raise InvalidInput if the output file has an unsuitable name."""
     if plot is not None and plot.suffix not in PICTURES:
         raise InvalidInput(f"--plot {plot}: the name of a picture ends in {', '.join(PICTURES)}")
-    target = (out if plot is None else plot).expanduser()
-    if target.name in (CONFIG, METRICS, SUMMARY):
-        raise InvalidInput(f"{target} is a file of a run, which is never overwritten: give another name")
-    if target.is_dir():
-        raise InvalidInput(f"{target} is a folder: give the name of a file")
-    if target.exists() and not target.is_file():
-        raise InvalidInput(f"{target} is no regular file: give the name of one")
+    target = (plot or out).expanduser()
     # A page may be overwritten while its runs continue; a picture does not show what made it.
-    if target.exists() and (plot is not None or OURS not in target.read_bytes()):
+    is_page = plot is None and target.is_file() and OURS in target.read_bytes()
+    if target.exists() and not is_page:
         raise InvalidInput(f"{target} is there already and not a report's page: give another name, or remove it")
 
 

@@ -22,7 +22,7 @@ from experiments.run import build
 from experiments.run.build import Experiment
 from experiments.run.memory import advice, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
-from experiments.run.rounds import Observe, Round, Run, run_rounds
+from experiments.run.rounds import Observe, Run, run_rounds
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
@@ -81,7 +81,7 @@ def run(
             results = rounds(experiment) if rounds else _engine_rounds(run, place, state)
             save = functools.partial(_save, work, run) if rounds is None else lambda state: None
             loop = {"began": began, "stop": stop, "save": save, "processes": processes, "observe": observe}
-            state = run_rounds([run], _shown(results, console), state, console, **loop)
+            state = run_rounds([run], ([result] for result in results), state, console, **loop)
             _finish(work, run, state, save, console)
         except BaseException as error:
             raise work.told(error) from None
@@ -234,14 +234,6 @@ def _engine_rounds(run: Run, place: simulate.StateOn, state: State | None) -> It
         newcomers=experiment.newcomers,
         donate=True,
     )
-
-
-def _shown(results: Iterator[simulate.RoundResult], console: Console) -> Iterator[Round]:
-    """Rounds for `run_rounds`; clients that are left out are named."""
-    for result in results:
-        if len(result.diverged):
-            print_line(console, f"round {result.round}: left out as diverged: clients {result.diverged.tolist()}")
-        yield Round([result], result.state, result.seconds)
 
 
 def _save(work: _Work, run: Run, state: State) -> None:

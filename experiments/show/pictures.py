@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from experiments.show.names import LINE, name_ends
 from pfl_jax.atomic_write import write_binary
 
 if TYPE_CHECKING:
@@ -48,6 +47,13 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pfl_jax",
 }
+
+
+_NAME = 18
+"""Characters of a line of a name."""
+
+LINE = 0.135
+"""Inches of a line of text."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,36 @@ class Heat:
             above = axes.inset_axes((0, 1.03, 1, 0.22), sharex=axes)
             above.bar(range(columns), self.totals, color="#bbbbbb")
             above.set_axis_off()
+
+
+def name_ends(axes: "Axes", height: float, ends: Sequence[tuple[str, tuple[float, float], Any]]) -> None:
+    """Write (name, point, color) beside axes of a panel of some inches, as near to the points as names find room."""
+    if not ends:
+        return
+    low, high = axes.get_ylim()
+    names = ["\n".join(textwrap.wrap(name, _NAME, break_on_hyphens=False)) for name, *_ in ends]
+    share = LINE / (height - 0.65)
+    places = apart([(y - low) / (high - low) for _, (_, y), _ in ends], [share * (n.count("\n") + 1.15) for n in names])
+    for name, (_, point, color), place in zip(names, ends, places, strict=True):
+        lead = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
+        look = {"color": color, "va": "center", "arrowprops": lead, "annotation_clip": False}
+        axes.annotate(name, point, (1.04, place), textcoords="axes fraction", fontsize=8, **look)
+
+
+def apart(wanted: Sequence[float], sizes: Sequence[float]) -> np.ndarray:
+    """Centers of intervals as near to the wanted ones as possible, in their order, in [0, 1] if all have room there."""
+    order = np.argsort(wanted, kind="stable")
+    packed = np.cumsum(np.take(sizes, order)) - np.take(sizes, order) / 2
+    # Isotonic regression of the gap below each: neighbours that would overlap share their mean.
+    pools: list[list[float]] = []
+    for gap in np.take(wanted, order) - packed:
+        pools.append([gap])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    gaps = np.concatenate([[np.mean(pool)] * len(pool) for pool in pools])
+    found = np.empty(len(order))
+    found[order] = packed + np.clip(gaps, 0, max(0.0, 1 - sum(sizes)))
+    return found
 
 
 Panel: TypeAlias = Lines | Bars | Heat

@@ -30,9 +30,9 @@ from experiments.folder.run_folder import SUMMARY
 from experiments.host.console import print_line
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.run import batch, committed, measured
+from experiments.run import batch, committed
+from experiments.run.batch import MeasuredBatch
 from experiments.run.committed import Library
-from experiments.run.measured import MeasuredBatch
 from experiments.tables import comparison, layout
 from experiments.tables.comparison import Comparison
 from pfl_jax.errors import InvalidInput
@@ -87,7 +87,7 @@ class Tables(MeasuredBatch):
         # The default is the same table, said or not.
         said = self.procedure not in (None, next(iter(settings.PROCEDURES)))
         procedure = ("--procedure", str(self.procedure)) if said else ()
-        return Path("runs/tables") / measured.folder_name(self.paper, self.table, (*self.all_words, *procedure))
+        return Path("runs/tables") / batch.folder_name(self.paper, self.table, (*self.all_words, *procedure))
 
     @functools.cached_property
     def rows(self) -> list[Published]:

@@ -470,7 +470,7 @@ def test_the_command_writes_a_page_or_a_picture(runs, tmp_path, capsys):
         (["run", "other", "--plot", "x.png"], "--plot draws one kind of data"),
         (["new", "--plot", "x.png"], "no run has been evaluated yet"),
         (["run", "--dark"], "unknown option --dark"),
-        (["run", "--eval-protocol", "receive"], "unknown eval-protocol 'receive' (there are received, trained, before"),
+        (["run", "--eval-protocol", "receive"], "--eval-protocol must be received, trained, before"),
         (["run", "--eval-protocol", "before_aggregation"], "none of the runs has been evaluated by it"),
     ],
 )

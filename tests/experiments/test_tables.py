@@ -461,7 +461,7 @@ def test_a_trial_has_a_folder_of_its_own():
         ("--paper fedas --table 1", "unknown table '1' in fedas (there are 2, 3, 4)"),
         ("--paper fedpac --table 5 --dataset emnist", "unknown dataset 'emnist' in fedpac's Table 5 (there"),
         ("--paper fedpac --table 5 --method ditto", "(there are local, fedavg_ft, fedproto_g, fedproto_l, fedpac)"),
-        ("--paper fedas --table 4 --procedure paper", "unknown procedure 'paper' (there are release, print)"),
+        ("--paper fedas --table 4 --procedure paper", "--procedure must be release, print or None, not 'paper'"),
         ("--paper fedpac --table 5 --procedure print", "--procedure has no effect"),
         ("--paper fedas --table 4 --eval-protocol before_aggregation", "alignment in place measures received and"),
         ("--paper fedas --table 4 --drop-rate 0.5", "--drop-rate is not an option of alignment in place"),
