@@ -142,12 +142,7 @@ def make_model(
 ) -> Model:
     """Model, built in or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model` or a flax module.
 
-    Args:
-      name: as above.
-      input_shape, input_dtype: of one input.
-      num_classes: K, or the number of outputs of another task.
-      task: of the model; None for its own one.
-      **own: further arguments of a built-in model.
+    Its task is `task`, None for its own one; `own` are further arguments of a built-in model.
     """
     if not is_own(name):
         model = MODELS[name](input_shape, num_classes, **own)

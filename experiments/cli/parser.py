@@ -38,12 +38,8 @@ _Options = TypeVar("_Options")
 
 
 class Argument(NamedTuple):
-    """How a field of a command's dataclass is given, as `Annotated` says it.
-
-    Attributes:
-      form: an option that may be given several times and then has all values, a switch without --no-, an argument
-        without a name, or a field that is none of the command line's.
-      metavar, text: for the help; "" for what type and docstring say.
+    """How a field of a command's dataclass is given, in its `Annotated`: `form` may be an argument without a name, or
+    "none" for a field that is none of the command line's; a repeated option has all values.
     """
 
     form: Literal["option", "repeated", "switch", "positional", "none"] = "option"
@@ -83,6 +79,7 @@ class Group(NamedTuple):
     options: Mapping[str, Option]
 
 
+@functools.cache
 def options_of(kind: type) -> dict[str, Option]:
     """Options of a command: the fields of its dataclass, with the docstrings after them."""
     kinds, texts, found = get_type_hints(kind, include_extras=True), field_texts(kind), {}
@@ -316,7 +313,6 @@ def entries(entity: Any, section: str) -> dict[str, str]:
     return {name: " ".join(text) for name, text in found.items()}
 
 
-@functools.cache
 def field_texts(kind: type) -> dict[str, str]:
     """Name -> docstring after each field of a class and of those that it inherits from."""
     found: dict[str, str] = {}

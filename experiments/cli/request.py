@@ -1,7 +1,6 @@
 """Command line of a run, checked: the options of all runs and those of its method, with the preset's defaults."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,7 +127,7 @@ class Request:
 
 def parse(dataset: str, arguments: Sequence[str]) -> Request:
     """Parse and check the words after `python -m experiments.DATASET`; --help prints help and raises SystemExit(0)."""
-    common = common_options()
+    common = options_of(Options)
     # These two decide which other options there are, and their defaults.
     first = {name: common[name] for name in SELECTION}
     chosen = parser.split(arguments, [Group("", "", first)])[0]
@@ -157,12 +156,6 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     request = Request(dataset, options, hyper_parameters, given, files(vars(options)))
     check_schedules(options.schedule or (), method, request.real_numbers())
     return request
-
-
-@functools.cache
-def common_options() -> dict[str, Option]:
-    """Options of all runs."""
-    return options_of(Options)
 
 
 def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:

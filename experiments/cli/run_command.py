@@ -9,6 +9,9 @@ from pathlib import Path
 from experiments.cli.request import Request, parse
 from pfl_jax.errors import InvalidInput
 
+# A table needs each command several times.
+_parsed = functools.lru_cache(maxsize=4096)(parse)
+
 
 @dataclass(frozen=True)
 class RunCommand:
@@ -24,8 +27,7 @@ class RunCommand:
         parsed = _parsed(self.dataset, self.arguments)
         if parsed.options.distributed:
             raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
-        given = {"seed"} if folder is None else {"seed", "out"}
-        out = None if folder is None else str(folder)
+        out, given = (None, {"seed"}) if folder is None else (str(folder), {"seed", "out"})
         # Many runs would fill the disk.
         keep = parsed.options.keep_state if "keep_state" in parsed.given else "never"
         options = dataclasses.replace(parsed.options, seed=self.seed, out=out, keep_state=keep)
@@ -34,13 +36,7 @@ class RunCommand:
 
     def command(self, folder: str | Path | None = None) -> str:
         """Shell command of the same run."""
-        module = [f"experiments.{self.dataset}"]
-        if self.procedure:
-            module = ["experiments.lab.fedas_ablation.released", self.dataset]
-        command = ["python", "-m", *module, *self.arguments, "--seed", str(self.seed)]
-        return shlex.join([*command, *(() if folder is None else ("--out", str(folder)))])
-
-
-@functools.lru_cache(maxsize=4096)
-def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
-    return parse(dataset, arguments)
+        released = ("experiments.lab.fedas_ablation.released", self.dataset)
+        module = released if self.procedure else (f"experiments.{self.dataset}",)
+        out = () if folder is None else ("--out", str(folder))
+        return shlex.join(["python", "-m", *module, *self.arguments, "--seed", str(self.seed), *out])

@@ -37,19 +37,11 @@ class Figure:
     """Figure of a paper: its runs on each dataset, and the panels made of their results.
 
     Attributes:
-      paper: fedpac, fedas or fedpac_replication.
-      number: of the figure.
-      subject: what it shows.
-      variants: options that each run adds to the common ones, its method included.
+      variants: options that each run adds to the common `values`, its method included.
       panels: panels from the finished runs on one dataset.
-      preset: whose settings are the runs' defaults.
-      datasets: by default.
-      methods: that are compared by default; empty if the figure compares none.
-      short_methods: those of the shorter runs, if they are fewer.
-      values: options of all runs beyond the preset.
+      methods, short_methods: those that are compared, on embedded data if they are fewer.
       short: what is smaller on embedded data.
       note: what the paper leaves open, for the caption.
-      columns: panels side by side.
       fixed: common options on which the panels rely.
       named: hyper-parameter -> its value -> what it means, for the caption.
       measured: attributes of the paper's `Measure` on which the panels depend.

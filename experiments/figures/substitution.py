@@ -27,16 +27,10 @@ def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Arra
 def accuracies_after_replacement(
     key: PRNGKey, model: Model, params: Params, data: FederatedData, clients: np.ndarray, shares: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Test accuracies of clients' models after shares [S] of their parameters are reset to untrained values.
+    """Test accuracies of clients' models (leaves [N, ...]) after shares of their parameters are reset.
 
-    Those with the highest Fisher information on the client's training examples, or as many at random. The untrained
-    values are a fresh draw of the model's initialization, the same for both. `params` has leaves [N, ...].
-
-    Returns:
-      Accuracies in [0, 1] by highest Fisher information [S, C], and at random [S, C].
-
-    Reference:
-      Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Fig. 3a.
+    Those with the highest Fisher information on the client's training examples [S, C], or as many at random [S, C]. The
+    untrained values are a fresh draw of the model's initialization, the same for both (FedAS, Fig. 3a).
     """
 
     loss = deployed_loss(model)

@@ -63,30 +63,21 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return _parse_json(_text(Path(path)), Path(path))
 
 
-def higher_is_better(config: dict[str, Any]) -> bool:
-    """Whether high values of the primary score are good in a run with this configuration."""
-    return config.get("task", {}).get("higher_is_better", True)
-
-
-def scores(config: dict[str, Any]) -> list[str]:
-    """Names of the scores of a run with this configuration, the primary one first."""
-    return config.get("task", {}).get("scores", ["accuracy", "loss", "macro_f1", "auc"])
-
-
-def in_percent(config: dict[str, Any]) -> list[str]:
-    """Those of `scores` whose values in files are percentages."""
-    return config.get("task", {}).get("in_percent", ["accuracy", "macro_f1", "auc"])
+def task_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Scores of a run, the primary one first, those in percent, and whether high values of the primary one are good."""
+    usual = {"scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": ["accuracy", "macro_f1", "auc"]}
+    return usual | {"higher_is_better": True} | config.get("task", {})
 
 
 def axis(config: dict[str, Any]) -> str:
     """Name of the primary score with its unit: "accuracy in %", "mse"."""
-    name, *_ = scores(config)
-    return f"{name} in %" if name in in_percent(config) else name
+    name, *_ = task_of(config)["scores"]
+    return f"{name} in %" if name in task_of(config)["in_percent"] else name
 
 
 def chosen(config: dict[str, Any], means: Iterable[float]) -> float:
     """Best of some means of the primary score."""
-    return max(means) if higher_is_better(config) else min(means)
+    return max(means) if task_of(config)["higher_is_better"] else min(means)
 
 
 class Result(NamedTuple):

@@ -1,7 +1,7 @@
 """Files of model parameters that other programs can read.
 
 safetensors (https://huggingface.co/docs/safetensors) is eight bytes with the length of a header, the header as JSON,
-and the arrays one after another, little-endian; it needs no package to be written.
+and the arrays one after another, little-endian.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Folder of a run: configuration, metrics and summary, with digests that show damage and a lock while it is written.
 
-Files are complete or absent, see `pfl_jax.atomic_write`, and so are lines of the metrics log. JSON is strict: an
-accuracy that does not exist is null, never NaN.
+JSON is strict: an accuracy that does not exist is null, never NaN.
 """
 
 import contextlib
@@ -50,15 +49,8 @@ Line: TypeAlias = dict[str, Any]
 
 
 class Counts(NamedTuple):
-    """Numbers of examples that clients are scored on.
-
-    Attributes:
-      test: [N], test examples of the clients that take part.
-      validation: [N], their validation examples; None without --val-fraction.
-      newcomers: [N'], test examples of the clients that never take part; None where all do.
-      attackers: [N], bool; None where nobody attacks.
-      task: says what the scores are.
-    """
+    """Numbers of examples that clients are scored on, [N]; validation examples, newcomers and attackers are None
+    without."""
 
     test: np.ndarray
     validation: np.ndarray | None = None

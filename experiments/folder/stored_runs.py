@@ -29,16 +29,7 @@ _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb", OTHER_CODE}
 
 @dataclass(frozen=True)
 class Run:
-    """One run as stored in its folder.
-
-    Attributes:
-      request: its request, from the configuration.
-      setting: every option and hyper-parameter that its results depend on, except the seed.
-      data, is_real: description of the data, and whether it is the real dataset.
-      headline: protocol that is reported first.
-      lines: its evaluations, see `experiments.folder.run_folder.evaluation`.
-      summary: content of summary.json; None of a run that is not finished.
-    """
+    """One run as stored in its folder, with its request and the setting, on which its results depend but for the seed."""
 
     folder: Path
     config: dict[str, Any]

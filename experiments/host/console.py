@@ -71,18 +71,14 @@ class RoundProgress:
         said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]
         # The first round, with compilation, says nothing about the others.
         if len(self._durations) > 1:
-            said.append(f"{duration(self._seconds_left(number))} left")
+            left = statistics.median(self._durations[1:][-10:]) * (self._rounds - number)
+            said.append(f"{duration(left)} left")
         status = " · ".join(said)
         self._bar.update(self._task, completed=number, status=status)
         now = time.monotonic()
         if not self._console.is_terminal and (now - self._shown >= LINE_EVERY or number in (1, self._rounds)):
             self._shown = now
             print_line(self._console, f"round {number}/{self._rounds} · {status}")
-
-    def _seconds_left(self, number: int) -> float:
-        """Estimate from the median of the latest rounds but for the first one."""
-        recent = self._durations[1:][-10:]
-        return statistics.median(recent) * (self._rounds - number)
 
 
 def duration(seconds: float) -> str:

@@ -88,14 +88,7 @@ _EVERYONE = "--participation 1.0"
 
 
 class Procedure(NamedTuple):
-    """What FedAS's paper prints and its released code does differently, for all methods of a table.
-
-    Attributes:
-      title: in words.
-      batches: options of every method.
-      alignment, synchronization: options of these parts of FedAS, where they are switched on.
-      in_place: whether clients align one shared backbone, see `experiments.lab.fedas_ablation.released`.
-    """
+    """What FedAS's paper prints and its released code does differently: options of all methods, and of parts of FedAS."""
 
     title: str
     batches: str
@@ -208,7 +201,8 @@ FIXED = frozenset(
 
 def arguments(paper: str, clients: int, setting: str, method: str, procedure: str = "") -> tuple[str, ...]:
     """Command line of a published accuracy, without seed and results folder; the arguments are those of `Published`."""
-    command = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
+    own = ALIASES.get(method, method.replace(" -", " --no-"))
+    command = f"--preset {PRESET[paper]} --method {own} --num-clients {clients} {SETTINGS[setting]}"
     if MEASURES[paper].score == "best":
         command += " --eval-every 1"
     return (*command.split(), *(PROCEDURES[procedure].words(method) if procedure else ()))
@@ -216,15 +210,9 @@ def arguments(paper: str, clients: int, setting: str, method: str, procedure: st
 
 def method_name(method: str) -> str:
     """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3"; perhaps not in METHODS."""
-    return _method(method).split()[0]
+    return ALIASES.get(method, method).split()[0]
 
 
 def has(method: str) -> bool:
     """Whether a method of a table is implemented."""
     return method_name(method) in METHODS
-
-
-def _method(method: str) -> str:
-    if method in ALIASES:
-        return ALIASES[method]
-    return method.replace(" -", " --no-")

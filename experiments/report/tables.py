@@ -42,14 +42,8 @@ class Table:
         ]
 
 
-def code(text: str) -> Markup:
-    """Text as code."""
-    return Markup("<code>{}</code>").format(text)
-
-
-def unfinished(text: str) -> Markup:
-    """Text that stands out as being about an unfinished run."""
-    return Markup('<span class="unfinished">{}</span>').format(text)
+code = Markup("<code>{}</code>").format
+unfinished = Markup('<span class="unfinished">{}</span>').format
 
 
 def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
@@ -65,7 +59,8 @@ def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
 
 def _result(group: Group, protocol: Protocol) -> Row:
     config, last, figure = group.runs[0].config, group.rounds[-1] if group.rounds else 0, group.published
-    percents, others = load.in_percent(config), load.scores(config)[1:]
+    percents: list[str] = load.task_of(config)["in_percent"]
+    others: list[str] = load.task_of(config)["scores"][1:]
     # How many there are is a column of its own.
     mean = mean_text(group.values(last, protocol, "mean")).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
@@ -93,8 +88,9 @@ def _mean(values: Sequence[float], decimals: int = 2) -> str | None:
 def units(group: Group) -> str:
     """Which score counts, and which ones are in percent, in a sentence."""
     config = group.runs[0].config
-    percents = [_HEADINGS.get(name, name) for name in load.in_percent(config)]
-    return f"Values are of {load.scores(config)[0]}; in percent: {', '.join(percents) or 'none'}."
+    task = load.task_of(config)
+    percents = ", ".join(str(_HEADINGS.get(name, name)) for name in task["in_percent"])
+    return f"Values are of {task['scores'][0]}; in percent: {percents or 'none'}."
 
 
 def _difference(group: Group, protocol: Protocol, figure: Published) -> str | None:

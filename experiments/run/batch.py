@@ -1,7 +1,4 @@
-"""Commands of many runs: common options, and the loop that runs missing runs and then writes the command's output.
-
-A command is a subclass of `Batch`: its fields are its options, its methods list the runs and write the output.
-"""
+"""Commands of many runs: a subclass of `Batch` whose fields are its options; it lists runs and writes the output."""
 
 import abc
 import contextlib

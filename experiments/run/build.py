@@ -196,12 +196,7 @@ def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray
 
 
 def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
-    """Method of the request over its model, a schedule where hyper-parameters change with the round.
-
-    Args:
-      request, dataset: as `load_data` returns them.
-      **values: in place of hyper-parameters of the request; may be traced.
-    """
+    """Method of the request, a schedule where hyper-parameters change with the round; `values` are in their place."""
     options = request.options
     model, factory = model_of(options, dataset), method_factory(options.method)
     hyper_parameters = _given(request.hyper_parameters) | values

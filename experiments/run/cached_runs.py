@@ -1,9 +1,4 @@
-"""Cached runs: each has its own folder, is run once, and is read afterwards.
-
-A cell is one run of the ordinary command line. A finished run is not repeated, an interrupted one resumes from its
-last checkpoint or starts again, and a folder with results of another run is refused. A run that other code made is set
-aside, and runs anew. Tables and figures are made of cells.
-"""
+"""Cached runs: each has its own folder, is run once unless it is interrupted or of other code, and is read afterwards."""
 
 import dataclasses
 import functools

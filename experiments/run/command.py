@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
         if request.options.distributed:
             from experiments.host import distributed, jax_config
 
-            if distributed.is_child():
+            if distributed.CHILD in os.environ:
                 jax_config.prepare(request.options)
                 distributed.work_as_child(functools.partial(_run_together, request), request)
             else:

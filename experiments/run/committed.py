@@ -1,12 +1,9 @@
 """Committed results: lines of JSON, one for each run, in place of its folder.
 
-    results/queue/BLOCK.jsonl
-
-has the runs of a block of the laboratory's queue, sorted by the name of each: `"run": "COLUMN/METHOD/seed-N"`. A line
-has the command, the commit, the method's version, the configuration, the summary, and the means over clients of every
-evaluation, but no results of single clients; that of a run that diverged has the command, the version and "error". A
-line with the same dataset, options, seed and version of the method as a run counts as that finished run; its name only
-helps people to find it. `experiments.lab` writes these files, and others in results/ in the same way.
+results/queue/BLOCK.jsonl has the runs of a block of the laboratory's queue by name, "COLUMN/METHOD/seed-N": command,
+commit, version of the method, configuration, summary, and means over clients of every evaluation; of a run that
+diverged its "error". A line counts as the finished run with the same dataset, options, seed and version of the method;
+its name only helps people to find it. `experiments.lab` writes these files.
 """
 
 import fcntl

@@ -26,18 +26,7 @@ from pfl_jax.primitives.tree import gather
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A finished run: its data, method and final state, for a notebook.
-
-    Attributes:
-      folder: its folder.
-      config, summary: content of config.json and summary.json.
-      dataset: the examples.
-      data: the federation of the clients that took part.
-      model: model that they trained.
-      method: method with the run's hyper-parameters; a schedule if they changed with the round.
-      state: state after the last round; `pfl_jax.run` continues from it.
-      settings: settings of the simulation.
-    """
+    """A finished run for a notebook: its data, model, method (a schedule if it changed with the round) and final state."""
 
     folder: Path
     config: dict[str, Any]

@@ -1,8 +1,4 @@
-"""Free memory, size of the clients' states, and advice on memory shortages.
-
-A shortage that JAX or NumPy notice is an error with advice. Where the kernel ends the process instead (exit code 137,
-"Killed"), no message can be printed: a smaller --chunk helps there too.
-"""
+"""Free memory, size of the clients' states, and advice where JAX or NumPy notice a shortage; the kernel just kills."""
 
 import math
 import os

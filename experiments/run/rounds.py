@@ -29,9 +29,7 @@ class Counts:
     """What is counted in the completed rounds of a run; a checkpoint has it.
 
     Attributes:
-      round: the last of them.
       wasted, idle: sums over the rounds of `records.unused_shares`.
-      bytes_up, bytes_down: sent by and to all clients.
       diverged: how often a client was left out because it had diverged.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: seconds since the run began, of all processes that had a part in it.
@@ -55,13 +53,9 @@ class Run:
     """A run in progress.
 
     Attributes:
-      experiment: what is run.
-      folder: its own.
-      counts: of its rounds so far.
       lines: its evaluations so far, with the scores of single clients in the last one only.
       track: receives each evaluation, see `trackers.open_trackers`; None in processes that write nothing.
       is_finished: whether its folder has all results already; then nothing is written there.
-      has_warned: whether the user knows of clients without a loss, see `warn`.
     """
 
     experiment: Experiment

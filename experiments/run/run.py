@@ -39,18 +39,13 @@ def run(
     processes: Processes | None = None,
     rounds: Rounds | None = None,
 ) -> None:
-    """Run an experiment and write its folder.
+    """Run an experiment and write its folder; only errors go to stderr.
 
     Args:
-      request: the checked command line.
-      console: for notices, progress and results; only errors go to stderr.
+      request, console: the checked command line, and the place of notices, progress and results.
       observe: called with every round, see `rounds.Observe`.
       processes: that share the run; the first one writes.
       rounds: makes the rounds in place of the engine; such a run has no checkpoints.
-
-    Raises:
-      InvalidInput: the data cannot serve the request, or the folder cannot be written.
-      KeyboardInterrupt: after SIGINT or SIGTERM; its message names the finished rounds and the folder.
     """
     began, processes, options = time.perf_counter(), processes or Processes(), request.options
     prepare(options)
@@ -92,9 +87,6 @@ class _Work:
     """A run in progress, and what remains of it when it ends early.
 
     Attributes:
-      request: the checked command line.
-      folder: of the run.
-      processes: processes that share it.
       run: its rounds; None until its data is loaded.
       locked: whether this process has had the lock of the folder, and so may remove it.
     """

@@ -53,7 +53,7 @@ def goodness(one: Group, protocol: Protocol, on: str) -> float:
     if not values or len(values) < len(one.counted):
         return -np.inf
     mean = float(np.mean(values))
-    return -math.inf if math.isnan(mean) else mean * (1 if load.higher_is_better(one.runs[0].config) else -1)
+    return -math.inf if math.isnan(mean) else mean * (1 if load.task_of(one.runs[0].config)["higher_is_better"] else -1)
 
 
 def shown(groups: Sequence[Group]) -> list[Group]:

@@ -1,8 +1,4 @@
-"""Pictures: their content as plain data, and its drawing with matplotlib for files and pages.
-
-Names stand at the ends of their lines. Lines differ in color and dashes; that of a main method is black and thick.
-Neither pyplot nor any other global state of matplotlib is used.
-"""
+"""Pictures: their content as plain data, and its drawing with matplotlib, without pyplot or other global state."""
 
 import dataclasses
 import functools
@@ -161,14 +157,8 @@ class Bars:
 
 @dataclass(frozen=True)
 class Heat:
-    """Matrix of numbers [R, C].
-
-    Attributes:
-      blocks: sizes of the groups of consecutive rows and columns that lines divide; they sum to R, which is C then.
-      rows, columns: their names; if empty, their numbers.
-      totals: [C], bars above the columns; empty for no bars.
-      unit: of the numbers.
-    """
+    """Matrix [R, C] of numbers; lines divide `blocks` of rows and columns, bars above the columns are their `totals`
+    [C]."""
 
     title: str
     x_label: str

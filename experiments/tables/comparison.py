@@ -36,14 +36,7 @@ def place(row: Published) -> Path:
 
 
 class Entry(NamedTuple):
-    """Our accuracy and the published one at a place of a table.
-
-    Attributes:
-      row: what is published there.
-      accuracies: ours by finished seed, in percent.
-      description, is_real: the data source, and whether it was the dataset itself; None without a result.
-      deviations: option -> (what it was, what the paper's setting is).
-    """
+    """Our accuracies by finished seed and the published one at a place of a table; `is_real` is None without a result."""
 
     row: Published
     accuracies: dict[int, float]

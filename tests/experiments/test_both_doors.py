@@ -12,9 +12,9 @@ import pytest
 from problems import tiny_model
 
 from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
-from experiments.cli.options import flag
-from experiments.cli.parser import Group, split
-from experiments.cli.request import common_options, parse
+from experiments.cli.options import Options, flag
+from experiments.cli.parser import Group, options_of, split
+from experiments.cli.request import parse
 from pfl_jax import LocalTraining, make_method
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NotNegative, Positive, Range, Words, describe, literals, parts, range_of
@@ -107,7 +107,7 @@ def words(name, value, kind):
 
 @pytest.mark.parametrize(("method", "name", "kind"), list(cases()))
 def test_both_doors_have_the_same_verdict(method, name, kind):
-    options = common_options() | method_options(method)
+    options = options_of(Options) | method_options(method)
 
     def given(value):
         split(words(name, value, kind), [Group("", "", options)])

@@ -10,7 +10,6 @@ from experiments.cli.effects import fixed_rounds, notes, relevant_options
 from experiments.cli.hyper_parameters import defaults, unread_by_method
 from experiments.cli.options import Options, flag
 from experiments.cli.request import SYNONYMS, parse
-from experiments.folder import stored_runs
 from experiments.run import build
 from pfl_jax import hyper_parameters
 from pfl_jax.errors import InvalidInput
@@ -70,10 +69,6 @@ def test_results_do_not_depend_on_what_the_server_does_not_read():
     server = {"server_optimizer", "server_lr", "server_momentum", "server_tau"}
     assert relevant_options(plain).keys() & server == {"server_optimizer"}
     assert relevant_options(stepped).keys() & server == server - {"server_tau"}
-    # A run of a version without these options has the same setting.
-    before = {name: value for name, value in plain.hyper_parameters.items() if name not in server}
-    config = {"dataset": "digits", "options": vars(plain.options), "hyper_parameters": before, "given": []}
-    assert relevant_options(stored_runs._request(config)) == relevant_options(plain)
 
 
 def test_results_do_not_depend_on_stragglers_that_nobody_draws():
