@@ -103,11 +103,10 @@ def method_factory(name: str) -> Callable[..., Method]:
         raise InvalidInput(f"--method {name}: its annotations cannot be read ({error})") from None
     own = list(arguments(factory).values())
     others = [one for one in every if one not in own]
-    if len(others) != 2 or others[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+    is_plain = len(others) == 2 and others[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if not is_plain or others[1].name != "training" or not isinstance(others[1].default, LocalTraining):
         named = ", ".join(one.name for one in others)
         raise InvalidInput(f"--method {name} takes ({named}) before its keyword-only arguments: {SIGNATURE}")
-    if others[1].name != "training" or not isinstance(others[1].default, LocalTraining):
-        raise InvalidInput(f"--method {name}: the second argument is {others[1]}: {SIGNATURE}")
     for one in own:
         if one.default is inspect.Parameter.empty:
             raise InvalidInput(f"--method {name}: its option {one.name} needs a default")

@@ -254,13 +254,10 @@ def unknown_option(word: str, options: Mapping[str, Option]) -> str:
     return f"unknown option {head}{(hint(head, known) if head.startswith('--') else '') or ': see --help'}"
 
 
-def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
+def choose(name: str, asked: Iterable[str], choices: Iterable[str]) -> None:
     """Raise InvalidInput for the first word that is not a choice, with all choices."""
-    choices = list(choices)
-    for word in asked:
-        if word not in choices:
-            near = "" if word.isdecimal() else hint(word, choices)
-            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)}){near}")
+    if strange := [word for word in asked if word not in choices]:
+        raise InvalidInput(unknown(name, strange[0], choices))
 
 
 def slug(text: str) -> str:

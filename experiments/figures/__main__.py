@@ -65,7 +65,7 @@ class Figures(MeasuredBatch):
     name: ClassVar = "figures"
 
     def check(self) -> None:
-        choose("figure", [self.figure], FIGURES[self.paper], f" in {self.paper}")
+        choose("figure", [self.figure], FIGURES[self.paper])
         choose("dataset", self.dataset, SPECS)
         choose("method", self.method, METHODS)
         if self.method and not self.content.methods:

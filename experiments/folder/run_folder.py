@@ -133,15 +133,16 @@ class RunFolder:
                     return cls._take(Path(root) / f"{name}-{number:03d}", empty_will_do=False)
         path = Path(str(path)).expanduser()
         try:
-            names = {entry.name for entry in path.iterdir()} if path.exists() else set()
-            if names and not names & {CONFIG, METRICS, SUMMARY}:
-                raise InvalidInput(f"the folder {path} is not empty: give --out a new one")
-            if not names:
-                return cls._take(path, empty_will_do=True)
-        except FileExistsError:
-            pass
+            names = {entry.name for entry in path.iterdir()}
+        except FileNotFoundError:
+            names = set()
         except OSError as error:
             raise cannot_write(path, error) from None
+        if names and not names & {CONFIG, METRICS, SUMMARY}:
+            raise InvalidInput(f"the folder {path} is not empty: give --out a new one")
+        with contextlib.suppress(FileExistsError):
+            if not names:
+                return cls._take(path, empty_will_do=True)
         raise InvalidInput(f"the folder {path} holds a run already, which is never overwritten: give --out a new one")
 
     @classmethod

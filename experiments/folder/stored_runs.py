@@ -29,7 +29,7 @@ _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb", OTHER_CODE}
 
 @dataclass(frozen=True)
 class Run:
-    """One run as stored in its folder, with its request and the setting, on which its results depend but for the seed."""
+    """One run as stored in its folder; its results depend on the setting, and on the seed."""
 
     folder: Path
     config: dict[str, Any]
@@ -116,14 +116,10 @@ class Group:
         """Evaluation of each counted run in a round."""
         return [line for run in self.counted for line in run.lines if line["round"] == number]
 
-    def values(self, number: int, protocol: Protocol, name: str) -> list[float]:
-        """Value of each counted run in a round, such as "mean"; runs without one are left out."""
-        found = [line.get(protocol, {}).get(name) for line in self.lines(number)]
-        return [value for value in found if value is not None]
-
-    def validation(self, number: int, protocol: Protocol) -> list[float]:
-        """Mean accuracy on validation examples of each counted run in a round; runs without one are left out."""
-        found = [line.get(VALIDATION, {}).get(protocol, {}).get("mean") for line in self.lines(number)]
+    def values(self, number: int, protocol: Protocol, name: str = "mean", on: str = "test") -> list[float]:
+        """Value of each counted run in a round, on test or VALIDATION examples; runs without one are left out."""
+        lines = self.lines(number) if on == "test" else [line.get(on, {}) for line in self.lines(number)]
+        found = [line.get(protocol, {}).get(name) for line in lines]
         return [value for value in found if value is not None]
 
     def per_client(self, number: int, protocol: Protocol) -> list[np.ndarray]:

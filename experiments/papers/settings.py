@@ -88,7 +88,7 @@ _EVERYONE = "--participation 1.0"
 
 
 class Procedure(NamedTuple):
-    """What FedAS's paper prints and its released code does differently: options of all methods, and of parts of FedAS."""
+    """What FedAS's paper prints and its released code does differently, as options of all methods and of its parts."""
 
     title: str
     batches: str

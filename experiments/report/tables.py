@@ -64,7 +64,7 @@ def _result(group: Group, protocol: Protocol) -> Row:
     # How many there are is a column of its own.
     mean = mean_text(group.values(last, protocol, "mean")).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
-    row[VALIDATION] = _mean(group.validation(last, protocol))
+    row[VALIDATION] = _mean(group.values(last, protocol, on=VALIDATION))
     for name, heading in (_SCORES | {name: _HEADINGS.get(name, name) for name in others}).items():
         three = name == "jain" or (name in others and name not in percents)
         row[heading] = _mean(group.values(last, protocol, name), 3 if three else 2)
@@ -110,7 +110,7 @@ def _best(group: Group, protocol: Protocol) -> str | None:
     if not rounds:
         return None
     over = means.mean(0).tolist()
-    validation = [group.validation(number, protocol) for number in rounds]
+    validation = [group.values(number, protocol, on=VALIDATION) for number in rounds]
     # As the terminal does: the first of those that are equal as they are written.
     by = [rounded(mean) for mean in (map(statistics.fmean, validation) if all(validation) else over)]
     best = by.index(load.chosen(group.runs[0].config, by))

@@ -1,4 +1,4 @@
-"""Cached runs: each has its own folder, is run once unless it is interrupted or of other code, and is read afterwards."""
+"""Cached runs: each has its own folder, and is run once unless it is interrupted or of other code."""
 
 import dataclasses
 import functools

@@ -8,7 +8,6 @@ its name only helps people to find it. `experiments.lab` writes these files.
 
 import fcntl
 import functools
-import itertools
 import json
 import os
 from pathlib import Path
@@ -96,13 +95,6 @@ class Library:
 
     def find(self, cell: RunCommand) -> Result | None:
         """Result of a cell; None if there is none."""
-        # Before the arguments are parsed, which takes its time for the hundred places of a table.
-        named = dict(itertools.pairwise(cell.arguments)).get("--method")
-        if not any(
-            (dataset, seed) == (cell.dataset, cell.seed) and named in (None, method)
-            for dataset, method, _, seed in self._by_kind
-        ):
-            return None
         request = cell.request()
         there = self._by_kind.get(_kind(cell.dataset, vars(request.options)), [])
         return next((one for one in there if not difference(request, one.config)), None)

@@ -26,7 +26,7 @@ from pfl_jax.primitives.tree import gather
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A finished run for a notebook: its data, model, method (a schedule if it changed with the round) and final state."""
+    """A finished run for a notebook: its data, model, method (a schedule if it changed) and final state."""
 
     folder: Path
     config: dict[str, Any]

@@ -49,7 +49,7 @@ def chosen_on(groups: Sequence[Group]) -> str:
 def goodness(one: Group, protocol: Protocol, on: str) -> float:
     """Mean over clients and seeds after the last round, of errors minus it; a setting without it is the worst."""
     number = one.rounds[-1] if one.rounds else 0
-    values = one.validation(number, protocol) if on == VALIDATION else one.values(number, protocol, "mean")
+    values = one.values(number, protocol, on=on)
     if not values or len(values) < len(one.counted):
         return -np.inf
     mean = float(np.mean(values))

@@ -69,7 +69,7 @@ class Tables(MeasuredBatch):
     name: ClassVar = "tables"
 
     def check(self) -> None:
-        choose("table", [str(self.table)], NUMBERS[self.paper], f" in {self.paper}")
+        choose("table", [str(self.table)], NUMBERS[self.paper])
         if self.procedure is not None and self.paper != "fedas":
             raise InvalidInput(f"--procedure has no effect: it is for FedAS's tables, not {self.paper}'s")
         fixed = sorted(parser.given(self.words) & settings.FIXED)
@@ -98,16 +98,15 @@ class Tables(MeasuredBatch):
     @functools.cached_property
     def shown(self) -> list[Published]:
         """Selected part of the table."""
-        chosen, where = self.rows, f" in {self.paper}'s Table {self.table}"
+        chosen = self.rows
         for name, words in (("dataset", "dataset"), ("clients", "number of clients"), ("method", "method")):
             if asked := getattr(self, name):
-                choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen), where)
+                choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen))
                 chosen = [row for row in chosen if str(getattr(row, name)) in asked]
         asked = " ".join(self.setting).split()
         there = [row for row in chosen if set(asked) <= set(row.setting.split())]
         if not there:
-            named = "; ".join(dict.fromkeys(row.setting for row in chosen))
-            raise InvalidInput(f"no setting '{' '.join(asked)}'{where} (there are {named})")
+            choose("setting", [" ".join(asked)], dict.fromkeys(row.setting for row in chosen))
         return there
 
     def jobs_of(self, row: Published) -> list[batch.Job]:

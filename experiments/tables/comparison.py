@@ -36,7 +36,7 @@ def place(row: Published) -> Path:
 
 
 class Entry(NamedTuple):
-    """Our accuracies by finished seed and the published one at a place of a table; `is_real` is None without a result."""
+    """Our accuracies by finished seed and the published one at a place; `is_real` is None without a result."""
 
     row: Published
     accuracies: dict[int, float]

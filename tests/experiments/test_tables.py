@@ -364,8 +364,8 @@ def test_alignment_in_place_is_another_run_and_has_a_command_of_its_own(runs, tm
     released = [*FEDAS_4, "--method", "fedas"]
     order = batch.read(tables.Tables, released)
     ((cell, *_),) = order.jobs_of(order.shown[0])
-    released = "python -m experiments.lab.fedas_ablation.released cifar10 --preset fedas --method fedas"
-    assert cell.command("x").startswith(released)
+    module = "experiments.lab.fedas_ablation.released"
+    assert cell.command("x").startswith(f"python -m {module} cifar10 --preset fedas --method fedas")
     plain = dataclasses.replace(cell, procedure="")
     for one, other in ((cell, plain), (plain, cell)):
         folder = tmp_path / (one.procedure or "plain")
@@ -458,8 +458,8 @@ def test_a_trial_has_a_folder_of_its_own():
     ("words", "expected"),
     [
         ("", "--paper, --table"),
-        ("--paper fedas --table 1", "unknown table '1' in fedas (there are 2, 3, 4)"),
-        ("--paper fedpac --table 5 --dataset emnist", "unknown dataset 'emnist' in fedpac's Table 5 (there"),
+        ("--paper fedas --table 1", "unknown table '1' (there are 2, 3, 4)"),
+        ("--paper fedpac --table 5 --dataset emnist", "unknown dataset 'emnist' (there"),
         ("--paper fedpac --table 5 --method ditto", "(there are local, fedavg_ft, fedproto_g, fedproto_l, fedpac)"),
         ("--paper fedas --table 4 --procedure paper", "--procedure must be release, print or None, not 'paper'"),
         ("--paper fedpac --table 5 --procedure print", "--procedure has no effect"),
