@@ -4,10 +4,8 @@ import dataclasses
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -167,49 +165,6 @@ def test_the_same_seed_gives_the_same_result_and_another_another(tmp_path):
         assert main("digits", [*words, "--seed", seed, "--out", str(out)]) == 0
         clients.append(json.loads((out / "summary.json").read_text())["trained_per_client"])
     assert clients[0] == clients[1] != clients[2]
-
-
-def test_a_finished_run_is_never_overwritten(finished, capsys):
-    folder, _, _ = finished
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert main("digits", ["--method", "local", "--rounds", "1", "--out", str(folder)]) == 2
-    assert "holds a run already" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.slow
-def test_sigint_ends_cleanly_with_what_is_finished(tmp_path):
-    child = process(
-        "experiments.digits",
-        "--method",
-        "local",
-        "--rounds",
-        "1000000",
-        "--eval-every",
-        "1",
-        *SMALL,
-        "--out",
-        "run",
-        cwd=tmp_path,
-    )
-    log = tmp_path / "run" / "metrics.jsonl"
-    try:
-        deadline = time.monotonic() + 240
-        while not (log.exists() and log.read_text().count("\n") >= 2):
-            assert child.poll() is None, child.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=60)
-    finally:
-        child.kill()
-    assert child.returncode == 130
-    assert len(err.splitlines()) == 1
-    assert err.startswith("interrupted: evaluated up to round")
-    rounds = [json.loads(line)["round"] for line in log.read_text().splitlines()]
-    assert rounds == list(range(1, len(rounds) + 1))
-    assert f"up to round {rounds[-1]} of" in err
-    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_an_unknown_dataset_is_one_line_whichever_way_it_is_asked_for(tmp_path):

@@ -24,7 +24,6 @@ from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, processes
 from experiments.host.jax_config import devices
 from experiments.host.processes import LOST, Processes, _one_line
-from experiments.run.command import main
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -230,28 +229,6 @@ def test_a_process_that_waits_in_vain_says_so(tmp_path):
     err = child.stderr
     assert child.returncode == 2
     assert "did not all meet" in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--coordinator", "a:1"], "--coordinator is for --distributed"),
-        (["--distributed", "--process-id", "0"], "--process-id needs --coordinator too"),
-        (["--distributed", "--coordinator", "a", "--num-processes", "2", "--process-id", "0"], "HOST:PORT"),
-        (["--distributed", "--coordinator", "a:1", "--num-processes", "2", "--process-id", "2"], "between 0 and 1"),
-        (["--distributed", "--coordinator", "a:1", "--num-processes", "0", "--process-id", "0"], "at least 1"),
-        (["--mesh", "clients"], "--mesh is clients=SIZE"),
-        (["--mesh", "rows=2"], "clients are the only axis"),
-        (["--mesh", "clients=0"], "at least 1"),
-        (["--mesh", "clients=2", "--devices", "3"], "--mesh clients=2 and --devices 3 disagree"),
-        (["--mesh", "clients=64"], "--devices 64 is more than the 2 there are"),
-    ],
-)
-def test_bad_words_are_one_line(words, message, capsys, tmp_path):
-    assert main("digits", [*words, "--out", str(tmp_path / "run")]) == 2
-    err = capsys.readouterr().err
-    assert message in err
     assert err.count("\n") == 1
 
 

@@ -79,14 +79,6 @@ def finished(paper, number, folder, *, is_real=False, accuracies=lambda options:
 # The runs of every figure.
 
 
-def test_the_papers_figures_are_there():
-    assert {paper: " ".join(of) for paper, of in FIGURES.items()} == {
-        "fedpac": "1 2 3 4 5",
-        "fedas": "3 4 5 6 7",
-        "fedpac_replication": "1 2 3 4",
-    }
-
-
 @pytest.mark.parametrize(("paper", "number"), EVERY)
 def test_the_runs_of_every_figure_parse_and_differ(paper, number):
     for dataset in FIGURES[paper][number].datasets:
@@ -324,28 +316,6 @@ def test_replaced_models_go_from_the_trained_to_an_untrained_one():
 
 
 # The command.
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--paper fedavg --figure 1", "unknown paper 'fedavg' (there are fedpac, fedpac_replication, fedas)"),
-        ("--paper fedpac --figure 4 --method sgd", "unknown method 'sgd' (there are local"),
-        ("--paper fedpac --figure 2 --method fedas", "compares no methods"),
-        ("--paper fedpac --figure 5 --epochs 3", "--epochs cannot be given for FedPAC, Figure 5"),
-        ("--paper fedpac --figure 2 --partition iid", "--partition must be grouped for"),
-        ("--paper fedas --figure 3 --keep-state never", "--keep-state must be always for FedAS, Figure 3, not never"),
-        ("--paper fedpac --figure 2 --held-out-clients 1", "--held-out-clients must be 0 for"),
-        ("--paper fedpac --figure 2 --eval-protocol trained", "--eval-protocol has no effect on FedPAC, Figure 2"),
-        ("--paper fedpac --figure 4 --score best", "--score has no effect on FedPAC, Figure 4"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys, tmp_path):
-    assert main(words.split()) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert message in err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_says_every_command_and_runs_nothing(capsys, tmp_path):

@@ -150,18 +150,6 @@ def test_an_ensemble_cannot_be_exported(tmp_path, capsys):
     assert "a client of fedem deploys more than one set" in line(capsys)
 
 
-def test_what_cannot_be_exported(fedrep, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.msgpack").touch()
-    for words, message in (
-        ([str(fedrep), "--client", "4", "--to", "new.msgpack"], "there is no client 4: the run has clients 0 to 3"),
-        ([str(fedrep), "--client", "-1", "--to", "new.msgpack"], "there is no client -1"),
-        ([str(fedrep), "--to", "model.msgpack"], "is there already"),
-    ):
-        assert export.main(words) == 2
-        assert message in line(capsys)
-
-
 def test_a_damaged_state_or_that_of_another_run(tmp_path, fedrep, local):
     other = shutil.copytree(local, tmp_path / "other")
     shutil.rmtree(other / "checkpoints")

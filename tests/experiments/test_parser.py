@@ -8,7 +8,6 @@ import pytest
 
 from experiments.cli import parser
 from experiments.show.tables import comma_separated, markdown, page
-from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count
 
 
@@ -44,29 +43,6 @@ def test_options_and_words_for_the_runs():
     own, _ = parse("--paper a --sizes 1 2 --sizes 3 --no_shuffle --number=auto --rounds None")
     assert (own.sizes, own.shuffle, own.number, own.rounds, own.runs) == ((3,), False, "auto", None, ())
     assert parse("--paper a --sizes None")[0].sizes is None
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "missing: --paper; see --help"),
-        ("--paper", "--paper needs a value: a text"),
-        ("--paper a --number two", "--number must be a whole number or auto, not 'two'"),
-        ("--paper a --rounds many", "--rounds must be a whole number or None, not 'many'"),
-        ("--paper a --rounds 0", "--rounds must be at least 1, not 0"),
-        ("--paper a --sizes", "--sizes needs a value: one or more of a whole number or None"),
-        ("--paper a --sizes 3 None", "--sizes must be one or more of a whole number or None, not 'None'"),
-        ("--paper a --round 1", "unknown option --round; did you mean --rounds?"),
-        ("--paper a --words x", "unknown option --words; did you mean --rounds?"),
-        ("--paper a --no-again", "unknown option --no-again; did you mean --again?"),
-        ("--paper a --shuffle=yes", "--shuffle takes no value: give --shuffle or --no-shuffle"),
-        ("--paper a -x", "unknown option -x: see --help"),
-    ],
-)
-def test_mistakes_are_one_line(words, message):
-    with pytest.raises(InvalidInput) as error:
-        parse(words)
-    assert str(error.value) == message
 
 
 def test_help_names_the_command_and_its_options(capsys):

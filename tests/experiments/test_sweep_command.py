@@ -1,9 +1,6 @@
 """`python -m experiments.sweep`: called as a function, on the smallest runs there are."""
 
-import gc
 import json
-import weakref
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,7 +9,6 @@ from rich.console import Console
 from run_folders import write_run
 from scores import scores_of
 
-from experiments.cli.request import parse
 from experiments.folder import load
 from experiments.folder.run_folder import RunFolder
 from experiments.run import batch, build
@@ -20,7 +16,6 @@ from experiments.run.cached_runs import run_cell
 from experiments.run.command import main as run_alone
 from experiments.sweep import execute
 from experiments.sweep.__main__ import Sweep, main
-from pfl_jax.base import Method
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
@@ -166,24 +161,6 @@ def test_values_with_other_signs_of_the_exponent_have_folders_of_their_own():
     assert len(folders) == 3
 
 
-def test_checkpoints_name_runs_alike_from_wherever_the_sweep_is_started(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    here, run = Path("sweep"), Path("lr=0.1/seed-0")
-    for folder in (here, here.absolute()):
-        for root in (here, here.absolute()):
-            assert execute._names([folder / run], root / "groups") == [str(run)]
-
-
-def test_what_sweeps_keep_of_a_group_holds_no_inputs():
-    experiment = build.build_experiment(parse("digits", ["--method", "fedper", *SMALL]), Console(quiet=True))
-    inputs = weakref.ref(experiment.dataset.train_x)
-    make = execute._factory(experiment)
-    del experiment
-    gc.collect()
-    assert inputs() is None
-    assert isinstance(make(lr=0.1), Method)
-
-
 def test_switches_can_be_in_the_grid():
     grid = ["--grid", "drop_last=True,False", "--grid", "alignment=True,False"]
     order = batch.read(Sweep, ["--dataset", "digits", "--method", "fedpac", *grid])
@@ -203,22 +180,6 @@ def test_runs_of_one_shape_are_a_group():
         *((seed, "lam=0.1-epochs=1-participation=0.5") for seed in (0, 1)),
         *((seed, "lam=1-epochs=1-participation=0.5") for seed in (0, 1)),
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([*SWEEP, "--grid", "momentum"], "give a name and its values"),
-        ([*SWEEP, "--grid", "source=embedded,files"], "--source cannot be in the grid: it is no setting"),
-        ([*SWEEP, "--wandb"], "--wandb cannot be given for a sweep: its runs go side by side"),
-        ([*SWEEP, "--resume", "run"], "--resume cannot be given for a sweep: the same command goes on"),
-    ],
-)
-def test_bad_words_are_one_line(words, message, capsys):
-    assert main(words) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
 
 
 def test_the_time_left_counts_each_run_of_a_group_once(tmp_path):
