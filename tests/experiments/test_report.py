@@ -296,34 +296,6 @@ def test_clients_are_shown_in_order_whatever_their_number(tmp_path):
     assert line.low[0] == min(values[0] for values in many)
 
 
-def test_what_a_round_knew_is_shown_by_client(tmp_path):
-    write_run(tmp_path / "a", rich=True)
-    (group,), _ = groups_of(tmp_path)
-    _, line = group.last_info()
-    assert line["round"] == 4
-    # In the order of a run, whose gaps come before the head weights.
-    line["info"] = dict(sorted(line["info"].items()))
-    assert [*line["info"]] == ["gap", "head_weights"]
-    chart, gap = charts.information([group])
-    assert (gap.panel.title, gap.values[4]) == ("gap: fedpac, round 4, seed 0", "client 4: 0")
-    assert chart.panel.title == "Head weights: fedpac, round 4, seed 0"
-    # By client numbers.
-    weights, cohort = np.array(line["info"]["head_weights"]), line["cohort"]
-    by_client = {(a, b): weights[i, j] for i, a in enumerate(cohort) for j, b in enumerate(cohort)}
-    np.testing.assert_array_equal(chart.panel.matrix, [[by_client[i, j] for j in range(5)] for i in range(5)])
-    assert list(chart.panel.rows) == list(chart.panel.columns) == list("01234")
-    assert chart.values[2].startswith(f"client 2: {by_client[2, 0]:.3g}, {by_client[2, 1]:.3g}, ")
-    assert chart.caption.startswith("[M, M], alpha_ij (Fig. 2, 3): row i is what client i's new head takes")
-    line["info"] = {"weights": [0.1, 0.2, 0.3, 0.4, 0.0], "trace": [1, 2, 3, 4, 5], "share": 0.5}
-    first, second = charts.information([group])
-    assert (first.panel.title.partition(":")[0], second.panel.title.partition(":")[0]) == (
-        "Aggregation weights",
-        "Fisher traces",
-    )
-    assert (first.panel.level, second.panel.level) == (pytest.approx(0.2), None)
-    assert second.values[cohort[0]] == f"client {cohort[0]}: 1"
-
-
 def test_what_a_method_of_ones_own_tells_is_shown_as_its_docstring_says(tmp_path):
     write_run(tmp_path / "a", rich=True)
     (group,), _ = groups_of(tmp_path)
