@@ -25,8 +25,6 @@ from experiments.papers import settings
 from experiments.run import batch, run
 from experiments.run.estimate import examples_visited
 from experiments.show.pictures import Lines, draw
-from pfl_jax.data.federated import client_data
-from pfl_jax.primitives.metrics import score
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -297,22 +295,6 @@ def test_the_parameters_with_most_information_are_replaced_first(monkeypatch):
 
 def equal(one, other):
     return jnp.all(jax.flatten_util.ravel_pytree(one)[0] == jax.flatten_util.ravel_pytree(other)[0])
-
-
-@pytest.mark.slow
-def test_replaced_models_go_from_the_trained_to_an_untrained_one():
-    model, data, key = tiny_model(), tiny_federation(), jax.random.key(3)
-    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 4))
-    clients = np.array([2, 0])
-    highest, at_random = accuracies_after_replacement(key, model, params, data, clients, (0.0, 0.3, 1.0))
-    assert highest.shape == at_random.shape == (3, 2)
-    for column, client in enumerate(clients):
-        test = client_data(data, client, "test")
-        own = score(model.apply, jax.tree.map(lambda leaf, c=client: leaf[c], params), test)["accuracy"]
-        fresh_key, _ = jax.random.split(jax.random.fold_in(key, client))
-        untrained = score(model.apply, model.init(fresh_key), test)["accuracy"]
-        for rows in (highest, at_random):
-            np.testing.assert_allclose(rows[[0, 2], column], [own, untrained], atol=1e-6)
 
 
 # The command.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import serialization
 from rich.console import Console
+from run_folders import summary
 
 from experiments import export
 from experiments.cli.request import parse
@@ -40,10 +41,6 @@ def fedrep(tmp_path_factory):
 def local(tmp_path_factory):
     """Folder of a finished run of a method that communicates nothing."""
     return made(tmp_path_factory.mktemp("local") / "run", "--method", "local")
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def losses(loaded):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from run_folders import write_run
+from run_folders import log, untimed, write_run
 from scores import scores_of
 
 from experiments.folder import load
@@ -28,10 +28,6 @@ SWEEP = [*SWEEP, *SMALL, "--val-fraction", "0.2", "--no-shuffle", "--no-compilat
 HALF = ["--participation", "0.5", "--drop-rate", "0.5"]
 
 
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     out = tmp_path / "sweep"
     words = [*SWEEP, *HALF, "--out", str(out)]
@@ -50,7 +46,7 @@ def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     job = order.jobs_of(("0.1",))[1]
     folder, alone = job.folder, tmp_path / "alone"
     run_cell(job.cell, alone, execute.Console())
-    for one, other in zip(metrics(alone), metrics(folder), strict=True):
+    for one, other in zip(log(alone), log(folder), strict=True):
         for name in ("received_per_client", "trained_per_client", "trained_loss_per_client"):
             # As numbers: null is a client that has not trained yet.
             found = (np.array(line[name], float) for line in (one, other))
@@ -100,11 +96,11 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
 
     def and_stop(group, states):
         save(group, states)
-        seen.append(group.runs[0].history.round)
+        seen.append(group.runs[0].counts.round)
         if seen[-1] == 3:
             # The log goes on after the checkpoint, and then everything is cut off.
-            log = group.runs[1].folder.path / "metrics.jsonl"
-            log.write_text(log.read_text() + '{"round": 4, "rec')
+            path = group.runs[1].folder.path / "metrics.jsonl"
+            path.write_text(path.read_text() + '{"round": 4, "rec')
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -122,10 +118,8 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
     assert not (cut / "groups").exists()
     assert {path: path.read_bytes() for path in kept} == kept
     for seed in (1, 2):
-        one, other = (metrics(path / folder.name / f"seed-{seed}") for path in (whole, cut))
-        for lines in zip(one, other, strict=True):
-            left, right = ({k: v for k, v in line.items() if "second" not in k} for line in lines)
-            assert left == right
+        one, other = (untimed(path / folder.name / f"seed-{seed}") for path in (whole, cut))
+        assert one == other
         assert (cut / folder.name / f"seed-{seed}" / "summary.json").is_file()
 
 

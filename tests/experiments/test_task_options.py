@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from run_folders import log
 from sklearn.datasets import load_diabetes
 
 from experiments.cli import own_data
@@ -86,10 +87,6 @@ def here(tmp_path, monkeypatch):
     codes = generator.integers(0, 5, (40, 6))
     np.savez("symbols.npz", x=codes, y=np.roll(codes, -1, axis=1))
     return tmp_path
-
-
-def log(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def experiment(*words):

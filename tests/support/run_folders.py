@@ -8,11 +8,26 @@ from scores import line_of, scores_of
 
 from experiments.cli.hyper_parameters import documented_info
 from experiments.cli.request import parse
-from experiments.folder.run_folder import CONFIG, SUMMARY, Counts, RunFolder
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder
 from experiments.folder.version import method_version, source_versions
 from pfl_jax.methods import METHODS
 
 SMALL = ("--method", "fedpac", "--rounds", "4", "--num-clients", "5", "--train-size", "20", "--test-size", "10")
+
+
+def log(folder):
+    """Evaluations of a run, as its log has them."""
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def untimed(folder):
+    """The same without times."""
+    return [{name: value for name, value in line.items() if "second" not in name} for line in log(folder)]
+
+
+def summary(folder):
+    """Summary of a finished run."""
+    return json.loads((folder / SUMMARY).read_text())
 
 
 def write_run(
@@ -49,7 +64,7 @@ def write_run(
     options, rng = request.options, np.random.default_rng(seed)
     clients = options.num_clients
     accuracies = level + np.arange(len(rounds))[:, None] + rng.integers(-8, 9, (len(rounds), clients))
-    lines = []
+    found = []
     for number, received in zip(rounds, accuracies, strict=True):
         line = {"round": number}
         scores = {"received": received, "trained": received - 1}
@@ -73,7 +88,7 @@ def write_run(
             line |= {"bytes_up": 1_000_000 * number, "bytes_down": 2_000_000 * number, "cohort": cohort}
             line["info"] = {"head_weights": weights.tolist(), "gap": [0.0] * clients}
             line["new_clients"] = {"received": {"mean": 55.5}, "trained": {"mean": 44.5}}
-        lines.append(line)
+        found.append(line)
     table = rng.multinomial(20, np.full(10, 0.1), clients)
     config = {
         "dataset": dataset,
@@ -91,7 +106,7 @@ def write_run(
     }
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
     if finished:
         summary = {"examples_per_second": 1234.0, "wasted_step_share": 0.25}
         (path / "summary.json").write_text(json.dumps(summary))
