@@ -68,15 +68,16 @@ def run(
                 print_line(console, str(budget))
             if processes.is_first:
                 run.track = lambda line: None
-            if options.tensorboard or options.wandb:
-                from experiments.run.trackers import open_trackers
-
-                opened = open_trackers(run.folder, options, configuration(experiment))
-                run.track = processes.first(lambda: held.enter_context(opened))
             results = rounds(experiment) if rounds else _engine_rounds(run, place, state)
             save = functools.partial(_save, work, run) if rounds is None else lambda state: None
             loop = {"began": began, "stop": stop, "save": save, "processes": processes, "observe": observe}
-            state = run_rounds([run], ([result] for result in results), state, console, **loop)
+            with contextlib.ExitStack() as tracked:
+                if options.tensorboard or options.wandb:
+                    from experiments.run.trackers import open_trackers
+
+                    opened = open_trackers(run.folder, options, configuration(experiment))
+                    run.track = processes.first(lambda: tracked.enter_context(opened))
+                state = run_rounds([run], ([result] for result in results), state, console, **loop)
             _finish(work, run, state, save, console)
         except BaseException as error:
             raise work.told(error) from None

@@ -112,12 +112,7 @@ def _names(folders: Sequence[Path], root: Path) -> list[str]:
 
 def checkpointed(root: Path) -> dict[Path, list[str]]:
     """Folder of the checkpoints of each interrupted group -> names of its runs, their paths in the sweep."""
-    found = {}
-    for path in sorted(root.glob(f"*/{RUNS}")):
-        found[path.parent] = names = read_json(path).get("runs")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InvalidInput(f"{path} is damaged: remove {path.parent}, and its runs are made again")
-    return found
+    return {path.parent: read_json(path)["runs"] for path in sorted(root.glob(f"*/{RUNS}"))}
 
 
 def _resumable(jobs: Sequence[Job], unfinished: Sequence[Job], root: Path) -> list[list[Job]]:
@@ -182,10 +177,11 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
             for budget in group.first.privacy:
                 print_line(console, f"{words}{budget}")
             held.enter_context(repair_cache(notify))
-            for one in runs:
-                one.track = held.enter_context(open_trackers(one.folder, one.experiment.request.options, {}))
             rest = {"stop": stop, "save": functools.partial(_save, group), "processes": Processes()}
-            last = run_rounds(runs, _rounds(group, states, used, console), states, console, began=began, **rest)
+            with contextlib.ExitStack() as tracked:
+                for one in runs:
+                    one.track = tracked.enter_context(open_trackers(one.folder, one.experiment.request.options, {}))
+                last = run_rounds(runs, _rounds(group, states, used, console), states, console, began=began, **rest)
             for index, one in enumerate(runs):
                 _finish(one, last, index, notify)
         except BaseException as error:
