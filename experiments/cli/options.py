@@ -324,6 +324,9 @@ def option_words(values: Mapping[str, Any]) -> list[str]:
     for name, value in values.items():
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
+        elif str(value).startswith("-"):
+            # argparse takes such a text, as -1e-05, for an option.
+            words.append(f"{flag(name)}={value}")
         else:
             words += [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
     return words
