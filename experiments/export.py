@@ -17,8 +17,8 @@ from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import Argument, parse
 from experiments.folder.load import read_metrics
 from experiments.folder.models import ENDINGS, save
-from experiments.folder.runs import load_runs
-from experiments.host.console import print_line
+from experiments.folder.stored_runs import load_runs
+from experiments.host.console import Terminal, print_line
 from experiments.run.loaded_run import LoadedRun, load_run
 from pfl_jax.errors import InvalidInput
 
@@ -38,14 +38,7 @@ class Words:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export the model of a client.
-
-    Args:
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Export a model with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         words, _ = parse(Words, "experiments.export", __doc__, arguments)
@@ -58,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InvalidInput(f"--to {words.to}: the name of a model's file ends in {' or '.join(ENDINGS)}")
         if target.exists():
             raise InvalidInput(f"--to {words.to} is there already: give another name, or remove it")
-        _export(load_run(words.run), words.client, target, Console())
+        _export(load_run(words.run), words.client, target, Terminal())
 
     return exit_code(work)
 

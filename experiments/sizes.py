@@ -17,28 +17,24 @@ from rich.console import Console
 from experiments import unknown_dataset
 from experiments.cli import parser
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.own_data import CUSTOM
+from experiments.cli.options import CUSTOM
 from experiments.cli.request import parse
-from experiments.host.console import print_line
+from experiments.host.console import Terminal, print_line
 from pfl_jax.data.federated import FederatedData, NumClasses
 from pfl_jax.data.specs import SPECS, DatasetSpec
 from pfl_jax.engine import communication
 from pfl_jax.engine.build import build
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.tree import byte_count
 
 
 class Sizes(NamedTuple):
-    """Sizes of a method in bytes.
-
-    Attributes:
-      client: what one client keeps between rounds.
-      up, down: bytes sent and received in a round.
-      server: what the server keeps.
-    """
+    """Bytes that a method's client keeps between rounds, that it sends and receives in a round, and that the server
+    keeps."""
 
     client: int
     up: int
@@ -53,35 +49,21 @@ class Words:
     dataset: Annotated[str, parser.Argument(text=", ".join(SPECS))] = "fashion_mnist"
     method: parser.Names = ()
     """By default all."""
-    num_clients: int = 1000
+    num_clients: Count = 1000
     """N."""
-    cohort: int | None = None
+    cohort: Count | None = None
     """Clients of a round; by default a hundredth of all."""
-    train_size: int = 50
+    train_size: Count = 50
     """Examples of a client."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the sizes.
-
-    Args:
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
-    return exit_code(lambda: _print(sys.argv[1:] if arguments is None else arguments, Console()))
+    """Print the sizes with command-line arguments, by default those of this process; return the exit code."""
+    return exit_code(lambda: _print(sys.argv[1:] if arguments is None else arguments, Terminal()))
 
 
 def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes:
-    """Sizes of a method with its preset's model and options.
-
-    Args:
-      dataset: a key of `presets.DEFAULT_PRESET`.
-      method: a key of METHODS.
-      num_clients: N.
-      train_size: examples of a client.
-    """
+    """Sizes of a method with its dataset's preset, for N clients of `train_size` examples."""
     request, spec = parse(dataset, ["--method", method]), SPECS[dataset]
     made = make_method(method, MODELS[request.options.model](spec.shape, spec.num_classes), **request.hyper_parameters)
     data = _shapes(spec, num_clients, train_size)
@@ -119,7 +101,6 @@ def _print(words: Sequence[str], console: Console) -> None:
     methods = own.method or tuple(METHODS)
     parser.choose("method", methods, METHODS)
     cohort = max(1, own.num_clients // 100) if own.cohort is None else own.cohort
-    parser.at_least_one(num_clients=own.num_clients, train_size=own.train_size, cohort=cohort)
     if cohort > own.num_clients:
         raise InvalidInput(f"--cohort {cohort} is more than the {own.num_clients} clients")
 

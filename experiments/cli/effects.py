@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments.cli import own_data
 from experiments.cli.hyper_parameters import parse_schedule, unread_by_method, unread_by_wrappers
-from experiments.cli.options import MODEL_OPTIONS, PARTITION_OPTIONS, PROCESSES, Options, flag
+from experiments.cli.options import CUSTOM, MODEL_OPTIONS, OWN_DATA, PARTITION_OPTIONS, PROCESSES, Options, flag
 from experiments.cli.own_code import by_content
 from experiments.cli.request import Request
 from pfl_jax.data.specs import SPECS
@@ -42,18 +41,19 @@ def relevant_options(request: Request) -> dict[str, Any]:
     unused |= {"vocabulary"} - request.given
     unused |= {"num_clients"} if options.partition == "natural" else set()
     values |= by_content(values, request.own_code)
-    if request.dataset == own_data.CUSTOM:
+    if request.dataset == CUSTOM:
+        # Imported now, since most runs have no data of their own.
+        from experiments.cli import own_data
+
         values["data_digest"] = own_data.digest(options)
     else:
-        unused |= set(own_data.OWN_DATA)
+        unused |= set(OWN_DATA)
     return {name: value for name, value in values.items() if name not in unused}
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Options and hyper-parameters with the values that they stand for.
-
-    `finetune_epochs` None stands for the epochs of training, and an attack without attackers for none.
-    """
+    """Values with what they stand for: `finetune_epochs` None for the epochs of training, an attack without attackers
+    for none."""
     resolved = dict(values)
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         resolved["finetune_epochs"] = values["epochs"]
@@ -63,10 +63,8 @@ def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def fixed_rounds(options: Options) -> str:
-    """Option that makes the results of a round depend on the run's number of rounds; "" without one.
-
-    Rounds can be added to all other runs.
-    """
+    """Option that makes a round's results depend on the number of rounds, which then cannot be added to; "" without
+    one."""
     if options.full_last_round and options.participation < 1:
         return "--full-last-round"
     cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
@@ -98,7 +96,7 @@ def unread(request: Request) -> dict[str, str]:
     elif not options.straggler_fraction:
         whys["straggler_rate"] = "without --straggler-fraction"
     if not (dataset in SPECS and SPECS[dataset].fedpac):
-        how = "--normalize normalizes" if dataset == own_data.CUSTOM else "both papers' settings normalize alike"
+        how = "--normalize normalizes" if dataset == CUSTOM else "both papers' settings normalize alike"
         whys["pixel_normalization"] = f"on {dataset}, which {how}"
     return whys
 

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.cli.docstrings import entries
 from experiments.cli.options import KINDS, flag, option_words
 from experiments.cli.own_code import is_own, method_factory, option_kind
-from experiments.cli.parser import Option
+from experiments.cli.parser import Option, entries
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import ReadWith, hint, notes_of, parts, range_of
@@ -23,13 +22,8 @@ TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "ep
 
 
 def method_options(name: str) -> dict[str, Option]:
-    """Hyper-parameters of a method as options, from the signatures and docstrings of its factory and of recipes.
-
-    They are the keyword-only arguments of the factory, which is a key of METHODS or FILE.py:NAME, then
-    TRAINING_HYPER_PARAMETERS, and the fields of the recipes of wrappers that apply to it.
-    """
-    # A file may have changed since.
-    return _options(name) if is_own(name) else _known_options(name)
+    """Hyper-parameters of a method, a key of METHODS or FILE.py:NAME: those of its factory and of its recipes."""
+    return _options(name, method_factory(name))
 
 
 def defaults(name: str) -> dict[str, Any]:
@@ -38,12 +32,7 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _known_options(name: str) -> dict[str, Option]:
-    return _options(name)
-
-
-def _options(name: str) -> dict[str, Option]:
-    factory = method_factory(name)
+def _options(name: str, factory: Callable[..., Method]) -> dict[str, Option]:
     own, recipes = arguments(factory), recipes_of(factory)
     kinds, values = annotations(factory), hyper_parameters(factory)
     texts = entries(LocalTraining, "Attributes")
@@ -61,8 +50,8 @@ def _options(name: str) -> dict[str, Option]:
         # The recipe of a run always has a number, and not an optimizer in its place.
         kinds[one] = Annotated[type(values[one]), range_of(kinds[one])]
     others = [one for one in values if one not in own and one not in get_type_hints(LocalTraining)]
-    names = [*own, *TRAINING_HYPER_PARAMETERS, *others]
     texts = {one: text[:1].upper() + text[1:] for one, text in texts.items()}
+    names = [*own, *TRAINING_HYPER_PARAMETERS, *others]
     return {one: Option(one, kinds[one], values[one], texts.get(one, "")) for one in names}
 
 
@@ -136,42 +125,40 @@ def parse_schedule(text: str) -> Schedule:
     """Parse a schedule NAME=KIND:NUMBERS, such as lr=cosine or lam=linear:0:1:20."""
     name, equals, rest = text.partition("=")
     kind, *parameters = rest.split(":")
-    name = name.replace("-", "_")
     if not name or not equals or kind not in FORMS:
         raise InvalidInput(
             f"--schedule is NAME=KIND such as lr=cosine or lam=linear:0:1:20, with the kinds {', '.join(FORMS)}, "
             f"not {text}{hint(kind, FORMS)}"
         )
-    allowed = {form.count(":") for form in FORMS[kind]}
     try:
         numbers = tuple(map(float, parameters))
     except ValueError:
-        numbers = None
-    if numbers is None or len(numbers) not in allowed or not all(0 <= number < float("inf") for number in numbers):
+        numbers = (-1.0,)
+    is_form = len(parameters) in {form.count(":") for form in FORMS[kind]}
+    if not is_form or not all(0 <= number < float("inf") for number in numbers):
         raise InvalidInput(f"--schedule {text}: {kind} is {' or '.join(FORMS[kind])}, with numbers of at least 0")
     if kind in ("linear", "step") and (numbers[-1] < 1 or numbers[-1] != int(numbers[-1])):
         raise InvalidInput(f"--schedule {text}: ROUNDS must be a whole number of at least 1, not {parameters[-1]}")
     if kind in ("exponential", "step") and numbers[0] == 0:
         raise InvalidInput(f"--schedule {text}: FACTOR must be positive")
-    return Schedule(name, kind, numbers)
+    return Schedule(name.replace("-", "_"), kind, numbers)
 
 
 def check_schedules(texts: Sequence[str], method: str, real: dict[str, float]) -> None:
     """Raise InvalidInput unless schedules are for different ones of a method's `real_numbers` that rounds read."""
-    seen: set[str] = set()
-    for text in texts:
-        name = parse_schedule(text).name
+    names = [parse_schedule(text).name for text in texts]
+    for index, (text, name) in enumerate(zip(texts, names, strict=True)):
+        why = ""
         if name not in real:
-            raise InvalidInput(
-                f"--schedule {text}: {method} has no real-valued hyper-parameter {name} (there are {', '.join(real)})"
-            )
-        if name in ("client_clip", "client_noise"):
-            raise InvalidInput(f"--schedule {text}: epsilon is computed for one {name} in all rounds")
-        if name in FIRST_ROUND_ONLY.get(method, ()):
-            raise InvalidInput(f"--schedule {text}: {method} reads {name} before the first round only")
-        if name in seen:
-            raise InvalidInput(f"--schedule {text}: there is another schedule of {name}")
-        seen.add(name)
+            why = f"{method} has no real-valued hyper-parameter {name} (there are {', '.join(real)})"
+        elif name in ("client_clip", "client_noise"):
+            why = f"epsilon is computed for one {name} in all rounds"
+        elif name in FIRST_ROUND_ONLY.get(method, ()):
+            why = f"{method} reads {name} before the first round only"
+        elif name in names[:index]:
+            why = f"there is another schedule of {name}"
+        if why:
+            raise InvalidInput(f"--schedule {text}: {why}")
 
 
 def scheduled(texts: Sequence[str], values: dict[str, float], index: jax.Array, rounds: int) -> dict[str, jax.Array]:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
-from experiments.cli.measures import Protocol
 from pfl_jax.data.specs import PixelNormalization, Source
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import (
@@ -39,6 +38,17 @@ else:
     ModelName = Literal[(*MODELS, *PRETRAINED)] | str
     TaskName = Literal[tuple(TASKS)]
 
+Protocol = Literal["received", "trained", "before_aggregation"]
+ALWAYS: tuple[Protocol, ...] = ("received", "trained")
+"""Evaluation protocols of every run."""
+PROTOCOLS: tuple[Protocol, ...] = (*ALWAYS, "before_aggregation")
+"""All evaluation protocols; before_aggregation is evaluated only on request."""
+Average = Literal["clients", "examples"]
+FIELD: dict[Average, str] = {"clients": "mean", "examples": "pooled"}
+"""Average of the clients' accuracies, over clients or test examples -> its field in records and `metrics.Summary`."""
+Score = Literal["last", "best"]
+"""Round of a run that is reported: the last one, or the one with the highest mean."""
+
 PresetName = Literal["fedpac", "fedas"]
 OnNaN = Literal["stop", "skip-client"]
 Precision = Literal["float32", "tf32", "bf16"]
@@ -47,6 +57,13 @@ ADAPTERS = Words(("none",), {"lora": Count, "ffa_lora": Count, "bottleneck": Cou
 """Values of --adapter: kind and rank, width or number of tokens."""
 
 Share = Annotated[float, Range(0, 1, above=True, below=True)]
+
+CUSTOM = "custom"
+"""The experiment on the user's own data."""
+OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
+"""Options that it alone has."""
+TARGETS = ("regression", "multi_label", "next_symbol")
+"""Values of --task for which labels are no classes."""
 
 MODEL_OPTIONS: dict[str, tuple[str, ...]] = {"hidden": ("mlp",), "vocabulary": TEXT_MODELS, "weights": PRETRAINED}
 """Option -> the models that read it."""
@@ -272,10 +289,8 @@ class Options:
             if getattr(self, name) is not None and self.model not in models:
                 raise InvalidInput(f"{flag(name)} is for --model {' and '.join(models)}, not for {self.model}")
         for name in ("hidden", "size_choices"):
-            values = getattr(self, name)
-            if values is not None:
-                _require(len(values) > 0, name, "needs at least one number", values)
-                _require(min(values) >= 1, name, "must be at least 1 each", min(values))
+            least = min(getattr(self, name) or [1])
+            _require(least >= 1, name, "must be at least 1 each", least)
         _require(
             # The data says later how many natural clients there are.
             self.held_out_clients >= 0 and (self.partition == "natural" or self.held_out_clients < self.num_clients),
@@ -286,31 +301,6 @@ class Options:
         if self.target_accuracy is not None and self.task in (None, "classification"):
             _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
         _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
-        self._check_processes()
-
-    def _check_processes(self) -> None:
-        """Raise InvalidInput unless all or none of the options that locate the processes of --distributed are given."""
-        where = {name: getattr(self, name) for name in ("coordinator", "num_processes", "process_id")}
-        given = [name for name, value in where.items() if value is not None]
-        if self.distributed and self.state_on == "disk":
-            raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
-        if given and not self.distributed:
-            raise InvalidInput(f"{flag(given[0])} is for --distributed")
-        if self.coordinator is None or self.num_processes is None or self.process_id is None:
-            if given:
-                missing = next(name for name in where if name not in given)
-                raise InvalidInput(
-                    f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler"
-                )
-            return
-        host, colon, port = self.coordinator.rpartition(":")
-        if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {self.coordinator}")
-        if not 0 <= self.process_id < self.num_processes:
-            raise InvalidInput(
-                f"--process-id must be between 0 and {self.num_processes - 1} with --num-processes "
-                f"{self.num_processes}, not {self.process_id}"
-            )
 
 
 KINDS = get_type_hints(Options, include_extras=True)
@@ -340,6 +330,9 @@ def option_words(values: Mapping[str, Any]) -> list[str]:
     for name, value in values.items():
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
+        elif str(value).startswith("-"):
+            # argparse takes such a text, as -1e-05, for an option.
+            words.append(f"{flag(name)}={value}")
         else:
             words += [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
     return words

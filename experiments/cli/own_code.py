@@ -9,6 +9,7 @@ import functools
 import hashlib
 import inspect
 import sys
+import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -79,18 +80,22 @@ def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
         )
 
 
+def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> dict[str, str]:
+    """What stands for a run's own method and model where runs are compared: names without folders, and digests."""
+    return {kind: label(values[kind]) for kind in own_code} | {
+        f"{kind}_digest": entry["digest"] for kind, entry in own_code.items()
+    }
+
+
 def function(kind: str, name: str) -> Callable[..., Any]:
     """Function of an option (of KINDS) with the value FILE.py:NAME."""
     _, colon, attribute = name.rpartition(":")
     if not colon or not attribute:
         raise InvalidInput(f"--{kind} {name} lacks the name of a function in the file: {name.rstrip(':')}:NAME")
     module, _ = _load(_path(name))
-    if not hasattr(module, attribute):
-        mine = {one: getattr(thing, "__module__", None) for one, thing in vars(module).items() if callable(thing)}
-        there = [one for one, origin in mine.items() if origin == module.__name__]
-        listed = f"there are {', '.join(there)}" if there else "it defines no functions"
-        raise InvalidInput(f"--{kind} {name}: the file has no {attribute} ({listed}){hint(attribute, there)}")
-    found = getattr(module, attribute)
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise InvalidInput(f"--{kind} {name}: the file has no {attribute}{hint(attribute, vars(module))}")
     if not callable(found):
         raise InvalidInput(f"--{kind} {name} is a {type(found).__name__}, not a function")
     return found
@@ -107,11 +112,10 @@ def method_factory(name: str) -> Callable[..., Method]:
         raise InvalidInput(f"--method {name}: its annotations cannot be read ({error})") from None
     own = list(arguments(factory).values())
     others = [one for one in every if one not in own]
-    if len(others) != 2 or others[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+    is_plain = len(others) == 2 and others[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if not is_plain or others[1].name != "training" or not isinstance(others[1].default, LocalTraining):
         named = ", ".join(one.name for one in others)
         raise InvalidInput(f"--method {name} takes ({named}) before its keyword-only arguments: {SIGNATURE}")
-    if others[1].name != "training" or not isinstance(others[1].default, LocalTraining):
-        raise InvalidInput(f"--method {name}: the second argument is {others[1]}: {SIGNATURE}")
     for one in own:
         if one.default is inspect.Parameter.empty:
             raise InvalidInput(f"--method {name}: its option {one.name} needs a default")
@@ -126,8 +130,7 @@ def option_kind(name: str, parameter: inspect.Parameter) -> Any:
     kind = parameter.annotation
     if kind is inspect.Parameter.empty:
         kind = type(parameter.default)
-    lists = (tuple[int, ...], tuple[float, ...], tuple[str, ...])
-    known = (int, float, str, types.NoneType, *lists)
+    known = (int, float, str, types.NoneType, tuple[int, ...], tuple[float, ...], tuple[str, ...])
     if parts(kind) != (bool,) and not all(get_origin(part) is Literal or part in known for part in parts(kind)):
         raise InvalidInput(
             f"--method {name}: its option {parameter.name} is a {getattr(kind, '__name__', kind)}; options are bool, "
@@ -145,15 +148,9 @@ def make_model(
     task: Task | None = None,
     **own: Any,
 ) -> Model:
-    """Model, built in or the user's own.
+    """Model, built in or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model` or a flax module.
 
-    Args:
-      name: a key of MODELS, or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model`, a flax.linen module
-        or a function rngs -> flax.nnx module.
-      input_shape, input_dtype: of one input.
-      num_classes: K, or the number of outputs of another task.
-      task: of the model; None for its own one.
-      **own: further arguments of a built-in model.
+    Its task is `task`, None for its own one; `own` are further arguments of a built-in model.
     """
     if not is_own(name):
         model = MODELS[name](input_shape, num_classes, **own)
@@ -226,23 +223,8 @@ def _load(path: Path) -> tuple[types.ModuleType, str]:
         exec(compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        raise InvalidInput(f"{path} cannot be executed: {_where(error, path)}{said(error)}") from None
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines += [error.lineno] if isinstance(error, SyntaxError) else []
+        where = f"line {lines[-1]}: " if lines else ""
+        raise InvalidInput(f"{path} cannot be executed: {where}{said(error)}") from None
     return module, digest
-
-
-def _where(error: BaseException, path: Path) -> str:
-    """Line of a file in which an error arose, "line 3: "; "" where it is not known."""
-    line = error.lineno if isinstance(error, SyntaxError) else None
-    trace = error.__traceback__
-    while trace is not None and not isinstance(error, SyntaxError):
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return "" if line is None else f"line {line}: "
-
-
-def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What stands for a run's own method and model where runs are compared: names without folders, and digests."""
-    return {kind: label(values[kind]) for kind in own_code} | {
-        f"{kind}_digest": entry["digest"] for kind, entry in own_code.items()
-    }

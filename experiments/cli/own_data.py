@@ -1,80 +1,26 @@
-"""A user's own data as options: which of them belong together, and what the data itself decides."""
+"""A user's own data: what it decides of a run's options, and notes on what may not have been meant."""
 
 import dataclasses
 import functools
-import math
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from experiments.cli.options import Options, flag
-from experiments.cli.own_code import is_own
+from experiments.cli.options import TARGETS, Options
 from pfl_jax.data import own_files, read_tables
 from pfl_jax.data.rows import blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, shortened
 from pfl_jax.networks.text import TEXT_MODELS, vocabulary_of
 
-CUSTOM = "custom"
-"""The experiment on the user's own data."""
-
-OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
-"""Options that it alone has."""
-
-TARGETS = ("regression", "multi_label", "next_symbol")
-"""Values of --task for which labels are no classes."""
-
 LISTED = 10
 """Most classes that a note names."""
-
-PUBLISHED_DATA = ("source", "data_dir")
-"""Options of the papers' data sets only."""
-
-
-def checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
-    """Options of a run on a dataset, with the partition that --client-column asks for; `given` are the user's."""
-    if options.task == "next_symbol" and not is_own(options.model):
-        raise InvalidInput(
-            f"--task {options.task} needs --model FILE.py:NAME of a model that gives logits [B, T, K]: {options.model} "
-            "gives one vector for each example"
-        )
-    if options.task in TARGETS and options.shift != "none":
-        raise InvalidInput(f"--shift {options.shift} is for classification, and --task {options.task} has no classes")
-    if dataset != CUSTOM:
-        for name in OWN_DATA:
-            if getattr(options, name) not in (None, False):
-                raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
-        if options.partition == "natural":
-            raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
-        if options.task not in (None, "classification") and not is_own(options.model):
-            raise InvalidInput(f"--task {options.task} is for your own data or model: labels of {dataset} are classes")
-        return options
-    for name in PUBLISHED_DATA:
-        if getattr(options, name) != getattr(Options, name):
-            raise InvalidInput(f"{flag(name)} is for the papers' data sets: custom reads --data")
-    if options.test_data is not None and options.test_fraction is not None:
-        raise InvalidInput("--test-fraction and --test-data cannot both be given")
-    if options.client_column is None:
-        if options.partition == "natural":
-            raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
-        if options.task in TARGETS and "partition" not in given:
-            # There are no classes that others could divide by.
-            return dataclasses.replace(options, partition="iid")
-        return options
-    if "partition" in given and options.partition != "natural":
-        raise InvalidInput(
-            f"--client-column {options.client_column} and --partition {options.partition} cannot both be given: either "
-            "says which rows a client has"
-        )
-    return dataclasses.replace(options, partition="natural")
 
 
 def digest(options: Options) -> str:
     """Digest of the data: that of the run, or of the files as they are now."""
-    if options.data_digest is not None:
-        return options.data_digest
-    return own_files.digest(_data(options), options.test_data)
+    return options.data_digest or own_files.digest(_data(options), options.test_data)
 
 
 def load(options: Options) -> Dataset:
@@ -117,15 +63,6 @@ def _read(task: str | None, **arguments: Any) -> Dataset:
     return dataset
 
 
-def num_outputs(task: str | None, dataset: Dataset) -> int:
-    """Number of a model's outputs for one example, or one place, under a task: K for classes and symbols."""
-    if task == "binary":
-        return 1
-    if task == "next_symbol":
-        return 1 + max(int(dataset.train_y.max()), int(dataset.test_y.max()))
-    return math.prod(dataset.train_y.shape[1:]) if task in TARGETS else dataset.num_classes
-
-
 def is_file(data: str | None) -> TypeGuard[str]:
     """Whether --data or --test-data names a file or folder, not a Hugging Face dataset or nothing."""
     return data is not None and not data.startswith(own_files.HUB)
@@ -136,19 +73,20 @@ def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options
 
     Paths of files are absolute from here on: a run is exported and resumed from other folders too.
     """
-    paths = {name: _absolute(getattr(options, name)) for name in ("data", "test_data")}
-    options = dataclasses.replace(options, data_digest=dataset.origin, **paths)
+    found: dict[str, Any] = {"data_digest": dataset.origin}
+    for name in ("data", "test_data"):
+        if is_file(path := getattr(options, name)):
+            found[name] = str(Path(path).expanduser().absolute())
     is_tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
     if options.model in TEXT_MODELS and options.vocabulary is None and is_tokens:
-        options = dataclasses.replace(options, vocabulary=vocabulary_of(dataset.train_x))
-    if options.partition != "natural":
-        return options
-    found = len(dataset.client_names)
-    if "num_clients" in given and options.num_clients != found:
-        raise InvalidInput(
-            f"--num-clients {options.num_clients}: {options.client_column} names {found} clients, leave it out"
-        )
-    return dataclasses.replace(options, num_clients=found)
+        found["vocabulary"] = vocabulary_of(dataset.train_x)
+    if options.partition == "natural":
+        found["num_clients"] = number = len(dataset.client_names)
+        if "num_clients" in given and options.num_clients != number:
+            raise InvalidInput(
+                f"--num-clients {options.num_clients}: {options.client_column} names {number} clients, leave it out"
+            )
+    return dataclasses.replace(options, **found)
 
 
 def notes(options: Options, dataset: Dataset) -> list[str]:
@@ -163,8 +101,7 @@ def notes(options: Options, dataset: Dataset) -> list[str]:
         found.append("inputs are bytes from 0 to 255 and stay so; --normalize scales them")
     if dataset.train_client is not None and dataset.num_classes:
         pairs = np.unique(np.stack([dataset.train_client, dataset.train_y]), axis=1)[0]
-        alone = int(np.sum(np.bincount(pairs) == 1))
-        if alone:
+        if alone := int(np.sum(np.bincount(pairs) == 1)):
             found.append(f"{alone} of {len(dataset.client_names)} clients have training rows of one class only")
     return found
 
@@ -206,10 +143,6 @@ def _arguments(options: Options) -> dict[str, Any]:
     """Arguments of `own_files.from_file`."""
     names = ("task", "label", "client_column", "test_data", "test_fraction", "normalize")
     return {"data": _data(options), "by_rows": options.distributed} | {name: getattr(options, name) for name in names}
-
-
-def _absolute(data: str | None) -> str | None:
-    return str(Path(data).expanduser().absolute()) if is_file(data) else data
 
 
 def _data(options: Options) -> str:

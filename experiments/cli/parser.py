@@ -1,10 +1,17 @@
-"""Command lines with argparse: a table of options, whose values are converted and checked by their types."""
+"""Command lines with argparse: a table of options, whose values are converted and checked by their types.
+
+The texts of the help are docstrings after the fields of a class, and entries in the sections of a Google docstring.
+"""
 
 import argparse
+import ast
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
+import itertools
+import re
 import shutil
 import sys
 import types
@@ -13,7 +20,6 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from experiments.cli.docstrings import field_texts
 from experiments.cli.options import flag
 from experiments.cli.own_code import is_own
 from pfl_jax.errors import InvalidInput
@@ -32,13 +38,8 @@ _Options = TypeVar("_Options")
 
 
 class Argument(NamedTuple):
-    """How a field of a command's dataclass is given, as `Annotated` says it.
-
-    Attributes:
-      form: an option that may be given several times and then has all values, a switch without --no-, an argument
-        without a name, or a field that is none of the command line's.
-      metavar: placeholder of the value in the help; "" for one made of the type.
-      text: for the help; "" for the docstring after the field.
+    """How a field of a command's dataclass is given, in its `Annotated`: `form` may be an argument without a name, or
+    "none" for a field that is none of the command line's; a repeated option has all values.
     """
 
     form: Literal["option", "repeated", "switch", "positional", "none"] = "option"
@@ -53,15 +54,7 @@ Hidden: TypeAlias = Annotated[_Options, Argument("none")]
 
 
 class Option(NamedTuple):
-    """Option of a command.
-
-    Attributes:
-      name: in Python, such as train_size.
-      kind: type of its values, with their range, see `pfl_jax.hyper_parameters`.
-      default: value if it is not given; MISSING if it must be.
-      text: for the help.
-      argument: how it is given.
-    """
+    """Option of a command: its name in Python, type with range, default (MISSING if it must be given), and text."""
 
     name: str
     kind: Any
@@ -70,17 +63,12 @@ class Option(NamedTuple):
     argument: Argument = Argument()
 
     @property
-    def flag(self) -> str:
-        """As written on the command line, such as --train-size."""
-        return flag(self.name)
-
-    @property
     def flags(self) -> list[str]:
-        """All words that stand for it."""
+        """All words that stand for it, such as --train-size; none for an argument without a name."""
         if self.argument.form == "positional":
             return []
         is_pair = parts(self.kind) == (bool,) and self.argument.form != "switch"
-        return [self.flag, flag(f"no_{self.name}")] if is_pair else [self.flag]
+        return [flag(self.name), flag(f"no_{self.name}")] if is_pair else [flag(self.name)]
 
 
 class Group(NamedTuple):
@@ -91,12 +79,12 @@ class Group(NamedTuple):
     options: Mapping[str, Option]
 
 
+@functools.cache
 def options_of(kind: type) -> dict[str, Option]:
     """Options of a command: the fields of its dataclass, with the docstrings after them."""
     kinds, texts, found = get_type_hints(kind, include_extras=True), field_texts(kind), {}
     for field in dataclasses.fields(kind):
-        notes = [note for note in notes_of(kinds[field.name]) if isinstance(note, Argument)]
-        argument = notes[0] if notes else Argument()
+        argument = next((note for note in notes_of(kinds[field.name]) if isinstance(note, Argument)), Argument())
         if argument.form != "none":
             text = argument.text or texts.get(field.name, "")
             found[field.name] = Option(field.name, kinds[field.name], field.default, text, argument)
@@ -106,23 +94,11 @@ def options_of(kind: type) -> dict[str, Option]:
 def parse(
     kind: type[_Options], module: str, description: str | None, words: Sequence[str] | None, *, more: bool = False
 ) -> tuple[_Options, tuple[str, ...]]:
-    """Options of a command; prints help and raises SystemExit(0) for --help.
-
-    Args:
-      kind: dataclass of the options.
-      module: module of the command, as after `python -m`.
-      description: docstring of the command.
-      words: command-line arguments; None for those of this process.
-      more: whether other arguments are allowed, for the runs.
-
-    Returns:
-      The options, and the other arguments.
-    """
+    """Options of a command by its dataclass and, with `more`, the other words; --help raises SystemExit(0)."""
     options = options_of(kind)
-    found, rest = split(sys.argv[1:] if words is None else words, [Group("", "", options)], module, description)
+    values, rest = split(sys.argv[1:] if words is None else words, [Group("", "", options)], module, description)
     if rest and not more:
         raise InvalidInput(unknown_option(rest[0], options))
-    values = converted(found, options)
     if missing := [name for name, option in options.items() if option.default is MISSING and name not in values]:
         raise InvalidInput(f"missing: {', '.join(map(flag, missing))}; see --help")
     return kind(**values), tuple(rest)
@@ -131,14 +107,7 @@ def parse(
 def split(
     words: Iterable[str], groups: Sequence[Group], module: str = "", description: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Split a command line into the options' texts by name, and the words that belong to none.
-
-    Args:
-      words: command-line arguments.
-      groups: all options.
-      module: module of the command.
-      description: of the command; None for a command line without --help.
-    """
+    """Values of the options on a command line, and the words that belong to none; no --help without a description."""
     options = {name: option for group in groups for name, option in group.options.items()}
     without_name = [option.argument.metavar for option in options.values() if option.argument.form == "positional"]
     parser = argparse.ArgumentParser(
@@ -155,51 +124,43 @@ def split(
         parser.add_argument("-h", "--help", action="help", help="Show this help and exit.")
     for group in groups:
         place = parser.add_argument_group(f"{group.heading} options", _escaped(group.text)) if group.heading else parser
-        for option in group.options.values():
-            name = option.name if option.argument.form == "positional" else option.flag
-            place.add_argument(name, **_settings(option))
+        for name, option in group.options.items():
+            place.add_argument(*option.flags[:1] or [name], **_settings(option))
     known = {name for option in options.values() for name in option.flags}
     try:
         found, rest = parser.parse_known_args([_hyphenated(word, known) for word in words])
     except argparse.ArgumentError as error:
         name = str(error.argument_name).partition("/")[0]
-        option = next((option for option in options.values() if option.flag == name), None)
-        if option is None:
-            raise InvalidInput(f"{error}; see --help") from None
+        option = next(option for option in options.values() if name in option.flags)
         if parts(option.kind) == (bool,):
             raise InvalidInput(f"{name} takes no value: give {' or '.join(option.flags)}") from None
         raise InvalidInput(f"{name} needs a value: {describe(option.kind)}") from None
-    return vars(found), rest
+    return {name: _converted(options[name], text) for name, text in vars(found).items()}, rest
 
 
 def _settings(option: Option) -> dict[str, Any]:
     """How argparse takes an option."""
+    form, text = option.argument.form, option.text
+    if option.default is MISSING:
+        default = " (required)"
+    elif option.default is None or option.default == () or form in ("switch", "positional"):
+        default = ""
+    else:
+        words = option.default if isinstance(option.default, tuple) else [option.default]
+        default = f" (default: {' '.join(map(str, words))})"
     if parts(option.kind) == (bool,):
-        is_switch = option.argument.form == "switch"
-        return {"action": "store_true" if is_switch else argparse.BooleanOptionalAction, "help": _help(option)}
-    metavar, text = option.argument.metavar or _metavar(option.kind), option
+        action = "store_true" if form == "switch" else argparse.BooleanOptionalAction
+        return {"action": action, "help": _escaped(text + default)}
+    metavar = option.argument.metavar or _metavar(option.kind)
     if len(metavar) > MAX_METAVAR:
         *names, last = metavar.split("|")
-        text = option._replace(text=f"{option.text} The names: {', '.join(names)}.")
-        metavar = f"NAME|{last}"
-    settings: dict[str, Any] = {"metavar": metavar, "help": _help(text)}
+        text, metavar = f"{text} The names: {', '.join(names)}.", f"NAME|{last}"
+    settings: dict[str, Any] = {"metavar": metavar, "help": _escaped(text + default)}
     several = _element(option.kind) is not None
-    if option.argument.form == "positional":
+    if form == "positional":
         return settings | {"nargs": "*" if several else "?"}
     settings |= {"nargs": "+"} if several else {}
-    return settings | ({"action": "extend"} if option.argument.form == "repeated" else {})
-
-
-def _help(option: Option) -> str:
-    """Text of an option in the help, with its default."""
-    default = option.default
-    if default is MISSING:
-        after = " (required)"
-    elif default is None or default == () or option.argument.form in ("switch", "positional"):
-        after = ""
-    else:
-        after = f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
-    return _escaped(option.text + after)
+    return settings | ({"action": "extend"} if form == "repeated" else {})
 
 
 def _escaped(text: str) -> str:
@@ -242,29 +203,22 @@ def _hyphenated(word: str, known: Iterable[str]) -> str:
     return head + equals + value if head in known else word
 
 
-def converted(texts: Mapping[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
-    """Values of options by name.
-
-    Args:
-      texts: of `split`.
-      options: all options.
-    """
-    found = {}
-    for name, text in texts.items():
-        option = options[name]
-        element = _element(option.kind)
-        if isinstance(text, bool):
-            found[name] = text
-        elif element is None:
-            found[name] = _value(option, option.kind, text)
-        elif text == ["None"] and types.NoneType in parts(option.kind):
-            found[name] = None
-        else:
-            found[name] = tuple(_value(option, element, one) for one in text)
-        if option.argument.form == "repeated":
-            found[name] = tuple(dict.fromkeys(found[name]))
-        check_value(option.flag, found[name], option.kind)
-    return found
+def _converted(option: Option, text: Any) -> Any:
+    """Checked value of an option's text, or of its list of texts."""
+    element = _element(option.kind)
+    value: Any
+    if isinstance(text, bool):
+        value = text
+    elif element is None:
+        value = _value(option, option.kind, text)
+    elif text == ["None"] and types.NoneType in parts(option.kind):
+        value = None
+    else:
+        value = tuple(_value(option, element, one) for one in text)
+    if option.argument.form == "repeated":
+        value = tuple(dict.fromkeys(value))
+    check_value(flag(option.name), value, option.kind)
+    return value
 
 
 def _element(kind: Any) -> Any:
@@ -287,8 +241,8 @@ def _value(option: Option, kind: Any, text: str) -> Any:
         elif part is str and (is_own(text) or not choices):
             return text
     if choices and not {int, float, types.NoneType} & {*members}:
-        raise InvalidInput(unknown(option.flag.removeprefix("--"), text, choices))
-    raise InvalidInput(f"{option.flag} must be {describe(option.kind)}, not '{text}'{hint(text, choices)}")
+        raise InvalidInput(unknown(flag(option.name).removeprefix("--"), text, choices))
+    raise InvalidInput(f"{flag(option.name)} must be {describe(option.kind)}, not '{text}'{hint(text, choices)}")
 
 
 def unknown_option(word: str, options: Mapping[str, Option]) -> str:
@@ -300,27 +254,14 @@ def unknown_option(word: str, options: Mapping[str, Option]) -> str:
     return f"unknown option {head}{(hint(head, known) if head.startswith('--') else '') or ': see --help'}"
 
 
-def choose(name: str, asked: Iterable[str], choices: Iterable[str], where: str = "") -> None:
+def choose(name: str, asked: Iterable[str], choices: Iterable[str]) -> None:
     """Raise InvalidInput for the first word that is not a choice, with all choices."""
-    choices = list(choices)
-    for word in asked:
-        if word not in choices:
-            near = "" if word.isdecimal() else hint(word, choices)
-            raise InvalidInput(f"unknown {name} '{word}'{where} (there are {', '.join(choices)}){near}")
-
-
-def at_least_one(**values: int | None) -> None:
-    """Raise InvalidInput for the first number below 1."""
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise InvalidInput(f"{flag(name)} must be at least 1, not {value}")
+    if strange := [word for word in asked if word not in choices]:
+        raise InvalidInput(unknown(name, strange[0], choices))
 
 
 def slug(text: str) -> str:
-    """Text as a file name: letters, digits, "=", "+" and "." as they are, the rest as single hyphens.
-
-    A name that is too long for file systems ends in a digest of the text.
-    """
+    """Text as a file name: letters, digits, "=", "+", "." and hyphens; if too long, it ends in a digest of the text."""
     kept = "".join(character if character.isalnum() or character in "=._+" else "-" for character in text)
     name = "-".join(filter(None, kept.split("-"))).encode()
     if len(name) <= MOST_BYTES:
@@ -342,4 +283,42 @@ def by_option(words: Iterable[str]) -> list[list[str]]:
         if word.startswith("--") or not found:
             found.append([])
         found[-1].append(word)
+    return found
+
+
+def summary(entity: Any) -> str:
+    """First line of a docstring; "" without one."""
+    return inspect.cleandoc(entity.__doc__ or "").partition("\n")[0]
+
+
+def entries(entity: Any, section: str) -> dict[str, str]:
+    """Name -> text of each entry in a section of a docstring, such as "Args"."""
+    found: dict[str, list[str]] = {}
+    indent, inside, text = 0, False, []
+    for line in filter(str.strip, inspect.cleandoc(entity.__doc__ or "").splitlines()):
+        depth = len(line) - len(line.lstrip())
+        if depth == 0:
+            inside, indent = line.rstrip() == f"{section}:", 0
+        elif inside:
+            indent = indent or depth
+            entry = re.match(r"([^:]+?)(?: \([^)]*\))?: *(.*)", line.strip()) if depth == indent else None
+            if entry:
+                text = [entry[2]]
+                found |= dict.fromkeys(entry[1].split(", "), text)
+            else:
+                text.append(line.strip())
+    return {name: " ".join(text) for name, text in found.items()}
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """Name -> docstring after each field of a class and of those that it inherits from."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__[:-1]):
+        module = sys.modules[one.__module__]
+        tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+        body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == one.__name__)
+        for field, after in itertools.pairwise(body):
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
     return found

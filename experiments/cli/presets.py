@@ -1,8 +1,6 @@
-"""Presets from the papers as plain data: default values of the options.
+"""Presets from the papers as plain data: values of their main experiments, with exceptions for single datasets.
 
-A preset has the values of a paper's main experiments, with exceptions for single datasets. Sizes are examples per
-client. Hyper-parameters apply to all methods that have an argument of that name; other defaults are in the signatures
-of the methods.
+Sizes are examples per client. Hyper-parameters apply to all methods that have an argument of that name.
 """
 
 from typing import Any, TypeAlias

@@ -1,24 +1,93 @@
 """Command line of a run, checked: the options of all runs and those of its method, with the preset's defaults."""
 
 import dataclasses
-import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.cli import own_data, parser, presets
-from experiments.cli.groups import SELECTION, grouped, unknown_run_option
+from experiments.cli import parser, presets
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
-from experiments.cli.options import Options, option_words
-from experiments.cli.own_code import files, weights_file
-from experiments.cli.parser import Option, options_of
-from pfl_jax.data.sources import Dataset
+from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, Options, flag, option_words
+from experiments.cli.own_code import files, identifier, is_own, label, method_factory, weights_file
+from experiments.cli.parser import Group, Option, options_of, summary, unknown_option
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import listed
+from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import function_of
 
 IN_PLACE = "alignment in place"
 """Procedure of FedAS's released code, see `experiments.lab.fedas_ablation.released`; its name in a run's files."""
+
+SYNONYMS = {
+    "method": ("algorithm", "alg"),
+    "rounds": ("global_rounds", "global_epoch", "comm_rounds"),
+    "epochs": ("local_epochs", "local_epoch"),
+    "lr": ("local_learning_rate", "learning_rate"),
+    "participation": ("join_ratio", "client_activate_rate", "frac"),
+    "num_clients": ("client_num", "num_users"),
+    "drop_rate": ("client_drop_rate",),
+    "eval_every": ("eval_gap", "test_interval"),
+    "batch_size": ("lbs", "local_batch_size"),
+    "beta": ("alpha", "dirichlet_alpha"),
+    "devices": ("gpu", "device"),
+    "out": ("save_folder_name",),
+}
+"""Option -> its names in PFLlib, FL-bench and similar code."""
+
+SELECTION = ("method", "preset")
+"""Options that determine the defaults of all others; they come last in the method's own group."""
+
+GROUPS: dict[str, tuple[str, list[str]]] = {
+    heading: (text, names.split())
+    for heading, text, names in (
+        (
+            "data",
+            "The examples of each client.",
+            "data label client_column test_data test_fraction normalize data_digest source data_dir partition s beta "
+            "dirichlet_protocol min_size pathological_protocol train_size size_choices test_size val_fraction shift "
+            "pixel_normalization",
+        ),
+        (
+            "client",
+            "The number of clients, and their participation in rounds.",
+            "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate held_out_clients",
+        ),
+        (
+            "robustness",
+            "Attacks by clients, means that withstand them, and compressed messages.",
+            "attack attackers attack_scale server_mean compress",
+        ),
+        (
+            "training",
+            "The network, the rounds, and the local training of a client.",
+            "model task loss hidden vocabulary weights adapter targets personal rounds lr momentum weight_decay "
+            "batch_size epochs local_steps optimizer clip_norm schedule drop_last shuffle augment on_nan seed",
+        ),
+        (
+            "privacy",
+            "Differential privacy of examples or of whole clients; docs/privacy.md says what it covers.",
+            "dp_clip dp_noise dp_delta client_clip client_noise",
+        ),
+        (
+            "evaluation",
+            "When and how accuracy is evaluated.",
+            "eval_every eval_clients eval_protocol target_accuracy",
+        ),
+        (
+            "result",
+            "Output files, and resumption of an interrupted run.",
+            "out keep_state checkpoint_every keep_checkpoints resume accept_other_code plot tensorboard wandb",
+        ),
+        (
+            "device",
+            "Hardware and precision; up to rounding, results do not depend on these options.",
+            "devices mesh chunk state_on precision compilation_cache distributed coordinator num_processes process_id",
+        ),
+    )
+}
+"""Heading, to which the help adds the word "options" -> description of the group, and its options in order."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +111,7 @@ class Request:
     procedure: str = ""
 
     def visits(self, clients: int, examples: int) -> int:
-        """Examples that clients with these training examples together visit in a round: of complete batches with
-        --local-steps."""
+        """Examples that clients with these training examples visit in a round: those of --local-steps batches."""
         if self.options.local_steps is None:
             return examples * self.hyper_parameters.get("epochs", 1)
         return clients * self.options.local_steps * self.hyper_parameters["batch_size"]
@@ -51,10 +119,6 @@ class Request:
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that can be inputs of a compiled program."""
         return real_numbers(self.options.method, self.hyper_parameters)
-
-    def on_own_data(self, dataset: Dataset) -> "Request":
-        """This request with what the user's own data decides; InvalidInput if given options contradict the data."""
-        return dataclasses.replace(self, options=own_data.fitted(self.options, self.given, dataset))
 
     def on_embedded_data(self) -> tuple["Request", dict[str, Any]]:
         """This request with the preset's smaller values for embedded data, and the values that changed."""
@@ -71,10 +135,10 @@ class Request:
 
 def parse(dataset: str, arguments: Sequence[str]) -> Request:
     """Parse and check the words after `python -m experiments.DATASET`; --help prints help and raises SystemExit(0)."""
-    common = common_options()
+    common = options_of(Options)
     # These two decide which other options there are, and their defaults.
     first = {name: common[name] for name in SELECTION}
-    chosen = parser.converted(parser.split(arguments, [parser.Group("", "", first)])[0], first)
+    chosen = parser.split(arguments, [Group("", "", first)])[0]
     preset = chosen.get("preset", presets.DEFAULT_PRESET[dataset])
     method = chosen.get("method", presets.values(preset, dataset)["method"])
     defaults = presets.values(preset, dataset, method) | {"method": method, "preset": preset}
@@ -82,56 +146,132 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     every = {
         name: option._replace(default=defaults.get(name, option.default)) for name, option in (common | own).items()
     }
-    texts, others = parser.split(
-        arguments, grouped(method, every), f"experiments.{dataset}", _description(dataset, preset)
+    found, others = parser.split(
+        arguments, _grouped(method, every), f"experiments.{dataset}", _description(dataset, preset)
     )
     if others:
-        raise InvalidInput(unknown_run_option(others[0], every, method))
-    found = parser.converted(texts, every)
-    values, given = {name: option.default for name, option in every.items()} | found, set(found)
-    options = Options(**{name: values[name] for name in common})
+        raise InvalidInput(_unknown_run_option(others[0], every, method))
+    values, given = {name: option.default for name, option in every.items()} | found, frozenset(found)
     hyper_parameters = {name: values[name] for name in own}
-    options = own_data.checked(dataset, options, frozenset(given))
+    options = _checked(dataset, Options(**{name: values[name] for name in common}), given)
     if options.weights is not None:
         # Absolute: a run is resumed and exported from other folders too.
         options = dataclasses.replace(options, weights=str(weights_file(options.weights)))
     options.check()
+    _check_processes(options)
     if options.mesh is not None:
-        # --mesh is converted to --devices.
-        number = _mesh_devices(options.mesh)
-        if "devices" in given and options.devices != number:
-            raise InvalidInput(f"--mesh {options.mesh} and --devices {options.devices} disagree: give one of them")
-        options = dataclasses.replace(options, devices=number, mesh=None)
-        given = given - {"mesh"} | {"devices"}
-    if options.augment and dataset in SPECS and SPECS[dataset].shape[-1] != 3:
-        raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
+        options, given = _on_mesh(options, given)
     if options.local_steps is not None:
         if "epochs" in given:
             raise InvalidInput("--local-steps cannot be given with --epochs: it is in place of them")
         hyper_parameters["epochs"] = None
-    request = Request(dataset, options, hyper_parameters, frozenset(given), files(vars(options)))
+    request = Request(dataset, options, hyper_parameters, given, files(vars(options)))
     check_schedules(options.schedule or (), method, request.real_numbers())
     return request
 
 
-@functools.cache
-def common_options() -> dict[str, Option]:
-    """Options of all runs."""
-    return options_of(Options)
+def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
+    """Options that are possible on a dataset, with the partition that --client-column asks for."""
+    if options.task == "next_symbol" and not is_own(options.model):
+        raise InvalidInput(
+            f"--task {options.task} needs --model FILE.py:NAME of a model that gives logits [B, T, K]: {options.model} "
+            "gives one vector for each example"
+        )
+    if options.task in TARGETS and options.shift != "none":
+        raise InvalidInput(f"--shift {options.shift} is for classification, and --task {options.task} has no classes")
+    if dataset != CUSTOM:
+        for name in OWN_DATA:
+            if getattr(options, name) not in (None, False):
+                raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
+        if options.partition == "natural":
+            raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
+        if options.task not in (None, "classification") and not is_own(options.model):
+            raise InvalidInput(f"--task {options.task} is for your own data or model: labels of {dataset} are classes")
+        if options.augment and SPECS[dataset].shape[-1] != 3:
+            raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
+        return options
+    for name in ("source", "data_dir"):
+        if getattr(options, name) != getattr(Options, name):
+            raise InvalidInput(f"{flag(name)} is for the papers' data sets: custom reads --data")
+    if options.test_data is not None and options.test_fraction is not None:
+        raise InvalidInput("--test-fraction and --test-data cannot both be given")
+    if options.client_column is None:
+        if options.partition == "natural":
+            raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
+        if options.task in TARGETS and "partition" not in given:
+            # There are no classes that others could divide by.
+            return dataclasses.replace(options, partition="iid")
+        return options
+    if "partition" in given and options.partition != "natural":
+        raise InvalidInput(
+            f"--client-column {options.client_column} and --partition {options.partition} cannot both be given: either "
+            "says which rows a client has"
+        )
+    return dataclasses.replace(options, partition="natural")
 
 
-def _mesh_devices(text: str) -> int:
-    """Number of devices of --mesh clients=SIZE; raise InvalidInput for any other text."""
-    found = re.fullmatch("clients=([1-9][0-9]*)", text)
+def _check_processes(options: Options) -> None:
+    """Raise InvalidInput unless all or none of the options that locate the processes of --distributed are given."""
+    names = ("coordinator", "num_processes", "process_id")
+    given = [name for name in names if getattr(options, name) is not None]
+    if options.distributed and options.state_on == "disk":
+        raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
+    if given and not options.distributed:
+        raise InvalidInput(f"{flag(given[0])} is for --distributed")
+    if 0 < len(given) < len(names):
+        missing = next(name for name in names if name not in given)
+        raise InvalidInput(f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler")
+    if options.coordinator is None or options.num_processes is None or options.process_id is None:
+        return
+    host, colon, port = options.coordinator.rpartition(":")
+    if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {options.coordinator}")
+    if not 0 <= options.process_id < options.num_processes:
+        raise InvalidInput(
+            f"--process-id must be between 0 and {options.num_processes - 1} with --num-processes "
+            f"{options.num_processes}, not {options.process_id}"
+        )
+
+
+def _on_mesh(options: Options, given: frozenset[str]) -> tuple[Options, frozenset[str]]:
+    """Options with --devices in place of --mesh."""
+    found = re.fullmatch("clients=([1-9][0-9]*)", str(options.mesh))
     if found is None:
         raise InvalidInput(
-            f"--mesh is clients=SIZE, with a size of at least 1, not {text}: clients are the only axis there is"
+            f"--mesh is clients=SIZE, with a size of at least 1, not {options.mesh}: clients are the only axis there is"
         )
-    return int(found[1])
+    if "devices" in given and options.devices != int(found[1]):
+        raise InvalidInput(f"--mesh {options.mesh} and --devices {options.devices} disagree: give one of them")
+    return dataclasses.replace(options, devices=int(found[1]), mesh=None), given - {"mesh"} | {"devices"}
+
+
+def _grouped(method: str, options: Mapping[str, Option]) -> list[Group]:
+    """Groups of all options of a run, the method's own first."""
+    shared = {*SELECTION, *(name for _, names in GROUPS.values() for name in names)}
+    text = summary(function_of(method_factory(method))) or label(method)
+    own = text, [*(name for name in options if name not in shared), *SELECTION]
+    return [
+        Group(heading, text, {name: options[name] for name in names if name in options})
+        for heading, (text, names) in [(identifier(method), own), *GROUPS.items()]
+    ]
+
+
+def _unknown_run_option(word: str, options: Mapping[str, Option], method: str) -> str:
+    """Error message for a word that is no option of a run, or not of this method."""
+    head = word.partition("=")[0].replace("_", "-")
+    if head.startswith("--"):
+        owners = [name for name in METHODS if head in map(flag, method_options(name))]
+        if owners:
+            hint = ", or --beta for the concentration of --partition dirichlet" if head == "--alpha" else ""
+            return f"{head} is an option of {listed(owners, 'and')}, not of {method}{hint}"
+        for here, names in SYNONYMS.items():
+            if head in map(flag, names):
+                return f"unknown option {head}: here it is {flag(here)}"
+    return unknown_option(word, options)
 
 
 def _description(dataset: str, preset: str) -> str:
-    data = "your own data" if dataset == own_data.CUSTOM else dataset
+    data = "your own data" if dataset == CUSTOM else dataset
     text = (
         f"Personalized federated learning on {data}. The defaults are the settings of the {preset} preset; "
         "the default of --method is that paper's own method."

@@ -9,17 +9,13 @@ from pathlib import Path
 from experiments.cli.request import Request, parse
 from pfl_jax.errors import InvalidInput
 
+# A table needs each command several times.
+_parsed = functools.lru_cache(maxsize=4096)(parse)
+
 
 @dataclass(frozen=True)
 class RunCommand:
-    """Command of a single run of a table, figure or sweep.
-
-    Attributes:
-      dataset: name of the experiment, a key of `presets.DEFAULT_PRESET`.
-      arguments: command line of the run, without --seed and --out.
-      seed: seed of the run.
-      procedure: see `Request`.
-    """
+    """Command of a single run of a table, figure or sweep: its arguments are those without --seed and --out."""
 
     dataset: str
     arguments: tuple[str, ...]
@@ -27,16 +23,11 @@ class RunCommand:
     procedure: str = ""
 
     def request(self, folder: str | Path | None = None) -> Request:
-        """Request of the run, checked.
-
-        Args:
-          folder: folder for the results.
-        """
+        """Request of the run, checked, with its results in a folder."""
         parsed = _parsed(self.dataset, self.arguments)
         if parsed.options.distributed:
             raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
-        given = {"seed"} if folder is None else {"seed", "out"}
-        out = None if folder is None else str(folder)
+        out, given = (None, {"seed"}) if folder is None else (str(folder), {"seed", "out"})
         # Many runs would fill the disk.
         keep = parsed.options.keep_state if "keep_state" in parsed.given else "never"
         options = dataclasses.replace(parsed.options, seed=self.seed, out=out, keep_state=keep)
@@ -44,15 +35,8 @@ class RunCommand:
         return dataclasses.replace(parsed, options=options, given=parsed.given | given, procedure=self.procedure)
 
     def command(self, folder: str | Path | None = None) -> str:
-        """Shell command of the same run, in a folder or without one."""
-        module = [f"experiments.{self.dataset}"]
-        if self.procedure:
-            module = ["experiments.lab.fedas_ablation.released", self.dataset]
-        command = ["python", "-m", *module, *self.arguments, "--seed", str(self.seed)]
-        return shlex.join([*command, *(() if folder is None else ("--out", str(folder)))])
-
-
-@functools.lru_cache(maxsize=4096)
-def _parsed(dataset: str, arguments: tuple[str, ...]) -> Request:
-    """Parse a command line, cached because a table needs each command several times."""
-    return parse(dataset, arguments)
+        """Shell command of the same run."""
+        released = ("experiments.lab.fedas_ablation.released", self.dataset)
+        module = released if self.procedure else (f"experiments.{self.dataset}",)
+        out = () if folder is None else ("--out", str(folder))
+        return shlex.join(["python", "-m", *module, *self.arguments, "--seed", str(self.seed), *out])

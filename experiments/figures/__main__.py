@@ -27,11 +27,13 @@ from experiments.figures import fedas, fedpac
 from experiments.figures.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder
 from experiments.host.console import print_line, print_notice
-from experiments.run import batch, measured
-from experiments.run.measured import MeasuredBatch
+from experiments.papers.settings import Paper
+from experiments.run import batch
+from experiments.run.batch import MeasuredBatch
 from experiments.show.pictures import save
-from pfl_jax.data.specs import SPECS
+from pfl_jax.data.specs import SPECS, Source
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods import METHODS
 
 FIGURES: dict[str, dict[str, Figure]] = {"fedpac": {}, "fedas": {}, "fedpac_replication": {}}
@@ -41,41 +43,36 @@ for _figure in (*fedpac.FIGURES, *fedas.FIGURES):
     FIGURES[_figure.paper][str(_figure.number)] = _figure
 
 NUMBERS = "; ".join(f"{paper}: {', '.join(figures)}" for paper, figures in FIGURES.items())
-SOURCES = ("auto", "tfds", "files", "embedded")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures(MeasuredBatch):
     """Command line of a figure."""
 
-    paper: Annotated[str, Argument(text=", ".join(FIGURES))]
+    paper: Paper
     figure: Annotated[str, Argument(metavar="NUMBER", text=NUMBERS)]
     dataset: Names = ()
     """Datasets in place of the figure's."""
     method: Names = ()
     """Methods in place of the figure's."""
-    rounds: int | None = None
+    rounds: Count | None = None
     """Rounds of each run, in place of the figure's."""
-    source: str = "auto"
-    """Origin of the data: auto, tfds, files or embedded."""
+    source: Source = "auto"
+    """Origin of the data."""
     data_dir: str | None = None
     """Folder of the data."""
 
     name: ClassVar = "figures"
 
     def check(self) -> None:
-        choose("paper", [self.paper], FIGURES)
-        choose("figure", [self.figure], FIGURES[self.paper], f" in {self.paper}")
-        choose("source", [self.source], SOURCES)
+        choose("figure", [self.figure], FIGURES[self.paper])
         choose("dataset", self.dataset, SPECS)
         choose("method", self.method, METHODS)
         if self.method and not self.content.methods:
             raise InvalidInput(f"--method has no effect: {self.content.title} compares no methods")
-        super().check()
         for option, name in (("eval_protocol", "protocol"), ("score", "score"), ("average", "average")):
             if getattr(self, option) is not None and name not in self.content.measured:
                 raise InvalidInput(f"{flag(option)} has no effect on {self.content.title}")
-        parser.at_least_one(rounds=self.rounds)
         for dataset in self.datasets:
             runs = self.runs_on(dataset, real=True)
             own = runs.varied | {"seed", "out", "resume", "method", "preset", "target_accuracy"}
@@ -91,13 +88,11 @@ class Figures(MeasuredBatch):
                     if asked[name] != usual[name]:
                         rule = f"{flag(name)} must be {usual[name]} for {self.content.title}"
                         raise InvalidInput(f"{rule}, not {asked[name]}")
-                if (most := self.content.most_clients) is not None and asked["num_clients"] > most:
-                    raise InvalidInput(f"--num-clients must be at most {most} for {self.content.title}")
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
         source = () if self.source == "auto" else ("--source", self.source)
-        return Path("runs/figures") / measured.folder_name(self.paper, self.figure, (*rounds, *source, *self.all_words))
+        return Path("runs/figures") / batch.folder_name(self.paper, self.figure, (*rounds, *source, *self.all_words))
 
     @property
     def content(self) -> Figure:

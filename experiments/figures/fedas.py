@@ -13,22 +13,14 @@ from experiments.show.pictures import ACCURACY, ROUND, Bars, Lines, Panel, Serie
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Shares of the parameters that are replaced; the paper has 5 %."""
 
-ALIGNMENTS: dict[str, Values] = {
-    "fedas": {},
-    "own-class-means": {"target": "class_mean"},
-    "global-class-means": {"target": "global_class_mean"},
-    "parallel": {"manner": "parallel"},
-    "none": {"alignment": False},
+ALIGNMENTS: dict[str, tuple[str, Values]] = {
+    "fedas": ("FedAS: own features, before training", {}),
+    "own-class-means": ("own class means, before training", {"target": "class_mean"}),
+    "global-class-means": ("global class means, before training", {"target": "global_class_mean"}),
+    "parallel": ("own features, during training", {"manner": "parallel"}),
+    "none": ("no alignment", {"alignment": False}),
 }
-"""Fig. 4b: name -> options of a way to align the received backbone."""
-
-ALIGNMENT_LABELS = {
-    "fedas": "FedAS: own features, before training",
-    "own-class-means": "own class means, before training",
-    "global-class-means": "global class means, before training",
-    "parallel": "own features, during training",
-    "none": "no alignment",
-}
+"""Fig. 4b: name -> label and options of a way to align the received backbone."""
 
 NORMALIZATIONS = {"proportional": "proportional (FedAS)", "softmax": "softmax", "min_max": "min-max"}
 
@@ -117,29 +109,27 @@ def _straggler_bars(runs: Runs) -> Bars:
 
 
 def _discussion(runs: Runs) -> list[Panel]:
-    series = [
-        line(runs, ALIGNMENT_LABELS[name], ("align", name), is_main=name == "fedas") for name in reversed(ALIGNMENTS)
-    ]
-    return [_straggler_bars(runs), Lines("(b) ways to align", ROUND, ACCURACY, series)]
+    ways = _lines(runs, "(b) ways to align", "align", {name: label for name, (label, _) in ALIGNMENTS.items()}, "fedas")
+    return [_straggler_bars(runs), ways]
 
 
 def _discussion_variants(runs: Runs) -> dict[Key, Values]:
-    aligned: dict[Key, Values] = {("align", name): {"method": "fedas", **own} for name, own in ALIGNMENTS.items()}
+    aligned: dict[Key, Values] = {("align", name): {"method": "fedas", **own} for name, (_, own) in ALIGNMENTS.items()}
     stragglers = {"straggler_fraction": 0.5, "straggler_rate": 0.1, "participation": 0.4, "full_last_round": True}
     return aligned | {("stragglers",): {"method": "fedas", **stragglers}}
 
 
+def _lines(runs: Runs, title: str, kind: str, labels: dict[str, str], main: str) -> Lines:
+    """Accuracy over rounds of runs of one kind, the main one last."""
+    names = [name for name in reversed(labels) if name != main] + [main]
+    series = [line(runs, labels[name], (kind, name), is_main=name == main) for name in names]
+    return Lines(title, ROUND, ACCURACY, series)
+
+
 def _compatibility(runs: Runs) -> list[Panel]:
-    normalizations = [
-        line(runs, label, ("normalization", name), is_main=name == "proportional")
-        for name, label in reversed(NORMALIZATIONS.items())
-    ]
-    channels = [
-        line(runs, label, ("channels", name), is_main=name == "fedas_cd2") for name, label in CHANNEL_METHODS.items()
-    ]
     return [
-        Lines("(a) normalization of the Fisher traces", ROUND, ACCURACY, normalizations),
-        Lines("(b) channel-wise split", ROUND, ACCURACY, channels),
+        _lines(runs, "(a) normalization of the Fisher traces", "normalization", NORMALIZATIONS, "proportional"),
+        _lines(runs, "(b) channel-wise split", "channels", CHANNEL_METHODS, "fedas_cd2"),
     ]
 
 
@@ -151,28 +141,18 @@ def _compatibility_variants(runs: Runs) -> dict[Key, Values]:
 
 
 def equal_steps(rounds: int, factor: float) -> int:
-    """Number of rounds with as many gradient steps as `rounds` rounds of the usual setting.
-
-    Args:
-      rounds: at the usual setting.
-      factor: gradient steps of a round, as a share of the usual number.
-    """
+    """Number of rounds with as many gradient steps as `rounds` with a `factor`-th of the steps in each."""
     return max(1, round(rounds / factor))
 
 
 def _hyper_parameter_variants(runs: Runs) -> dict[Key, Values]:
-    def own(rounds: int, **changed: int) -> Values:
-        return {"method": "fedas", "rounds": rounds, "eval_every": 1, **changed}
-
-    batches = {
-        (f"batch_size={size}",): own(equal_steps(runs.values["rounds"], 16 / size), batch_size=size, epochs=5)
-        for size in BATCH_SIZES
-    }
-    epochs = {
-        (f"epochs={count}",): own(equal_steps(runs.values["rounds"], count / 5), batch_size=16, epochs=count)
-        for count in EPOCHS
-    }
-    return batches | epochs
+    usual, found = {"batch_size": 16, "epochs": 5}, {}
+    for name, steps in (("batch_size", BATCH_SIZES), ("epochs", EPOCHS)):
+        for step in steps:
+            factor = usual["batch_size"] / step if name == "batch_size" else step / usual["epochs"]
+            rounds = equal_steps(runs.values["rounds"], factor)
+            found[f"{name}={step}",] = {"method": "fedas", "rounds": rounds, "eval_every": 1, **usual, name: step}
+    return found
 
 
 def _hyper_parameters(runs: Runs) -> list[Panel]:

@@ -88,12 +88,7 @@ def heat_rounds(evaluated: Collection[int]) -> list[int]:
 
 
 def by_group(matrix: np.ndarray, num_groups: int) -> tuple[np.ndarray, list[int]]:
-    """Rows and columns sorted by group of clients, and the groups' sizes.
-
-    Args:
-      matrix: [N, N]; client i belongs to group i mod num_groups.
-      num_groups: G.
-    """
+    """Matrix [N, N] with rows and columns sorted by group of clients, i mod G, and the groups' sizes."""
     groups = np.arange(len(matrix)) % num_groups
     order = np.argsort(groups, kind="stable")
     return matrix[np.ix_(order, order)], np.bincount(groups).tolist()
@@ -138,8 +133,6 @@ _heat = functools.partial(
     columns=3,
     # Row i is client i, whose group is i mod G.
     fixed=("participation", "held_out_clients", "partition"),
-    # See `run.records.MOST_INFO_ENTRIES`.
-    most_clients=100,
     named={"covariance": STATISTICS},
     measured=(),
 )

@@ -37,21 +37,12 @@ class Figure:
     """Figure of a paper: its runs on each dataset, and the panels made of their results.
 
     Attributes:
-      paper: fedpac, fedas or fedpac_replication.
-      number: of the figure.
-      subject: what it shows.
-      variants: options that each run adds to the common ones, its method included.
+      variants: options that each run adds to the common `values`, its method included.
       panels: panels from the finished runs on one dataset.
-      preset: whose settings are the runs' defaults.
-      datasets: by default.
-      methods: that are compared by default; empty if the figure compares none.
-      short_methods: those of the shorter runs, if they are fewer.
-      values: options of all runs beyond the preset.
+      methods, short_methods: those that are compared, on embedded data if they are fewer.
       short: what is smaller on embedded data.
       note: what the paper leaves open, for the caption.
-      columns: panels side by side.
       fixed: common options on which the panels rely.
-      most_clients: whose rounds the metrics log has room for, where the panels need it.
       named: hyper-parameter -> its value -> what it means, for the caption.
       measured: attributes of the paper's `Measure` on which the panels depend.
     """
@@ -70,7 +61,6 @@ class Figure:
     note: str = ""
     columns: int = 2
     fixed: tuple[str, ...] = ()
-    most_clients: int | None = None
     named: Mapping[str, Mapping[Any, str]] = dataclasses.field(default_factory=dict)
     measured: tuple[str, ...] = ("protocol", "average")
 
@@ -85,14 +75,8 @@ class Runs:
     """Runs of a figure on one dataset, and their results once they are finished.
 
     Attributes:
-      figure: which figure.
-      dataset: its name.
       short: whether they are the smaller ones for embedded data.
-      folder: folder of all runs.
-      measure: definition of the accuracy.
-      seeds: number of seeds, from 0.
-      chosen: methods in place of the figure's.
-      rounds_asked: in place of the figure's.
+      chosen, rounds_asked: methods and rounds in place of the figure's.
       words: of the command line, for all runs; they override `values`.
     """
 

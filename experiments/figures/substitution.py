@@ -16,12 +16,8 @@ from pfl_jax.primitives.tree import gather
 
 
 def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:
-    """Replace the round(share P) of P entries of params with the highest scores by those of `fresh`.
-
-    Args:
-      params, fresh, scores: trees of one structure and shapes.
-      share: in [0, 1]; may be traced.
-    """
+    """Replace the round(share P) of P entries of params with the highest scores by those of `fresh`, all of one
+    structure."""
     values, rebuild = ravel_pytree(params)
     order = jnp.argsort(-ravel_pytree(scores)[0], stable=True)
     rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
@@ -31,24 +27,10 @@ def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Arra
 def accuracies_after_replacement(
     key: PRNGKey, model: Model, params: Params, data: FederatedData, clients: np.ndarray, shares: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Test accuracies of clients' models after a share of their parameters is reset to untrained values.
+    """Test accuracies of clients' models (leaves [N, ...]) after shares of their parameters are reset.
 
-    Those with the highest Fisher information on the client's training examples, or as many at random. The untrained
-    values are a fresh draw of the model's initialization, the same for both.
-
-    Args:
-      key: for the draws.
-      model: whose parameters they are.
-      params: every client's model, leaves [N, ...].
-      data: the federation's data.
-      clients: [C], whose models are taken.
-      shares: [S], in [0, 1].
-
-    Returns:
-      Accuracies in [0, 1] by highest Fisher information [S, C], and at random [S, C].
-
-    Reference:
-      Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Fig. 3a.
+    Those with the highest Fisher information on the client's training examples [S, C], or as many at random [S, C]. The
+    untrained values are a fresh draw of the model's initialization, the same for both (FedAS, Fig. 3a).
     """
 
     loss = deployed_loss(model)

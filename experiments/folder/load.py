@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli.measures import FIELD, PROTOCOLS, Average, Protocol, Score
+from experiments.cli.options import FIELD, PROTOCOLS, Average, Protocol, Score
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
@@ -63,30 +63,21 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return _parse_json(_text(Path(path)), Path(path))
 
 
-def higher_is_better(config: dict[str, Any]) -> bool:
-    """Whether high values of the primary score are good in a run with this configuration."""
-    return config.get("task", {}).get("higher_is_better", True)
-
-
-def scores(config: dict[str, Any]) -> list[str]:
-    """Names of the scores of a run with this configuration, the primary one first."""
-    return config.get("task", {}).get("scores", ["accuracy", "loss", "macro_f1", "auc"])
-
-
-def in_percent(config: dict[str, Any]) -> list[str]:
-    """Those of `scores` whose values in files are percentages."""
-    return config.get("task", {}).get("in_percent", ["accuracy", "macro_f1", "auc"])
+def task_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Scores of a run, the primary one first, those in percent, and whether high values of the primary one are good."""
+    usual = {"scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": ["accuracy", "macro_f1", "auc"]}
+    return usual | {"higher_is_better": True} | config.get("task", {})
 
 
 def axis(config: dict[str, Any]) -> str:
     """Name of the primary score with its unit: "accuracy in %", "mse"."""
-    name, *_ = scores(config)
-    return f"{name} in %" if name in in_percent(config) else name
+    name, *_ = task_of(config)["scores"]
+    return f"{name} in %" if name in task_of(config)["in_percent"] else name
 
 
 def chosen(config: dict[str, Any], means: Iterable[float]) -> float:
     """Best of some means of the primary score."""
-    return max(means) if higher_is_better(config) else min(means)
+    return max(means) if task_of(config)["higher_is_better"] else min(means)
 
 
 class Result(NamedTuple):
@@ -94,14 +85,11 @@ class Result(NamedTuple):
 
     Attributes:
       path: file with its evaluations.
-      config: content of config.json; a committed file has no entries with one number for each client.
-      summary: content of summary.json, likewise.
+      config, summary: content of config.json and summary.json; a committed file has nothing of single clients.
       rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
         `pfl_jax.primitives.metrics.Summary`; "validation" -> the same on validation examples, where there are any;
         "bytes_up", "bytes_down" and "seconds" -> [R].
-      command: shell command of the same run; "" for a folder.
-      commit: commit of the sources; None if it is not known.
-      version: of the method, see `experiments.folder.version.method_version`; None for a folder.
+      command, commit, version: of a committed result.
     """
 
     path: Path
@@ -118,16 +106,8 @@ class Result(NamedTuple):
         return self.summary["seconds"] / self.config.get("runs_together", 1)
 
     def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
-        """Mean accuracy in percent, or other primary score of the task; None where no client has one.
-
-        Args:
-          protocol: evaluation protocol.
-          score: the last evaluation, or the one with the best mean on test examples.
-          average: mean over clients, or over their test examples.
-
-        Raises:
-          InvalidInput: the run was not evaluated by this protocol.
-        """
+        """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
+        one."""
         means = self.curve(protocol, average)
         known = [mean for mean in means if mean is not None]
         return means[-1] if score == "last" else chosen(self.config, known) if known else None
@@ -172,16 +152,11 @@ def _summaries(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[Any]
     return found
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-
-
 def _text(path: Path) -> str:
     try:
-        return _bytes(path).decode()
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise _damaged(path) from None
 

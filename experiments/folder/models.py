@@ -1,7 +1,7 @@
 """Files of model parameters that other programs can read.
 
 safetensors (https://huggingface.co/docs/safetensors) is eight bytes with the length of a header, the header as JSON,
-and the arrays one after another, little-endian; it needs no package to be written.
+and the arrays one after another, little-endian.
 """
 
 import json
@@ -21,18 +21,10 @@ _KINDS = {"float32": "F32", "float64": "F64", "float16": "F16", "int32": "I32", 
 
 
 def save(path: Path, params: Params, about: dict[str, str]) -> int:
-    """Write parameters to a file; returns how many there are.
+    """Write parameters to a new file; return how many there are.
 
-    In safetensors a parameter's name is its path, "backbone.conv1.kernel"; .msgpack is read by
+    In safetensors a parameter's name is its path, "backbone.conv1.kernel", beside metadata `about`; .msgpack is read by
     `flax.serialization.msgpack_restore`.
-
-    Args:
-      path: path of the file; its ending, one of ENDINGS, selects the format.
-      params: parameters of a model.
-      about: metadata, for safetensors only.
-
-    Raises:
-      CannotWrite: the file cannot be written.
     """
     arrays = jax.tree.map(np.asarray, params)
     if path.suffix == ".msgpack":

@@ -1,12 +1,12 @@
 """Folder of a run: configuration, metrics and summary, with digests that show damage and a lock while it is written.
 
-Files are complete or absent, see `pfl_jax.atomic_write`, and so are lines of the metrics log. JSON is strict: an
-accuracy that does not exist is null, never NaN.
+JSON is strict: an accuracy that does not exist is null, never NaN.
 """
 
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.cli.measures import FIELD, Average, Protocol
+from experiments.cli.options import FIELD, Average, Protocol
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
 from pfl_jax.engine import disk_state
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.metrics import Summary, summarize
+from pfl_jax.primitives.metrics import summarize
 from pfl_jax.tasks import CLASSIFICATION, Score, Task
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
@@ -49,15 +49,8 @@ Line: TypeAlias = dict[str, Any]
 
 
 class Counts(NamedTuple):
-    """Numbers of examples that clients are scored on.
-
-    Attributes:
-      test: [N], test examples of the clients that take part.
-      validation: [N], their validation examples; None without --val-fraction.
-      newcomers: [N'], test examples of the clients that never take part; None where all do.
-      attackers: [N], bool; None where nobody attacks.
-      task: says what the scores are.
-    """
+    """Numbers of examples that clients are scored on, [N]; validation examples, newcomers and attackers are None
+    without."""
 
     test: np.ndarray
     validation: np.ndarray | None = None
@@ -72,18 +65,17 @@ def evaluation(
     counts: Counts,
     newcomers: Mapping[str, Scores] | None = None,
 ) -> Line:
-    """Evaluation of a federation as a line of the metrics log; shares in percent.
-
-    Args:
-      number: of the round, from 1.
-      scores: protocol -> Scores [N] of all clients.
-      counts: of the clients' examples.
-      newcomers: protocol -> Scores [N'] of the clients that never take part.
-    """
+    """Evaluation as a line of the metrics log, shares in percent; `scores` and `newcomers` are by protocol."""
     task = counts.task
 
     def summaries(of: Mapping[str, Scores | None], examples: np.ndarray) -> dict[str, dict[str, float]]:
-        return {name: summary_record(summarize(one, examples, task)) for name, one in of.items() if one is not None}
+        found = {}
+        for name, one in of.items():
+            if one is not None:
+                summary = summarize(one, examples, task)
+                numbers = summary._asdict() | summary.others
+                found[name] = {key: rounded(number) for key, number in numbers.items() if key != "others"}
+        return found
 
     line: Line = {"round": number, **summaries(scores, counts.test)}
     if counts.validation is not None:
@@ -98,7 +90,10 @@ def evaluation(
     if newcomers is not None and counts.newcomers is not None:
         line["new_clients"] = summaries(newcomers, counts.newcomers)
     for name, one in scores.items():
-        line |= per_client(name, one, task)
+        for score in task.scores:
+            # "received_per_client" of the primary one, others as "received_loss_per_client".
+            key = "" if score is task.primary else f"{score.name}_"
+            line[f"{name}_{key}per_client"] = shown(score, one)
     return strict(line)
 
 
@@ -112,22 +107,6 @@ def best(
         return -math.inf if mean is None else mean if higher_is_better else -mean
 
     return max(lines, key=goodness)
-
-
-def summary_record(summary: Summary) -> dict[str, float]:
-    """Summary for JSON."""
-    values = summary._asdict()
-    # The number of clients comes last.
-    others, clients = values.pop("others"), values.pop("clients")
-    return {name: rounded(value) for name, value in (values | others).items()} | {"clients": clients}
-
-
-def per_client(protocol: str, scores: Scores, task: Task) -> dict[str, list[float]]:
-    """Scores of every client, for JSON: primary ones as "received_per_client", others as "received_loss_per_client"."""
-    primary, *others = task.scores
-    return {f"{protocol}_per_client": shown(primary, scores)} | {
-        f"{protocol}_{one.name}_per_client": shown(one, scores) for one in others
-    }
 
 
 def shown(score: Score, scores: Scores) -> list[float]:
@@ -144,45 +123,39 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: str | Path | None, name: str, root: str | Path = "runs") -> "RunFolder":
-        """Take possession of a folder; no other run can have it afterwards.
+        """Take possession of a new or empty folder, None for the first free one of root/name-001, root/name-002, ...
 
-        Args:
-          path: new or empty folder; None for the first free one of root/name-001, root/name-002, ...
-          name: name of the run in a numbered folder.
-          root: folder of numbered folders.
-
-        Raises:
-          InvalidInput: the folder holds a run or other files, or cannot be written.
+        InvalidInput if it holds a run or other files, or cannot be written. No other run can have it afterwards.
         """
         if path is None:
-            number = 1
-            while True:
-                try:
+            for number in itertools.count(1):
+                with contextlib.suppress(FileExistsError):
                     return cls._take(Path(root) / f"{name}-{number:03d}", empty_will_do=False)
-                except FileExistsError:
-                    number += 1
-        path = Path(path).expanduser()
-        _refuse_used(path)
+        path = Path(str(path)).expanduser()
         try:
-            return cls._take(path, empty_will_do=True)
-        except FileExistsError:
-            raise _holds_a_run(path) from None
+            names = {entry.name for entry in path.iterdir()}
+        except FileNotFoundError:
+            names = set()
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        if names and not names & {CONFIG, METRICS, SUMMARY}:
+            raise InvalidInput(f"the folder {path} is not empty: give --out a new one")
+        with contextlib.suppress(FileExistsError):
+            if not names:
+                return cls._take(path, empty_will_do=True)
+        raise InvalidInput(f"the folder {path} holds a run already, which is never overwritten: give --out a new one")
 
     @classmethod
     def _take(cls, path: Path, *, empty_will_do: bool) -> "RunFolder":
         """Create the folder, or take an empty one; FileExistsError if another process was first."""
         created: list[Path] = []
         try:
-            missing = [parent for parent in path.parents if not parent.exists()]
-            for parent in reversed(missing):
+            for parent in reversed([parent for parent in path.parents if not parent.exists()]):
                 parent.mkdir(exist_ok=True)
                 created.append(parent)
-            try:
+            if not (empty_will_do and path.is_dir()):
                 path.mkdir()
                 created.append(path)
-            except FileExistsError:
-                if not empty_will_do:
-                    raise
             # Creating the log is what claims the folder: of two runs only one can do it.
             (path / METRICS).open("x").close()
         except FileExistsError:
@@ -265,11 +238,7 @@ def digest_of_content(summary: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Lock a run while this process works on it: no other process can write into its folder or remove it.
-
-    Raises:
-      InvalidInput: another process has the lock, or the log cannot be written.
-    """
+    """Lock a run while this process works on it: no other process can write into its folder or remove it."""
     with _locked(folder / METRICS, f"another process is at work in {folder}: wait for it"):
         yield
 
@@ -279,9 +248,6 @@ def lock_folder(folder: str | Path) -> Iterator[None]:
     """Lock a folder of several runs for this process; the folder is created if it does not exist.
 
     An interrupted run and a running one have the same files, so only the process with the lock may start it again.
-
-    Raises:
-      InvalidInput: another process has the lock, it is the folder of a single run, or it cannot be written.
     """
     folder = Path(folder).expanduser()
     make_folder(folder)
@@ -321,23 +287,6 @@ def strict_json(content: Any) -> str:
     text = json.dumps(strict(content), indent=2, allow_nan=False)
     # JSON strings have no line breaks; lists with strings are left as they are.
     return re.sub(r'\[\n([^"\[\]{}]*)\]', lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
-
-
-def _refuse_used(path: Path) -> None:
-    try:
-        names = {entry.name for entry in path.iterdir()}
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    if names & {CONFIG, METRICS, SUMMARY}:
-        raise _holds_a_run(path)
-    if names:
-        raise InvalidInput(f"the folder {path} is not empty: give --out a new one")
-
-
-def _holds_a_run(path: Path) -> InvalidInput:
-    return InvalidInput(f"the folder {path} holds a run already, which is never overwritten: give --out a new one")
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import math
 import os
 import shlex
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +13,8 @@ import numpy as np
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import defaults
-from experiments.cli.measures import Protocol
-from experiments.cli.options import Options, option_words
+from experiments.cli.options import CUSTOM, PROTOCOLS, Options, Protocol, option_words
 from experiments.cli.own_code import label
-from experiments.cli.own_data import CUSTOM
 from experiments.cli.request import Request
 from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
@@ -33,19 +29,7 @@ _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb", OTHER_CODE}
 
 @dataclass(frozen=True)
 class Run:
-    """One run as stored in its folder.
-
-    Attributes:
-      folder: its folder.
-      config: content of config.json.
-      request: its request, from the configuration.
-      setting: every option and hyper-parameter that its results depend on, except the seed.
-      data: description of the data that was used.
-      is_real: whether this is the real dataset.
-      headline: protocol that is reported first.
-      lines: its evaluations, see `experiments.folder.run_folder.Evaluation.record`.
-      summary: content of summary.json; None of a run that is not finished.
-    """
+    """One run as stored in its folder; its results depend on the setting, and on the seed."""
 
     folder: Path
     config: dict[str, Any]
@@ -68,7 +52,6 @@ class Run:
 
     @property
     def state(self) -> str:
-        """State in words."""
         if self.summary is not None:
             return "finished"
         return f"unfinished: round {self.round} of {self.request.options.rounds}"
@@ -76,12 +59,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one setting.
-
-    Attributes:
-      label: name that distinguishes it from other groups on the same data.
-      runs: its runs, sorted by seed.
-    """
+    """Runs of one setting, sorted by seed, with a label that distinguishes it from other groups on the same data."""
 
     label: str
     runs: tuple[Run, ...]
@@ -100,7 +78,6 @@ class Group:
 
     @property
     def data_name(self) -> str:
-        """Name of the dataset for a title, with its substitute if there is one."""
         dataset = self.runs[0].request.dataset
         return dataset if self.is_real and dataset != CUSTOM else self.data
 
@@ -139,14 +116,10 @@ class Group:
         """Evaluation of each counted run in a round."""
         return [line for run in self.counted for line in run.lines if line["round"] == number]
 
-    def values(self, number: int, protocol: Protocol, name: str) -> list[float]:
-        """Value of each counted run in a round, such as "mean"; runs without one are left out."""
-        found = [line.get(protocol, {}).get(name) for line in self.lines(number)]
-        return [value for value in found if value is not None]
-
-    def validation(self, number: int, protocol: Protocol) -> list[float]:
-        """Mean accuracy on validation examples of each counted run in a round; runs without one are left out."""
-        found = [line.get(VALIDATION, {}).get(protocol, {}).get("mean") for line in self.lines(number)]
+    def values(self, number: int, protocol: Protocol, name: str = "mean", on: str = "test") -> list[float]:
+        """Value of each counted run in a round, on test or VALIDATION examples; runs without one are left out."""
+        lines = self.lines(number) if on == "test" else [line.get(on, {}) for line in self.lines(number)]
+        found = [line.get(protocol, {}).get(name) for line in lines]
         return [value for value in found if value is not None]
 
     def per_client(self, number: int, protocol: Protocol) -> list[np.ndarray]:
@@ -181,11 +154,7 @@ class Group:
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """Folders of runs among and below the given ones.
-
-    Raises:
-      InvalidInput: one of them is missing or holds no run.
-    """
+    """Folders of runs among and below the given ones."""
     found: dict[Path, Path] = {}
     for path in paths:
         path = path.expanduser()
@@ -203,15 +172,12 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
 
 def read(folder: Path, headline: Protocol | None = None) -> Run:
-    """Run in a folder; InvalidInput if it cannot be read.
-
-    Args:
-      folder: folder of the run.
-      headline: protocol that is reported first; None for the run's own --eval-protocol.
-    """
+    """Run in a folder; `headline` is the protocol that is reported first, by default the run's own."""
     config = load.read_config(folder)
     try:
-        request = _request(config)
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
+        own = config["hyper_parameters"], frozenset(config["given"]), dict(config.get("own_code", {}))
+        request = Request(config["dataset"], Options(**values), *own)
         setting = {"dataset": request.dataset} | relevant_options(request)
         data, is_real = config["data"]["description"], config["data"]["is_real"]
     except (KeyError, TypeError, AttributeError):
@@ -225,24 +191,10 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
     return Run(folder, config, request, setting, data, bool(is_real), first, lines, summary)
 
 
-def _request(config: dict[str, Any]) -> Request:
-    """Request of a stored run."""
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
-    own_code = dict(config.get("own_code", {}))
-    return Request(
-        config["dataset"], Options(**values), config["hyper_parameters"], frozenset(config["given"]), own_code
-    )
-
-
 def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
-    """Group runs of one setting.
+    """Group runs of one setting; groups on the same data stand together.
 
-    Args:
-      runs: at least one.
-
-    Returns:
-      Groups in the order of their first runs, those on the same data together; and runs that are left out, since
-      another one with the same setting and seed is there that is as far or further.
+    Returns the groups, and the runs that are left out: another one of the same setting and seed is as far or further.
     """
     by_key: dict[str, dict[int, Run]] = {}
     repeated = []
@@ -311,7 +263,36 @@ def plain(value: Any) -> str:
     return "—" if value is None else str(value)
 
 
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation; the latter None for one value, or with a NaN among them."""
-    mean = statistics.fmean(values)
-    return mean, statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else None
+def load_runs(*folders: str | Path) -> Any:
+    """Table of the runs in folders, one row each: a pandas DataFrame where pandas is installed, else a list of rows.
+
+    A row has the run's folder, data, seed and state ("finished"), every option and hyper-parameter that its results
+    depend on, the last evaluated round, and its mean accuracy, loss, macro-F1 and AUC under each protocol measured, as
+    received_accuracy, received_loss, ...; with --val-fraction also those on validation examples, as
+    validation_received_accuracy, ... Accuracies, macro-F1 and AUC are in percent.
+
+    Args:
+      *folders: folders of runs, sweeps or tables, or folders above them.
+
+    Raises:
+      InvalidInput: a folder is missing or holds no run, or a run cannot be read.
+    """
+    rows = [_row(read(folder)) for folder in find([Path(folder) for folder in folders])]
+    try:
+        import pandas  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    row = {"folder": str(run.folder), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
+    row["round"] = run.round
+    last = run.lines[-1] if run.lines else {}
+    for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
+        for protocol in PROTOCOLS:
+            scores = line.get(protocol) or {}
+            for name, stored in (("accuracy", "mean"), ("loss", "loss"), ("macro_f1", "macro_f1"), ("auc", "auc")):
+                if stored in scores:
+                    row[f"{prefix}{protocol}_{name}"] = scores[stored]
+    return row

@@ -54,22 +54,13 @@ def code_version(method: str) -> dict[str, Any]:
 
 
 def versions_behind(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Code that made a run, each as in `code_version`; the first one began it.
-
-    Args:
-      config: content of the run's config.json.
-    """
+    """Code that made a run with this config.json, each as in `code_version`; the first one began it."""
     began = {name: config.get("versions", {}).get(name) for name in source_versions()}
     return [began | {"method_version": config.get("method_version")}, *config.get(RESUMED_BY, [])]
 
 
 def by_other_code(config: Mapping[str, Any], trust: Trust) -> bool:
-    """Whether other code than today's made a run, or some of its rounds.
-
-    Args:
-      config: content of the run's config.json; what it does not say counts as other code.
-      trust: which code counts as today's.
-    """
+    """Whether other code than what counts as today's made a run, or some of its rounds; unknown code is other code."""
     own = code_version(config["options"]["method"])
     # The version of a user's own method is its text, which is an option of the run.
     by_number = trust == "version" and own["method_version"] is not None

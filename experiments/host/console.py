@@ -7,17 +7,20 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from experiments.cli.exit_codes import close_output
 from pfl_jax.tasks import CLASSIFICATION, Score
 
 
-def print_line(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line, however long.
+class Terminal(Console):
+    """Console on stdout; if its reader exits, as `head` does, the command goes on to its end."""
 
-    Args:
-      console: the console.
-      text: the line.
-      style: style of rich, such as "bold".
-    """
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        close_output()
+
+
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line, however long, in a style of rich such as "bold"."""
     console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -36,14 +39,7 @@ LINE_EVERY = 10.0
 
 
 class RoundProgress:
-    """Display of round, accuracy, examples per second and remaining time; a context manager.
-
-    Args:
-      console: console to print to.
-      rounds: number of rounds of the run.
-      headline: evaluation protocol of the displayed score.
-      score: what is displayed.
-    """
+    """Display of round, score, examples per second and remaining time; a context manager."""
 
     def __init__(self, console: Console, rounds: int, headline: str, score: Score = CLASSIFICATION.primary):
         self._console, self._rounds, self._headline = console, rounds, headline
@@ -68,31 +64,21 @@ class RoundProgress:
         self._bar.stop()
 
     def update(self, number: int, seconds: float, accuracy: float | None, examples_per_second: float) -> None:
-        """Count one more completed round.
-
-        Args:
-          number: number of the round, from 1.
-          seconds: duration of the round.
-          accuracy: latest mean over clients of the primary score; None before the first evaluation.
-          examples_per_second: training examples processed per second.
-        """
+        """Count one more completed round, from 1; `accuracy` is the latest mean over clients, None before the first
+        evaluation."""
         self._durations.append(seconds)
         shown = "—" if accuracy is None else f"{accuracy:.2f} {self._unit}"
         said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]
         # The first round, with compilation, says nothing about the others.
         if len(self._durations) > 1:
-            said.append(f"{duration(self._seconds_left(number))} left")
+            left = statistics.median(self._durations[1:][-10:]) * (self._rounds - number)
+            said.append(f"{duration(left)} left")
         status = " · ".join(said)
         self._bar.update(self._task, completed=number, status=status)
         now = time.monotonic()
         if not self._console.is_terminal and (now - self._shown >= LINE_EVERY or number in (1, self._rounds)):
             self._shown = now
             print_line(self._console, f"round {number}/{self._rounds} · {status}")
-
-    def _seconds_left(self, number: int) -> float:
-        """Estimate from the median of the latest rounds but for the first one."""
-        recent = self._durations[1:][-10:]
-        return statistics.median(recent) * (self._rounds - number)
 
 
 def duration(seconds: float) -> str:

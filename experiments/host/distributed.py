@@ -1,13 +1,9 @@
 """Runs of several processes, on one or more machines: start of JAX's runtime, and a parent for each process.
 
-Every process runs the same program over the same mesh and stores the examples of its own clients
-(`pfl_jax.engine.placement`). Only the first process prints and writes files. An error in one process before the rounds,
-or while files are written, stops all processes with one line. One that dies, or fails alone in a collective
-computation, ends the others within a minute.
-
-If another process dies, JAX's runtime aborts this one from a thread in C++, with a stack trace and an exit code of its
-own, and nothing in Python can prevent it. The command that the user starts is therefore a parent that runs the same
-command in a child, and says in one line how that was ended.
+Every process stores the examples of its own clients; only the first one prints and writes files. An error before the
+rounds, or while files are written, stops all of them with one line. One that dies, or fails alone in a collective
+computation, ends the others within a minute: JAX's runtime aborts them from C++. The command that the user starts is
+therefore a parent that runs the same command in a child, and says in one line how that was ended.
 """
 
 import dataclasses
@@ -39,8 +35,8 @@ from experiments.host.signals import wait
 from pfl_jax.engine.mapping import AXIS, client_mesh
 from pfl_jax.errors import InvalidInput
 
-_CHILD = "PFL_JAX_CHILD"
-"""Environment variable of the child."""
+CHILD = "PFL_JAX_CHILD"
+"""Environment variable of the child that does the work."""
 
 WAIT = 300
 """Seconds that a process waits for the others to connect."""
@@ -49,26 +45,12 @@ HEARTBEAT = 30
 """Seconds without a sign of life after which a process counts as dead, also for those that wait for it to leave."""
 
 
-def is_child() -> bool:
-    """Whether this process is the child that does the work."""
-    return _CHILD in os.environ
-
-
 def supervise(dataset: str, arguments: Sequence[str]) -> int:
-    """Run a command in a child process.
-
-    Args:
-      dataset: name of the experiment.
-      arguments: command-line arguments.
-
-    Returns:
-      The exit code: the child's, 2 if another process has died, or 128 and the number of the signal that ended the
-      child.
-    """
+    """Run a command in a child process; return its exit code, 2 if another process died, 128 + N after signal N."""
     path = [str(Path(experiments.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     # The runtime's own log would fill the screen, for example about a port in use; errors are exceptions.
     environment = {"GRPC_VERBOSITY": "NONE"} | os.environ
-    environment |= {_CHILD: "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    environment |= {CHILD: "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
     command = [sys.executable, "-m", "experiments", dataset, *arguments]
     with tempfile.TemporaryFile() as errors:
         # A group of its own, so that Ctrl-C reaches the child only once.
@@ -99,10 +81,6 @@ def work_as_child(work: Callable[[Processes], None], request: Request) -> None:
     """Do the work of one process of a run.
 
     A process that fails alone ends at once, so that the others do not wait for it; JAX's own end would wait for all.
-
-    Args:
-      work: the run.
-      request: its request.
     """
 
     def watch() -> None:
@@ -128,11 +106,7 @@ def work_as_child(work: Callable[[Processes], None], request: Request) -> None:
 
 
 def _start(request: Request) -> Processes:
-    """Connect the processes of a run, after `jax_config.prepare` and before JAX's first computation.
-
-    Raises:
-      InvalidInput: no cluster was found, the coordinator cannot be reached, or the command lines differ.
-    """
+    """Connect the processes of a run, after `jax_config.prepare` and before JAX's first computation."""
     options = request.options
     # CPUs need Gloo for collectives between processes; it has no effect on other devices.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -31,13 +31,7 @@ def prepare(options: Options) -> None:
 def prepare_jax(
     *, devices: int | None = None, precision: Precision = "float32", compilation_cache: bool = True
 ) -> None:
-    """Make the settings that JAX needs before its first computation.
-
-    Args:
-      devices: number of simulated devices on a CPU; None for one for each core.
-      precision: precision of matrix products and convolutions.
-      compilation_cache: whether compiled programs are cached on disk.
-    """
+    """Make the settings that JAX needs before its first computation; on a CPU one device for each core by default."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = cores if devices is None else devices
     _set_xla_flags(
@@ -87,15 +81,7 @@ def cache_folder() -> Path | None:
 
 
 def devices(options: Options) -> list[Any]:
-    """Devices that share the clients, the same number from each process.
-
-    Args:
-      options: options of the run.
-
-    Raises:
-      InvalidInput: there are too few devices, more processes than clients, with --distributed more devices than
-        clients, or the devices cannot be shared equally.
-    """
+    """Devices that share the clients, the same number from each process; InvalidInput if there are too few."""
     if not options.distributed:
         available = jax.local_devices()
         if options.devices == "auto":
@@ -128,23 +114,14 @@ _CACHE_WARNING = re.compile(
 )
 
 
-def folder() -> Path | None:
-    """Folder of JAX's compilation cache; None if it is off."""
-    path = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    return None if path is None else Path(path)
-
-
 @contextlib.contextmanager
 def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
-    """Context that removes damaged files from JAX's compilation cache, and reports the problem once, in one line.
+    """Context that removes damaged files from JAX's compilation cache, and reports each kind of problem once.
 
     JAX does not write cache files atomically: a full disk or a killed process leaves an incomplete file, which JAX does
     not replace and warns about at each start.
-
-    Args:
-      notify: function that receives one message if programs cannot be cached, and one if cached programs are damaged.
     """
-    cache, reported = folder(), set()
+    cache, reported = jax.config.jax_compilation_cache_dir, set()  # pyright: ignore[reportAttributeAccessIssue]
     if cache is None:
         yield
         return
@@ -159,7 +136,7 @@ def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
                 previous(message, *args, **kwargs)
                 return
             operation, program, reason = found.groups()
-            for path in cache.glob(f"{program}-*"):
+            for path in Path(cache).glob(f"{program}-*"):
                 with contextlib.suppress(OSError):
                     path.unlink()
             if operation not in reported:

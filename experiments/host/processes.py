@@ -31,19 +31,14 @@ def lost(error: BaseException) -> bool:
 
 
 class Processes:
-    """Processes of one run, seen from one of them.
-
-    Args:
-      index: index of this process; the first one prints and writes.
-      count: number of processes; 1 for an ordinary run, in which nothing is sent.
-    """
+    """Processes of one run, seen from one of them; one of an ordinary run sends nothing, and the first prints and
+    writes."""
 
     def __init__(self, index: int = 0, count: int = 1):
         self.index, self.count = index, count
 
     @property
     def is_first(self) -> bool:
-        """Whether this process prints and writes."""
         return self.index == 0
 
     def exchange(self, text: str) -> list[str]:
@@ -70,9 +65,7 @@ class Processes:
     def synchronized(self) -> Iterator[None]:
         """Context in which an error of one process ends all of them; none continues before all have left it.
 
-        Raises:
-          InvalidInput: in the first process, if one or more processes failed; the message has their reasons.
-          SystemExit: in all other processes then.
+        The first process raises InvalidInput with the reasons of all that failed, the others SystemExit.
         """
         if self.count == 1:
             yield

@@ -1,7 +1,6 @@
 """Ctrl-C and SIGTERM: the first one ends a run after its round, a second one ends the process at once.
 
-A thread reads the signals. It need not wait for the main thread, which is in native code for half a minute while XLA
-compiles.
+A thread reads them, because XLA compiles for half a minute in the main thread.
 """
 
 import contextlib
@@ -21,12 +20,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """Request to stop the run after its round.
-
-    Attributes:
-      asked: whether SIGINT or SIGTERM was received.
-      at_once: whether the first signal ends the process: there is nothing to lose before the first round is completed.
-    """
+    """Request to stop the run after its round, or at once: there is nothing to lose before the first round is
+    completed."""
 
     asked = False
     at_once = False
@@ -34,13 +29,7 @@ class Stop:
 
 @contextlib.contextmanager
 def stoppable(console: Console, last_words: Callable[[], str], *, at_once: bool = True) -> Iterator[Stop]:
-    """Context in which the first SIGINT or SIGTERM asks to stop, and the next one ends the process.
-
-    Args:
-      console: for the answer to the first one.
-      last_words: tidies up before the process ends, and says what remains.
-      at_once: see `Stop`.
-    """
+    """Context in which the first SIGINT or SIGTERM asks to stop, and the next ends the process, after `last_words`."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop

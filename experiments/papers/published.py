@@ -23,17 +23,10 @@ Fashion-MNIST; 85.68 in Table 1) also indicates a different partition."""
 
 
 class Published(NamedTuple):
-    """A published accuracy of a table.
+    """A published accuracy in percent, mean over clients, of a table.
 
-    Attributes:
-      paper: fedpac, fedpac_replication or fedas.
-      table: number of the table in the paper.
-      dataset: name of the dataset, as in `python -m experiments.DATASET`.
-      clients: number of clients N.
-      setting: partition and participation, a key of `settings.SETTINGS`.
-      method: name of the method in the table, with "-OPTION" for each option that is switched off.
-      accuracy_percent: accuracy in percent, mean over clients.
-      procedure: a key of `settings.PROCEDURES` for FedAS's tables; "" for the others.
+    Its setting is a key of `settings.SETTINGS`, its procedure one of `settings.PROCEDURES` or "". The method has
+    "-OPTION" for each option that is switched off.
     """
 
     paper: str
@@ -63,14 +56,14 @@ class Published(NamedTuple):
 
 def load() -> list[Published]:
     """All published accuracies, in table order; FedAS's by the first of its procedures."""
+    found = []
     with FILE.open(newline="") as file:
-        return [_published(row) for row in csv.DictReader(file)]
-
-
-def _published(row: dict[str, Any]) -> Published:
-    table, clients, accuracy = int(row["table"]), int(row["clients"]), float(row["accuracy_percent"])
-    procedure = next(iter(settings.PROCEDURES)) if row["paper"] == "fedas" else ""
-    return Published(**row | {"table": table, "clients": clients, "accuracy_percent": accuracy, "procedure": procedure})
+        for row in csv.DictReader(file):
+            numbers: Any = {"table": int(row["table"]), "clients": int(row["clients"])}
+            numbers["accuracy_percent"] = float(row["accuracy_percent"])
+            procedure = next(iter(settings.PROCEDURES)) if row["paper"] == "fedas" else ""
+            found.append(Published(**row | numbers, procedure=procedure))
+    return found
 
 
 def find(request: Request, *, is_real: bool) -> Published | None:
@@ -79,10 +72,6 @@ def find(request: Request, *, is_real: bool) -> Published | None:
     The data must be real, and everything on which the result depends must be as in the paper: model, rounds, sizes,
     partition, participation and hyper-parameters. Switches of a method may be off if a table has such a row. FedAS's
     accuracies belong to both of its procedures.
-
-    Args:
-      request: request of the run.
-      is_real: whether the data is the real dataset.
     """
     if not is_real:
         return None
@@ -91,7 +80,9 @@ def find(request: Request, *, is_real: bool) -> Published | None:
     rows += [row._replace(procedure=name) for row in rows if row.procedure for name in [*settings.PROCEDURES][1:]]
     for row in rows:
         same = (row.dataset, row.clients) == (request.dataset, request.options.num_clients)
-        same = same and settings.PRESET[row.paper] == request.options.preset and _fully_described(row)
+        same = same and settings.PRESET[row.paper] == request.options.preset
+        if row.paper == "fedpac" and (row.table == ANGLES_UNSTATED or (row.table, row.method) in MODEL_COUNT_UNSTATED):
+            continue
         if same and settings.method_name(row.method) == request.options.method:
             # A row whose command line is invalid cannot match.
             with contextlib.suppress(InvalidInput):
@@ -100,18 +91,11 @@ def find(request: Request, *, is_real: bool) -> Published | None:
     return None
 
 
-def _fully_described(row: Published) -> bool:
-    """Whether the paper describes the row's setting completely."""
-    if row.paper != "fedpac":
-        return True
-    return row.table != ANGLES_UNSTATED and (row.table, row.method) not in MODEL_COUNT_UNSTATED
-
-
 def _compared_options(request: Request) -> dict[str, Any]:
     """Options that must be as in the paper, which does not report evaluation interval and float precision."""
-    compared = {
-        name: value for name, value in relevant_options(request).items() if name not in ("eval_every", "precision")
-    } | {"procedure": request.procedure}
+    compared = relevant_options(request) | {"procedure": request.procedure}
+    for name in ("eval_every", "precision"):
+        compared.pop(name, None)
     if request.options.preset == "fedpac":
         # FedPAC's paper does not mention augmentation, which its released code has for color images; a run may be
         # compared with or without it.

@@ -1,14 +1,14 @@
 """Tables of the papers as plain data: command-line options for the entries of paper_results.csv."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
-from experiments.cli.measures import Average, Protocol, Score
-from experiments.cli.options import PROCESSES, flag
+from experiments.cli.options import PROCESSES, Average, Protocol, Score, flag
 from experiments.cli.request import IN_PLACE, Request
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
+Paper: TypeAlias = Literal["fedpac", "fedpac_replication", "fedas"]
 PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
 """paper -> its display name."""
 
@@ -28,13 +28,8 @@ _WORDS = {
 
 
 class Measure(NamedTuple):
-    """Definition of the accuracies in a paper.
-
-    Attributes:
-      protocol: evaluation protocol.
-      score: round that is reported.
-      average: average over clients, or over all their test examples.
-    """
+    """Definition of the accuracies in a paper: evaluation protocol, reported round, average over clients or test
+    examples."""
 
     protocol: Protocol
     score: Score
@@ -58,12 +53,7 @@ round, over all test examples."""
 
 
 class Table(NamedTuple):
-    """Table of a paper.
-
-    Attributes:
-      title: content of the table.
-      notes: details that the paper does not state, and the choices made here.
-    """
+    """Table of a paper; the notes are details that the paper does not state, and the choices made here."""
 
     title: str
     notes: tuple[str, ...] = ()
@@ -98,14 +88,7 @@ _EVERYONE = "--participation 1.0"
 
 
 class Procedure(NamedTuple):
-    """What FedAS's paper prints and its released code does differently, for all methods of a table.
-
-    Attributes:
-      title: in words.
-      batches: options of every method.
-      alignment, synchronization: options of these parts of FedAS, where they are switched on.
-      in_place: whether clients align one shared backbone, see `experiments.lab.fedas_ablation.released`.
-    """
+    """What FedAS's paper prints and its released code does differently, as options of all methods and of its parts."""
 
     title: str
     batches: str
@@ -217,16 +200,9 @@ FIXED = frozenset(
 
 
 def arguments(paper: str, clients: int, setting: str, method: str, procedure: str = "") -> tuple[str, ...]:
-    """Command line of a published accuracy, without seed and results folder.
-
-    Args:
-      paper: a key of PAPERS.
-      clients: N.
-      setting: a key of SETTINGS.
-      method: as in the table, with "-OPTION" for each option that is switched off.
-      procedure: a key of PROCEDURES, for FedAS's tables.
-    """
-    command = f"--preset {PRESET[paper]} --method {_method(method)} --num-clients {clients} {SETTINGS[setting]}"
+    """Command line of a published accuracy, without seed and results folder; the arguments are those of `Published`."""
+    own = ALIASES.get(method, method.replace(" -", " --no-"))
+    command = f"--preset {PRESET[paper]} --method {own} --num-clients {clients} {SETTINGS[setting]}"
     if MEASURES[paper].score == "best":
         command += " --eval-every 1"
     return (*command.split(), *(PROCEDURES[procedure].words(method) if procedure else ()))
@@ -234,15 +210,9 @@ def arguments(paper: str, clients: int, setting: str, method: str, procedure: st
 
 def method_name(method: str) -> str:
     """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3"; perhaps not in METHODS."""
-    return _method(method).split()[0]
+    return ALIASES.get(method, method).split()[0]
 
 
 def has(method: str) -> bool:
     """Whether a method of a table is implemented."""
     return method_name(method) in METHODS
-
-
-def _method(method: str) -> str:
-    if method in ALIASES:
-        return ALIASES[method]
-    return method.replace(" -", " --no-")

@@ -11,15 +11,15 @@ band. The page is one file that needs no network.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.measures import PROTOCOLS, Protocol
-from experiments.cli.parser import Argument, choose, parse
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, write_text
-from experiments.host.console import print_line
+from experiments.cli.options import Protocol
+from experiments.cli.parser import Argument, parse
+from experiments.folder.run_folder import write_text
+from experiments.host.console import Terminal, print_line
 from pfl_jax.errors import InvalidInput
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -38,19 +38,12 @@ class Options:
     """The page; None writes report.html."""
     plot: Annotated[Path | None, Argument(metavar="FILE")] = None
     """Write only a picture of the curves: .png, .svg or .pdf."""
-    eval_protocol: Annotated[str | None, Argument(metavar="PROTOCOL")] = None
-    """Accuracy that comes first: received, trained or before_aggregation; None is that of most of the runs."""
+    eval_protocol: Protocol | None = None
+    """Accuracy that comes first; None is that of most of the runs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a report.
-
-    Args:
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Write a report with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         options, _ = parse(Options, "experiments.report", __doc__, arguments)
@@ -58,12 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InvalidInput("missing: RUN, the folder of a run or one above runs; see --help")
         if options.out is not None and options.plot is not None:
             raise InvalidInput("--out is for the page and --plot for a picture: give one of them")
-        if options.eval_protocol is not None:
-            choose("eval-protocol", [options.eval_protocol], PROTOCOLS)
         out = options.out or Path("report.html")
         _check(out, options.plot)
-        # One of PROTOCOLS, as checked.
-        _write(options.runs, out, options.plot, cast(Protocol | None, options.eval_protocol), Console())
+        _write(options.runs, out, options.plot, options.eval_protocol, Terminal())
 
     return exit_code(work)
 
@@ -72,15 +62,10 @@ def _check(out: Path, plot: Path | None) -> None:
     """Raise InvalidInput if the output file has an unsuitable name."""
     if plot is not None and plot.suffix not in PICTURES:
         raise InvalidInput(f"--plot {plot}: the name of a picture ends in {', '.join(PICTURES)}")
-    target = (out if plot is None else plot).expanduser()
-    if target.name in (CONFIG, METRICS, SUMMARY):
-        raise InvalidInput(f"{target} is a file of a run, which is never overwritten: give another name")
-    if target.is_dir():
-        raise InvalidInput(f"{target} is a folder: give the name of a file")
-    if target.exists() and not target.is_file():
-        raise InvalidInput(f"{target} is no regular file: give the name of one")
+    target = (plot or out).expanduser()
     # A page may be overwritten while its runs continue; a picture does not show what made it.
-    if target.exists() and (plot is not None or OURS not in target.read_bytes()):
+    is_page = plot is None and target.is_file() and OURS in target.read_bytes()
+    if target.exists() and not is_page:
         raise InvalidInput(f"{target} is there already and not a report's page: give another name, or remove it")
 
 

@@ -75,18 +75,13 @@ def curves(groups: Sequence[Group]) -> list[Chart]:
 def _by_bytes(groups: Sequence[Group], panel: Lines) -> Lines | None:
     made = []
     for group, line in zip(groups, panel.series, strict=True):
-        sent = [[_megabytes(one) for one in group.lines(int(number))] for number in line.x]
-        known = bool(sent) and all(value is not None for row in sent for value in row)
-        x = [float(np.mean([value or 0 for value in row])) for row in sent]
+        lines = [group.lines(int(number)) for number in line.x]
+        known = lines and all("bytes_up" in one for row in lines for one in row)
+        x = [float(np.mean([one["bytes_up"] + one["bytes_down"] for one in row])) / 1e6 for row in lines if known]
         made.append(dataclasses.replace(line, x=x, mark=None) if known else Series(line.label, [], []))
     if not any(line.x and line.x[-1] for line in made):
         return None
     return Lines(f"{panel.title}, by bytes sent", "MB up and down, all clients together", panel.y_label, made)
-
-
-def _megabytes(line: dict[str, Any]) -> float | None:
-    up, down = line.get("bytes_up"), line.get("bytes_down")
-    return None if up is None or down is None else (up + down) / 1e6
 
 
 def clients(groups: Sequence[Group]) -> list[Chart]:
@@ -141,12 +136,9 @@ def information(groups: Sequence[Group]) -> list[Chart]:
 
 
 def _cohorts(text: str, shape: tuple[int, ...], cohort: Sequence[int]) -> list[Sequence[int] | None]:
-    """Clients along each axis, None where an axis has something else.
+    """Clients along each axis, None where an axis has something else, as a text such as "[M, K], ..." says.
 
-    Args:
-      text: of the docstring, such as "[M, K], ...". If it has no shape, axes as long as the cohort have its clients.
-      shape: of the entry.
-      cohort: clients of the round.
+    Without a shape in the text, axes as long as the cohort have its clients.
     """
     named = re.match(r"\[(.*?)\]", text)
     letters = named[1].split(", ") if named else []
@@ -198,13 +190,8 @@ def partitions(groups: Sequence[Group]) -> list[Chart]:
 def _partition_words(run: Run) -> str:
     """Partition of the examples, in words."""
     options = run.request.options
-    words = {
-        "grouped": f"grouped, s = {options.s:g}",
-        "pathological": f"pathological ({options.pathological_protocol})",
-        "dirichlet": f"Dirichlet {options.beta:g}",
-        "iid": "at random",
-        "natural": "natural clients",
-    }[options.partition]
+    own = {"grouped": f", s = {options.s:g}", "pathological": f" ({options.pathological_protocol})"}
+    words = options.partition + (own | {"dirichlet": f", beta = {options.beta:g}"}).get(options.partition, "")
     return words if options.shift == "none" else f"{words}, shift of {options.shift}"
 
 

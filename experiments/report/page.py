@@ -11,6 +11,7 @@ from experiments.folder.stored_runs import Group, Run
 from experiments.report import charts, tables
 from experiments.show.curves import chosen_on, left_out
 from experiments.show.pictures import as_svg
+from pfl_jax.hyper_parameters import listed
 
 _HERE = Path(__file__).parent
 _CHARTS = {
@@ -22,12 +23,7 @@ _CHARTS = {
 
 
 def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
-    """The whole page.
-
-    Args:
-      groups: at least one.
-      repeated: runs that are left out, see `stored_runs.group`.
-    """
+    """The whole page; `repeated` are runs that are left out, see `stored_runs.group`."""
     runs = [run for group in groups for run in group.runs]
     kinds = {data: [group for group in groups if group.data == data] for data in _distinct(groups, "data")}
     made = {name: {data: make(some) for data, some in kinds.items()} for name, make in _CHARTS.items()}
@@ -49,7 +45,7 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
         left_out={data: left_out(some) for data, some in kinds.items()},
         tables=tables,
         runs=runs,
-        seeds=_span(sorted({run.seed for run in runs})),
+        seeds=sorted({run.seed for run in runs}),
         unfinished=sum(run.summary is None for run in runs),
         sources=[data for data in kinds if data not in _distinct(groups, "data_name")],
         stand_ins=_distinct([group for group in groups if not group.is_real], "data"),
@@ -62,26 +58,15 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
 
 
 def title(groups: Sequence[Group]) -> str:
-    """Title: which methods on which data."""
+    """Title: which methods on which data, up to four names of each."""
     methods, data = _distinct(groups, "method"), _distinct(groups, "data_name")
-    return f"{_listed(methods, 'methods')} on {_listed(data, 'data sets')}"
+    named = [
+        f"{len(names)} {many}" if len(names) > 4 else listed(names, "and")
+        for names, many in ((methods, "methods"), (data, "data sets"))
+    ]
+    return " on ".join(named)
 
 
 def _distinct(groups: Sequence[Group], name: str) -> list[str]:
     """Different values of an attribute of the groups, in their order."""
     return list(dict.fromkeys(getattr(group, name) for group in groups))
-
-
-def _listed(names: Sequence[str], many: str) -> str:
-    """Up to four names, or their number."""
-    if len(names) > 4:
-        return f"{len(names)} {many}"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def _span(seeds: Sequence[int]) -> str:
-    """ "seed 0", "seeds 0 to 2" or "seeds 1, 4"."""
-    if len(seeds) == 1:
-        return f"seed {seeds[0]}"
-    in_a_row = list(seeds) == list(range(seeds[0], seeds[-1] + 1)) and len(seeds) > 2
-    return f"seeds {seeds[0]} to {seeds[-1]}" if in_a_row else f"seeds {', '.join(map(str, seeds))}"

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 from markupsafe import Markup
 
-from experiments.cli.measures import FIELD, Protocol
-from experiments.cli.options import flag
+from experiments.cli.options import FIELD, Protocol, flag
 from experiments.folder import load
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
 from experiments.folder.stored_runs import Group, Run, plain
@@ -32,16 +31,8 @@ Row: TypeAlias = Mapping[str, str | None]
 
 
 class Table:
-    """Rows with the same headings; columns without any content are left out.
-
-    Args:
-      rows: at least one.
-      strong: numbers of rows that stand out.
-
-    Attributes:
-      columns: headings.
-      numbers: for each column, whether it holds numbers.
-    """
+    """Rows with the same headings, columns without any content left out; `strong` are the numbers of rows that stand
+    out."""
 
     def __init__(self, rows: Sequence[Row], strong: Sequence[int] = ()):
         self.columns = [name for name in rows[0] if any(row[name] for row in rows)]
@@ -51,14 +42,8 @@ class Table:
         ]
 
 
-def code(text: str) -> Markup:
-    """Text as code."""
-    return Markup("<code>{}</code>").format(text)
-
-
-def unfinished(text: str) -> Markup:
-    """Text that stands out as being about an unfinished run."""
-    return Markup('<span class="unfinished">{}</span>').format(text)
+code = Markup("<code>{}</code>").format
+unfinished = Markup('<span class="unfinished">{}</span>').format
 
 
 def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
@@ -74,11 +59,12 @@ def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
 
 def _result(group: Group, protocol: Protocol) -> Row:
     config, last, figure = group.runs[0].config, group.rounds[-1] if group.rounds else 0, group.published
-    percents, others = load.in_percent(config), load.scores(config)[1:]
+    percents: list[str] = load.task_of(config)["in_percent"]
+    others: list[str] = load.task_of(config)["scores"][1:]
     # How many there are is a column of its own.
     mean = mean_text(group.values(last, protocol, "mean")).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
-    row[VALIDATION] = _mean(group.validation(last, protocol))
+    row[VALIDATION] = _mean(group.values(last, protocol, on=VALIDATION))
     for name, heading in (_SCORES | {name: _HEADINGS.get(name, name) for name in others}).items():
         three = name == "jain" or (name in others and name not in percents)
         row[heading] = _mean(group.values(last, protocol, name), 3 if three else 2)
@@ -102,8 +88,9 @@ def _mean(values: Sequence[float], decimals: int = 2) -> str | None:
 def units(group: Group) -> str:
     """Which score counts, and which ones are in percent, in a sentence."""
     config = group.runs[0].config
-    percents = [_HEADINGS.get(name, name) for name in load.in_percent(config)]
-    return f"Values are of {load.scores(config)[0]}; in percent: {', '.join(percents) or 'none'}."
+    task = load.task_of(config)
+    percents = ", ".join(str(_HEADINGS.get(name, name)) for name in task["in_percent"])
+    return f"Values are of {task['scores'][0]}; in percent: {percents or 'none'}."
 
 
 def _difference(group: Group, protocol: Protocol, figure: Published) -> str | None:
@@ -123,7 +110,7 @@ def _best(group: Group, protocol: Protocol) -> str | None:
     if not rounds:
         return None
     over = means.mean(0).tolist()
-    validation = [group.validation(number, protocol) for number in rounds]
+    validation = [group.values(number, protocol, on=VALIDATION) for number in rounds]
     # As the terminal does: the first of those that are equal as they are written.
     by = [rounded(mean) for mean in (map(statistics.fmean, validation) if all(validation) else over)]
     best = by.index(load.chosen(group.runs[0].config, by))

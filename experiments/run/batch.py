@@ -1,7 +1,4 @@
-"""Commands of many runs: common options, and the loop that runs missing runs and then writes the command's output.
-
-A command is a subclass of `Batch`: its fields are its options, its methods list the runs and write the output.
-"""
+"""Commands of many runs: a subclass of `Batch` whose fields are its options; it lists runs and writes the output."""
 
 import abc
 import contextlib
@@ -9,33 +6,31 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rich.console import Console
 
+from experiments.cli import parser
+from experiments.cli.effects import RESULT_NEUTRAL
 from experiments.cli.exit_codes import exit_code
+from experiments.cli.options import Average, Protocol, Score
 from experiments.cli.parser import Folder, Hidden, Switch, parse
 from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result, read_config, read_summary
 from experiments.folder.run_folder import CONFIG, lock_folder
 from experiments.folder.version import OTHER_CODE, Trust
-from experiments.host.console import duration, print_line
+from experiments.host.console import Terminal, duration, print_line
+from experiments.papers import settings
+from experiments.papers.settings import Measure
 from experiments.run import cached_runs
 from experiments.run.committed import ROOT
 from experiments.run.estimate import Speeds, examples_visited
 from pfl_jax.errors import CannotWrite, InvalidInput
-
-__all__ = ["Batch", "Job", "command", "drive", "read"]
+from pfl_jax.hyper_parameters import Count
 
 
 class Job(NamedTuple):
-    """One run of a command.
-
-    Attributes:
-      cell: the run's command line.
-      folder: folder of its results.
-      title: its name in messages.
-    """
+    """One run of a command: its command line, the folder of its results, and its name in messages."""
 
     cell: RunCommand
     folder: Path
@@ -99,11 +94,7 @@ class Batch(abc.ABC):
         return None
 
     def seconds(self, job: Job) -> float | None:
-        """Run time of a finished job in seconds, its share of that of runs together; None if it is not finished.
-
-        Raises:
-          InvalidInput: its folder holds something else.
-        """
+        """Run time of a finished job in seconds, its share of that of runs together; None if it is not finished."""
         if self.inspect(job) == "finished":
             together = read_config(job.folder).get("runs_together", 1)
             return read_summary(job.folder).get("seconds", 0.0) / together
@@ -125,10 +116,6 @@ class Batch(abc.ABC):
             return f"round {done} of {rounds}", 1 - done / rounds
         except InvalidInput as error:
             return str(error), 1.0
-
-    def command(self, job: Job) -> str:
-        """Shell command of a job's run."""
-        return job.cell.command(job.folder)
 
     def update(self) -> None:  # noqa: B027 - a command may leave it out
         """Write the output so far; called after each group of runs."""
@@ -158,7 +145,7 @@ class Batch(abc.ABC):
             if len(group) > 1:
                 print_line(console, f"{len(group)} runs together:", style="bold")
             for job in group:
-                print_line(console, f"{self.command(job)}  # {self.state(job)[0]}")
+                print_line(console, f"{job.cell.command(job.folder)}  # {self.state(job)[0]}")
         shares, left = [self.state(job)[1] for job in jobs], self.left(jobs)
         examples = sum(examples_visited(job.cell.request()) * share for job, share in zip(jobs, shares, strict=True))
         print_line(
@@ -177,6 +164,47 @@ class Batch(abc.ABC):
         return [speeds.seconds(job.cell.request()) * self.state(job)[1] for job in jobs]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredBatch(Batch):
+    """Command of a paper's runs."""
+
+    paper: str
+    seeds: Count = 1
+    """Number of seeds, from 0."""
+    eval_protocol: Protocol | None = None
+    """Reported protocol; by default the paper's own protocol. before_aggregation is measured only
+    on request; such runs also serve the other two, with the same --out."""
+    score: Score | None = None
+    """Reported round; by default the paper's choice. The best one is chosen on test examples, as in the
+    papers."""
+    average: Average | None = None
+    """What the mean is over, clients or test examples; by default the paper's choice."""
+
+    @property
+    def measure(self) -> Measure:
+        """Definition of the accuracy: the paper's, with the requested changes."""
+        asked = {"protocol": self.eval_protocol, "score": self.score, "average": self.average}
+        return settings.MEASURES[self.paper]._replace(**{name: word for name, word in asked.items() if word})
+
+    @property
+    def all_words(self) -> tuple[str, ...]:
+        """Words for every run."""
+        asked = ("--eval-protocol", "before_aggregation") if self.eval_protocol == "before_aggregation" else ()
+        return (*self.words, *asked)
+
+
+def folder_name(name: str, number: Any, words: Sequence[str]) -> str:
+    """Folder for each set of options that affect results, so that a trial run does not block the full one."""
+    without = RESULT_NEUTRAL - {"source"}
+    # One protocol of evaluation is measured by request only.
+    relevant = sorted(
+        " ".join(part)
+        for part in parser.by_option(words)
+        if not parser.given(part) & without or "before_aggregation" in " ".join(part)
+    )
+    return parser.slug(" ".join([f"{name}-{number}", *relevant]))
+
+
 _Batch = TypeVar("_Batch", bound=Batch)
 
 
@@ -190,18 +218,10 @@ def read(kind: type[_Batch], words: Sequence[str] | None) -> _Batch:
 
 
 def command(kind: type[Batch], words: Sequence[str] | None) -> int:
-    """Run a command of many runs.
-
-    Args:
-      kind: the command.
-      words: command-line arguments; None takes those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Run a command of many runs with command-line arguments, None for those of this process; return the exit code."""
 
     def work() -> None:
-        batch, console = read(kind, words), Console()
+        batch, console = read(kind, words), Terminal()
         if batch.only_previews:
             batch.preview(console)
         else:
@@ -212,12 +232,7 @@ def command(kind: type[Batch], words: Sequence[str] | None) -> int:
 
 
 def drive(batch: Batch, console: Console) -> None:
-    """Run the missing runs, then write the command's output.
-
-    Raises:
-      InvalidInput: a folder holds something else, or a run is refused.
-      KeyboardInterrupt: after SIGINT or SIGTERM; the same command goes on.
-    """
+    """Run the missing runs, then write the command's output; the same command goes on after KeyboardInterrupt."""
     jobs = batch.jobs(console)
     # All folders first, so that a refusal comes before hours of work.
     done = {job.folder: seconds for job in jobs if (seconds := batch.seconds(job)) is not None}
@@ -271,12 +286,7 @@ def drive(batch: Batch, console: Console) -> None:
 
 
 def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:
-    """Speeds of the finished runs, of those in their folders if there are some: others may be of another machine.
-
-    Args:
-      jobs: all runs.
-      done: folders of finished runs -> seconds, 0 where unknown.
-    """
+    """Speeds of the finished runs, of those in their folders if there are some: others may be of another machine."""
     finished = [job for job in jobs if done.get(job.folder)]
     speeds = Speeds()
     for job in [job for job in finished if job.folder.exists()] or finished:

@@ -1,8 +1,8 @@
 """An experiment, and how it is built from a checked command line: data, federation, model, method, settings."""
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments.cli import effects, own_data
+from experiments.cli import effects
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
-from experiments.cli.options import MODEL_OPTIONS, PARTITION_OPTIONS, PRETRAINED, Options
+from experiments.cli.options import CUSTOM, MODEL_OPTIONS, PARTITION_OPTIONS, PRETRAINED, TARGETS, Options
 from experiments.cli.own_code import is_own, label, make_model, method_factory, said, with_loss
 from experiments.cli.request import Request, assignments
 from experiments.folder.run_folder import Counts
@@ -53,11 +53,10 @@ class Experiment:
 
     Attributes:
       request: the checked command line, with the smaller defaults on embedded data.
-      dataset: the examples.
-      data: federation of the clients that take part; in a distributed run with the devices that own them.
+      dataset, data: the examples, and those of each client that takes part.
       method: method with its model and hyper-parameters.
-      settings: settings of the simulation.
-      newcomers: federation of the clients that never take part; None where all take part.
+      settings: of the simulation.
+      newcomers: examples of the clients that never take part; None where all take part.
       privacy: budgets of differential privacy; empty without clipping.
     """
 
@@ -72,22 +71,17 @@ class Experiment:
     @functools.cached_property
     def counts(self) -> Counts:
         """Numbers of examples that the clients are scored on."""
-        validation = self.data.validation_count
+        validation, settings, found = self.data.validation_count, self.settings, None
+        if settings.attackers:
+            key = jax.random.key(self.request.options.seed)
+            found = np.asarray(attackers(key, self.data.num_clients, settings.attackers))
         return Counts(
             test=np.asarray(self.data.test_count),
             validation=None if validation is None else np.asarray(validation),
             newcomers=None if self.newcomers is None else np.asarray(self.newcomers.test_count),
-            attackers=self._attackers(),
+            attackers=found if found is not None and found.any() else None,
             task=at_round(self.method, 0).task,
         )
-
-    def _attackers(self) -> np.ndarray | None:
-        """Attackers, bool [N]; None if nobody attacks."""
-        if not self.settings.attackers:
-            return None
-        key = jax.random.key(self.request.options.seed)
-        found = np.asarray(attackers(key, self.data.num_clients, self.settings.attackers))
-        return found if found.any() else None
 
     @functools.cached_property
     def traffic(self) -> Traffic:
@@ -101,16 +95,7 @@ class Experiment:
 
 
 def build_experiment(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
-    """Load the data and build federation, model and method.
-
-    Args:
-      request: the checked command line.
-      console: console for notices.
-      processes: processes that share the run; each keeps the examples of its own clients.
-
-    Raises:
-      InvalidInput: the data is missing, damaged or too small, or model or method refuse it.
-    """
+    """Load the data and build federation, model and method; each process keeps its own clients' examples."""
     processes = processes or Processes()
     request, dataset = processes.first_then_others(lambda: load_data(request, console))
     options = request.options
@@ -128,92 +113,70 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
 
 
 def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
-    """Load the data; return also the request as it runs on this data, see `on_data`.
-
-    Args:
-      request: the checked command line.
-      console: console for notices.
-
-    Raises:
-      InvalidInput: the data is missing or damaged.
-    """
-    notify = functools.partial(print_notice, console)
-    folder = request.options.data_dir
-    if folder is not None and request.options.source == "files" and not Path(folder).expanduser().exists():
+    """Load the data, and adapt the request to it, see `on_data`; notices go to the console."""
+    notify, options = functools.partial(print_notice, console), request.options
+    folder = options.data_dir
+    if folder is not None and options.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
-    dataset = _dataset(request, notify)
+    if request.dataset == CUSTOM:
+        # Imported now, since most runs have no data of their own.
+        from experiments.cli import own_data
+
+        dataset = own_data.load(options)
+    elif request.dataset == pretrained.TEXTS:
+        dataset = pretrained.texts(options)
+    else:
+        dataset = sources.load(
+            *(request.dataset, options.source, options.data_dir),
+            notify=notify,
+            normalization=options.pixel_normalization,
+            by_rows=options.distributed,
+        )
     request, changes = on_data(request, dataset)
     if changes:
         notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are.")
-    given = request.given | {parse_schedule(text).name for text in request.options.schedule or ()}
-    notes = effects.notes(request, given, jax.default_backend())
-    if request.dataset == own_data.CUSTOM:
-        notes += own_data.notes(request.options, dataset)
-    if request.options.method == "fedbn":
-        params = jax.eval_shape(model_of(request.options, dataset).init, jax.random.key(0))
-        if not any(is_normalization(params)):
-            notes.append(f"--model {label(request.options.model)} has no normalization layers, so fedbn is fedavg")
-    if is_for_adapters(METHODS.get(request.options.method, METHODS["local"])):
-        params = jax.eval_shape(model_of(request.options, dataset).init, jax.random.key(0))
-        if not find_adapters(params):
-            notes.append(f"--model {label(request.options.model)} has no low-rank adapters, for which this method is")
-    for note in notes:
+    for note in _notes(request, dataset):
         notify(f"Note: {note}.")
     return request, pretrained.with_states(request.options, dataset, console)
 
 
-def _dataset(request: Request, notify: Callable[[str], None]) -> Dataset:
-    options = request.options
-    if request.dataset == own_data.CUSTOM:
-        return own_data.load(options)
-    if request.dataset == pretrained.TEXTS:
-        return pretrained.texts(options)
-    return sources.load(
-        *(request.dataset, options.source, options.data_dir),
-        notify=notify,
-        normalization=options.pixel_normalization,
-        by_rows=options.distributed,
-    )
-
-
 def on_data(request: Request, dataset: Dataset) -> tuple[Request, dict[str, Any]]:
-    """Request as it runs on this data, and the defaults that are smaller because the data is embedded.
+    """Request as it runs on this data, and the defaults that are smaller because the data is embedded."""
+    if request.dataset == CUSTOM:
+        from experiments.cli import own_data
 
-    Raises:
-      InvalidInput: the user's own data has another number of clients than was given.
-    """
-    if request.dataset == own_data.CUSTOM:
-        return request.on_own_data(dataset), {}
+        return dataclasses.replace(request, options=own_data.fitted(request.options, request.given, dataset)), {}
     return (request, {}) if dataset.is_real else request.on_embedded_data()
 
 
+def _notes(request: Request, dataset: Dataset) -> list[str]:
+    """What may not have been meant by a request for this data."""
+    options = request.options
+    given = request.given | {parse_schedule(text).name for text in options.schedule or ()}
+    notes = effects.notes(request, given, jax.default_backend())
+    if request.dataset == CUSTOM:
+        from experiments.cli import own_data
+
+        notes += own_data.notes(options, dataset)
+    for is_for, there, why in (
+        (options.method == "fedbn", is_normalization, "normalization layers, so fedbn is fedavg"),
+        (
+            is_for_adapters(METHODS.get(options.method, METHODS["local"])),
+            find_adapters,
+            "low-rank adapters, for which this method is",
+        ),
+    ):
+        if is_for and not any(there(jax.eval_shape(model_of(options, dataset).init, jax.random.key(0)))):
+            notes.append(f"--model {label(options.model)} has no {why}")
+    return notes
+
+
 def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:
-    """Assemble the experiment over an existing federation.
-
-    Args:
-      request: the checked command line, with the smaller defaults on embedded data.
-      dataset: the examples.
-      data: their federation.
-      mesh: devices that the clients are assigned to; None keeps all examples in one place.
-
-    Raises:
-      InvalidInput: model or method refuse the request.
-    """
+    """Assemble the experiment over an existing federation, whose clients are placed on a mesh if there is one."""
     options = request.options
     settings = simulate.Settings(
-        rounds=options.rounds,
-        participation=options.participation,
-        full_last_round=options.full_last_round,
-        straggler_fraction=options.straggler_fraction,
-        straggler_rate=options.straggler_rate,
-        drop_rate=options.drop_rate,
-        attack=options.attack,
-        attackers=options.attackers,
-        attack_scale=options.attack_scale,
-        eval_every=options.eval_every,
-        eval_clients=options.eval_clients,
         before_aggregation=options.eval_protocol == "before_aggregation",
-        chunk=options.chunk,
+        **{name: value for name, value in vars(options).items() if name in simulate.Settings.__dataclass_fields__},
     )
     newcomers: Any = None
     if options.held_out_clients:
@@ -231,11 +194,7 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
 
 
 def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray) -> tuple[Budget, ...]:
-    """Budgets of differential privacy of the request, for clients with these numbers of training examples.
-
-    Raises:
-      InvalidInput: --dp-delta is too large, or dp-accounting is not installed.
-    """
+    """Budgets of differential privacy, for clients with these numbers of training examples."""
     options = request.options
     recipe = {name: getattr(options, name) for name in ("optimizer", "clip_norm", "local_steps", "dp_clip", "dp_noise")}
     values, factory = recipe | _given(request.hyper_parameters), method_factory(options.method)
@@ -243,16 +202,7 @@ def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray
 
 
 def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
-    """Method of the request over its model, a schedule where hyper-parameters change with the round.
-
-    Args:
-      request: the checked command line.
-      dataset: dataset with the model's inputs and classes.
-      **values: values that replace hyper-parameters of the request; may be traced.
-
-    Raises:
-      InvalidInput: model or method refuse the request.
-    """
+    """Method of the request, a schedule where hyper-parameters change with the round; `values` are in their place."""
     options = request.options
     model, factory = model_of(options, dataset), method_factory(options.method)
     hyper_parameters = _given(request.hyper_parameters) | values
@@ -283,17 +233,13 @@ def _given(hyper_parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_of(options: Options, dataset: Dataset) -> Model:
-    """Model of the options for a dataset.
-
-    Raises:
-      InvalidInput: the model refuses the dataset, or its file cannot be used.
-    """
+    """Model of the options for a dataset."""
     # Integers that are not normalized, such as tokens, stay integers.
     kind = dataset.train_x.dtype if dataset.mean is None else np.float32
     dtype = np.int32 if np.issubdtype(kind, np.integer) else np.float32
     own = {name: value for name in MODEL_OPTIONS if (value := getattr(options, name)) is not None}
     task = None if options.task is None else TASKS[options.task]
-    outputs = own_data.num_outputs(options.task, dataset)
+    outputs = _num_outputs(options.task, dataset)
     if options.model in PRETRAINED:
         model = pretrained.model_of(options, dataset, outputs)
         model = model if task is None else model._replace(task=task)
@@ -305,9 +251,18 @@ def model_of(options: Options, dataset: Dataset) -> Model:
     return with_loss(options.loss, model, dataset.input_shape, dtype, dataset.train_y)
 
 
+def _num_outputs(task: str | None, dataset: Dataset) -> int:
+    """Number of a model's outputs for one example, or one place, under a task: K for classes and symbols."""
+    if task == "binary":
+        return 1
+    if task == "next_symbol":
+        return 1 + max(int(dataset.train_y.max()), int(dataset.test_y.max()))
+    return math.prod(dataset.train_y.shape[1:]) if task in TARGETS else dataset.num_classes
+
+
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     """Shift between groups of clients, as `federated.federate` takes it."""
-    # Without classes there is no shift, see `own_data.checked`, and so no group.
+    # Without classes there is no shift, and so no group.
     groups = partition.num_groups(options.partition, dataset.num_classes) if dataset.num_classes else 1
     return {"shift": options.shift, "num_groups": groups}
 
@@ -320,11 +275,7 @@ def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
 
 
 def divide(options: Options, dataset: Dataset) -> partition.Partition:
-    """Partition that the options ask for.
-
-    Raises:
-      InvalidInput: the data cannot serve it, or clients would mostly train on each other's examples.
-    """
+    """Partition that the options ask for; InvalidInput where clients would mostly train on each other's examples."""
     named = {name: getattr(options, name) for name in PARTITION_OPTIONS[options.partition]}
     for protocol in ("dirichlet_protocol", "pathological_protocol"):
         if protocol in named:
@@ -332,18 +283,12 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
     if named.pop("size_choices", None) is not None:
         named["train_size"] = allocation.draw_sizes(options.size_choices or (), options.num_clients, options.seed)
     sizes, there = named.get("train_size"), len(dataset.train_y)
-    total = 0 if sizes is None else int(np.broadcast_to(sizes, options.num_clients).sum())
+    total = int(np.broadcast_to(0 if sizes is None else sizes, options.num_clients).sum())
     # Sizes are upper bounds with dirichlet, which never runs out. Test examples may be shared, as in the papers.
-    most = MOST_HOLDERS.get(options.partition, math.inf) * there
-    if sizes is not None and total > most:
-        if options.size_choices is not None and "size_choices" in PARTITION_OPTIONS[options.partition]:
-            raise InvalidInput(
-                f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "
-                f"{dataset.description} can serve: use fewer clients, or smaller --size-choices"
-            )
+    if total > MOST_HOLDERS.get(options.partition, math.inf) * there:
         raise InvalidInput(
-            f"{options.num_clients} clients of {sizes} training examples are more than the {there} of "
-            f"{dataset.description} can serve: use at most {int(most) // sizes} clients, or a smaller --train-size"
+            f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "
+            f"{dataset.description} can serve: use fewer clients, or a smaller --train-size"
         )
     parts = partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
     if options.val_fraction is None:

@@ -1,9 +1,4 @@
-"""Cached runs: each has its own folder, is run once, and is read afterwards.
-
-A cell is one run of the ordinary command line. A finished run is not repeated, an interrupted one resumes from its
-last checkpoint or starts again, and a folder with results of another run is refused. A run that other code made is set
-aside, and runs anew. Tables and figures are made of cells.
-"""
+"""Cached runs: each has its own folder, and is run once unless it is interrupted or of other code."""
 
 import dataclasses
 import functools
@@ -37,16 +32,7 @@ State = Literal["absent", "unfinished", "finished", "of other code"]
 
 
 def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trust = "sources") -> dict[str, Any]:
-    """Run a cell unless its folder already holds the finished run.
-
-    Args:
-      cell: run of a table, figure or sweep.
-      folder: folder of its results, which has no other files.
-      console: console for the run's output.
-      trust: code whose runs are read or resumed.
-
-    Returns:
-      The content of summary.json.
+    """Run a cell unless its folder already holds the finished run; return the content of summary.json.
 
     Raises:
       InvalidInput: the folder holds something else or cannot be written, or the run is refused.
@@ -56,31 +42,31 @@ def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trus
     state = inspect(cell, folder, trust)
     if state == "of other code":
         raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
-    if state != "finished" and cell.procedure:
-        if state == "unfinished":
-            remove_unfinished(folder)
+    if state == "finished":
+        return read_summary(folder)
+    request = cell.request(folder)
+    if state == "unfinished" and not cell.procedure and Checkpoints(folder / FOLDER).rounds():
+        from experiments.run.resume import CONTINUING, resumed
+
+        # `inspect` has compared everything else.
+        given = request.given & (RESULT_NEUTRAL | CONTINUING) - {"out", "resume"}
+        resume = dataclasses.replace(request.options, resume=str(folder), accept_other_code=True)
+        request = resumed(dataclasses.replace(request, options=resume, given=given))
+    elif state == "unfinished":
+        remove_unfinished(folder)
+    if cell.procedure:
         run_as_command(cell, folder)
-    elif state != "finished":
-        request = cell.request(folder)
-        if state == "unfinished" and Checkpoints(folder / FOLDER).rounds():
-            from experiments.run.resume import CONTINUING, resumed
+        return read_summary(folder)
+    # Imported now, so that errors, --help and what is finished do not wait for it.
+    import jax
 
-            # `inspect` has compared everything else.
-            given = request.given & (RESULT_NEUTRAL | CONTINUING) - {"out", "resume"}
-            resume = dataclasses.replace(request.options, resume=str(folder), accept_other_code=True)
-            request = resumed(dataclasses.replace(request, options=resume, given=given))
-        elif state == "unfinished":
-            remove_unfinished(folder)
-        # Imported now, so that errors, --help and what is finished do not wait for it.
-        import jax
+    from experiments.run import run
 
-        from experiments.run import run
-
-        try:
-            run.run(request, console)
-        finally:
-            # The next cell has other functions; nothing of this one's programs is used again but from the disk.
-            jax.clear_caches()
+    try:
+        run.run(request, console)
+    finally:
+        # The next cell has other functions; nothing of this one's programs is used again but from the disk.
+        jax.clear_caches()
     return read_summary(folder)
 
 
@@ -95,46 +81,25 @@ def run_as_command(cell: RunCommand, folder: Path) -> None:
 
 
 def inspect(cell: RunCommand, folder: str | Path, trust: Trust = "sources") -> State:
-    """Content of a folder with respect to a cell.
-
-    Args:
-      cell: the run that belongs there.
-      folder: the folder.
-      trust: code whose runs count.
-
-    Raises:
-      InvalidInput: it holds the results of another run, or cannot be read.
-    """
+    """Content of a folder with respect to a cell; InvalidInput if it holds another run, or cannot be read."""
     folder = Path(folder)
-    if not any((folder / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
-        return "absent"
-    if (folder / CONFIG).exists():
-        try:
-            request, config = cell.request(), read_config(folder)
-            differs = difference(request, config) or unmeasured(request, config, finished=(folder / SUMMARY).exists())
-        except KeyError as error:
-            raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
-        if differs:
-            raise InvalidInput(
-                f"{folder} holds another run ({differs}), which is never overwritten: give --out another"
-            )
-        if by_other_code(config, trust):
-            return "of other code"
-    elif (folder / SUMMARY).exists():
-        raise InvalidInput(f"{folder} holds a {SUMMARY} without its {CONFIG}: give --out another folder")
-    return "finished" if (folder / SUMMARY).exists() else "unfinished"
+    is_finished = (folder / SUMMARY).exists()
+    if not (folder / CONFIG).exists() and not is_finished:
+        return "unfinished" if (folder / METRICS).exists() else "absent"
+    config = read_config(folder)
+    try:
+        differs = difference(cell.request(), config, finished=is_finished)
+    except KeyError as error:
+        raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
+    if differs:
+        raise InvalidInput(f"{folder} holds another run ({differs}), which is never overwritten: give --out another")
+    if by_other_code(config, trust):
+        return "of other code"
+    return "finished" if is_finished else "unfinished"
 
 
 def set_aside(files: Sequence[Path], root: Path) -> None:
-    """Move a run that other code made into a subfolder of its command's folder, with the same path from there.
-
-    Args:
-      files: the run's folder, and what else belongs to it; missing files are left out.
-      root: folder of the command.
-
-    Raises:
-      InvalidInput: a process is at work in the run's folder, or it cannot be moved.
-    """
+    """Move a run that other code made, its folder first, into a subfolder of its command's folder."""
     moves = {path: path.relative_to(root) for path in files if path.exists()}
     places = (root / OTHER_CODE / str(number) for number in itertools.count(1))
     place = next(place for place in places if not any((place / path).exists() for path in moves.values()))
@@ -153,12 +118,11 @@ def rounds_done(folder: Path) -> int:
     return lines[-1]["round"] if lines else 0
 
 
-def difference(request: Request, config: dict[str, Any]) -> str:
+def difference(request: Request, config: dict[str, Any], *, finished: bool = True) -> str:
     """First difference between a stored and a requested configuration, in words; "" if they agree.
 
-    Args:
-      request: the requested configuration.
-      config: content of a run's config.json, of this version or an earlier one.
+    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
+    that goes on must be measured alike to its end.
     """
     is_real = bool(config["data"]["is_real"])
     source = request.options.source
@@ -177,14 +141,20 @@ def difference(request: Request, config: dict[str, Any]) -> str:
     for name, value in wanted.items():
         # As JSON: tuples come back as lists.
         found = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
-        if found != json.loads(json.dumps(value)) and name == "data_digest":
+        if found == json.loads(json.dumps(value)):
+            continue
+        if name == "data_digest":
             return f"on data with the digest {found}, and that of {request.options.data} is {value}"
-        if found != json.loads(json.dumps(value)) and name in [f"{kind}_digest" for kind in KINDS]:
+        if name.removesuffix("_digest") in KINDS and name not in KINDS:
             return f"made with another text of {wanted[name.removesuffix('_digest')]}"
-        if found != json.loads(json.dumps(value)):
-            return f"{flag(name)} {found}, not {value}"
-    gone = sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters))
-    return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has" if gone else ""
+        return f"{flag(name)} {found}, not {value}"
+    if gone := sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters)):
+        return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has"
+    optional, asked = "before_aggregation", request.options.eval_protocol
+    there = config["options"].get("eval_protocol", Options.eval_protocol)
+    if there != asked and (asked == optional or (there == optional and not finished)):
+        return f"{flag('eval_protocol')} {there}, not {asked}"
+    return ""
 
 
 @functools.cache
@@ -193,30 +163,8 @@ def _defaults(method: str) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)
 
 
-def unmeasured(request: Request, config: dict[str, Any], *, finished: bool) -> str:
-    """Reason why a run lacks a requested measurement, in words; "" if it lacks none.
-
-    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
-    that goes on must be measured alike to its end.
-
-    Args:
-      request: what is wanted.
-      config: content of the run's config.json.
-      finished: whether the run is.
-    """
-    optional, wanted = "before_aggregation", request.options.eval_protocol
-    found = config["options"].get("eval_protocol", Options.eval_protocol)
-    if found != wanted and (wanted == optional or (found == optional and not finished)):
-        return f"{flag('eval_protocol')} {found}, not {wanted}"
-    return ""
-
-
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files of an interrupted run, and nothing else; a missing folder is no error.
-
-    Raises:
-      InvalidInput: a process is at work in the folder, or it cannot be cleared.
-    """
+    """Remove the files of an interrupted run, and nothing else; a missing folder is no error."""
     if not folder.exists():
         return
     try:

@@ -2,12 +2,11 @@
 
 import functools
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from experiments import unknown_dataset
 from experiments.cli import request as parsing
@@ -23,15 +22,7 @@ if TYPE_CHECKING:
 
 
 def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
-    """Run an experiment.
-
-    Args:
-      dataset: name of the experiment.
-      arguments: command-line arguments; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Run an experiment with command-line arguments, by default those of this process; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     codes: list[int] = []
 
@@ -42,7 +33,7 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
         if request.options.distributed:
             from experiments.host import distributed, jax_config
 
-            if distributed.is_child():
+            if distributed.CHILD in os.environ:
                 jax_config.prepare(request.options)
                 distributed.work_as_child(functools.partial(_run_together, request), request)
             else:
@@ -50,9 +41,10 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
             return
         request = _resumed(request)
         # Imported now, so that errors and --help do not wait for it.
+        from experiments.host.console import Terminal
         from experiments.run import run
 
-        run.run(request, Console())
+        run.run(request, Terminal())
 
     return exit_code(work) or sum(codes)
 
@@ -92,8 +84,9 @@ def _resumed(request: parsing.Request) -> parsing.Request:
 
 def _run_together(request: parsing.Request, processes: "Processes") -> None:
     """Run as one of several processes."""
+    from experiments.host.console import Terminal
     from experiments.run import run
 
     with processes.synchronized():
         request = _resumed(request)
-    run.run(request, Console(quiet=not processes.is_first), processes=processes)
+    run.run(request, Terminal(quiet=not processes.is_first), processes=processes)

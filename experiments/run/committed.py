@@ -1,27 +1,22 @@
 """Committed results: lines of JSON, one for each run, in place of its folder.
 
-    results/queue/BLOCK.jsonl
-
-has the runs of a block of the laboratory's queue, sorted by the name of each: `"run": "COLUMN/METHOD/seed-N"`. A line
-has the command, the commit, the method's version, the configuration, the summary, and the means over clients of every
-evaluation, but no results of single clients; that of a run that diverged has the command, the version and "error". A
-line with the same dataset, options, seed and version of the method as a run counts as that finished run; its name only
-helps people to find it. `experiments.lab` writes these files, and others in results/ in the same way.
+results/queue/BLOCK.jsonl has the runs of a block of the laboratory's queue by name, "COLUMN/METHOD/seed-N": command,
+commit, version of the method, configuration, summary, and means over clients of every evaluation; of a run that
+diverged its "error". A line counts as the finished run with the same dataset, options, seed and version of the method;
+its name only helps people to find it. `experiments.lab` writes these files.
 """
 
 import fcntl
 import functools
-import itertools
 import json
 import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.cli.request import Request
 from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result
 from experiments.folder.version import method_version
-from experiments.run.cached_runs import difference, unmeasured
+from experiments.run.cached_runs import difference
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
@@ -35,24 +30,16 @@ Record: TypeAlias = dict[str, Any]
 
 
 def read(file: Path) -> dict[str, Record]:
-    """Records of a file by their names; none of a missing one.
-
-    Raises:
-      InvalidInput: it is damaged.
-    """
+    """Records of a file by their names; none of a missing one."""
     if not file.exists():
         return {}
     state = file.stat()
-    return _once(file, (state.st_ino, state.st_size, state.st_mtime_ns))
+    return _read(file, (state.st_ino, state.st_size, state.st_mtime_ns))
 
 
 @functools.lru_cache(maxsize=64)
-def _once(file: Path, state: tuple[int, ...]) -> dict[str, Record]:
+def _read(file: Path, state: tuple[int, ...]) -> dict[str, Record]:
     """Records of a file in one state: a queue asks for them before each of hundreds of runs."""
-    return _parsed(file)
-
-
-def _parsed(file: Path) -> dict[str, Record]:
     lines = file.read_text().splitlines()
     try:
         records = {record.pop("run"): record for record in map(json.loads, lines)}
@@ -64,22 +51,13 @@ def _parsed(file: Path) -> dict[str, Record]:
 
 
 def write(file: Path, name: str, record: Record) -> None:
-    """Store a record, in place of that of the same name.
-
-    Args:
-      file: of all records of its kind.
-      name: of the record.
-      record: for JSON.
-
-    Raises:
-      InvalidInput: the file is damaged or cannot be written.
-    """
+    """Store a record in a file, in place of that of the same name."""
     make_folder(file.parent)
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         # Another process may add a line to the file that this one has read.
         fcntl.flock(folder, fcntl.LOCK_EX)
-        records = (_parsed(file) if file.exists() else {}) | {name: record}
+        records = read(file) | {name: record}
         lines = [json.dumps({"run": name} | records[name], allow_nan=False) for name in sorted(records)]
         write_text(file, "".join(f"{line}\n" for line in lines))
     finally:
@@ -87,17 +65,7 @@ def write(file: Path, name: str, record: Record) -> None:
 
 
 class Library:
-    """Committed results of a folder, those of today's versions of their methods.
-
-    Args:
-      root: the folder; a missing one counts as empty.
-
-    Attributes:
-      named: name of a finished run -> its result.
-
-    Raises:
-      InvalidInput: a file in it is damaged.
-    """
+    """Committed results of a folder, those of today's versions of their methods, by name."""
 
     def __init__(self, root: Path = ROOT):
         self.root = root
@@ -127,20 +95,9 @@ class Library:
 
     def find(self, cell: RunCommand) -> Result | None:
         """Result of a cell; None if there is none."""
-        # Before the arguments are parsed, which takes its time for the hundred places of a table.
-        named = dict(itertools.pairwise(cell.arguments)).get("--method")
-        if not any(
-            (dataset, seed) == (cell.dataset, cell.seed) and named in (None, method)
-            for dataset, method, _, seed in self._by_kind
-        ):
-            return None
         request = cell.request()
         there = self._by_kind.get(_kind(cell.dataset, vars(request.options)), [])
-        return next((one for one in there if _is_of(request, one)), None)
-
-
-def _is_of(request: Request, one: Result) -> bool:
-    return not (difference(request, one.config) or unmeasured(request, one.config, finished=True))
+        return next((one for one in there if not difference(request, one.config)), None)
 
 
 def _kind(dataset: str, options: dict[str, Any]) -> tuple[Any, ...]:

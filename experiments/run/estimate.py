@@ -2,7 +2,7 @@
 
 import statistics
 
-from experiments.cli import own_data
+from experiments.cli.options import CUSTOM
 from experiments.cli.request import Request
 from pfl_jax.data.specs import SPECS
 
@@ -14,17 +14,15 @@ OTHER_EXAMPLES_PER_SECOND = 11_000.0
 
 
 def examples_visited(request: Request) -> int:
-    """Training examples that a run visits, counted once in each epoch of each round.
-
-    Raises:
-      InvalidInput: the user's own data cannot be used.
-    """
+    """Training examples that a run visits, counted once in each epoch of each round."""
     if request.options.source == "embedded":
         request, _ = request.on_embedded_data()
     options = request.options
     size, clients = options.train_size, options.num_clients
     natural = options.partition == "natural"
-    if request.dataset == own_data.CUSTOM and (natural or size is None):
+    if request.dataset == CUSTOM and (natural or size is None):
+        from experiments.cli import own_data
+
         examples, natural_clients = own_data.sizes(options)
         clients = natural_clients or clients
         size = round(examples / clients) if size is None else size

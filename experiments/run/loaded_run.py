@@ -13,7 +13,6 @@ from rich.console import Console
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.run import build
-from experiments.run.build import Experiment
 from experiments.run.records import check_identity
 from experiments.run.resume import check_data, request_of
 from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Personal, State, at_round
@@ -27,19 +26,7 @@ from pfl_jax.primitives.tree import gather
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A finished run: its data, method and final state, for a notebook.
-
-    Attributes:
-      folder: its folder.
-      config: content of config.json.
-      summary: content of summary.json.
-      dataset: the examples.
-      data: the federation of the clients that took part.
-      model: model that they trained.
-      method: method with the run's hyper-parameters; a schedule if they changed with the round.
-      state: state after the last round; `pfl_jax.run` continues from it.
-      settings: settings of the simulation.
-    """
+    """A finished run for a notebook: its data, model, method (a schedule if it changed) and final state."""
 
     folder: Path
     config: dict[str, Any]
@@ -52,23 +39,14 @@ class LoadedRun:
     settings: Any
 
     def client_data(self, client: int, split: Split = "test") -> ClientData:
-        """Examples of a client in the form of its model's inputs, without padding.
-
-        Args:
-          client: its number, from 0.
-          split: "train" or "test".
-        """
+        """Examples of a client, numbered from 0, in the form of its model's inputs, without padding."""
         self._check_client(client)
         padded = client_data(self.data, client, split)
         real = np.asarray(padded.mask)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[real], padded)
 
     def personal(self, client: int) -> Personal:
-        """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it.
-
-        Args:
-          client: its number, from 0.
-        """
+        """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it."""
         self._check_client(client)
         state, own = self.state, gather(self.state.clients, client)
         return self._personalize(self.data, state.server, state.key, state.round, client, own)
@@ -79,23 +57,12 @@ class LoadedRun:
         return jax.jit(Stages(self.method, self.settings).personal)
 
     def predict(self, client: int, inputs: Any) -> jax.Array:
-        """Logits or log-probabilities [B, K] of a client's model.
-
-        Args:
-          client: its number, from 0.
-          inputs: [B, ...] as in `client_data`, normalized.
-        """
+        """Logits or log-probabilities [B, K] of a client's model for inputs [B, ...] as in `client_data`."""
         return at_round(self.method, max(int(self.state.round) - 1, 0)).predict(self.personal(client), inputs)
 
     def params(self, client: int) -> Params:
-        """Parameters of a client's model, backbone and head.
-
-        Args:
-          client: its number, from 0.
-
-        Raises:
-          InvalidInput: the method's clients deploy something else than one set of parameters.
-        """
+        """Parameters of a client's model, backbone and head; InvalidInput if the method's clients deploy something
+        else."""
         found, wanted = self.personal(client), jax.eval_shape(self.model.init, jax.random.key(0))
         same = jax.tree.structure(found) == jax.tree.structure(wanted) and all(
             one.shape == other.shape for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
@@ -116,9 +83,6 @@ class LoadedRun:
 def load_run(folder: str | Path) -> LoadedRun:
     """Load a finished run from its folder: the data is loaded and divided again, the state is read.
 
-    Args:
-      folder: of the run.
-
     Raises:
       InvalidInput: the run is not finished or kept no state, a file cannot be read, or its data, or the text of its own
         method or model, is no longer the same.
@@ -136,7 +100,11 @@ def load_run(folder: str | Path) -> LoadedRun:
     checkpoints, last = Checkpoints(folder / FOLDER), summary.get("rounds_done")
     if last not in checkpoints.rounds():
         raise InvalidInput(f"{folder}: the run kept no state: make it again with --keep-state always")
-    experiment = _experiment(config, folder)
+    # In this process alone, whichever began the run.
+    alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
+    request = request_of(config | {"options": config.get("options", {}) | alone}, folder, "")
+    experiment = build.build_experiment(request, Console(quiet=True))
+    check_data(folder, experiment.dataset.description)
 
     found = checkpoints.newest(
         experiment.state_shapes(),
@@ -158,13 +126,3 @@ def load_run(folder: str | Path) -> LoadedRun:
         state=found.state,
         settings=experiment.settings,
     )
-
-
-def _experiment(config: dict[str, Any], folder: Path) -> Experiment:
-    """Parts of a stored run, built again in this process alone."""
-    alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
-    options = config.get("options")
-    here = config | {"options": options | alone} if isinstance(options, dict) else config
-    experiment = build.build_experiment(request_of(here, folder, ""), Console(quiet=True))
-    check_data(folder, experiment.dataset.description)
-    return experiment

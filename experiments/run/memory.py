@@ -1,8 +1,4 @@
-"""Free memory, size of the clients' states, and advice on memory shortages.
-
-A shortage that JAX or NumPy notice is an error with advice. Where the kernel ends the process instead (exit code 137,
-"Killed"), no message can be printed: a smaller --chunk helps there too.
-"""
+"""Free memory, size of the clients' states, and advice where JAX or NumPy notice a shortage; the kernel just kills."""
 
 import math
 import os
@@ -31,23 +27,24 @@ def free_bytes(device: Any) -> int:
     figures = device.memory_stats() or {}
     if "bytes_limit" in figures:
         return figures["bytes_limit"] - figures["bytes_in_use"]
+    return int(_pages("SC_AVPHYS_PAGES", 2**32))
+
+
+def machine_bytes() -> float:
+    """Memory of the machine; infinity where it is not known."""
+    return _pages("SC_PHYS_PAGES", math.inf)
+
+
+def _pages(name: str, unknown: float) -> float:
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
-        return 2**32
+        return unknown
 
 
 def clients_bytes(experiment: Experiment) -> int:
     """Size of all clients' states, computed without running anything."""
     return byte_count(experiment.state_shapes().clients)
-
-
-def machine_bytes() -> float:
-    """Memory of the machine; infinity where it is not known."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return math.inf
 
 
 def state_place(experiment: Experiment) -> StateOn:

@@ -6,8 +6,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.cli.measures import AVERAGES, FIELD, PROTOCOLS, Average
-from experiments.cli.options import flag
+from experiments.cli.options import FIELD, PROTOCOLS, Average, flag
 from experiments.cli.own_code import label
 from experiments.cli.request import Request
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best
@@ -23,12 +22,7 @@ _REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up
 
 
 class RunDiverged(InvalidInput):
-    """A run that ended because clients or the server diverged.
-
-    Args:
-      reason: what happened, the likely cause and what can be done.
-      kept: end of the message, on what stays of the run.
-    """
+    """A run that ended because clients or the server diverged, for a reason; `kept` says what stays of it."""
 
     def __init__(self, reason: str, kept: str = ""):
         super().__init__(f"{reason}{kept}")
@@ -53,7 +47,7 @@ def summary(run: Run) -> dict[str, Any]:
     request, options = experiment.request, experiment.request.options
     figure = published.find(request, is_real=experiment.dataset.is_real)
     is_high = experiment.counts.task.primary.higher_is_better
-    top = {name: best(run.lines, options.eval_protocol, name, higher_is_better=is_high) for name in AVERAGES}
+    top = {name: best(run.lines, options.eval_protocol, name, higher_is_better=is_high) for name in FIELD}
     return {
         "dataset": request.dataset,
         "data_source": experiment.dataset.description,

@@ -1,5 +1,6 @@
 """Records of an experiment before its first round: configuration, identity and headline."""
 
+import contextlib
 import dataclasses
 import json
 import platform
@@ -22,7 +23,6 @@ from experiments.host.jax_config import devices
 from experiments.run.build import Experiment
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
-from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking
 from pfl_jax.errors import InvalidInput
 from pfl_jax.tasks import CLASSIFICATION, Task
@@ -33,65 +33,50 @@ MOST_TABLE_ENTRIES = 20_000
 
 def configuration(experiment: Experiment) -> dict[str, Any]:
     """Configuration of a run: everything needed to repeat it."""
-    request, data, counts = experiment.request, experiment.data, experiment.counts
-    return {
+    request, dataset, data, counts = experiment.request, experiment.dataset, experiment.data, experiment.counts
+    table = None
+    # In a distributed run no process has the labels of all clients.
+    if data.mesh is None and 0 < data.num_clients * data.num_classes <= MOST_TABLE_ENTRIES:
+        table = class_table(data).tolist()
+    record = {
         "dataset": request.dataset,
-        "data": _data_record(experiment.dataset),
+        "data": {
+            **{name: getattr(dataset, name) for name in ("description", "source", "origin", "is_real", "num_classes")},
+            **{name: list(getattr(dataset, name)) for name in ("input_shape", "class_names", "client_names")},
+        },
         "options": dataclasses.asdict(request.options),
         "hyper_parameters": request.hyper_parameters,
         "given": sorted(request.given),
-        **({"own_code": request.own_code} if request.own_code else {}),
         "info": documented_info(method_factory(request.options.method)),
         "train_examples": np.asarray(data.train_count).tolist(),
         "test_examples": counts.test.tolist(),
-        **({} if counts.validation is None else {"validation_examples": counts.validation.tolist()}),
-        **_task_record(counts.task),
-        **({} if counts.attackers is None else {"attackers": np.flatnonzero(counts.attackers).tolist()}),
-        "class_table": _class_table(experiment),
+        "class_table": table,
         **privacy_record(experiment, experiment.settings.rounds),
         "bytes_per_client_and_round": experiment.traffic._asdict(),
         "chunk": experiment.settings.chunk,
         "device": device_name(request.options),
         "versions": _versions(),
         "method_version": method_version(request.options.method),
-        **({"procedure": request.procedure} if request.procedure else {}),
     }
+    rest = {
+        "own_code": request.own_code or None,
+        "procedure": request.procedure or None,
+        "validation_examples": None if counts.validation is None else counts.validation.tolist(),
+        "attackers": None if counts.attackers is None else np.flatnonzero(counts.attackers).tolist(),
+        "task": None if counts.task.scores == CLASSIFICATION.scores else _task_record(counts.task),
+    }
+    return record | {name: value for name, value in rest.items() if value is not None}
 
 
 def _task_record(task: Task) -> dict[str, Any]:
-    """Entry "task" of a run whose scores are not those of classification."""
-    if task.scores == CLASSIFICATION.scores:
-        return {}
     names, shares = ([one.name for one in some] for some in (task.scores, [one for one in task.scores if one.percent]))
     better = task.primary.higher_is_better
-    return {"task": {"name": task.name, "scores": names, "in_percent": shares, "higher_is_better": better}}
+    return {"name": task.name, "scores": names, "in_percent": shares, "higher_is_better": better}
 
 
 def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:
     """Entry "privacy" with the budgets after a number of rounds; empty without differential privacy."""
     return {"privacy": [budget.record(rounds) for budget in experiment.privacy]} if experiment.privacy else {}
-
-
-def _class_table(experiment: Experiment) -> list[list[int]] | None:
-    """Training examples of each client under each label; None without classes, or if too large to read."""
-    data = experiment.data
-    # In a distributed run no process has the labels of all clients.
-    if data.mesh is not None or not 0 < data.num_clients * data.num_classes <= MOST_TABLE_ENTRIES:
-        return None
-    return class_table(data).tolist()
-
-
-def _data_record(dataset: Dataset) -> dict[str, Any]:
-    return {
-        "description": dataset.description,
-        "source": dataset.source,
-        "origin": dataset.origin,
-        "is_real": dataset.is_real,
-        "num_classes": dataset.num_classes,
-        "input_shape": list(dataset.input_shape),
-        "class_names": list(dataset.class_names),
-        "client_names": list(dataset.client_names),
-    }
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:
@@ -109,14 +94,7 @@ def identity(experiment: Experiment) -> dict[str, Any]:
 
 
 def check_identity(stored: dict[str, Any], experiment: Experiment, folder: Path, notify: Callable[[str], None]) -> None:
-    """Refuse the checkpoints of another run, InvalidInput; notify where only the last bits may differ.
-
-    Args:
-      stored: what `identity` was when the checkpoint was written.
-      experiment: that would go on.
-      folder: of the run.
-      notify: receives a line.
-    """
+    """Raise InvalidInput for the `identity` of another run; notify where only the last bits may differ."""
     own = json.loads(json.dumps(identity(experiment)))
     for name, value in own["run"].items():
         if stored["run"].get(name) != value:
@@ -131,13 +109,10 @@ def check_identity(stored: dict[str, Any], experiment: Experiment, folder: Path,
 
 
 def _versions() -> dict[str, str]:
-    packages = ("jax", "jaxlib", "flax", "optax", "jaxopt", "numpy", "scikit-learn", "tensorflow-datasets")
     found = {"python": platform.python_version()}
-    for package in packages:
-        try:
+    for package in ("jax", "jaxlib", "flax", "optax", "jaxopt", "numpy", "scikit-learn", "tensorflow-datasets"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found | source_versions()
 
 
@@ -150,12 +125,7 @@ def device_name(options: Options) -> str:
 
 
 def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> chunking.Unused:
-    """Parts of a round's work and time that train no model, counted in gradient steps.
-
-    Args:
-      experiment: the experiment.
-      cohort: clients [M] of the round; by default a cohort of typical sizes.
-    """
+    """Parts of a round's work and time that train no model, for a cohort [M], by default one of typical sizes."""
     counts, settings = np.asarray(experiment.data.train_count), experiment.settings
     if cohort is None:
         sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))
@@ -209,25 +179,23 @@ def headline(experiment: Experiment) -> str:
     left_out = unread_by_method(options.method, values).keys() | {name for name in values if values[name] is None}
     left_out |= {name for name, plain in _PLAIN.items() if values.get(name) == plain}
     own = ", ".join(f"{name}={value}" for name, value in values.items() if name not in left_out)
-    unused = unused_shares(experiment)
+    unused, wanted = unused_shares(experiment), experiment.settings.eval_clients
+    is_sample = wanted is not None and wanted < data.num_clients
+    sample = f", {wanted} of {data.num_clients} clients evaluated after aggregation" if is_sample else ""
     return (
         f"{experiment.dataset.description}: {label(options.method)}({own}), {label(options.model)}, "
         f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
-        f"participation {options.participation:g}, {_division(options)}{_sample(experiment)}, "
+        f"participation {options.participation:g}, {_division(options)}{sample}, "
         f"on {device_name(options)}, chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, "
         f"devices idle {unused.devices:.1%})"
     )
 
 
-def _sample(experiment: Experiment) -> str:
-    """How many clients are evaluated, in words; nothing if all are."""
-    wanted, clients = experiment.settings.eval_clients, experiment.data.num_clients
-    return "" if wanted is None or wanted >= clients else f", {wanted} of {clients} clients evaluated after aggregation"
-
-
 def _division(options: Options) -> str:
     """Partition in words, with all other options that change the clients or their examples."""
     words = [options.partition]
+    if options.partition == "pathological":
+        words[0] += f" ({options.pathological_protocol})"
     if options.held_out_clients:
         words.append(f"{options.held_out_clients} of the clients held out")
     if options.attack is not None and options.attackers:
@@ -236,14 +204,12 @@ def _division(options: Options) -> str:
         words.append(f"{who} ({options.attack})")
     if options.drop_rate:
         words.append(f"{options.drop_rate:.0%} of each round drop out")
-    if options.partition == "pathological":
-        words[0] += f" ({options.pathological_protocol})"
-    if options.shift != "none":
-        words.append({"labels": "labels permuted by group", "rotation": "images rotated by group"}[options.shift])
-    if options.augment:
-        words.append("augmented")
-    if options.drop_last:
-        words.append("incomplete batches dropped")
-    if not options.shuffle:
-        words.append("batches in a fixed order")
+    for is_so, what in (
+        (options.shift == "labels", "labels permuted by group"),
+        (options.shift == "rotation", "images rotated by group"),
+        (options.augment, "augmented"),
+        (options.drop_last, "incomplete batches dropped"),
+        (not options.shuffle, "batches in a fixed order"),
+    ):
+        words += [what] * is_so
     return ", ".join(words)

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments import unknown_dataset
 from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
-from experiments.cli.options import PROCESSES, Options, flag
+from experiments.cli.options import PROCESSES, Options, flag, option_words
 from experiments.cli.own_code import KINDS, check_unchanged, label
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import Request, parse
@@ -26,24 +26,15 @@ CONTINUING = {"resume", "accept_other_code", "out", "checkpoint_every", "keep_ch
 def resumed(request: Request) -> Request:
     """Request of the run that --resume names, continued in its own folder.
 
-    Args:
-      request: the checked command line; what it gives beside --resume must be what the run has, except for more
-        rounds.
-
-    Raises:
-      InvalidInput: there is no such run, it has all its rounds, or it is another one; the line says what differs.
+    What is given beside --resume must be what the run has, except for more rounds; InvalidInput says what differs.
     """
     options = request.options
     folder = Path(options.resume or "").expanduser()
     if "out" in request.given:
         raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
     if not (folder / CONFIG).is_file():
-        if (folder / METRICS).is_file():
-            raise InvalidInput(
-                f"--resume {folder}: there is no {CONFIG}: the run is starting now, or was killed while it did; then "
-                "remove the folder, and start it again"
-            )
-        raise InvalidInput(f"--resume {folder}: there is no run in it")
+        began = "; it is starting now, or was killed while it did" if (folder / METRICS).is_file() else ""
+        raise InvalidInput(f"--resume {folder}: there is no run in it{began}")
     if "rounds" not in request.given:
         refuse_finished(folder)
     if not (folder / METRICS).is_file():
@@ -92,13 +83,7 @@ def refuse_finished(folder: Path, rounds: int = 0) -> None:
 
 
 def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
-    """Raise InvalidInput unless a run can go on to a number of rounds.
-
-    Args:
-      folder: of the run.
-      options: its own.
-      rounds: at the end.
-    """
+    """Raise InvalidInput unless a run with these options can go on to a number of rounds."""
     refuse_finished(folder, rounds)
     if rounds < options.rounds:
         raise InvalidInput(f"--resume {folder}: the run has --rounds {options.rounds}, which can only grow")
@@ -119,12 +104,7 @@ def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
 def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") -> Request:
     """Request from a stored configuration, checked as if its values were given on the command line.
 
-    Args:
-      config: content of a run's config.json.
-      folder, prefix: the run's folder, and what stands before it in errors.
-
-    Raises:
-      InvalidInput: the configuration was edited, or a file of the user's own has another text now; the line says where.
+    InvalidInput if it was edited, or a file of the user's own has another text now.
     """
     try:
         dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
@@ -136,40 +116,18 @@ def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") 
             values[kind] = entry["file"] if kind == "weights" else f"{entry['file']}:{name}"
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
-        return dataclasses.replace(parse(dataset, _words(values)), given=given)
+        if values["epochs"] is None:
+            # There are --local-steps in their place.
+            del values["epochs"]
+        return dataclasses.replace(parse(dataset, option_words(values)), given=given)
     except InvalidInput as error:
         raise InvalidInput(f"{prefix}{folder}: {CONFIG} cannot be used: {error}") from None
-    except KeyError as error:
-        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's, it has no {error}") from None
-    except (TypeError, AttributeError) as error:
-        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's ({error})") from None
-
-
-def _words(values: dict[str, Any]) -> list[str]:
-    """Options as command-line arguments."""
-    words = []
-    for name, value in values.items():
-        if name == "epochs" and value is None:
-            # There are --local-steps in their place.
-            continue
-        if isinstance(value, bool):
-            words.append(flag(name if value else f"no_{name}"))
-        elif isinstance(value, list):
-            words += [flag(name), *map(str, value)]
-        else:
-            words.append(f"{flag(name)}={value}")
-    return words
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"{prefix}{folder}: {CONFIG} is not a run's ({type(error).__name__}: {error})") from None
 
 
 def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Callable[[str], None]) -> None:
-    """Write a larger number of rounds into a run's configuration; what it left at its earlier end is removed.
-
-    Args:
-      folder: of the run.
-      experiment: with the new number of rounds; nothing happens if it is the old one.
-      done: round of the checkpoint from which the run goes on.
-      notify: receives a note if finished rounds after it are trained again.
-    """
+    """Write a larger number of rounds into a run's configuration; what it left at its earlier end is removed."""
     config, rounds = read_config(folder.path), experiment.settings.rounds
     if config["options"]["rounds"] == rounds:
         return

@@ -5,13 +5,13 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich.console import Console
 
 from experiments.folder.run_folder import METRICS, Line, RunFolder, digest, evaluation, rounded
-from experiments.host.console import RoundProgress, print_notice
+from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run.build import Experiment
@@ -29,9 +29,7 @@ class Counts:
     """What is counted in the completed rounds of a run; a checkpoint has it.
 
     Attributes:
-      round: the last of them.
       wasted, idle: sums over the rounds of `records.unused_shares`.
-      bytes_up, bytes_down: sent by and to all clients.
       diverged: how often a client was left out because it had diverged.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: seconds since the run began, of all processes that had a part in it.
@@ -55,13 +53,9 @@ class Run:
     """A run in progress.
 
     Attributes:
-      experiment: what is run.
-      folder: its own.
-      counts: of its rounds so far.
       lines: its evaluations so far, with the scores of single clients in the last one only.
       track: receives each evaluation, see `trackers.open_trackers`; None in processes that write nothing.
       is_finished: whether its folder has all results already; then nothing is written there.
-      has_warned: whether the user knows of clients without a loss, see `warn`.
     """
 
     experiment: Experiment
@@ -95,15 +89,8 @@ class Run:
         return {"counts": counts, "log": [len(log), digest(log)], "identity": identity(self.experiment)}
 
     def restore(self, record: dict[str, Any] | None, *, cut: bool = True) -> None:
-        """Go back to a checkpoint: later lines of the log are cut off, and are written anew.
-
-        Args:
-          record: of the checkpoint; None for the beginning.
-          cut: False leaves the log to another process.
-
-        Raises:
-          InvalidInput: the log is not the one that it was.
-        """
+        """Go back to a checkpoint's record, None for the beginning: later lines of the log are cut off, and are written
+        anew."""
         log = self.folder.path / METRICS
         size, expected = record["log"] if record else (0, digest(b""))
         content = log.read_bytes()[:size] if log.is_file() else b""
@@ -133,12 +120,8 @@ class Run:
     def evaluate(self, result: RoundResult) -> None:
         """Record a round's evaluation, in the log and the trackers too."""
         counts, newcomers = self.counts, result.newcomers
-        line = evaluation(
-            result.round,
-            _scores(result),
-            self.experiment.counts,
-            None if newcomers is None else {"received": newcomers[0], "trained": newcomers[1]},
-        )
+        apart = None if newcomers is None else {"received": newcomers[0], "trained": newcomers[1]}
+        line = evaluation(result.round, _scores(result), self.experiment.counts, apart)
         line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
         line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
         line["cohort"] = result.cohort.tolist()
@@ -168,12 +151,10 @@ class Run:
             clients = np.flatnonzero(is_scored & ~np.isfinite(scores[losses[0]]))
             if clients.size and not self.has_warned:
                 self.has_warned = True
-                more = f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
-                print_notice(
-                    console,
-                    f"round {result.round}: the test loss of client {clients[0]}{more} is NaN or infinite "
-                    f"({protocol}); a prediction of NaN counts as wrong, and training goes on",
-                )
+                told = f"round {result.round}: the test loss of client {clients[0]}"
+                told += f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
+                told += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
+                print_notice(console, told)
 
     def has_reached_target(self) -> bool:
         """Whether the latest evaluation has --target-accuracy, so that the run may stop early."""
@@ -184,23 +165,9 @@ class Run:
         return self.accuracy >= target if is_high else self.accuracy <= target
 
 
-class Round(NamedTuple):
-    """A round of all runs.
-
-    Attributes:
-      results: one for each run.
-      state: after the round, of all runs.
-      seconds: wall time of the round of all runs.
-    """
-
-    results: Sequence[RoundResult]
-    state: State
-    seconds: float
-
-
 def run_rounds(
     runs: Sequence[Run],
-    rounds: Iterable[Round],
+    rounds: Iterable[Sequence[RoundResult]],
     state: State | None,
     console: Console,
     *,
@@ -210,24 +177,18 @@ def run_rounds(
     processes: Processes,
     observe: Observe | None = None,
 ) -> State | None:
-    """Run and record the remaining rounds.
+    """Run and record the remaining rounds; return the state after the last one.
 
     Args:
       runs: with equal options but for what a sweep varies.
-      rounds: makes the rounds.
+      rounds: makes the rounds, a result for each run with the state of all.
       state: to resume from; None at the start.
       console: for the progress.
       began: `time.perf_counter()` at the start of this process's part.
-      stop: asked after a signal.
+      stop: asked after a signal; then there is a checkpoint, and KeyboardInterrupt.
       save: writes a checkpoint of all runs.
       processes: that share the run.
       observe: see `Observe`.
-
-    Returns:
-      The state after the last round.
-
-    Raises:
-      KeyboardInterrupt: `stop` was asked; there is a checkpoint.
     """
     first, before = runs[0].experiment, runs[0].counts.elapsed
     request, options = first.request, first.request.options
@@ -238,10 +199,12 @@ def run_rounds(
     for run in runs:
         run.counts.starts.append(run.counts.round)
     with RoundProgress(console, options.rounds, options.eval_protocol, first.counts.task.primary) as progress:
-        for results, latest, seconds in rounds:
+        for results in rounds:
             stop.at_once = False
-            state, number = latest, results[0].round
+            state, number, seconds = results[0].state, results[0].round, results[0].seconds
             for run, result in zip(runs, results, strict=True):
+                if len(result.diverged):
+                    print_line(console, f"round {number}: left out as diverged: clients {result.diverged.tolist()}")
                 run.add(result, seconds, before + time.perf_counter() - began)
                 if result.received is not None:
                     with processes.synchronized():
@@ -256,7 +219,7 @@ def run_rounds(
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last
             if stopping or (every is not None and (number % every == 0 or is_last)):
-                save(latest)
+                save(state)
             if stopping:
                 raise KeyboardInterrupt(f"interrupted after round {number} of {options.rounds}")
             if is_last:

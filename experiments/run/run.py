@@ -22,7 +22,7 @@ from experiments.run import build
 from experiments.run.build import Experiment
 from experiments.run.memory import advice, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
-from experiments.run.rounds import Observe, Round, Run, run_rounds
+from experiments.run.rounds import Observe, Run, run_rounds
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
@@ -39,21 +39,16 @@ def run(
     processes: Processes | None = None,
     rounds: Rounds | None = None,
 ) -> None:
-    """Run an experiment and write its folder.
+    """Run an experiment and write its folder; only errors go to stderr.
 
     Args:
-      request: the checked command line.
-      console: console for notices, progress and results; only errors go to stderr.
-      observe: function that is called with every round, see `rounds.Observe`.
-      processes: processes that share the run, see `distributed.work_as_child`; the first one writes.
+      request, console: the checked command line, and the place of notices, progress and results.
+      observe: called with every round, see `rounds.Observe`.
+      processes: that share the run; the first one writes.
       rounds: makes the rounds in place of the engine; such a run has no checkpoints.
-
-    Raises:
-      InvalidInput: the data cannot serve the request, or the folder cannot be written.
-      KeyboardInterrupt: after SIGINT or SIGTERM; its message names the finished rounds and the folder.
     """
-    began, processes = time.perf_counter(), processes or Processes()
-    prepare(request.options)
+    began, processes, options = time.perf_counter(), processes or Processes(), request.options
+    prepare(options)
     work = _Work(request, _folder(request, processes), processes)
     at_once = processes.count == 1
     with contextlib.ExitStack() as held, stoppable(console, work.last_words, at_once=at_once) as stop:
@@ -61,21 +56,29 @@ def run(
             processes.first(lambda: work.lock(held))
             held.enter_context(repair_cache(functools.partial(print_notice, console)))
             experiment = build.build_experiment(request, console, processes)
-            work.request, work.experiment, work.run = experiment.request, experiment, Run(experiment, work.folder)
+            work.request, work.run = experiment.request, (run := Run(experiment, work.folder))
             # The same in all processes, however full their machines are.
             place = state_place(experiment)
             place = "host" if processes.agree(place == "host") else place
-            resume_or_start = _resume if request.options.resume else _start
-            state = resume_or_start(work, work.run, place, console)
+            state = _resume(work, run, place, console) if options.resume else None
+            if not options.resume:
+                processes.first(lambda: run.folder.write(CONFIG, configuration(experiment)))
             print_text(console, headline(experiment) + (f"; {request.procedure}" if rounds else ""))
             for budget in experiment.privacy:
                 print_line(console, str(budget))
-            results = _engine_rounds(work.run, place, state) if rounds is None else rounds(experiment)
-            save = _no_checkpoint if rounds else functools.partial(_save, work, work.run)
-            with _tracked(work, work.run):
-                loop = {"began": began, "stop": stop, "save": save, "processes": processes, "observe": observe}
-                state = run_rounds([work.run], _shown(results, console), state, console, **loop)
-            _finish(work, work.run, state, save, console)
+            if processes.is_first:
+                run.track = lambda line: None
+            results = rounds(experiment) if rounds else _engine_rounds(run, place, state)
+            save = functools.partial(_save, work, run) if rounds is None else lambda state: None
+            loop = {"began": began, "stop": stop, "save": save, "processes": processes, "observe": observe}
+            with contextlib.ExitStack() as tracked:
+                if options.tensorboard or options.wandb:
+                    from experiments.run.trackers import open_trackers
+
+                    opened = open_trackers(run.folder, options, configuration(experiment))
+                    run.track = processes.first(lambda: tracked.enter_context(opened))
+                state = run_rounds([run], ([result] for result in results), state, console, **loop)
+            _finish(work, run, state, save, console)
         except BaseException as error:
             raise work.told(error) from None
 
@@ -85,17 +88,13 @@ class _Work:
     """A run in progress, and what remains of it when it ends early.
 
     Attributes:
-      request: the checked command line.
-      folder: of the run.
-      processes: processes that share it.
-      experiment, run: its parts and its rounds; None until its data is loaded.
+      run: its rounds; None until its data is loaded.
       locked: whether this process has had the lock of the folder, and so may remove it.
     """
 
     request: Request
     folder: RunFolder
     processes: Processes
-    experiment: Experiment | None = None
     run: Run | None = None
     locked: bool = False
 
@@ -155,7 +154,7 @@ class _Work:
         if isinstance(error, CannotWrite | EndedAlone):
             return type(error)(f"{error}{go_on}")
         if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-            return (EndedAlone if several else InvalidInput)(advice(self.experiment) + go_on)
+            return (EndedAlone if several else InvalidInput)(advice(self.run and self.run.experiment) + go_on)
         if several and lost(error):
             return EndedAlone(f"{LOST}{go_on}")
         return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error
@@ -178,11 +177,6 @@ def _folder(request: Request, processes: Processes) -> RunFolder:
     folder = processes.first(claim)
     (path, *_) = processes.exchange(str(folder.path) if folder else "")
     return folder or RunFolder.reopen(path)
-
-
-def _start(work: _Work, run: Run, place: simulate.StateOn, console: Console) -> None:
-    """Write the configuration; there is no state yet."""
-    work.processes.first(lambda: run.folder.write(CONFIG, configuration(run.experiment)))
 
 
 def _resume(work: _Work, run: Run, place: simulate.StateOn, console: Console) -> State | None:
@@ -235,38 +229,11 @@ def _engine_rounds(run: Run, place: simulate.StateOn, state: State | None) -> It
     )
 
 
-def _shown(results: Iterator[simulate.RoundResult], console: Console) -> Iterator[Round]:
-    """Rounds for `run_rounds`; clients that are left out are named."""
-    for result in results:
-        if len(result.diverged):
-            print_line(console, f"round {result.round}: left out as diverged: clients {result.diverged.tolist()}")
-        yield Round([result], result.state, result.seconds)
-
-
-@contextlib.contextmanager
-def _tracked(work: _Work, run: Run) -> Iterator[None]:
-    """Context in which the first process logs evaluations, and the trackers that the options ask for receive them."""
-    options = run.experiment.request.options
-    with contextlib.ExitStack() as stack:
-        if work.processes.is_first:
-            run.track = lambda line: None
-        if options.tensorboard or options.wandb:
-            from experiments.run.trackers import open_trackers
-
-            opened = open_trackers(run.folder, options, configuration(run.experiment))
-            run.track = work.processes.first(lambda: stack.enter_context(opened))
-        yield
-
-
 def _save(work: _Work, run: Run, state: State) -> None:
     """Write a checkpoint after a round, each process its part."""
     data = run.experiment.data
     with work.processes.synchronized():
         work.checkpoints.save(state, {}, run.record(), None if data.mesh is None else data.own_clients())
-
-
-def _no_checkpoint(state: State) -> None:
-    """There is none to continue from."""
 
 
 def _finish(work: _Work, run: Run, state: State | None, save: Callable[[State], None], console: Console) -> None:

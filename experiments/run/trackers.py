@@ -32,10 +32,7 @@ def check(options: Options) -> None:
 
 
 def scalars(line: Line) -> dict[str, float]:
-    """All single numbers of an evaluation, as "received/mean" or "seconds"; accuracies in percent.
-
-    Missing values, lists, the round and its Info, which differs between methods, are left out.
-    """
+    """All finite numbers of an evaluation but the round and its Info, as "received/mean" or "seconds"."""
 
     def walk(value: Any, name: str) -> Iterator[tuple[str, float]]:
         if isinstance(value, dict):
@@ -52,14 +49,6 @@ def open_trackers(folder: RunFolder, options: Options, configuration: dict[str, 
     """Receiver of a run's evaluations beside its log: the trackers that the options ask for.
 
     A tracker that is new in a resumed run receives the evaluations that are in the log.
-
-    Args:
-      folder: of the run.
-      options: of the run.
-      configuration: as config.json has it.
-
-    Raises:
-      InvalidInput: a tracker cannot be opened.
     """
     past = read_metrics(folder.path) if options.tensorboard or options.wandb else []
     with contextlib.ExitStack() as stack:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.cli.measures import ALWAYS, PROTOCOLS, Protocol
+from experiments.cli.options import ALWAYS, PROTOCOLS, Protocol
 from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION
 from experiments.folder.stored_runs import Group, group, read
@@ -47,19 +47,13 @@ def chosen_on(groups: Sequence[Group]) -> str:
 
 
 def goodness(one: Group, protocol: Protocol, on: str) -> float:
-    """Mean over clients and seeds after the last round; of errors minus it, so that the best setting has the highest.
-
-    Args:
-      one: the setting; if one of its runs has no mean, it is the worst.
-      protocol: evaluation protocol.
-      on: see `chosen_on`.
-    """
+    """Mean over clients and seeds after the last round, of errors minus it; a setting without it is the worst."""
     number = one.rounds[-1] if one.rounds else 0
-    values = one.validation(number, protocol) if on == VALIDATION else one.values(number, protocol, "mean")
+    values = one.values(number, protocol, on=on)
     if not values or len(values) < len(one.counted):
         return -np.inf
     mean = float(np.mean(values))
-    return -math.inf if math.isnan(mean) else mean * (1 if load.higher_is_better(one.runs[0].config) else -1)
+    return -math.inf if math.isnan(mean) else mean * (1 if load.task_of(one.runs[0].config)["higher_is_better"] else -1)
 
 
 def shown(groups: Sequence[Group]) -> list[Group]:
@@ -81,11 +75,8 @@ def left_out(groups: Sequence[Group]) -> str:
 def curves(groups: Sequence[Group], main: Group | None = None) -> list[Lines]:
     """Curves of each protocol over the rounds, the paper's result at their ends if there is one.
 
-    A single run has a band for the spread over clients. Several settings have a line each, with the range over seeds.
-
-    Args:
-      groups: on one kind of data.
-      main: whose line stands out; a single one does anyway.
+    A single run has a band for the spread over clients. Several settings have a line each, with the range over seeds;
+    that of `main` stands out.
     """
     some, panels = shown(groups), []
     for protocol in ordered(groups):

@@ -1,8 +1,4 @@
-"""Pictures: their content as plain data, and its drawing with matplotlib for files and pages.
-
-Names stand at the ends of their lines. Lines differ in color and dashes; that of a main method is black and thick.
-Neither pyplot nor any other global state of matplotlib is used.
-"""
+"""Pictures: their content as plain data, and its drawing with matplotlib, without pyplot or other global state."""
 
 import dataclasses
 import functools
@@ -17,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from experiments.show.names import LINE, name_ends
 from pfl_jax.atomic_write import write_binary
 
 if TYPE_CHECKING:
@@ -50,17 +45,17 @@ STYLE: dict[Any, Any] = {
 }
 
 
+_NAME = 18
+"""Characters of a line of a name."""
+
+LINE = 0.135
+"""Inches of a line of text."""
+
+
 @dataclass(frozen=True)
 class Series:
-    """One line.
-
-    Attributes:
-      label: its name.
-      x, y: points, equally many numbers.
-      low, high: minimum and maximum of y over seeds; None with one seed.
-      is_main: whether this is the figure's main method.
-      mark: x and y of a single point that belongs to the line, such as a published result; None for none.
-    """
+    """One line, with its minimum and maximum over seeds; `mark` is a point that belongs to it, such as a published
+    result."""
 
     label: str
     x: Sequence[float]
@@ -71,7 +66,6 @@ class Series:
     mark: tuple[float, float] | None = None
 
     def with_mark(self, x: float, y: float) -> "Series":
-        """This line with a point at (x, y)."""
         return dataclasses.replace(self, mark=(x, y))
 
 
@@ -80,13 +74,8 @@ class Lines:
     """Lines over a common axis.
 
     Attributes:
-      title: above the panel.
-      x_label, y_label: what the axes are, with units.
-      series: the lines.
-      x_ticks: ticks of the x axis, drawn at equal distances; None for ticks chosen by the drawing.
-      zero_line: whether a line is drawn at y = 0.
+      x_ticks: ticks of the x axis, drawn at equal distances, with `x_names`; None for ticks chosen by the drawing.
       least: lower end of the y axis; None for one chosen by the drawing.
-      x_names: names of `x_ticks`; if empty, their numbers.
       inches: width and height.
     """
 
@@ -134,16 +123,8 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars in groups side by side.
-
-    Attributes:
-      title: above the panel.
-      x_label, y_label: what the axes are, with units.
-      groups: name of each group.
-      labels: for each group, the names of its bars.
-      values: for each group, their heights.
-      level: height of a horizontal line for comparison, with the name level_label; None for no line.
-    """
+    """Bars in groups side by side: names of each group's bars and their heights; `level` is a named line for
+    comparison."""
 
     title: str
     x_label: str
@@ -176,17 +157,8 @@ class Bars:
 
 @dataclass(frozen=True)
 class Heat:
-    """Matrix of numbers.
-
-    Attributes:
-      title: above the panel.
-      x_label, y_label: what columns and rows are.
-      matrix: [R, C].
-      blocks: sizes of the groups of consecutive rows and columns that lines divide; they sum to R, which is C then.
-      rows, columns: names of rows and columns; if empty, their numbers.
-      totals: [C], bars above the columns; empty for no bars.
-      unit: of the numbers.
-    """
+    """Matrix [R, C] of numbers; lines divide `blocks` of rows and columns, bars above the columns are their `totals`
+    [C]."""
 
     title: str
     x_label: str
@@ -220,19 +192,42 @@ class Heat:
             above.set_axis_off()
 
 
+def name_ends(axes: "Axes", height: float, ends: Sequence[tuple[str, tuple[float, float], Any]]) -> None:
+    """Write (name, point, color) beside axes of a panel of some inches, as near to the points as names find room."""
+    if not ends:
+        return
+    low, high = axes.get_ylim()
+    names = ["\n".join(textwrap.wrap(name, _NAME, break_on_hyphens=False)) for name, *_ in ends]
+    share = LINE / (height - 0.65)
+    places = apart([(y - low) / (high - low) for _, (_, y), _ in ends], [share * (n.count("\n") + 1.15) for n in names])
+    for name, (_, point, color), place in zip(names, ends, places, strict=True):
+        lead = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
+        look = {"color": color, "va": "center", "arrowprops": lead, "annotation_clip": False}
+        axes.annotate(name, point, (1.04, place), textcoords="axes fraction", fontsize=8, **look)
+
+
+def apart(wanted: Sequence[float], sizes: Sequence[float]) -> np.ndarray:
+    """Centers of intervals as near to the wanted ones as possible, in their order, in [0, 1] if all have room there."""
+    order = np.argsort(wanted, kind="stable")
+    packed = np.cumsum(np.take(sizes, order)) - np.take(sizes, order) / 2
+    # Isotonic regression of the gap below each: neighbours that would overlap share their mean.
+    pools: list[list[float]] = []
+    for gap in np.take(wanted, order) - packed:
+        pools.append([gap])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    gaps = np.concatenate([[np.mean(pool)] * len(pool) for pool in pools])
+    found = np.empty(len(order))
+    found[order] = packed + np.clip(gaps, 0, max(0.0, 1 - sum(sizes)))
+    return found
+
+
 Panel: TypeAlias = Lines | Bars | Heat
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Picture of one or more panels.
-
-    Attributes:
-      title: title; the data is named here or in the panels' titles.
-      caption: settings in sentences, above all those that differ from the paper's.
-      panels: in reading order.
-      columns: panels side by side.
-    """
+    """Picture of panels in reading order; the caption has all settings that differ from the paper's."""
 
     title: str
     caption: str
@@ -255,14 +250,7 @@ class Picture:
 def over_seeds(
     label: str, x: Sequence[float], runs: Sequence[Sequence[float | None]], *, is_main: bool = False
 ) -> Series:
-    """Line of the mean over seeds, with their range.
-
-    Args:
-      label: its name.
-      x: [X].
-      runs: a row [X] for each seed; a point that is None or NaN in any row is missing in the line.
-      is_main: see `Series`.
-    """
+    """Line of the mean over seeds, with their range, from a row [X] for each; a point missing in any row is missing."""
     values = np.asarray(runs, np.float64)
     edges = (values.min(0).tolist(), values.max(0).tolist()) if len(values) > 1 else (None, None)
     return Series(label, list(x), values.mean(0).tolist(), *edges, is_main=is_main)
@@ -311,11 +299,7 @@ def draw(picture: Picture) -> "Figure":
 
 
 def save(picture: Picture, *paths: Path) -> None:
-    """Draw a picture into files, each written atomically; their names end in .png, .svg or .pdf.
-
-    Raises:
-      CannotWrite: one of them cannot be written.
-    """
+    """Draw a picture into files, each written atomically; their names end in .png, .svg or .pdf."""
     import matplotlib as mpl
 
     figure = draw(picture)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from rich import box
 from rich.table import Table
 
-from experiments.cli.measures import Protocol
+from experiments.cli.options import Protocol
 from experiments.folder.load import measured
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best
 from pfl_jax.tasks import Score, Task
@@ -24,21 +24,10 @@ def results_table(
     *,
     paper_is: Literal["last", "best pooled"] = "last",
 ) -> Table:
-    """Content of `Summary` for each protocol, last and best round, and new clients.
+    """Content of `Summary` for each protocol, last and best round, and new clients, as a table for rich.
 
     The best round is that with the best mean over clients, on validation examples if there are; where another one has
-    the best mean over examples, it has a line of its own.
-
-    Args:
-      lines: all evaluations of the run, at least one.
-      task: says what the scores are.
-      title: which method on which data.
-      headline: the protocol that comes first.
-      paper: the published accuracy for exactly this setting.
-      paper_is: which round's accuracy it is, and so stands beside.
-
-    Returns:
-      A table for rich.
+    the best mean over examples, it has a line of its own. `paper` is the published accuracy for exactly this setting.
     """
     last, (primary, *others) = lines[-1], task.scores
     is_high = primary.higher_is_better

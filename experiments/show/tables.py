@@ -27,13 +27,7 @@ def mean_text(values: Sequence[float]) -> str:
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] | None = (0,)) -> str:
-    """Table in Markdown.
-
-    Args:
-      heads: headings of the columns.
-      rows: texts of the cells, row by row.
-      words: numbers of the columns with words instead of numbers; None for all.
-    """
+    """Table in Markdown, with numbers in all columns but those numbered in `words`, None for all."""
     under = ["---" if words is None or index in words else "---:" for index in range(len(heads))]
     return "".join(f"| {' | '.join(row)} |\n" for row in [heads, under, *rows])
 

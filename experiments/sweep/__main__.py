@@ -32,6 +32,7 @@ from experiments.cli.request import Request
 from experiments.cli.run_command import RunCommand
 from experiments.run import batch
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import Count
 
 GROUPS = "groups"
 """Subfolder of the groups' checkpoints."""
@@ -61,7 +62,7 @@ class Sweep(batch.Batch):
     """Command line of a sweep."""
 
     dataset: Annotated[str, Argument(text=", ".join(DATASETS))]
-    seeds: int = 1
+    seeds: Count = 1
     """Number of seeds, from 0."""
     grid: Annotated[tuple[str, ...], Argument("repeated", "NAME=V,V")] = ()
     """Values of an option; may be repeated."""
@@ -71,7 +72,6 @@ class Sweep(batch.Batch):
     def check(self) -> None:
         if self.dataset not in DATASETS:
             raise InvalidInput(unknown_dataset(self.dataset))
-        parser.at_least_one(seeds=self.seeds)
         asked = parser.given(self.words)
         for name, hint in REFUSED.items():
             if name in self.values or name in asked:

@@ -22,7 +22,7 @@ from experiments.folder.run_folder import CONFIG, SUMMARY, RunFolder, lock_run, 
 from experiments.host.console import print_line, print_notice
 from experiments.host.jax_config import devices, prepare, repair_cache
 from experiments.host.processes import Processes
-from experiments.host.signals import Stop, stoppable
+from experiments.host.signals import stoppable
 from experiments.run import build, outcome
 from experiments.run.batch import Job
 from experiments.run.build import Experiment
@@ -30,7 +30,7 @@ from experiments.run.cached_runs import remove_unfinished
 from experiments.run.memory import advice, free_bytes, is_kept, is_shortage
 from experiments.run.records import check_identity, configuration, headline
 from experiments.run.resume import check_data, record_code
-from experiments.run.rounds import Round, Run, run_rounds
+from experiments.run.rounds import Run, run_rounds
 from experiments.run.trackers import open_trackers
 from pfl_jax import simulate, sweep
 from pfl_jax.atomic_write import make_folder, write_text
@@ -51,13 +51,7 @@ MEMORY_SHARE = 0.5
 
 
 class Group(NamedTuple):
-    """Runs that share one program.
-
-    Attributes:
-      runs: the runs; their folders are claimed before the first round.
-      data: their federations, see `federated.federate_runs`.
-      checkpoints: their common checkpoints.
-    """
+    """Runs that share one program, their federations (`federated.federate_runs`), and their common checkpoints."""
 
     runs: Sequence[Run]
     data: federated.FederatedData
@@ -70,17 +64,9 @@ class Group(NamedTuple):
 
 
 def run(jobs: Sequence[Job], unfinished: Sequence[Job], root: Path, console: Console) -> None:
-    """Run jobs that differ only in seeds and in the method's real-valued hyper-parameters.
+    """Run the unfinished ones of jobs that differ only in seeds and in the method's real-valued hyper-parameters.
 
-    Args:
-      jobs: all runs of the group.
-      unfinished: those of them that are not finished: their folders are empty or have an interrupted run.
-      root: folder of the checkpoints. An interrupted group resumes from its newest one, with the same runs.
-      console: console for the runs' output.
-
-    Raises:
-      InvalidInput: the data cannot serve the request, or a folder cannot be written.
-      KeyboardInterrupt: after SIGINT or SIGTERM, and a checkpoint of the runs that were going on.
+    Their checkpoints are in folders below `root`: an interrupted group resumes from its newest one, with the same runs.
     """
     request = jobs[0].cell.request()
     prepare(request.options)
@@ -101,7 +87,9 @@ def run(jobs: Sequence[Job], unfinished: Sequence[Job], root: Path, console: Con
 
 def _group(jobs: Sequence[Job], request: Request, dataset: Dataset, root: Path) -> Group:
     """Runs with their data, and the folder of their common checkpoints."""
-    requests = [build.on_data(_on_one_device(job.cell.request(job.folder)), dataset)[0] for job in jobs]
+    requests = [build.on_data(job.cell.request(job.folder), dataset)[0] for job in jobs]
+    # A run stays on one device, with all its clients: a sweep divides its runs over the devices.
+    requests = [dataclasses.replace(one, options=dataclasses.replace(one.options, devices=1)) for one in requests]
     data = federated.federate_runs(
         dataset,
         [build.divide(one.options, dataset) for one in requests],
@@ -123,20 +111,8 @@ def _names(folders: Sequence[Path], root: Path) -> list[str]:
 
 
 def checkpointed(root: Path) -> dict[Path, list[str]]:
-    """Folder of the checkpoints of each group that was interrupted -> names of its runs, their paths in the sweep.
-
-    Args:
-      root: folder of all of them.
-
-    Raises:
-      InvalidInput: a file with the names is damaged.
-    """
-    found = {}
-    for path in sorted(root.glob(f"*/{RUNS}")):
-        found[path.parent] = names = read_json(path).get("runs")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InvalidInput(f"{path} is damaged: remove {path.parent}, and its runs are made again")
-    return found
+    """Folder of the checkpoints of each interrupted group -> names of its runs, their paths in the sweep."""
+    return {path.parent: read_json(path)["runs"] for path in sorted(root.glob(f"*/{RUNS}"))}
 
 
 def _resumable(jobs: Sequence[Job], unfinished: Sequence[Job], root: Path) -> list[list[Job]]:
@@ -151,11 +127,6 @@ def _resumable(jobs: Sequence[Job], unfinished: Sequence[Job], root: Path) -> li
             found.append([known[name] for name in names])
             missing -= set(names)
     return found
-
-
-def _on_one_device(request: Request) -> Request:
-    """Request whose run stays on one device, with all its clients: a sweep divides its runs over the devices."""
-    return dataclasses.replace(request, options=dataclasses.replace(request.options, devices=1))
 
 
 def _at_once(group: Group, used: Sequence[Any]) -> int:
@@ -205,10 +176,14 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
             print_line(console, f"{words}{headline(group.first)}")
             for budget in group.first.privacy:
                 print_line(console, f"{words}{budget}")
-            with repair_cache(notify):
-                last = _tracked_rounds(group, states, used, console, began, stop)
-                for index, one in enumerate(runs):
-                    _finish(one, last, index, notify)
+            held.enter_context(repair_cache(notify))
+            rest = {"stop": stop, "save": functools.partial(_save, group), "processes": Processes()}
+            with contextlib.ExitStack() as tracked:
+                for one in runs:
+                    one.track = tracked.enter_context(open_trackers(one.folder, one.experiment.request.options, {}))
+                last = run_rounds(runs, _rounds(group, states, used, console), states, console, began=began, **rest)
+            for index, one in enumerate(runs):
+                _finish(one, last, index, notify)
         except BaseException as error:
             discard()
             if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
@@ -218,22 +193,6 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
     group.checkpoints.clear()
     with contextlib.suppress(OSError):
         group.checkpoints.folder.parent.rmdir()
-
-
-def _tracked_rounds(
-    group: Group, states: State | None, used: Sequence[Any], console: Console, began: float, stop: Stop
-) -> State | None:
-    """Run the remaining rounds with the runs' trackers; see `rounds.run_rounds`."""
-    with contextlib.ExitStack() as stack:
-        for one in group.runs:
-            one.track = stack.enter_context(open_trackers(one.folder, one.experiment.request.options, {}))
-        return run_rounds(
-            *(group.runs, _rounds(group, states, used, console), states, console),
-            began=began,
-            stop=stop,
-            save=functools.partial(_save, group),
-            processes=Processes(),
-        )
 
 
 def _finish(one: Run, states: State | None, index: int, notify: Callable[[str], None]) -> None:
@@ -250,7 +209,7 @@ def _finish(one: Run, states: State | None, index: int, notify: Callable[[str], 
         save_curves(one.folder.path)
 
 
-def _rounds(group: Group, states: State | None, used: Sequence[Any], console: Console) -> Iterator[Round]:
+def _rounds(group: Group, states: State | None, used: Sequence[Any], console: Console) -> Iterator[list[RoundResult]]:
     """Remaining rounds, one by one; the first divergence of each run is reported."""
     first, runs = group.first, group.runs
     numbers = [one.experiment.request.real_numbers() for one in runs]
@@ -273,7 +232,7 @@ def _rounds(group: Group, states: State | None, used: Sequence[Any], console: Co
             where = runs[index].folder.path
             print_notice(console, f"round {result.round}: the run in {where} has diverged")
         reported |= diverged
-        yield Round([_of_run(result, index) for index in range(len(runs))], result.state, result.seconds)
+        yield [_of_run(result, index) for index in range(len(runs))]
 
 
 def _of_run(result: RoundResult, index: int) -> RoundResult:

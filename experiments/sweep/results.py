@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.cli.measures import ALWAYS, AVERAGES, FIELD, PROTOCOLS, Protocol
+from experiments.cli.options import ALWAYS, FIELD, PROTOCOLS, Protocol
 from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
 from experiments.folder.stored_runs import Group, read
@@ -17,7 +17,7 @@ from experiments.host.console import print_line
 from experiments.run.batch import Job
 from experiments.show.curves import chosen_on, goodness, picture
 from experiments.show.pictures import save as save_picture
-from experiments.show.tables import NOTHING, markdown, terminal
+from experiments.show.tables import markdown, number, terminal
 from pfl_jax.atomic_write import write_text
 
 NAME = "sweep"
@@ -36,13 +36,7 @@ MOST_NAMES = 3
 def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) -> None:
     """Print the table of a finished sweep, and save it with its picture: sweep.json, sweep.md, sweep.png, sweep.svg.
 
-    Args:
-      settings: name of a setting -> its finished runs, one for each seed.
-      folder: folder for the files.
-      console: console for the table.
-
-    Raises:
-      InvalidInput: the folder cannot be written, or a run in it cannot be read.
+    `settings` are the runs of each setting by its name, one for each seed.
     """
     first = next(iter(settings.values()))[0].cell
     protocol = first.request().options.eval_protocol
@@ -51,7 +45,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     best = max(groups, key=lambda group: goodness(group, protocol, on))
     values = {group.label: _values(group, protocol, validated=on == VALIDATION) for group in groups}
     config, title = groups[0].runs[0].config, _title(groups)
-    score, axis = load.scores(config)[0], load.axis(config).replace("%", "percent")
+    score, axis = load.task_of(config)["scores"][0], load.axis(config).replace("%", "percent")
     caption = (
         f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: over all their test examples); "
         f"mean and deviation over seeds. {CHOSEN_ON[on].format(score=score, protocol=protocol)}"
@@ -68,9 +62,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
         "eval_protocol": protocol,
         "best": best.label,
         "best_chosen_on": on,
-        "settings": [
-            {"setting": name} | {of: _record(per_seed) for of, per_seed in row.items()} for name, row in values.items()
-        ],
+        "settings": [{"setting": name} | row for name, row in values.items()],
     }
     paths = [folder / f"{NAME}.{kind}" for kind in ("json", "md", "png", "svg")]
     write_text(paths[0], strict_json(record))
@@ -89,31 +81,25 @@ def _title(groups: Sequence[Group]) -> str:
     return f"{names} on {groups[0].data}, {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}"
 
 
-def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, list[float | None]]:
-    """Column -> value of each seed after the last round; on test examples, but for the column "validation"."""
+def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, dict[str, Any]]:
+    """Column -> record of the values after the last round; on test examples, but for the column "validation"."""
     last = [run.lines[-1] for run in group.runs]
     found = {VALIDATION: [line[VALIDATION][main]["mean"] for line in last]} if validated else {}
     # Finished runs may have a protocol that was not asked for.
     protocols = [name for name in PROTOCOLS if name in ALWAYS or name == main]
-    for protocol, average in itertools.product(sorted(protocols, key=lambda name: name != main), AVERAGES):
+    for protocol, average in itertools.product(sorted(protocols, key=lambda name: name != main), FIELD):
         name = protocol if average == "clients" else f"{protocol}_pooled"
         found[name] = [line[protocol][FIELD[average]] for line in last]
-    return found
-
-
-def _mean(per_seed: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and sample standard deviation; None if a run has no value, the latter also for one run."""
-    known = [value for value in per_seed if value is not None]
-    if len(known) < len(per_seed):
-        return None, None
-    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
-
-
-def _figure(per_seed: Sequence[float | None]) -> str:
-    mean, deviation = _mean(per_seed)
-    return NOTHING if mean is None else f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+    return {name: _record(per_seed) for name, per_seed in found.items()}
 
 
 def _record(per_seed: Sequence[float | None]) -> dict[str, Any]:
-    mean, deviation = (None if value is None else rounded(value) for value in _mean(per_seed))
+    """Values, mean and sample standard deviation; None if a run has no value, the latter also for one run."""
+    known = [value for value in per_seed if value is not None]
+    mean = rounded(statistics.fmean(known)) if len(known) == len(per_seed) else None
+    deviation = rounded(statistics.stdev(known)) if mean is not None and len(known) > 1 else None
     return {"mean": mean, "std": deviation, "per_seed": per_seed}
+
+
+def _figure(record: dict[str, Any]) -> str:
+    return number(record["mean"]) + ("" if record["std"] is None else f" ± {record['std']:.2f}")

@@ -16,7 +16,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from rich.console import Console
 
@@ -30,9 +30,9 @@ from experiments.folder.run_folder import SUMMARY
 from experiments.host.console import print_line
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.run import batch, committed, measured
+from experiments.run import batch, committed
+from experiments.run.batch import MeasuredBatch
 from experiments.run.committed import Library
-from experiments.run.measured import MeasuredBatch
 from experiments.tables import comparison, layout
 from experiments.tables.comparison import Comparison
 from pfl_jax.errors import InvalidInput
@@ -51,7 +51,7 @@ HINTS = {
 class Tables(MeasuredBatch):
     """Command line of a table."""
 
-    paper: Annotated[str, Argument(text=", ".join(settings.PAPERS))]
+    paper: settings.Paper
     table: Annotated[int, Argument(text="; ".join(f"{name}: {', '.join(of)}" for name, of in NUMBERS.items()))]
     dataset: Names = ()
     """Datasets; by default all of the table."""
@@ -61,21 +61,17 @@ class Tables(MeasuredBatch):
     """Settings with these words, such as beta=0.1."""
     method: Names = ()
     """Methods by their names in the table; by default all of it."""
-    procedure: str | None = None
-    """Of FedAS's tables: release, as its code was released, or print, as its paper says; by default release."""
+    procedure: Literal["release", "print"] | None = None
+    """Of FedAS's tables: as its code was released, or as its paper says; by default release."""
     committed: Switch = False
     """Use the committed results in results/ in place of runs."""
 
     name: ClassVar = "tables"
 
     def check(self) -> None:
-        choose("paper", [self.paper], settings.PAPERS)
-        choose("table", [str(self.table)], NUMBERS[self.paper], f" in {self.paper}")
-        super().check()
-        if self.procedure is not None:
-            choose("procedure", [self.procedure], settings.PROCEDURES)
-            if self.paper != "fedas":
-                raise InvalidInput(f"--procedure has no effect: it is for FedAS's tables, not {self.paper}'s")
+        choose("table", [str(self.table)], NUMBERS[self.paper])
+        if self.procedure is not None and self.paper != "fedas":
+            raise InvalidInput(f"--procedure has no effect: it is for FedAS's tables, not {self.paper}'s")
         fixed = sorted(parser.given(self.words) & settings.FIXED)
         if fixed:
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
@@ -91,7 +87,7 @@ class Tables(MeasuredBatch):
         # The default is the same table, said or not.
         said = self.procedure not in (None, next(iter(settings.PROCEDURES)))
         procedure = ("--procedure", str(self.procedure)) if said else ()
-        return Path("runs/tables") / measured.folder_name(self.paper, self.table, (*self.all_words, *procedure))
+        return Path("runs/tables") / batch.folder_name(self.paper, self.table, (*self.all_words, *procedure))
 
     @functools.cached_property
     def rows(self) -> list[Published]:
@@ -102,16 +98,15 @@ class Tables(MeasuredBatch):
     @functools.cached_property
     def shown(self) -> list[Published]:
         """Selected part of the table."""
-        chosen, where = self.rows, f" in {self.paper}'s Table {self.table}"
+        chosen = self.rows
         for name, words in (("dataset", "dataset"), ("clients", "number of clients"), ("method", "method")):
             if asked := getattr(self, name):
-                choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen), where)
+                choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen))
                 chosen = [row for row in chosen if str(getattr(row, name)) in asked]
         asked = " ".join(self.setting).split()
         there = [row for row in chosen if set(asked) <= set(row.setting.split())]
         if not there:
-            named = "; ".join(dict.fromkeys(row.setting for row in chosen))
-            raise InvalidInput(f"no setting '{' '.join(asked)}'{where} (there are {named})")
+            choose("setting", [" ".join(asked)], dict.fromkeys(row.setting for row in chosen))
         return there
 
     def jobs_of(self, row: Published) -> list[batch.Job]:

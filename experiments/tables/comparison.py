@@ -36,15 +36,7 @@ def place(row: Published) -> Path:
 
 
 class Entry(NamedTuple):
-    """Our accuracy and the published one at a place of a table.
-
-    Attributes:
-      row: what is published there.
-      accuracies: ours by finished seed, in percent.
-      description: the data source; None without a result.
-      is_real: whether it was the dataset itself; None without a result.
-      deviations: option -> (what it was, what the paper's setting is).
-    """
+    """Our accuracies by finished seed and the published one at a place; `is_real` is None without a result."""
 
     row: Published
     accuracies: dict[int, float]
@@ -78,14 +70,7 @@ class Entry(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Table, whole or in part.
-
-    Attributes:
-      paper, number: which.
-      entries: its places in the paper's order.
-      measure: which accuracy of a run counts.
-      seeds: the requested number.
-    """
+    """Table of a paper, whole or in part, with its entries in the paper's order and the requested number of seeds."""
 
     paper: str
     number: int
@@ -117,16 +102,7 @@ class Comparison(NamedTuple):
 
 
 def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
-    """Results at one place of a table.
-
-    Args:
-      row: what is published there.
-      results: of its finished runs, each with another seed.
-      measure: which accuracy counts.
-
-    Raises:
-      InvalidInput: some are on the dataset and some on a stand-in, or lack this accuracy.
-    """
+    """Results of finished runs at one place of a table; InvalidInput if only some are on the dataset itself."""
     if not results:
         return Entry(row, {}, None, None, {})
     means = {result.config["options"]["seed"]: result.accuracy(*measure) for result in results}
@@ -141,12 +117,9 @@ def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
 
 
 def compare(paper: str, number: int, entries: Sequence[Entry], measure: Measure, seeds: int) -> Comparison:
-    """Combine entries into a table; see `Comparison` for the arguments.
+    """Combine entries into a table.
 
     A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
-
-    Raises:
-      InvalidInput: a column has results on the dataset beside results on its stand-in.
     """
     kinds: dict[Column, set[Any]] = {}
     for one in entries:

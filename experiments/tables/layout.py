@@ -35,11 +35,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def save(comparison: Comparison, folder: Path) -> None:
-    """Write table.md, table.csv and table.json, each atomically.
-
-    Raises:
-      InvalidInput: the folder cannot be written.
-    """
+    """Write table.md, table.csv and table.json, each atomically."""
     columns, extra = comparison.columns, comparison.measure._asdict()
     heads = ["method", *(_heading(comparison, column, ", ") for column in columns)]
     rows = [[f"`{method}`", *places] for method, *places in _rows(comparison, columns, " / ")]
@@ -47,7 +43,13 @@ def save(comparison: Comparison, folder: Path) -> None:
     write_text(folder / MARKDOWN, f"**{comparison.title}**\n\n{markdown(heads, rows)}\n{lines}\n")
     records = [_entry(entry) for entry in comparison.entries]
     write_text(folder / CSV, comma_separated([record | extra for record in records]))
-    places = [record | _details(entry) for record, entry in zip(records, comparison.entries, strict=True)]
+    places = [
+        record
+        | {"accuracies": {str(seed): rounded(value) for seed, value in entry.accuracies.items()}}
+        | {"deviations": {name: {"here": had, "paper": paper} for name, (had, paper) in entry.deviations.items()}}
+        | {"arguments": entry.row.arguments}
+        for record, entry in zip(records, comparison.entries, strict=True)
+    ]
     record = {"paper": comparison.paper, "table": comparison.number, "title": comparison.title, **extra}
     record |= {"procedure": comparison.entries[0].row.procedure} if comparison.entries[0].row.procedure else {}
     record |= {"seeds": comparison.seeds, "notes": notes(comparison), "places": places}
@@ -87,12 +89,4 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "data": entry.description,
         "seeds": len(entry.accuracies),
         **{name: None if value is None else rounded(value) for name, value in values.items()},
-    }
-
-
-def _details(entry: Entry) -> dict[str, Any]:
-    return {
-        "accuracies": {str(seed): rounded(value) for seed, value in entry.accuracies.items()},
-        "deviations": {name: {"here": had, "paper": paper} for name, (had, paper) in entry.deviations.items()},
-        "arguments": entry.row.arguments,
     }

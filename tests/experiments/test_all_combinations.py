@@ -19,6 +19,7 @@ DATA = {
     "cifar100": ["--source", "embedded", "--partition", "grouped"],
     "fashion_mnist": ["--source", "files"],
 }
+SMALL = "--num-clients 10 --test-size 30 --rounds 2 --eval-every 1 --batch-size 15 --epochs 1"
 SIZES = {"equal": ["--train-size", "30"], "unequal": ["--size-choices", "15", "30", "60"]}
 
 
@@ -41,20 +42,7 @@ def _load_once():
 )
 def test_finite_results(dataset, method, participation, sizes):
     words = [*DATA[dataset], "--method", method, "--participation", str(participation), *SIZES[sizes]]
-    words += [
-        "--num-clients",
-        "10",
-        "--test-size",
-        "30",
-        "--rounds",
-        "2",
-        "--eval-every",
-        "1",
-        "--batch-size",
-        "15",
-        "--epochs",
-        "1",
-    ]
+    words += SMALL.split()
     experiment = build.build_experiment(parse(dataset, words), Console(file=io.StringIO()))
     mesh = simulate.client_mesh(jax.devices()[:2])
     results = simulate.run(experiment.method, experiment.data, experiment.settings, jax.random.key(0), mesh=mesh)

@@ -11,6 +11,7 @@ import pytest
 from bad_input import RUN, experiment_of
 from damage import DAMAGES, limit
 from rich.console import Console
+from run_folders import untimed
 from scores import scores_of
 
 from experiments import export
@@ -207,15 +208,9 @@ def test_resuming_ends_in_one_line_or_bit_equal(folders, damaged, capsys, name, 
     told = capsys.readouterr().err
     if code == 0:
         assert not told
-        assert scores(folder) == scores(folders[0])
+        assert untimed(folder) == untimed(folders[0])
     else:
         assert (code, told.count("\n")) == (2, 1)
-
-
-def scores(folder):
-    """All that a run's metrics have but times."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if "second" not in k} for line in lines]
 
 
 def outcome(folder, to, capsys):

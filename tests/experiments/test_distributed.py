@@ -1,6 +1,5 @@
 """Two and four processes over loopback make the run that one makes; what cannot be is one line."""
 
-import json
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from run_folders import log
 from test_command_line import ROOT, process
 
 from experiments.cli.request import parse
@@ -24,7 +24,6 @@ from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, processes
 from experiments.host.jax_config import devices
 from experiments.host.processes import LOST, Processes, _one_line
-from experiments.run.command import main
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -62,17 +61,13 @@ def wait(until, children):
         time.sleep(0.01)
 
 
-def lines(folder):
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["device", "host"])
 def test_two_processes_are_one_run_stop_together_and_go_on(tmp_path, place):
     words = [*RUN, "--state-on", place]
     children = start(*words, "--out", "two", "--mesh", "clients=4", cwd=tmp_path)
     try:
-        wait(lambda: (tmp_path / "two" / METRICS).exists() and len(lines(tmp_path / "two")) >= 2, children)
+        wait(lambda: (tmp_path / "two" / METRICS).exists() and len(log(tmp_path / "two")) >= 2, children)
     except AssertionError:
         for child in children:
             child.kill()
@@ -85,7 +80,7 @@ def test_two_processes_are_one_run_stop_together_and_go_on(tmp_path, place):
     assert f"goes on after round {done}" in errors[0]
     assert errors[0].count("\n") == 1
     assert (outs[1], errors[1]) == ("", "")
-    assert len(lines(tmp_path / "two")) == done < 15
+    assert len(log(tmp_path / "two")) == done < 15
 
     codes, outs, errors = finish(start("--resume", "two", "--mesh", "clients=2", cwd=tmp_path))
     assert codes == [0, 0], errors
@@ -95,7 +90,7 @@ def test_two_processes_are_one_run_stop_together_and_go_on(tmp_path, place):
 
     child = process("experiments.digits", *words, "--devices", "1", "--out", "one", cwd=tmp_path)
     assert finish([child])[0] == [0]
-    assert_same(lines(tmp_path / "two"), lines(tmp_path / "one"))
+    assert_same(log(tmp_path / "two"), log(tmp_path / "one"))
 
 
 def assert_same(some, others):
@@ -127,7 +122,7 @@ def test_other_numbers_of_processes_go_on_and_end_as_one(tmp_path):
     assert finish([process("experiments.digits", "--resume", "alone", cwd=tmp_path)])[0] == [0]
     assert finish([process("experiments.digits", *words, "--out", "one", cwd=tmp_path)])[0] == [0]
     for name in ("two", "alone"):
-        assert_same(lines(tmp_path / name), lines(tmp_path / "one"))
+        assert_same(log(tmp_path / name), log(tmp_path / "one"))
 
 
 @pytest.mark.slow
@@ -135,7 +130,7 @@ def test_other_numbers_of_processes_go_on_and_end_as_one(tmp_path):
 def test_a_killed_process_ends_the_other_with_one_line_and_the_run_goes_on(tmp_path, victim, number):
     words = [*RUN, "--rounds", "300", "--state-on", "host", "--checkpoint-every", "1", "--out", "two"]
     children = start(*words, "--devices", "2", cwd=tmp_path)
-    wait(lambda: (tmp_path / "two" / METRICS).exists() and len(lines(tmp_path / "two")) >= 3, children)
+    wait(lambda: (tmp_path / "two" / METRICS).exists() and len(log(tmp_path / "two")) >= 3, children)
     # The parent's own child does the work.
     pid = children[victim].pid
     worker = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
@@ -150,9 +145,9 @@ def test_a_killed_process_ends_the_other_with_one_line_and_the_run_goes_on(tmp_p
     assert re.fullmatch(rf"error: {LOST}(; --resume two goes|: --resume goes) on after .*\n", err), err
     assert children[victim].returncode == 128 + signal.SIGKILL
     assert other.count("\n") == 1
-    done = len(lines(tmp_path / "two"))
+    done = len(log(tmp_path / "two"))
     child = process("experiments.digits", "--resume", "two", cwd=tmp_path)
-    wait(lambda: len(lines(tmp_path / "two")) > done + 1, [child])
+    wait(lambda: len(log(tmp_path / "two")) > done + 1, [child])
     child.send_signal(signal.SIGTERM)
     assert finish([child])[0] == [130]
 
@@ -160,7 +155,7 @@ def test_a_killed_process_ends_the_other_with_one_line_and_the_run_goes_on(tmp_p
 @pytest.mark.slow
 def test_a_killed_parent_takes_its_process_with_it(tmp_path):
     children = start(*RUN, "--rounds", "300", "--out", "two", cwd=tmp_path)
-    wait(lambda: (tmp_path / "two" / METRICS).exists() and len(lines(tmp_path / "two")) >= 2, children)
+    wait(lambda: (tmp_path / "two" / METRICS).exists() and len(log(tmp_path / "two")) >= 2, children)
     children[0].kill()
     _, err = children[1].communicate(timeout=60)
     assert children[1].returncode == 2
@@ -230,28 +225,6 @@ def test_a_process_that_waits_in_vain_says_so(tmp_path):
     err = child.stderr
     assert child.returncode == 2
     assert "did not all meet" in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--coordinator", "a:1"], "--coordinator is for --distributed"),
-        (["--distributed", "--process-id", "0"], "--process-id needs --coordinator too"),
-        (["--distributed", "--coordinator", "a", "--num-processes", "2", "--process-id", "0"], "HOST:PORT"),
-        (["--distributed", "--coordinator", "a:1", "--num-processes", "2", "--process-id", "2"], "between 0 and 1"),
-        (["--distributed", "--coordinator", "a:1", "--num-processes", "0", "--process-id", "0"], "at least 1"),
-        (["--mesh", "clients"], "--mesh is clients=SIZE"),
-        (["--mesh", "rows=2"], "clients are the only axis"),
-        (["--mesh", "clients=0"], "at least 1"),
-        (["--mesh", "clients=2", "--devices", "3"], "--mesh clients=2 and --devices 3 disagree"),
-        (["--mesh", "clients=64"], "--devices 64 is more than the 2 there are"),
-    ],
-)
-def test_bad_words_are_one_line(words, message, capsys, tmp_path):
-    assert main("digits", [*words, "--out", str(tmp_path / "run")]) == 2
-    err = capsys.readouterr().err
-    assert message in err
     assert err.count("\n") == 1
 
 

@@ -25,8 +25,6 @@ from experiments.papers import settings
 from experiments.run import batch, run
 from experiments.run.estimate import examples_visited
 from experiments.show.pictures import Lines, draw
-from pfl_jax.data.federated import client_data
-from pfl_jax.primitives.metrics import score
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -77,14 +75,6 @@ def finished(paper, number, folder, *, is_real=False, accuracies=lambda options:
 
 
 # The runs of every figure.
-
-
-def test_the_papers_figures_are_there():
-    assert {paper: " ".join(of) for paper, of in FIGURES.items()} == {
-        "fedpac": "1 2 3 4 5",
-        "fedas": "3 4 5 6 7",
-        "fedpac_replication": "1 2 3 4",
-    }
 
 
 @pytest.mark.parametrize(("paper", "number"), EVERY)
@@ -307,46 +297,7 @@ def equal(one, other):
     return jnp.all(jax.flatten_util.ravel_pytree(one)[0] == jax.flatten_util.ravel_pytree(other)[0])
 
 
-@pytest.mark.slow
-def test_replaced_models_go_from_the_trained_to_an_untrained_one():
-    model, data, key = tiny_model(), tiny_federation(), jax.random.key(3)
-    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 4))
-    clients = np.array([2, 0])
-    highest, at_random = accuracies_after_replacement(key, model, params, data, clients, (0.0, 0.3, 1.0))
-    assert highest.shape == at_random.shape == (3, 2)
-    for column, client in enumerate(clients):
-        test = client_data(data, client, "test")
-        own = score(model.apply, jax.tree.map(lambda leaf, c=client: leaf[c], params), test)["accuracy"]
-        fresh_key, _ = jax.random.split(jax.random.fold_in(key, client))
-        untrained = score(model.apply, model.init(fresh_key), test)["accuracy"]
-        for rows in (highest, at_random):
-            np.testing.assert_allclose(rows[[0, 2], column], [own, untrained], atol=1e-6)
-
-
 # The command.
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--paper fedavg --figure 1", "unknown paper 'fedavg' (there are fedpac, fedas, fedpac_replication)"),
-        ("--paper fedpac --figure 4 --method sgd", "unknown method 'sgd' (there are local"),
-        ("--paper fedpac --figure 2 --method fedas", "compares no methods"),
-        ("--paper fedpac --figure 5 --epochs 3", "--epochs cannot be given for FedPAC, Figure 5"),
-        ("--paper fedpac --figure 2 --partition iid", "--partition must be grouped for"),
-        ("--paper fedpac --figure 2 --num-clients 101", "--num-clients must be at most 100 for FedPAC, Figure 2"),
-        ("--paper fedas --figure 3 --keep-state never", "--keep-state must be always for FedAS, Figure 3, not never"),
-        ("--paper fedpac --figure 2 --held-out-clients 1", "--held-out-clients must be 0 for"),
-        ("--paper fedpac --figure 2 --eval-protocol trained", "--eval-protocol has no effect on FedPAC, Figure 2"),
-        ("--paper fedpac --figure 4 --score best", "--score has no effect on FedPAC, Figure 4"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys, tmp_path):
-    assert main(words.split()) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert message in err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_says_every_command_and_runs_nothing(capsys, tmp_path):

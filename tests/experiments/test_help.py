@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from experiments.cli.groups import GROUPS, SELECTION
 from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
 from experiments.cli.options import Options, flag
 from experiments.cli.parser import MAX_COLUMNS
+from experiments.cli.request import GROUPS, SELECTION
 from experiments.run.command import main
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import recipes_of

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from flax import serialization
 from rich.console import Console
+from run_folders import summary
 
 from experiments import export
 from experiments.cli.request import parse
 from experiments.export import load_run, load_runs
-from experiments.folder import runs
 from experiments.run import memory, run
 from experiments.run.command import main
 from pfl_jax import simulate
@@ -41,10 +41,6 @@ def fedrep(tmp_path_factory):
 def local(tmp_path_factory):
     """Folder of a finished run of a method that communicates nothing."""
     return made(tmp_path_factory.mktemp("local") / "run", "--method", "local")
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def losses(loaded):
@@ -151,18 +147,6 @@ def test_an_ensemble_cannot_be_exported(tmp_path, capsys):
     assert "a client of fedem deploys more than one set" in line(capsys)
 
 
-def test_what_cannot_be_exported(fedrep, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.msgpack").touch()
-    for words, message in (
-        ([str(fedrep), "--client", "4", "--to", "new.msgpack"], "there is no client 4: the run has clients 0 to 3"),
-        ([str(fedrep), "--client", "-1", "--to", "new.msgpack"], "there is no client -1"),
-        ([str(fedrep), "--to", "model.msgpack"], "is there already"),
-    ):
-        assert export.main(words) == 2
-        assert message in line(capsys)
-
-
 def test_a_damaged_state_or_that_of_another_run(tmp_path, fedrep, local):
     other = shutil.copytree(local, tmp_path / "other")
     shutil.rmtree(other / "checkpoints")
@@ -201,9 +185,9 @@ def test_a_table_of_runs(tmp_path, fedrep, local, monkeypatch):
             return ("frame", rows)
 
     monkeypatch.setitem(sys.modules, "pandas", Pandas)
-    assert runs.as_table([{"a": 1}]) == ("frame", [{"a": 1}])
+    assert load_runs(fedrep)[0] == "frame"
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert runs.as_table(({"a": 1},)) == [{"a": 1}]
+    assert load_runs(fedrep)[0]["method"] == "fedrep"
 
 
 @pytest.mark.slow

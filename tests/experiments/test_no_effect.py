@@ -7,10 +7,9 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.effects import fixed_rounds, notes, relevant_options
-from experiments.cli.groups import SYNONYMS
 from experiments.cli.hyper_parameters import defaults, unread_by_method
 from experiments.cli.options import Options, flag
-from experiments.cli.request import parse
+from experiments.cli.request import SYNONYMS, parse
 from experiments.run import build
 from pfl_jax import hyper_parameters
 from pfl_jax.errors import InvalidInput

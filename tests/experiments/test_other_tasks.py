@@ -6,13 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from run_folders import log
 
 from experiments.folder import load, stored_runs
 from experiments.report import charts, tables
 from experiments.report.__main__ import main as report
 from experiments.run.command import main
 from experiments.show.curves import picture
-from experiments.sweep.__main__ import main as sweep
 
 MODEL = """
 from pfl_jax import models, tasks
@@ -32,10 +32,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
-
-
-def log(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys):
@@ -87,13 +83,3 @@ def test_a_target_is_reached_from_above(here):
         main("digits", [*RUN, "--lr", "0.01", "--rounds", "6", "--target-accuracy", str(target), "--out", "short"]) == 0
     )
     assert len(log(here / "short")) == next(number for number, mean in enumerate(means, 1) if mean <= target) < 6
-
-
-def test_the_best_setting_of_a_sweep_has_the_smallest_error(here):
-    words = ["--dataset", "digits", *RUN, "--rounds", "2", "--grid", "lr=0.0001,0.01", "--seeds", "1", "--out", "swept"]
-    assert sweep(words) == 0
-    record = json.loads((here / "swept" / "sweep.json").read_text())
-    means = {one["setting"]: one["received"]["mean"] for one in record["settings"]}
-    assert record["best"] == min(means, key=means.get)
-    assert "Mse after the last round" in (here / "swept" / "sweep.md").read_text()
-    assert len(set(means.values())) == 2

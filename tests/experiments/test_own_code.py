@@ -7,6 +7,7 @@ import sys
 import pytest
 from interrupts import ask_to_stop
 from rich.console import Console
+from run_folders import summary
 
 from experiments.cli import own_code, run_command
 from experiments.cli.request import parse
@@ -90,10 +91,6 @@ def forget():
     """As in a new process."""
     own_code._load.cache_clear()
     run_command._parsed.cache_clear()
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def test_options_and_help_are_those_of_its_factory(here, capsys):

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 import pytest
 
-from experiments.cli import docstrings, parser
+from experiments.cli import parser
 from experiments.show.tables import comma_separated, markdown, page
-from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count
 
 
@@ -46,29 +45,6 @@ def test_options_and_words_for_the_runs():
     assert parse("--paper a --sizes None")[0].sizes is None
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "missing: --paper; see --help"),
-        ("--paper", "--paper needs a value: a text"),
-        ("--paper a --number two", "--number must be a whole number or auto, not 'two'"),
-        ("--paper a --rounds many", "--rounds must be a whole number or None, not 'many'"),
-        ("--paper a --rounds 0", "--rounds must be at least 1, not 0"),
-        ("--paper a --sizes", "--sizes needs a value: one or more of a whole number or None"),
-        ("--paper a --sizes 3 None", "--sizes must be one or more of a whole number or None, not 'None'"),
-        ("--paper a --round 1", "unknown option --round; did you mean --rounds?"),
-        ("--paper a --words x", "unknown option --words; did you mean --rounds?"),
-        ("--paper a --no-again", "unknown option --no-again; did you mean --again?"),
-        ("--paper a --shuffle=yes", "--shuffle takes no value: give --shuffle or --no-shuffle"),
-        ("--paper a -x", "unknown option -x: see --help"),
-    ],
-)
-def test_mistakes_are_one_line(words, message):
-    with pytest.raises(InvalidInput) as error:
-        parse(words)
-    assert str(error.value) == message
-
-
 def test_help_names_the_command_and_its_options(capsys):
     with pytest.raises(SystemExit) as ending:
         parse("--help")
@@ -94,10 +70,10 @@ def test_docstrings_have_the_texts():
             four: no argument.
         """
 
-    assert docstrings.summary(factory) == "First line."
-    assert docstrings.entries(factory, "Args") == {"one": "its text goes on: here.", "two": "both.", "three": "both."}
-    assert docstrings.field_texts(Options) == {"paper": "Which paper, in two lines of 100 %."}
-    assert docstrings.summary(lambda: None) == ""
+    assert parser.summary(factory) == "First line."
+    assert parser.entries(factory, "Args") == {"one": "its text goes on: here.", "two": "both.", "three": "both."}
+    assert parser.field_texts(Options) == {"paper": "Which paper, in two lines of 100 %."}
+    assert parser.summary(lambda: None) == ""
 
 
 def test_tables_and_pages(tmp_path):

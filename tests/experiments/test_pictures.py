@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from experiments.show.names import apart
-from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, as_svg, draw, over_seeds, save
+from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, apart, as_svg, draw, over_seeds, save
 
 
 def everything():

@@ -5,27 +5,17 @@ import json
 
 import numpy as np
 import pytest
-from interrupts import ask_to_stop
 from rich.console import Console
+from run_folders import untimed
 
 from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
 from experiments.run import run
-from experiments.run.cached_runs import run_cell
-from experiments.run.command import main
-from experiments.sweep import __main__ as sweep
 
 pytestmark = pytest.mark.without_f1_auc
 
 SMALL = ["--num-clients", "5", "--train-size", "20", "--test-size", "10", "--epochs", "1", "--no-compilation-cache"]
 RUN = ["--method", "fedper", "--rounds", "4", "--eval-every", "2", "--participation", "0.4", *SMALL]
 RUN = [*RUN, "--eval-protocol", "before_aggregation"]
-
-
-def metrics(folder):
-    """The log without times."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +28,7 @@ def whole(tmp_path_factory):
 
 def test_a_run_that_asks_for_it_has_it_everywhere(whole):
     folder, said = whole
-    lines, summary = metrics(folder), json.loads((folder / "summary.json").read_text())
+    lines, summary = untimed(folder), json.loads((folder / "summary.json").read_text())
     for line in lines:
         members = np.isin(np.arange(5), line["cohort"])
         trained, middle = (np.array(line[f"{name}_per_client"], float) for name in ("trained", "before_aggregation"))
@@ -53,43 +43,6 @@ def test_a_run_that_asks_for_it_has_it_everywhere(whole):
     assert said.count("before_aggregation  last (4)") == 1
 
 
-@pytest.mark.slow
-def test_it_is_the_same_after_an_interruption(whole, tmp_path, capsys):
-    def observe(experiment, result):
-        if result.round == 3:
-            ask_to_stop()
-
-    folder = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        run.run(parse("digits", [*RUN, "--out", str(folder)]), Console(quiet=True), observe)
-    # The evaluations so far have it, and those to come must.
-    assert main("digits", ["--resume", str(folder), "--eval-protocol", "received"]) == 2
-    assert "the run has --eval-protocol before_aggregation, not received" in capsys.readouterr().err
-    assert len(metrics(folder)) == 1
-    # Who goes on does not have to ask for it again.
-    assert main("digits", ["--resume", str(folder)]) == 0
-    assert metrics(folder) == metrics(whole[0])
-    ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (folder, whole[0]))
-    for name in ("before_aggregation", "best", "best_pooled"):
-        assert ours[name] == theirs[name]
-
-
-@pytest.mark.slow
-def test_a_sweep_measures_it_too(tmp_path):
-    words = ["--dataset", "digits", *RUN, "--seeds", "2", "--out", str(tmp_path / "sweep")]
-    assert sweep.main(words) == 0
-    heading = "| setting | before_aggregation | before_aggregation, pooled | received | received, pooled | trained |"
-    assert heading in (tmp_path / "sweep" / "sweep.md").read_text()
-    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
-    assert record["eval_protocol"] == "before_aggregation"
-    run_cell(RunCommand("digits", tuple(RUN), 1), tmp_path / "alone", Console(quiet=True))
-    together, alone = (metrics(path) for path in (next((tmp_path / "sweep").rglob("seed-1")), tmp_path / "alone"))
-    for one, other in zip(together, alone, strict=True):
-        name = "before_aggregation_per_client"
-        np.testing.assert_allclose(np.array(one[name], float), np.array(other[name], float), atol=0.02)
-    assert record["settings"][0]["before_aggregation"]["per_seed"][1] == together[-1]["before_aggregation"]["mean"]
-
-
 def test_pooled_accuracies_count_examples(tmp_path):
     """Clients of different sizes: the weighted mean is that of all their test examples."""
     words = ["--method", "local", "--rounds", "1", "--num-clients", "5", "--epochs", "1", "--partition", "dirichlet"]
@@ -98,7 +51,7 @@ def test_pooled_accuracies_count_examples(tmp_path):
     run.run(parse("digits", words), Console(quiet=True))
     counts = np.array(json.loads((tmp_path / "run" / "config.json").read_text())["test_examples"])
     assert len(set(counts.tolist())) == len(counts) == 3
-    (line,) = metrics(tmp_path / "run")
+    (line,) = untimed(tmp_path / "run")
     for protocol in ("received", "trained"):
         accuracies = np.array(line[f"{protocol}_per_client"])
         right = accuracies * counts / 100

@@ -17,7 +17,7 @@ from experiments.host.signals import Stop
 from experiments.run import build
 from experiments.run.outcome import summary
 from experiments.run.records import unused_shares
-from experiments.run.rounds import Counts, Round, Run, run_rounds
+from experiments.run.rounds import Counts, Run, run_rounds
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
 
@@ -52,7 +52,7 @@ def test_rounds_are_counted(experiment, tmp_path):
     def round_of(number, examples, seconds):
         cohort, some = np.array([0, 1]), scores([0.5, 0.7])
         result = RoundResult(number, None, {}, cohort, cohort == 1, cohort >= 0, some, some, None, examples, seconds)
-        return Round([result], None, seconds)
+        return [result]
 
     run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), Counts(elapsed=100.0))
     run.folder.write(CONFIG, {})

@@ -10,19 +10,15 @@ import subprocess
 import xml.etree.ElementTree as ElementTree
 from html import escape, unescape
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 from run_folders import SMALL, write_run
 
-from experiments.cli.options import Options
 from experiments.folder import stored_runs
 from experiments.report import charts, page, tables
 from experiments.report.__main__ import main
 from experiments.show.curves import ordered, picture, shown
-from pfl_jax.errors import InvalidInput
 
 PAPER = ("--method", "fedper", "--num-clients", "20")
 """FedPAC's Table 1 on Fashion-MNIST, whole: 87.43."""
@@ -83,15 +79,6 @@ class Reader(HTMLParser):
 
     def handle_data(self, data):
         self.texts.append(data)
-
-
-def test_runs_that_end_by_another_protocol_are_other_settings(tmp_path):
-    words = ("--method", "fedper", "--num-clients", "5", "--target-accuracy", "80", "--eval-protocol")
-    for protocol in ("received", "trained"):
-        write_run(tmp_path / protocol, (*words, protocol))
-    groups, repeated = groups_of(tmp_path)
-    assert [group.label for group in groups] == ["fedper eval_protocol=received", "fedper eval_protocol=trained"]
-    assert not repeated
 
 
 def test_runs_are_found_below_the_folders_given(runs):
@@ -167,16 +154,6 @@ def test_the_command_repeats_the_run(tmp_path):
     assert command.startswith("python -m experiments.digits --method fedpac --no-alignment --data-dir 'my data' ")
     assert "--size-choices 10 20" in command
     assert command.endswith("--seed 3")
-
-
-def test_half_a_line_is_left_out_and_damage_is_not(runs):
-    log = runs / "b" / "metrics.jsonl"
-    whole = log.read_text()
-    log.write_text(whole + '{"round": 4, "rec')
-    assert [line["round"] for line in stored_runs.read(runs / "b").lines] == [2]
-    log.write_text("{]\n" + whole)
-    with pytest.raises(InvalidInput, match="damaged"):
-        stored_runs.read(runs / "b")
 
 
 def shown_results(folder):
@@ -319,34 +296,6 @@ def test_clients_are_shown_in_order_whatever_their_number(tmp_path):
     assert line.low[0] == min(values[0] for values in many)
 
 
-def test_what_a_round_knew_is_shown_by_client(tmp_path):
-    write_run(tmp_path / "a", rich=True)
-    (group,), _ = groups_of(tmp_path)
-    _, line = group.last_info()
-    assert line["round"] == 4
-    # In the order of a run, whose gaps come before the head weights.
-    line["info"] = dict(sorted(line["info"].items()))
-    assert [*line["info"]] == ["gap", "head_weights"]
-    chart, gap = charts.information([group])
-    assert (gap.panel.title, gap.values[4]) == ("gap: fedpac, round 4, seed 0", "client 4: 0")
-    assert chart.panel.title == "Head weights: fedpac, round 4, seed 0"
-    # By client numbers.
-    weights, cohort = np.array(line["info"]["head_weights"]), line["cohort"]
-    by_client = {(a, b): weights[i, j] for i, a in enumerate(cohort) for j, b in enumerate(cohort)}
-    np.testing.assert_array_equal(chart.panel.matrix, [[by_client[i, j] for j in range(5)] for i in range(5)])
-    assert list(chart.panel.rows) == list(chart.panel.columns) == list("01234")
-    assert chart.values[2].startswith(f"client 2: {by_client[2, 0]:.3g}, {by_client[2, 1]:.3g}, ")
-    assert chart.caption.startswith("[M, M], alpha_ij (Fig. 2, 3): row i is what client i's new head takes")
-    line["info"] = {"weights": [0.1, 0.2, 0.3, 0.4, 0.0], "trace": [1, 2, 3, 4, 5], "share": 0.5}
-    first, second = charts.information([group])
-    assert (first.panel.title.partition(":")[0], second.panel.title.partition(":")[0]) == (
-        "Aggregation weights",
-        "Fisher traces",
-    )
-    assert (first.panel.level, second.panel.level) == (pytest.approx(0.2), None)
-    assert second.values[cohort[0]] == f"client {cohort[0]}: 1"
-
-
 def test_what_a_method_of_ones_own_tells_is_shown_as_its_docstring_says(tmp_path):
     write_run(tmp_path / "a", rich=True)
     (group,), _ = groups_of(tmp_path)
@@ -460,35 +409,6 @@ def test_the_command_writes_a_page_or_a_picture(runs, tmp_path, capsys):
     assert "Unfinished: fedas (round 2)" in drawn
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["empty"], "there is no run in empty"),
-        (["broken"], "broken/config.json is not the configuration of a run"),
-        (["run", "--plot", "x.png", "--out", "y.html"], "give one of them"),
-        (["run", "--out", "missing/r.html"], "cannot write missing/r.html"),
-        (["run", "other", "--plot", "x.png"], "--plot draws one kind of data"),
-        (["new", "--plot", "x.png"], "no run has been evaluated yet"),
-        (["run", "--dark"], "unknown option --dark"),
-        (["run", "--eval-protocol", "receive"], "unknown eval-protocol 'receive' (there are received, trained, before"),
-        (["run", "--eval-protocol", "before_aggregation"], "none of the runs has been evaluated by it"),
-    ],
-)
-def test_bad_words_are_one_line(words, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_run(Path("run"))
-    write_run(Path("other"), description="digits (elsewhere)")
-    write_run(Path("new"), rounds=(), finished=False)
-    Path("empty").mkdir()
-    Path("broken").mkdir()
-    Path("broken/config.json").write_text(json.dumps({"dataset": "digits", "options": {"method": "fedpac"}}))
-    Path("broken/metrics.jsonl").write_text("")
-    assert main(words) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-
-
 PROBE = """<!doctype html><title>probe</title><body>%s<pre id="probe"></pre><script>
 onload = () => {
   const found = [...document.querySelectorAll("iframe")].map(frame => {
@@ -542,16 +462,6 @@ def test_a_browser_shows_the_page_at_all_widths(runs, tmp_path, dark):
         assert (brightness < 150) == dark
 
 
-@pytest.mark.parametrize("partition", get_args(get_type_hints(Options)["partition"]))
-def test_every_partition_has_words(tmp_path, partition):
-    write_run(tmp_path / "run", rich=True)
-    run = stored_runs.read(tmp_path / "run")
-    options = dataclasses.replace(run.request.options, partition=partition)
-    run = dataclasses.replace(run, request=dataclasses.replace(run.request, options=options))
-    (chart,) = charts.partitions([stored_runs.Group("", (run,))])
-    assert chart.panel.title.endswith(f", seed {run.seed}")
-
-
 def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
     write_run(tmp_path / "run", rich=True)
     run = stored_runs.read(tmp_path / "run")
@@ -573,16 +483,3 @@ def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
     table = tables.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
     best = int(means[0].argmax())
     assert table.rows[0][table.columns.index("best (round)")] == f"{means[0][best]:.2f} ({rounds[best]})"
-
-
-def test_rounds_whose_means_differ_by_rounding_alone_are_a_tie(tmp_path):
-    write_run(tmp_path / "run", rich=True)
-    run = stored_runs.read(tmp_path / "run")
-    lines = run.lines[:2]
-    # The means of the two rounds are 62.6363, and not equal in float64.
-    runs = [
-        dataclasses.replace(run, lines=[lines[0] | {"received": {"mean": one}}, lines[1] | {"received": {"mean": two}}])
-        for one, two in ((75.4785, 75.5785), (60.7915, 60.6915), (51.6389, 51.6389))
-    ]
-    table = tables.results([stored_runs.Group("", tuple(runs))])["received"]
-    assert table.rows[0][table.columns.index("best (round)")] == f"62.64 ({lines[0]['round']})"

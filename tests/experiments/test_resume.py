@@ -17,7 +17,6 @@ from test_command_line import SMALL, process
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.export import load_run
-from experiments.folder.run_folder import lock_run
 from experiments.run import run
 from experiments.run.cached_runs import inspect, run_cell
 from experiments.run.command import main
@@ -55,13 +54,6 @@ def finish(*words, cwd):
     out, err = child.communicate(timeout=240)
     assert child.returncode == 0, err
     return out
-
-
-@pytest.fixture
-def begun(tmp_path):
-    """Folder of an unfinished run, written by hand."""
-    write_run(tmp_path / "begun", RUN, finished=False)
-    return tmp_path / "begun"
 
 
 @pytest.fixture(scope="module")
@@ -155,30 +147,6 @@ def test_a_run_with_a_target_goes_on_by_the_protocol_that_ends_it(tmp_path, caps
         inspect(cell, tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("change", "words", "message"),
-    [
-        ({}, ["--lr", "0.5"], "the run has --lr"),
-        ({}, ["--out", "elsewhere"], "--out cannot be given with --resume"),
-        ({}, ["--num-clients", "7"], "the run has --num-clients 5, not 7"),
-        ({"dataset": "emnist"}, [], "the run is on emnist, not digits"),
-        (None, [], "there is no run in it"),
-    ],
-)
-def test_what_cannot_go_on_is_one_line(begun, capsys, change, words, message):
-    file = begun / "config.json"
-    if change is None:
-        file.unlink()
-        (begun / "metrics.jsonl").unlink()
-    else:
-        file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    assert main("digits", ["--resume", str(begun), *words]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-    assert (change is None) == (not file.exists())
-
-
 @pytest.fixture(scope="module")
 def longer(tmp_path_factory):
     """Folders of a run of five rounds, and of one of three rounds to which two are added."""
@@ -242,27 +210,6 @@ def test_what_is_trained_again_is_said(tmp_path, capsys):
     assert "trained again" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "rounds", "finished", "message"),
-    [
-        ([], 4, False, "the run has --rounds 6, which can only grow"),
-        ([], 4, True, "the run is finished"),
-        ([], 6, True, "the run is finished"),
-        ([], 8, True, "from its last checkpoint, and it has none: give runs --keep-state always"),
-        (["--schedule", "lr=cosine"], 8, False, "cannot be added to a run with --schedule lr=cosine"),
-        (["--full-last-round"], 8, False, "cannot be added to a run with --full-last-round"),
-    ],
-)
-def test_rounds_that_cannot_be_added_are_one_line(tmp_path, capsys, words, rounds, finished, message):
-    write_run(tmp_path / "run", [*RUN, *words], finished=finished)
-    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    assert main("digits", ["--resume", str(tmp_path / "run"), "--rounds", str(rounds)]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
-
-
 def test_a_checkpoint_of_a_run_with_a_fixed_number_of_rounds_is_refused(longer, tmp_path, capsys):
     shutil.copytree(longer[1], tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
@@ -272,9 +219,3 @@ def test_a_checkpoint_of_a_run_with_a_fixed_number_of_rounds_is_refused(longer, 
     file.write_text(json.dumps(config))
     assert main("digits", ["--resume", str(tmp_path / "run")]) == 2
     assert "are of another run" in capsys.readouterr().err
-
-
-def test_two_processes_never_share_a_run(begun, capsys):
-    with lock_run(begun):
-        assert main("digits", ["--resume", str(begun)]) == 2
-    assert "another process is at work" in capsys.readouterr().err

@@ -16,31 +16,8 @@ from experiments.sweep.__main__ import main as sweep
 
 pytestmark = pytest.mark.without_f1_auc
 
-SMALL = [
-    "--num-clients",
-    "5",
-    "--train-size",
-    "30",
-    "--test-size",
-    "10",
-    "--batch-size",
-    "10",
-    "--rounds",
-    "3",
-    "--no-compilation-cache",
-]
-ROBUST = [
-    "--attack",
-    "signs",
-    "--attackers",
-    "0.4",
-    "--server-mean",
-    "median",
-    "--compress",
-    "quantize:4",
-    "--drop-rate",
-    "0.2",
-]
+SMALL = "--num-clients 5 --train-size 30 --test-size 10 --batch-size 10 --rounds 3 --no-compilation-cache"
+ROBUST = "--attack signs --attackers 0.4 --server-mean median --compress quantize:4 --drop-rate 0.2"
 
 
 def evaluation(attackers):
@@ -59,7 +36,16 @@ def test_honest_clients_and_attackers_by_themselves():
 
 @pytest.mark.slow
 def test_a_run_and_its_resumption(tmp_path, capsys):
-    words = ["--method", "fedper", *SMALL, *ROBUST, "--checkpoint-every", "1", "--held-out-clients", "1"]
+    words = [
+        "--method",
+        "fedper",
+        *SMALL.split(),
+        *ROBUST.split(),
+        "--checkpoint-every",
+        "1",
+        "--held-out-clients",
+        "1",
+    ]
     words += ["--eval-every", "1"]
     whole = tmp_path / "whole"
     assert main("digits", [*words, "--out", str(whole)]) == 0
@@ -96,7 +82,7 @@ def test_a_sweep_of_means_and_compressions(tmp_path):
     out = tmp_path / "sweep"
     grid = ["--grid", "server_mean=mean,trimmed:0.3", "--grid", "compress=none,topk:0.1", "--grid", "attackers=0,0.4"]
     words = ["--dataset", "digits", "--method", "fedper", "--attack", "signs", "--seeds", "2"]
-    assert sweep([*words, *SMALL, *grid, "--out", str(out)]) == 0
+    assert sweep([*words, *SMALL.split(), *grid, "--out", str(out)]) == 0
     rows = json.loads((out / "sweep.json").read_text())["settings"]
     assert len(rows) == 8
     configs = [json.loads(path.read_text()) for path in sorted(out.glob("*/seed-1/config.json"))]

@@ -97,23 +97,9 @@ def test_every_command_leaves_like_that():
 def test_a_run_that_compiles_is_left_within_two_seconds(tmp_path, after):
     words = "--method fedpac --model resnet8 --rounds 3 --num-clients 4 --train-size 20 --test-size 10 --chunk 4"
     environment = {**os.environ, "PFL_JAX_CACHE": str(tmp_path / "cache")}
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "experiments.cifar10",
-            "--source",
-            "embedded",
-            *words.split(),
-            "--out",
-            tmp_path / "run",
-        ],
-        cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "experiments.cifar10", "--source", "embedded", *words.split(), "--out", "run"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen(command, cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT)}, **pipes)
     try:
         deadline = time.monotonic() + 120
         while not (tmp_path / "run" / "config.json").exists():

@@ -1,18 +1,14 @@
 """`python -m experiments.sweep`: called as a function, on the smallest runs there are."""
 
-import gc
 import json
-import weakref
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from run_folders import write_run
+from run_folders import log, untimed, write_run
 from scores import scores_of
 
-from experiments.cli.request import parse
 from experiments.folder import load
 from experiments.folder.run_folder import RunFolder
 from experiments.run import batch, build
@@ -20,7 +16,6 @@ from experiments.run.cached_runs import run_cell
 from experiments.run.command import main as run_alone
 from experiments.sweep import execute
 from experiments.sweep.__main__ import Sweep, main
-from pfl_jax.base import Method
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
@@ -31,10 +26,6 @@ SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--bat
 SWEEP = ["--dataset", "digits", "--method", "fedper", "--seeds", "2", "--grid", "lr=0.05,0.1", "--eval-every", "1"]
 SWEEP = [*SWEEP, *SMALL, "--val-fraction", "0.2", "--no-shuffle", "--no-compilation-cache"]
 HALF = ["--participation", "0.5", "--drop-rate", "0.5"]
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
@@ -55,7 +46,7 @@ def test_a_sweep_is_its_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     job = order.jobs_of(("0.1",))[1]
     folder, alone = job.folder, tmp_path / "alone"
     run_cell(job.cell, alone, execute.Console())
-    for one, other in zip(metrics(alone), metrics(folder), strict=True):
+    for one, other in zip(log(alone), log(folder), strict=True):
         for name in ("received_per_client", "trained_per_client", "trained_loss_per_client"):
             # As numbers: null is a client that has not trained yet.
             found = (np.array(line[name], float) for line in (one, other))
@@ -105,11 +96,11 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
 
     def and_stop(group, states):
         save(group, states)
-        seen.append(group.runs[0].history.round)
+        seen.append(group.runs[0].counts.round)
         if seen[-1] == 3:
             # The log goes on after the checkpoint, and then everything is cut off.
-            log = group.runs[1].folder.path / "metrics.jsonl"
-            log.write_text(log.read_text() + '{"round": 4, "rec')
+            path = group.runs[1].folder.path / "metrics.jsonl"
+            path.write_text(path.read_text() + '{"round": 4, "rec')
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -127,10 +118,8 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
     assert not (cut / "groups").exists()
     assert {path: path.read_bytes() for path in kept} == kept
     for seed in (1, 2):
-        one, other = (metrics(path / folder.name / f"seed-{seed}") for path in (whole, cut))
-        for lines in zip(one, other, strict=True):
-            left, right = ({k: v for k, v in line.items() if "second" not in k} for line in lines)
-            assert left == right
+        one, other = (untimed(path / folder.name / f"seed-{seed}") for path in (whole, cut))
+        assert one == other
         assert (cut / folder.name / f"seed-{seed}" / "summary.json").is_file()
 
 
@@ -166,24 +155,6 @@ def test_values_with_other_signs_of_the_exponent_have_folders_of_their_own():
     assert len(folders) == 3
 
 
-def test_checkpoints_name_runs_alike_from_wherever_the_sweep_is_started(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    here, run = Path("sweep"), Path("lr=0.1/seed-0")
-    for folder in (here, here.absolute()):
-        for root in (here, here.absolute()):
-            assert execute._names([folder / run], root / "groups") == [str(run)]
-
-
-def test_what_sweeps_keep_of_a_group_holds_no_inputs():
-    experiment = build.build_experiment(parse("digits", ["--method", "fedper", *SMALL]), Console(quiet=True))
-    inputs = weakref.ref(experiment.dataset.train_x)
-    make = execute._factory(experiment)
-    del experiment
-    gc.collect()
-    assert inputs() is None
-    assert isinstance(make(lr=0.1), Method)
-
-
 def test_switches_can_be_in_the_grid():
     grid = ["--grid", "drop_last=True,False", "--grid", "alignment=True,False"]
     order = batch.read(Sweep, ["--dataset", "digits", "--method", "fedpac", *grid])
@@ -203,22 +174,6 @@ def test_runs_of_one_shape_are_a_group():
         *((seed, "lam=0.1-epochs=1-participation=0.5") for seed in (0, 1)),
         *((seed, "lam=1-epochs=1-participation=0.5") for seed in (0, 1)),
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([*SWEEP, "--grid", "momentum"], "give a name and its values"),
-        ([*SWEEP, "--grid", "source=embedded,files"], "--source cannot be in the grid: it is no setting"),
-        ([*SWEEP, "--wandb"], "--wandb cannot be given for a sweep: its runs go side by side"),
-        ([*SWEEP, "--resume", "run"], "--resume cannot be given for a sweep: the same command goes on"),
-    ],
-)
-def test_bad_words_are_one_line(words, message, capsys):
-    assert main(words) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
 
 
 def test_the_time_left_counts_each_run_of_a_group_once(tmp_path):

@@ -12,7 +12,7 @@ from run_folders import FakeRuns
 
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, lock_folder
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import batch, cached_runs, run
 from experiments.tables import __main__ as tables
@@ -200,40 +200,6 @@ def test_a_run_with_a_hyper_parameter_that_is_gone_is_another_run(runs, tmp_path
         cached_runs.inspect(cell, tmp_path / "run")
 
 
-def test_runs_from_before_the_choice_of_a_normalization_are_known(runs, tmp_path):
-    fashion = RunCommand("fashion_mnist", ("--method", "local"))
-    fedas = RunCommand("cifar10", ("--method", "local", "--preset", "fedas"))
-    half = RunCommand("cifar10", ("--method", "local", "--pixel-normalization", "fedas"))
-    for cell in (fashion, fedas, half):
-        folder = tmp_path / "-".join([cell.dataset, *cell.arguments])
-        cached_runs.run_cell(cell, folder, Console(quiet=True))
-        config = json.loads((folder / CONFIG).read_text())
-        del config["options"]["pixel_normalization"]
-        (folder / CONFIG).write_text(json.dumps(config))
-        assert cached_runs.inspect(cell, folder) == "finished"
-    # CIFAR was normalized by 0.5 whatever the preset.
-    with pytest.raises(InvalidInput, match="--pixel-normalization fedas, not fedpac"):
-        cached_runs.inspect(RunCommand("cifar10", ("--method", "local")), folder)
-
-
-def test_one_process_at_a_time(runs, tmp_path, capsys):
-    with lock_folder(tmp_path / "table"):
-        assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path / "table")]) == 2
-    assert "another process is at work" in capsys.readouterr().err
-    assert runs.done == []
-    assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path / "table")]) == 0
-
-
-def test_another_table_is_not_overwritten(runs, tmp_path, capsys):
-    assert tables.main([*TABLE, "--method", "local", "--out", str(tmp_path)]) == 0
-    before = contents(tmp_path)
-    assert (
-        tables.main(["--paper", "fedas", "--table", "4", "--setting", "participation=0.2", "--out", str(tmp_path)]) == 2
-    )
-    assert "holds another table" in capsys.readouterr().err
-    assert contents(tmp_path) == before
-
-
 # The table says what it is made of.
 
 
@@ -364,8 +330,8 @@ def test_alignment_in_place_is_another_run_and_has_a_command_of_its_own(runs, tm
     words = [*FEDAS_4, "--method", "fedas"]
     order = batch.read(tables.Tables, words)
     ((cell, *_),) = order.jobs_of(order.shown[0])
-    released = "python -m experiments.lab.fedas_ablation.released cifar10 --preset fedas --method fedas"
-    assert cell.command("x").startswith(released)
+    module = "experiments.lab.fedas_ablation.released"
+    assert cell.command("x").startswith(f"python -m {module} cifar10 --preset fedas --method fedas")
     plain = dataclasses.replace(cell, procedure="")
     for one, other in ((cell, plain), (plain, cell)):
         folder = tmp_path / (one.procedure or "plain")
@@ -452,33 +418,6 @@ def test_a_trial_has_a_folder_of_its_own():
     assert folder("--rounds", "5", "--train-size", "20") == folder("--train-size", "20", "--rounds", "5")
     assert folder("--rounds", "5") == "fedpac-5-rounds-5"
     assert folder("--source", "embedded") == "fedpac-5-source-embedded"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", "--paper, --table"),
-        ("--paper fedas --table 1", "unknown table '1' in fedas (there are 2, 3, 4)"),
-        ("--paper fedpac --table 5 --dataset emnist", "unknown dataset 'emnist' in fedpac's Table 5 (there"),
-        ("--paper fedpac --table 5 --method ditto", "(there are local, fedavg_ft, fedproto_g, fedproto_l, fedpac)"),
-        ("--paper fedas --table 4 --procedure paper", "unknown procedure 'paper' (there are release, print)"),
-        ("--paper fedpac --table 5 --procedure print", "--procedure has no effect"),
-        ("--paper fedas --table 4 --eval-protocol before_aggregation", "alignment in place measures received and"),
-        ("--paper fedas --table 4 --drop-rate 0.5", "--drop-rate is not an option of alignment in place"),
-        ("--paper fedpac --table 5 --s=30", "--s cannot be given for a table"),
-        ("--paper fedpac --table 2 --no-alignment", "--alignment cannot be given for a table"),
-        ("--paper fedpac --table 5 --lam 2", "--lam is an option of"),
-        ("--paper fedpac --table 5 --out /dev/null/table", "cannot write /dev/null/table"),
-    ],
-)
-def test_bad_input_is_one_line(runs, capsys, words, expected):
-    assert tables.main(words.split()) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith("error: ")
-    assert expected in captured.err
-    assert runs.done == []
 
 
 def test_a_small_table_end_to_end(tmp_path, capsys):

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from run_folders import log
 from sklearn.datasets import load_diabetes
 
 from experiments.cli import own_data
+from experiments.cli.options import TARGETS
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.folder import load
@@ -87,10 +89,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def log(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def experiment(*words):
     return build.build_experiment(parse("custom", words), Console(quiet=True))
 
@@ -141,7 +139,7 @@ def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     assert made.method.task == tasks.TASKS[task]
     assert model.num_classes == outputs
     # Rows without classes are divided at random.
-    assert made.request.options.partition == ("iid" if task in own_data.TARGETS else "dirichlet")
+    assert made.request.options.partition == ("iid" if task in TARGETS else "dirichlet")
 
 
 def test_classes_that_are_fractions_are_told(here):

@@ -4,18 +4,18 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from bad_input import RUN
 from rich.console import Console
+from run_folders import untimed
 
 from experiments.cli.run_command import RunCommand
 from experiments.folder import load, run_folder, stored_runs
 from experiments.folder.run_folder import METRICS, RunFolder, lock_run
-from experiments.run import build, cached_runs, run
+from experiments.run import build, run
 from experiments.run.batch import Job
 from experiments.run.command import main
 from experiments.sweep import execute
@@ -124,12 +124,6 @@ def ends(children):
     return sorted((code, err) for _, err, code in told)
 
 
-def scores(folder):
-    """All that a run's metrics have but times."""
-    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    return [{k: v for k, v in line.items() if "second" not in k} for line in lines]
-
-
 @pytest.mark.slow
 def test_two_of_each_at_once(tmp_path):
     words = [word for word in RUN.split() if word != "--no-compilation-cache"]
@@ -137,33 +131,15 @@ def test_two_of_each_at_once(tmp_path):
     (done, none), (code, told) = ends([start("digits", *words, "--out", "run", cwd=tmp_path) for _ in range(2)])
     assert (done, none, code, told.count("\n")) == (0, "", 2, 1)
     assert "holds a run already" in told
-    want = scores(tmp_path / "run")
+    want = untimed(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     (done, none), (code, told) = ends([start("digits", "--resume", "run", cwd=tmp_path) for _ in range(2)])
     assert (done, none, code, told.count("\n")) == (0, "", 2, 1)
     assert "another process is at work" in told or "the run is finished" in told
-    assert scores(tmp_path / "run") == want
+    assert untimed(tmp_path / "run") == want
     sweep = ["--dataset", "digits", *words, "--seeds", "2", "--out", "sweep"]
     found = ends([start("sweep", *sweep, cwd=tmp_path) for _ in range(2)])
     assert found[0] == (0, "")
     # The second one may have begun when the first one was done.
     assert found[1] == (0, "") or (found[1][0] == 2 and "another process is at work in sweep" in found[1][1])
     assert len(list((tmp_path / "sweep").rglob("summary.json"))) == 2
-
-
-@pytest.mark.slow
-def test_reports_while_a_run_writes(tmp_path):
-    words = [*RUN.split(), "--rounds", "200", "--eval-every", "1", "--checkpoint-every", "50", "--out", "run"]
-    child, states, until = start("digits", *words, cwd=tmp_path), set(), time.monotonic() + 240
-    while child.poll() is None:
-        assert time.monotonic() < until
-        if not (tmp_path / "run" / "config.json").exists():
-            time.sleep(0.05)
-            continue
-        found = stored_runs.read(tmp_path / "run")
-        assert [line["round"] for line in found.lines] == list(range(1, len(found.lines) + 1))
-        assert found.summary is None or len(found.lines) == 200
-        states.add(len(found.lines))
-    assert ends([child]) == [(0, "")]
-    assert len(states) > 20
-    assert cached_runs.rounds_done(tmp_path / "run") == 200

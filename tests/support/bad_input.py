@@ -18,6 +18,7 @@ from typing import NamedTuple
 import bad_own_data
 import numpy as np
 from archives import IDX_NAMES, cifar_members, idx, images, write_idx, write_tar
+from run_folders import write_run
 
 REFUSALS = Path(__file__).with_name("refusals.txt")
 """Lines COMMAND [STATE OF FILES] => part of the message."""
@@ -144,6 +145,9 @@ def _checkpoints() -> Iterator[Case]:
     yield of("config.json edited: another learning rate", edit("hyper_parameters", lr=0.5))
     yield of("config.json edited: another seed", edit("options", seed=1))
     yield of("config.json edited: more clients", edit("options", num_clients=5))
+    yield of("its learning rate ends with it", edit("options", schedule=["lr=cosine"]), " --rounds 8")
+    last = edit("options", full_last_round=True, participation=0.5)
+    yield of("all take part in its last round", last, " --rounds 8")
     yield of("it was killed before it had a config.json", lambda run: (run / "config.json").unlink())
     yield of("metrics.jsonl is gone", lambda run: (run / "metrics.jsonl").unlink())
     yield of("metrics.jsonl is cut off", lambda run: _file(run / "metrics.jsonl", b"{"))
@@ -213,7 +217,8 @@ def _export() -> Iterator[Case]:
     to = "run --to model.msgpack"
     yield of("it kept no state", to, lambda run: (finished(run), shutil.rmtree(run / "checkpoints")))
     yield of("its state has other bytes", to, lambda run: (finished(run), _damage(run)))
-    yield of("it has four clients", "run --client 4 --to model.msgpack", finished)
+    for client in ("4 --to model", "-1 --to new"):
+        yield of("it has four clients", f"run --client {client}.msgpack", finished)
     yield of(
         "its clients' states on disk are gone",
         to,
@@ -225,6 +230,17 @@ def _export() -> Iterator[Case]:
 def _report() -> Iterator[Case]:
     yield Case("report run --out page", "page is a file of another kind", lambda here: _file(here / "page"))
     yield Case("report run --out page", "page is a FIFO", lambda here: os.mkfifo(here / "page"))
+    yield Case("report other", "it is empty", lambda here: (here / "other").mkdir())
+    config = b'{"dataset": "digits", "options": {"method": "fedpac"}}'
+    files = {"config.json": config, "metrics.jsonl": b""}
+    another = lambda here: [_file(here / "other" / name, text) for name, text in files.items()]  # noqa: E731
+    yield Case("report other", "its configuration is another file", another)
+    for words in ("--out missing/r.html", "--eval-protocol before_aggregation"):
+        yield Case(f"report other {words}", "it is a run", lambda here: write_run(here / "other"))
+    two = lambda here: [write_run(here / "other" / name, description=name) for name in "ab"]  # noqa: E731
+    yield Case("report other --plot x.png", "runs on two kinds of data", two)
+    new = lambda here: write_run(here / "other", rounds=(), finished=False)  # noqa: E731
+    yield Case("report other --plot x.png", "it has no evaluation", new)
 
 
 def _loop(path: Path) -> None:
@@ -252,9 +268,8 @@ def _many() -> Iterator[Case]:
     yield Case(f"{table} --out table", "its .lock is a link to itself", lambda here: _loop(here / "table/.lock"))
     sweep = "sweep --dataset digits --method local --no-compilation-cache --out table"
     yield Case(sweep, "another process is at work in it", lambda here: _hold(here / "table" / ".lock"))
-    runs = lambda content: lambda here: _file(here / "table/groups/one/runs.json", content)  # noqa: E731
-    yield Case(sweep, "a list of its runs is cut off", runs(b'{"ru'))
-    yield Case(sweep, "a list of its runs has none", runs(b'{"runs": [[]]}'))
+    runs = "table/groups/one/runs.json"
+    yield Case(sweep, "a list of its runs is cut off", lambda here: _file(here / runs, b'{"ru'))
     yield Case(f"{table} --out file/table", "file is a file", lambda here: _file(here / "file"))
 
 
@@ -405,7 +420,7 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
       run: see `make_run`; it is copied.
       here: an empty folder, which becomes the current one meanwhile.
     """
-    from experiments import export, figures
+    from experiments import export, figures, sizes
     from experiments.figures.__main__ import main as figure
     from experiments.report.__main__ import main as report
     from experiments.run import command as cli
@@ -414,7 +429,7 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     from pfl_jax.data import files, tfds
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}
-    commands |= {"export": export.main, "report": report}
+    commands |= {"export": export.main, "report": report, "sizes": sizes.main}
     assert figures
     shutil.copytree(run, here / "run")
     if case.prepare is not None:

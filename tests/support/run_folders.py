@@ -8,11 +8,26 @@ from scores import line_of, scores_of
 
 from experiments.cli.hyper_parameters import documented_info
 from experiments.cli.request import parse
-from experiments.folder.run_folder import CONFIG, SUMMARY, Counts, RunFolder
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder
 from experiments.folder.version import method_version, source_versions
 from pfl_jax.methods import METHODS
 
 SMALL = ("--method", "fedpac", "--rounds", "4", "--num-clients", "5", "--train-size", "20", "--test-size", "10")
+
+
+def log(folder):
+    """Evaluations of a run, as its log has them."""
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def untimed(folder):
+    """The same without times."""
+    return [{name: value for name, value in line.items() if "second" not in name} for line in log(folder)]
+
+
+def summary(folder):
+    """Summary of a finished run."""
+    return json.loads((folder / SUMMARY).read_text())
 
 
 def write_run(
@@ -29,15 +44,27 @@ def write_run(
     is_real=True,
     level=80.0,
 ):
-    """Writes a run of this command line, whose accuracy in percent begins at `level` and rises by a point.
+    """Writes config.json, metrics.jsonl and, of a finished run, summary.json.
 
-    A rich line has all that newer runs log, and `middle` adds before_aggregation. Returns the accuracies [R, N].
+    Args:
+      path: the run's folder.
+      words: its command line, without the seed.
+      dataset, seed: of the run.
+      rounds: its evaluations.
+      finished: whether it has a summary.
+      rich: whether lines have all that newer runs log: losses, bytes, pooled accuracies, what the round knew.
+      middle: whether the run was evaluated by before_aggregation too.
+      description, is_real: what the data was.
+      level: accuracy in percent in the first evaluation; each later one is a point better.
+
+    Returns:
+      The accuracies [R, N] after aggregation, in percent.
     """
     request = parse(dataset, [*words, "--seed", str(seed)])
     options, rng = request.options, np.random.default_rng(seed)
     clients = options.num_clients
     accuracies = level + np.arange(len(rounds))[:, None] + rng.integers(-8, 9, (len(rounds), clients))
-    lines = []
+    found = []
     for number, received in zip(rounds, accuracies, strict=True):
         line = {"round": number}
         scores = {"received": received, "trained": received - 1}
@@ -61,7 +88,7 @@ def write_run(
             line |= {"bytes_up": 1_000_000 * number, "bytes_down": 2_000_000 * number, "cohort": cohort}
             line["info"] = {"head_weights": weights.tolist(), "gap": [0.0] * clients}
             line["new_clients"] = {"received": {"mean": 55.5}, "trained": {"mean": 44.5}}
-        lines.append(line)
+        found.append(line)
     table = rng.multinomial(20, np.full(10, 0.1), clients)
     config = {
         "dataset": dataset,
@@ -79,7 +106,7 @@ def write_run(
     }
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
     if finished:
         summary = {"examples_per_second": 1234.0, "wasted_step_share": 0.25}
         (path / "summary.json").write_text(json.dumps(summary))
@@ -90,9 +117,15 @@ class FakeRuns:
     """Stands in for `run.run`: evaluates with known scores, and trains nothing.
 
     Half of the clients are better than the mean by 0.05, and have three times as many test examples as the others.
-    `accuracies`, and `validation` if given, are functions of the options with a mean in [0, 1] for each evaluation;
-    `trained` takes one to that after training, and `info` the numbers of clients and round to what the round knew. The
-    run after `stop_at` of them is interrupted; `done` are the requests.
+
+    Attributes:
+      accuracies: options -> mean accuracy of each evaluation in [0, 1]; the last one is of the last round.
+      validation: the same on validation examples; None without any.
+      trained: accuracy after aggregation -> accuracy after training.
+      info: number of clients and round -> Info; the cohort has all clients, the last one first.
+      is_real: whether the data is the dataset itself.
+      stop_at: number of runs after which the next one is interrupted.
+      done: requests of the runs.
     """
 
     def __init__(self):
@@ -116,7 +149,6 @@ class FakeRuns:
             "given": sorted(request.given),
             "train_examples": [50] * options.num_clients,
             "versions": source_versions(),
-            "method_version": method_version(options.method),
         }
         folder.write(CONFIG, config | ({"procedure": request.procedure} if request.procedure else {}))
         clients = np.arange(options.num_clients)

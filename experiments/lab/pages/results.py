@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from experiments.cli.measures import ALWAYS, Protocol
+from experiments.cli.options import ALWAYS, Protocol
 from experiments.host.console import duration
 from experiments.lab import causes
 from experiments.lab.benchmark.records import stored

@@ -6,8 +6,7 @@ they come.
 
 from typing import NamedTuple
 
-from experiments.cli.measures import Protocol
-from experiments.cli.own_data import CUSTOM
+from experiments.cli.options import CUSTOM, Protocol
 from experiments.cli.parser import slug
 from experiments.cli.run_command import RunCommand
 from experiments.folder.load import Result
