@@ -4,10 +4,11 @@ import errno
 import os
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import pytest
 
-from experiments.host import jax_config
 from experiments.host.jax_config import repair_cache
 from pfl_jax.atomic_write import append_line, write_binary, write_text
 from pfl_jax.errors import CannotWrite
@@ -46,8 +47,9 @@ def test_half_programs_in_the_cache_are_removed_and_told_once(tmp_path, monkeypa
     for name in ("jit_init-1f-cache", "jit_init-2e-cache", "jit_round-3d-cache"):
         (tmp_path / name).write_bytes(b"half")
     said, full = [], OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(jax_config, "folder", lambda: tmp_path)
+    monkeypatch.setattr(jax, "config", SimpleNamespace(jax_compilation_cache_dir=str(tmp_path)))
     with repair_cache(said.append):
+        monkeypatch.undo()
         for _ in range(2):
             warnings.warn(f"Error writing persistent compilation cache entry for 'jit_init': OSError: {full}")  # noqa: B028
         warnings.warn("Error reading persistent compilation cache entry for 'jit_other': error: truncated")  # noqa: B028

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
 
-ELSEWHERE = ("basedpyright", ".ci/run")
+ELSEWHERE = ("basedpyright", ".ci/run", "pytest -m quick")
 """Commands of the page that would repeat, in the copy, what is checked for the whole repository anyway."""
 
 

@@ -13,6 +13,7 @@ ALLOWED = {
     "experiments/figures/fedpac.py": "curves of the papers' figures",
     "experiments/figures/fedas.py": "curves of the papers' figures",
     "experiments/lab/queue/planned.py": "runs of the laboratory's queue",
+    "experiments/lab/queue/field.py": "methods that are compared with adapters",
     "experiments/lab/pages/picture.py": "methods of the page's picture",
     "experiments/lab/benchmark/client_counts.py": "measured methods",
     "experiments/lab/benchmark/large_cohorts.py": "measured methods",

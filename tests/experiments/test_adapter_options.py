@@ -99,6 +99,7 @@ def test_personal_parts_stay_at_the_clients():
     assert experiment([*LAST, "--method", "fedper"]).traffic.up == fedsa.traffic.up + 4 * 2 * (4 * 8 + 12 + 8)
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_is_resumed_exported_loaded_and_swept(tmp_path, capsys):
     words = [*LAST, "--method", "fedper", "--held-out-clients", "1", "--compress", "quantize:8"]
     assert main("custom", [*words, "--out", "run"]) == 0

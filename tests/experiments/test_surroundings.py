@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code
 from experiments.host import jax_config
-from experiments.host.console import Terminal, print_text
+from experiments.host.console import Terminal, print_line, print_text
 
 
 def printed(text, encoding, errors, monkeypatch):
@@ -82,7 +82,7 @@ def test_a_command_whose_reader_has_exited_goes_on_to_its_end(monkeypatch):
         assert os.read(reader, 100) == b"first\n"
         os.close(reader)
         for place in range(3):
-            console.print("x" * 100_000)
+            print_line(console, "x" * 100_000)
             done.append(place)
 
     with open(writer, "w", encoding="ascii") as pipe, monkeypatch.context() as patch:

@@ -29,7 +29,8 @@ class Transformer(nn.Module):
 def subject(request):
     base = networks.from_flax(Transformer(), SHAPE, 3)
     model = adapters.lora(base, SHAPE, rank=2, alpha=8.0, targets="embedding|query|value")
-    return conformance.Subject(METHODS[request.param], model=model)
+    # At the usual rate, rounding grows beyond the tolerance in feddbe and pfedfda.
+    return conformance.Subject(METHODS[request.param], model=model, lr=0.02)
 
 
 @pytest.mark.parametrize("check", ["structure", "one_trace", "chunks_and_padding", "clients_outside", "resumption"])

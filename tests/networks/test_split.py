@@ -19,7 +19,7 @@ from pfl_jax.testing.problems import tiny_federation
 TAKE_A_SPLIT_MODEL = {
     *("local", "fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "scaffold", "feddyn", "per_fedavg", "fedper", "fedbn"),
     *("lg_fedavg", "fedbabu", "fedrod", "apfl", "pfedme", "ditto", "fedfomo", "fedamp", "apple", "hypcluster"),
-    *("fedem", "fedem_ft", "fedala", "pfedhn", "pfedgraph", "fedcac", "cd2pfed"),
+    *("fedem", "fedem_ft", "fedala", "pfedhn", "pfedgraph", "fedcac", "cd2pfed", "fedex_lora", "hetlora"),
 }
 """Methods that share and keep parameters; the others use features as vectors."""
 
