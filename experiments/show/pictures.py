@@ -192,6 +192,31 @@ class Heat:
             above.set_axis_off()
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """Mean ranks of methods, the best first; bars reach to those that are less than `least` away."""
+
+    title: str
+    x_label: str
+    names: Sequence[str]
+    ranks: Sequence[float]
+    least: float
+    y_label: str = ""
+
+    @property
+    def inches(self) -> tuple[float, float]:
+        return 5.2, 0.9 + 0.22 * len(self.names)
+
+    def draw(self, axes: "Axes") -> None:
+        axes.grid(axis="x")
+        for place, rank in enumerate(self.ranks):
+            reach = max(other for other in self.ranks if other < rank + self.least)
+            axes.plot([rank, reach], [place, place], color="#bbbbbb", linewidth=5)
+            axes.plot([rank], [place], color=COLORS[1], marker="o", markersize=5)
+        axes.set_yticks(range(len(self.names)), self.names)
+        axes.invert_yaxis()
+
+
 def name_ends(axes: "Axes", height: float, ends: Sequence[tuple[str, tuple[float, float], Any]]) -> None:
     """Write (name, point, color) beside axes of a panel of some inches, as near to the points as names find room."""
     if not ends:
@@ -231,7 +256,7 @@ class Picture:
 
     title: str
     caption: str
-    panels: Sequence[Panel]
+    panels: Sequence[Panel | Ranks]
     columns: int = 1
 
     def record(self) -> dict[str, Any]:

@@ -143,19 +143,25 @@ class OnHost(ClientStore):
         def placed(leaf):
             full = np.zeros((math.prod(local), *leaf.shape[1:]), leaf.dtype)
             full[here] = leaf
-            full = full.reshape(*local, *leaf.shape[1:])
-            if mesh is None:
-                return full
-            sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-            return jax.make_array_from_process_local_data(sharding, full, (devices, width, *leaf.shape[1:]))
+            return full.reshape(*local, *leaf.shape[1:])
 
-        return jax.tree.map(placed, self._rows(clients, positions))
+        rows = jax.tree.map(placed, self._rows(clients, positions))
+        if mesh is None:
+            return rows
+        sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+        if not mesh.is_multi_process:
+            # All leaves in one transfer.
+            return jax.device_put(rows, sharding)
+        return jax.tree.map(
+            lambda leaf: jax.make_array_from_process_local_data(sharding, leaf, (devices, *leaf.shape[1:])), rows
+        )
 
     def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
         own, cohort = data.own_clients(), np.asarray(ids)
-        here = np.isin(cohort, own)
+        positions = np.searchsorted(own, cohort)
+        here = np.append(own, -1)[positions] == cohort
         rows = jax.tree.map(lambda leaf: np.asarray(leaf)[here], rows)
-        return self._replaced(clients, np.searchsorted(own, cohort[here]), rows)
+        return self._replaced(clients, positions[here], rows)
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: np.array(_own_part(leaf, data)), clients)

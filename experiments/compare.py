@@ -1,0 +1,220 @@
+"""Comparison of finished runs: intervals of differences, clients worse off, methods that cannot be told apart.
+
+    python -m experiments.compare runs/first
+    python -m experiments.compare runs/first --reference fedpac --out comparison.md --plot ranks.svg
+
+Runs of one setting differ in their seed; runs of two settings with the same seed have the same clients, which are
+compared one by one after the last round that all have. Clients and seeds are resampled for the intervals.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.options import Protocol
+from experiments.cli.parser import Argument, parse
+from experiments.folder import stored_runs
+from experiments.folder.run_folder import write_text
+from experiments.folder.stored_runs import Group
+from experiments.host.console import Terminal, print_line
+from experiments.show.pictures import Picture, Ranks, save
+from experiments.show.tables import markdown, number, terminal
+from pfl_jax.compare import Difference, critical_difference, difference, holm, mean_ranks
+from pfl_jax.errors import InvalidInput
+
+BASELINE = "local"
+"""Method whose clients gain nothing from others."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Command line of the comparison."""
+
+    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")] = ()
+    """Folders of runs, or folders above runs, such as a sweep's."""
+    reference: str | None = None
+    """Name in the table of the method with which all are compared; None is the one with the best mean."""
+    eval_protocol: Protocol = "received"
+    """Evaluation protocol of the scores."""
+    out: Annotated[Path | None, Argument(metavar="FILE")] = None
+    """Also write the table to a new file, .md."""
+    plot: Annotated[Path | None, Argument(metavar="FILE")] = None
+    """Also draw the mean ranks with the critical difference to a new file: .png, .svg or .pdf."""
+
+
+class Compared(NamedTuple):
+    """Scores of the clients after a round, method by method.
+
+    Attributes:
+      data: what they were trained on.
+      axis: name of the score, with its unit.
+      seeds: of the runs that all methods have.
+      round: the last round that all have.
+      scores: name of a method -> scores [N] in the runs of these seeds; the best mean first.
+    """
+
+    data: str
+    axis: str
+    seeds: list[int]
+    round: int
+    scores: dict[str, list[np.ndarray]]
+
+    def mean(self, name: str) -> float:
+        """Mean over runs of the mean over clients."""
+        return float(np.mean([row.mean() for row in self.scores[name]]))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare runs with command-line arguments, by default those of this process; return the exit code."""
+
+    def work() -> None:
+        options, _ = parse(Options, "experiments.compare", __doc__, arguments)
+        if not options.runs:
+            raise InvalidInput("missing: RUN, a folder above the runs to compare; see --help")
+        for path in filter(None, (options.out, options.plot)):
+            if path.expanduser().exists():
+                raise InvalidInput(f"{path} is there already: give another name, or remove it")
+        groups, _ = stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(options.runs)])
+        compared = read(groups, options.eval_protocol)
+        heads, rows, notes = table(compared, options.reference)
+        console = Terminal()
+        console.print(terminal(heads, rows, title=f"{compared.data}, {compared.axis} after round {compared.round}"))
+        for note in notes:
+            print_line(console, note)
+        if options.out is not None:
+            title = f"# {compared.data}, {compared.axis} after round {compared.round}\n\n"
+            write_text(options.out.expanduser(), title + markdown(heads, rows) + "\n" + "\n".join(notes) + "\n")
+        if options.plot is not None:
+            draw_ranks(compared, options.plot.expanduser())
+
+    return exit_code(work)
+
+
+def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
+    """Scores of groups of runs that can be compared.
+
+    Raises:
+      InvalidInput: there are fewer than two groups, they are of several kinds of data, or have no common seed, round or
+        clients.
+    """
+    groups = [one for one in groups if one.is_finished]
+    if len(groups) < 2:
+        raise InvalidInput("a comparison needs finished runs of two settings at least")
+    if len(data := list(dict.fromkeys(one.data for one in groups))) > 1:
+        raise InvalidInput(f"runs on different data are not compared: {'; '.join(data)}")
+    runs = {one.label: {run.seed: run for run in one.counted} for one in groups}
+    seeds = sorted(set.intersection(*(set(of_seeds) for of_seeds in runs.values())))
+    if not seeds:
+        raise InvalidInput("there is no seed with a finished run of every setting")
+    common = set.intersection(*({line["round"] for line in runs[name][seed].lines} for name in runs for seed in seeds))
+    if not common:
+        raise InvalidInput("there is no round in which all runs were evaluated: give runs of the same --eval-every")
+    last, found = max(common), {}
+    for name, of_seeds in runs.items():
+        rows = []
+        for seed in seeds:
+            run = of_seeds[seed]
+            (line,) = (line for line in run.lines if line["round"] == last)
+            row = line.get(f"{protocol}_per_client")
+            if row is None:
+                raise InvalidInput(f"{run.folder} has no scores of its clients by {protocol} in round {last}")
+            rows.append(np.array([np.nan if value is None else value for value in row], np.float64))
+        found[name] = rows
+    for position, seed in enumerate(seeds):
+        sizes = {name: runs[name][seed].config["train_examples"] for name in runs}
+        first, other = (
+            next(iter(sizes)),
+            next((name for name in sizes if sizes[name] != next(iter(sizes.values()))), ""),
+        )
+        if other:
+            raise InvalidInput(f"{first} and {other} have other clients with seed {seed}: give runs of one partition")
+        # Clients that one method does not score, as with --eval-clients, count in none.
+        scored = np.all([np.isfinite(rows[position]) for rows in found.values()], axis=0)
+        for rows in found.values():
+            rows[position] = rows[position][scored]
+        if not scored.any():
+            raise InvalidInput(f"no client is scored by all runs of seed {seed}")
+    compared = Compared(groups[0].data_name, groups[0].axis, seeds, last, found)
+    ordered = sorted(found, key=lambda name: -compared.mean(name))
+    return compared._replace(scores={name: found[name] for name in ordered})
+
+
+def table(compared: Compared, reference: str | None = None) -> tuple[list[str], list[list[str]], list[str]]:
+    """Heads, rows and notes of a comparison with one method, by default the best.
+
+    Raises:
+      InvalidInput: there is no such method.
+    """
+    names = list(compared.scores)
+    reference = names[0] if reference is None else reference
+    if reference not in names:
+        raise InvalidInput(f"--reference {reference} is none of {', '.join(names)}")
+    others = [name for name in names if name != reference]
+    found = {name: difference(compared.scores[name], compared.scores[reference]) for name in others}
+    tests = {name: one.p_value for name, one in found.items() if one.p_value is not None}
+    adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
+    heads = ["method", "mean", "worst tenth", "spread", f"less {reference}", "95 % interval"]
+    heads += ["p (Holm)"] * bool(tests) + [f"worse than {reference}"]
+    heads += [f"worse than {BASELINE}"] * (BASELINE in names and reference != BASELINE)
+    rows = []
+    for name in names:
+        runs = compared.scores[name]
+        tenth = np.mean([np.sort(row)[: max(1, len(row) // 10)].mean() for row in runs])
+        row = [
+            name,
+            number(compared.mean(name)),
+            number(float(tenth)),
+            number(float(np.mean([one.std() for one in runs]))),
+        ]
+        one = found.get(name)
+        row += ["—"] * 2 if one is None else [number(one.mean, "+.2f"), f"{one.low:+.2f} to {one.high:+.2f}"]
+        if tests:
+            row.append(number(adjusted.get(name), ".3f"))
+        row.append("—" if one is None else f"{100 * one.worse:.0f} %")
+        if len(heads) > len(row):
+            rather = None if name == BASELINE else difference(runs, compared.scores[BASELINE], draws=2).worse
+            row.append("—" if rather is None else f"{100 * rather:.0f} %")
+        rows.append(row)
+    return heads, rows, _notes(compared, reference, found)
+
+
+def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> list[str]:
+    seeds = ", ".join(map(str, compared.seeds))
+    notes = [
+        f"Scores of {sum(map(len, compared.scores[reference]))} clients, seeds {seeds}; worst tenth and spread (standard "
+        "deviation) over the clients of a run; worse: share of the clients."
+    ]
+    if alike := [name for name, one in found.items() if not one.is_clear]:
+        notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")
+    if len(compared.seeds) == 1:
+        notes.append("One seed: the intervals are over clients alone, and say nothing of other seeds.")
+    return notes
+
+
+def draw_ranks(compared: Compared, path: Path) -> None:
+    """Draw the mean ranks over the runs; a bar joins methods that differ by less than the critical difference.
+
+    Args:
+      compared: at least two runs of every method.
+      path: of the picture.
+
+    Raises:
+      InvalidInput: there is one run of each method.
+    """
+    if len(compared.seeds) < 2:
+        raise InvalidInput("--plot needs runs of two seeds at least: ranks are compared over runs")
+    names = list(compared.scores)
+    scores = np.array([[compared.scores[name][run].mean() for name in names] for run in range(len(compared.seeds))])
+    ranks, least = mean_ranks(scores), critical_difference(len(names), len(scores))
+    order = np.argsort(ranks, kind="stable").tolist()
+    caption = f"Grey bars reach to the methods that cannot be told apart: critical difference {least:.2f} at 5 %."
+    panel = Ranks("", f"mean rank over {len(scores)} runs", [names[i] for i in order], ranks[order].tolist(), least)
+    save(Picture(compared.data, caption, [panel]), path)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,122 @@
+"""`python -m experiments.compare`: from run folders to the table, its notes and the picture of ranks."""
+
+import json
+
+import numpy as np
+import pytest
+from run_folders import SMALL, write_run
+
+from experiments.compare import main, read, table
+from experiments.folder import stored_runs
+from pfl_jax.compare import difference
+
+LEVELS = {"fedpac": 80.0, "fedper": 79.5, "local": 60.0}
+
+
+def words(method):
+    return ("--method", method, *SMALL[2:])
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Folder of three methods with three seeds, and the accuracies [N] of each run's last evaluation."""
+    found = {}
+    for method, level in LEVELS.items():
+        for seed in range(3):
+            path = tmp_path / "runs" / f"{method}-{seed}"
+            write_run(path, words(method), seed=seed, level=level)
+            *before, last = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+            # Some clients are better with one method, some with another.
+            apart = np.random.default_rng([seed, len(method)]).integers(-3, 4, 5)
+            found[method, seed] = apart + last["received_per_client"]
+            last["received_per_client"] = found[method, seed].tolist()
+            (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+    return tmp_path / "runs", found
+
+
+def compared(folder):
+    groups, _ = stored_runs.group([stored_runs.read(one) for one in stored_runs.find([folder])])
+    return read(groups, "received")
+
+
+def test_clients_are_compared_one_by_one_after_the_last_round(runs):
+    folder, accuracies = runs
+    found = compared(folder)
+    assert (list(found.scores), found.seeds, found.round) == (["fedpac", "fedper", "local"], [0, 1, 2], 4)
+    for method, rows in found.scores.items():
+        np.testing.assert_array_equal(rows, [accuracies[method, seed] for seed in range(3)])
+    heads, rows, notes = table(found)
+    assert heads[-2:] == ["worse than fedpac", "worse than local"]
+    by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+    want = difference(found.scores["local"], found.scores["fedpac"])
+    assert by_name["local"]["less fedpac"] == f"{want.mean:+.2f}"
+    assert by_name["local"]["95 % interval"] == f"{want.low:+.2f} to {want.high:+.2f}"
+    assert by_name["local"]["worse than fedpac"] == f"{100 * want.worse:.0f} %"
+    assert by_name["fedper"]["worse than local"] == "0 %"
+    assert any(note.startswith("Cannot be told apart from fedpac: fedper (") for note in notes)
+
+
+def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
+    folder, _ = runs
+    for path in folder.glob("*-[12]"):
+        (path / "metrics.jsonl").unlink()
+    heads, rows, notes = table(compared(folder), "local")
+    assert "less local" in heads
+    assert heads.count("worse than local") == 1
+    assert rows[-1][0] == "local"
+    assert any("One seed" in note for note in notes)
+
+
+def test_the_files_of_the_command(runs, tmp_path, capsys):
+    out, plot = tmp_path / "table.md", tmp_path / "ranks.svg"
+    assert main([str(runs[0]), "--out", str(out), "--plot", str(plot)]) == 0
+    printed = capsys.readouterr().out
+    assert "fedper" in printed
+    assert "| fedpac |" in out.read_text()
+    picture = plot.read_text()
+    assert all(f">{name}<" in picture for name in LEVELS)
+    assert main([str(runs[0]), "--out", str(out)]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def edit(path, **changes):
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+
+
+def only_one_setting(folder):
+    for path in folder.glob("fed*"):
+        (path / "summary.json").unlink()
+
+
+def other_clients(folder):
+    edit(folder / "local-1", train_examples=[21] * 5)
+
+
+def other_data(folder):
+    edit(folder / "local-1", data={"description": "others", "is_real": True, "num_classes": 10})
+
+
+def no_common_seed(folder):
+    for path in folder.glob("local-[12]"):
+        (path / "summary.json").unlink()
+    (folder / "fedpac-0" / "summary.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "more", "said"),
+    [
+        (only_one_setting, [], "finished runs of two settings"),
+        (other_clients, [], "have other clients with seed 1"),
+        (other_data, [], "different data are not compared"),
+        (no_common_seed, [], "no seed with a finished run of every setting"),
+        (None, ["--reference", "fedavg"], "--reference fedavg is none of fedpac, fedper, local"),
+        (None, ["--eval-protocol", "before_aggregation"], "no scores of its clients by before_aggregation"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(runs, spoil, more, said, capsys):
+    if spoil is not None:
+        spoil(runs[0])
+    assert main([str(runs[0]), *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
