@@ -185,8 +185,8 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
 def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> list[str]:
     seeds = ", ".join(map(str, compared.seeds))
     notes = [
-        f"Scores of {sum(map(len, compared.scores[reference]))} clients, seeds {seeds}; worst tenth and spread (standard "
-        "deviation) over the clients of a run; worse: share of the clients."
+        f"Scores of {sum(map(len, compared.scores[reference]))} clients, seeds {seeds}; worst tenth and spread "
+        "(standard deviation) over the clients of a run; worse: share of the clients."
     ]
     if alike := [name for name, one in found.items() if not one.is_clear]:
         notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")

@@ -116,7 +116,7 @@ def readme_table(library: Library, found: Found) -> str:
         f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run, from {len(different)} "
         f"runs; {close} of them are within {CLOSE:g} point.\nA cause is supported if a full run without it is within "
         f"{CLOSE:g} point, and plausible if there is no such run;\nsee [all accuracies](docs/results.md). "
-        "A dash: no run of today's code yet.\n"
+        "A dash: no run with the current code yet.\n"
     )
 
 
