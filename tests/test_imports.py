@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     # The library.
     {"pfl_jax.errors", "pfl_jax.outputs"},
-    {"pfl_jax.frozen", "pfl_jax.tasks"},
+    {"pfl_jax.compare", "pfl_jax.frozen", "pfl_jax.tasks"},
     {*(f"pfl_jax.{name}" for name in ("atomic_write", "base", "hyper_parameters", "safe_read", "streams"))},
     {"pfl_jax.data", "pfl_jax.networks"},
     {"pfl_jax.primitives"},
