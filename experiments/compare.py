@@ -20,7 +20,7 @@ from experiments.cli.parser import Argument, parse
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.folder.stored_runs import Group
-from experiments.host.console import Terminal, print_line
+from experiments.host.console import Terminal, print_text
 from experiments.show.pictures import Picture, Ranks, save
 from experiments.show.tables import markdown, number, terminal
 from pfl_jax.compare import Difference, critical_difference, difference, holm, mean_ranks
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console = Terminal()
         console.print(terminal(heads, rows, title=f"{compared.data}, {compared.axis} after round {compared.round}"))
         for note in notes:
-            print_line(console, note)
+            print_text(console, note)
         if options.out is not None:
             title = f"# {compared.data}, {compared.axis} after round {compared.round}\n\n"
             write_text(options.out.expanduser(), title + markdown(heads, rows) + "\n" + "\n".join(notes) + "\n")
