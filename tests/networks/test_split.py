@@ -98,13 +98,12 @@ def test_dropout_of_training_reaches_a_split_model():
 )
 def test_every_method_runs_on_a_split_model_or_says_that_it_needs_features(name):
     model = networks.split(perceptron(), personal="bias")
-    method = METHODS[name](model, TRAINING)
     if name in TAKE_A_SPLIT_MODEL:
-        (result,) = rounds(method, 1)
+        (result,) = rounds(METHODS[name](model, TRAINING), 1)
         assert np.isfinite(result.received["accuracy"]).all()
     else:
         with pytest.raises(InvalidInput, match=re.escape(NO_FEATURES)):
-            rounds(method, 1)
+            rounds(METHODS[name](model, TRAINING), 1)
 
 
 def test_running_statistics_are_refused():
