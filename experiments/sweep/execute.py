@@ -30,7 +30,7 @@ from experiments.run.cached_runs import remove_unfinished
 from experiments.run.memory import advice, free_bytes, is_kept, is_shortage
 from experiments.run.records import check_identity, configuration, headline
 from experiments.run.resume import check_data, record_code
-from experiments.run.rounds import Run, run_rounds
+from experiments.run.rounds import Counts, Run, run_rounds
 from experiments.run.trackers import open_trackers
 from pfl_jax import simulate, sweep
 from pfl_jax.atomic_write import make_folder, write_text
@@ -274,8 +274,12 @@ def _restore(group: Group, notify: Callable[[str], None]) -> State:
         for of, stored in zip(group.runs, found.record["runs"], strict=True):
             of.is_finished = (of.folder.path / SUMMARY).exists()
             check_data(of.folder.path, of.experiment.dataset.description)
-            of.restore(stored, cut=cut and not of.is_finished)
-            if cut and not of.is_finished:
+            if of.is_finished:
+                # By itself, with times of its own in its log.
+                of.counts = Counts(**stored["counts"])
+                continue
+            of.restore(stored, cut=cut)
+            if cut:
                 of.folder.tidy()
                 record_code(of.folder)
     return found.state
