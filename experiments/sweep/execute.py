@@ -102,6 +102,7 @@ def _group(jobs: Sequence[Job], request: Request, dataset: Dataset, root: Path) 
         runs.append(Run(experiment, RunFolder.reopen(job.folder)))
     names = json.dumps(_names([job.folder for job in jobs], root)).encode()
     place = root / hashlib.sha256(names).hexdigest()[:16]
+    data = data.with_frozen(runs[0].experiment.data.frozen)
     return Group(runs, data, Checkpoints(place, keep=request.options.keep_checkpoints))
 
 

@@ -10,10 +10,10 @@ from tiny_bert import write_bert
 
 from experiments.cli.request import parse
 from experiments.export import main as export
-from experiments.host import jax_config
 from experiments.run import build, pretrained
 from experiments.run.command import main
 from experiments.run.loaded_run import load_run
+from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.pretrained import read_weights
@@ -122,7 +122,25 @@ def test_a_run_with_adapters_is_resumed_exported_loaded_and_swept(tmp_path, caps
     own = loaded.client_data(1)
     accuracy = 100 * np.mean(np.argmax(loaded.predict(1, own.x), axis=1) == own.y)
     assert accuracy == pytest.approx(evaluations(tmp_path / "run")[-1]["received_per_client"][1], abs=1e-3)
-    assert sweep(["--dataset", "custom", *LAST, "--method", "fedper", "--seeds", "2", "--out", "sweep"]) == 0
+
+
+@pytest.mark.slow
+def test_a_sweep_with_adapters_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
+    words = ["--dataset", "custom", *LAST, "--method", "fedper", "--seeds", "2", "--checkpoint-every", "1", "--out"]
+    assert sweep([*words, "whole"]) == 0
+
+    def and_stop(group, states):
+        save(group, states)
+        raise KeyboardInterrupt
+
+    save = execute._save
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "_save", and_stop)
+        assert sweep([*words, "cut"]) == 130
+    assert sweep([*words, "cut"]) == 0
+    for one, other in zip(sorted(tmp_path.glob("cut/*/seed-*")), sorted(tmp_path.glob("whole/*/seed-*")), strict=True):
+        assert len(scores(one)) == 2
+        assert scores(one) == scores(other)
 
 
 def test_a_run_goes_on_with_the_weights_it_began_with(tmp_path, capsys):
@@ -169,7 +187,3 @@ def test_a_folder_of_weights_is_its_model_file(tmp_path):
     (folder / "model.safetensors").write_bytes(b"")
     words = [*DATA, "--model", "bert", "--weights", str(folder)]
     assert pretrained.weights_of(parse("custom", words).options) == folder / "model.safetensors"
-
-
-def test_cached_states_are_in_the_folder_of_the_cache(tmp_path):
-    assert jax_config.cache_folder().parent == tmp_path / "cache"
