@@ -17,13 +17,13 @@ import numpy as np
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.options import Protocol
 from experiments.cli.parser import Argument, parse
-from experiments.folder import stored_runs
+from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.folder.stored_runs import Group
 from experiments.host.console import Terminal, print_text
 from experiments.show.pictures import Picture, Ranks, save
 from experiments.show.tables import markdown, number, terminal
-from pfl_jax.compare import Difference, critical_difference, difference, holm, mean_ranks
+from pfl_jax.compare import Difference, critical_difference, difference, holm, mean_ranks, share_worse
 from pfl_jax.errors import InvalidInput
 
 BASELINE = "local"
@@ -53,12 +53,14 @@ class Compared(NamedTuple):
       data: what they were trained on.
       axis: name of the score, with its unit.
       seeds: of the runs that all methods have.
+      higher_is_better: whether larger scores are better.
       round: the last round that all have.
       scores: name of a method -> scores [N] in the runs of these seeds; the best mean first.
     """
 
     data: str
     axis: str
+    higher_is_better: bool
     seeds: list[int]
     round: int
     scores: dict[str, list[np.ndarray]]
@@ -138,8 +140,9 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
             rows[position] = rows[position][scored]
         if not scored.any():
             raise InvalidInput(f"no client is scored by all runs of seed {seed}")
-    compared = Compared(groups[0].data_name, groups[0].axis, seeds, last, found)
-    ordered = sorted(found, key=lambda name: -compared.mean(name))
+    larger = load.task_of(groups[0].runs[0].config)["higher_is_better"]
+    compared = Compared(groups[0].data_name, groups[0].axis, larger, seeds, last, found)
+    ordered = sorted(found, key=compared.mean, reverse=larger)
     return compared._replace(scores={name: found[name] for name in ordered})
 
 
@@ -154,7 +157,8 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
     if reference not in names:
         raise InvalidInput(f"--reference {reference} is none of {', '.join(names)}")
     others = [name for name in names if name != reference]
-    found = {name: difference(compared.scores[name], compared.scores[reference]) for name in others}
+    better = {"higher_is_better": compared.higher_is_better}
+    found = {name: difference(compared.scores[name], compared.scores[reference], **better) for name in others}
     tests = {name: one.p_value for name, one in found.items() if one.p_value is not None}
     adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
     heads = ["method", "mean", "worst tenth", "spread", f"less {reference}", "95 % interval"]
@@ -163,7 +167,9 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
     rows = []
     for name in names:
         runs = compared.scores[name]
-        tenth = np.mean([np.sort(row)[: max(1, len(row) // 10)].mean() for row in runs])
+        # The worst first.
+        ranked = [np.sort(row) if compared.higher_is_better else -np.sort(-row) for row in runs]
+        tenth = np.mean([row[: max(1, len(row) // 10)].mean() for row in ranked])
         row = [
             name,
             number(compared.mean(name)),
@@ -176,7 +182,7 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
             row.append(number(adjusted.get(name), ".3f"))
         row.append("—" if one is None else f"{100 * one.worse:.0f} %")
         if len(heads) > len(row):
-            rather = None if name == BASELINE else difference(runs, compared.scores[BASELINE], draws=2).worse
+            rather = None if name == BASELINE else share_worse(runs, compared.scores[BASELINE], **better)
             row.append("—" if rather is None else f"{100 * rather:.0f} %")
         rows.append(row)
     return heads, rows, _notes(compared, reference, found)
@@ -209,7 +215,8 @@ def draw_ranks(compared: Compared, path: Path) -> None:
         raise InvalidInput("--plot needs runs of two seeds at least: ranks are compared over runs")
     names = list(compared.scores)
     scores = np.array([[compared.scores[name][run].mean() for name in names] for run in range(len(compared.seeds))])
-    ranks, least = mean_ranks(scores), critical_difference(len(names), len(scores))
+    ranks = mean_ranks(scores, higher_is_better=compared.higher_is_better)
+    least = critical_difference(len(names), len(scores))
     order = np.argsort(ranks, kind="stable").tolist()
     caption = f"Grey bars reach to the methods that cannot be told apart: critical difference {least:.2f} at 5 %."
     panel = Ranks("", f"mean rank over {len(scores)} runs", [names[i] for i in order], ranks[order].tolist(), least)

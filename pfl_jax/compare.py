@@ -23,7 +23,7 @@ class Difference(NamedTuple):
       mean: over runs of the mean over clients.
       low, high: ends of its confidence interval.
       p_value: of Wilcoxon's signed-rank test over the runs, two-sided; None for fewer than `FEWEST_PAIRS` runs.
-      worse: share of the clients, in [0, 1], whose score is lower with the first method.
+      worse: share of the clients, in [0, 1], whose score is worse with the first method.
     """
 
     mean: float
@@ -42,6 +42,7 @@ def difference(
     first: Sequence[np.ndarray],
     second: Sequence[np.ndarray],
     *,
+    higher_is_better: bool = True,
     confidence: float = 0.95,
     draws: int = 10_000,
     seed: int = 0,
@@ -54,6 +55,7 @@ def difference(
 
     Args:
       first, second: scores of the clients [N] of each run; the runs of both in the same order, on the same clients.
+      higher_is_better: whether larger scores are better; it decides `worse` alone.
       confidence: share of the intervals that contain the true difference, in (0, 1).
       draws: of the bootstrap.
       seed: of its random numbers.
@@ -72,12 +74,7 @@ def difference(
     Reference:
       Davison, Hinkley. Bootstrap Methods and their Application. 1997, Section 3.8 (hierarchical data) and 5.3.1.
     """
-    shapes = [[np.shape(row) for row in rows] for rows in (first, second)]
-    if shapes[0] != shapes[1] or not shapes[0] or any(len(shape) != 1 or shape == (0,) for shape in shapes[0]):
-        raise InvalidInput(f"the runs of both methods need the same clients, and have {shapes[0]} and {shapes[1]}")
-    rows = [np.subtract(one, other, dtype=np.float64) for one, other in zip(first, second, strict=True)]
-    if not all(np.isfinite(row).all() for row in rows):
-        raise InvalidInput("a score of a client is not finite: leave that client out of both methods")
+    rows = _paired(first, second)
     rng, means = np.random.default_rng(seed), np.array([row.mean() for row in rows])
     # Means of resampled clients, as many for each run as draws take it.
     chosen = rng.integers(len(rows), size=(draws, len(rows)))
@@ -92,8 +89,33 @@ def difference(
         float(low),
         float(high),
         _wilcoxon(means) if len(means) >= FEWEST_PAIRS else None,
-        float(np.mean(np.concatenate(rows) < 0)),
+        share_worse(first, second, higher_is_better=higher_is_better),
     )
+
+
+def share_worse(first: Sequence[np.ndarray], second: Sequence[np.ndarray], *, higher_is_better: bool = True) -> float:
+    """Share of the clients, in [0, 1], whose score is worse with the first method.
+
+    Args:
+      first, second: see `difference`.
+      higher_is_better: whether larger scores are better.
+
+    Raises:
+      InvalidInput: as `difference`.
+    """
+    apart = np.concatenate(_paired(first, second))
+    return float(np.mean(apart < 0 if higher_is_better else apart > 0))
+
+
+def _paired(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Differences of the clients [N] of each run, float64."""
+    shapes = [[np.shape(row) for row in rows] for rows in (first, second)]
+    if shapes[0] != shapes[1] or not shapes[0] or any(len(shape) != 1 or shape == (0,) for shape in shapes[0]):
+        raise InvalidInput(f"the runs of both methods need the same clients, and have {shapes[0]} and {shapes[1]}")
+    rows = [np.subtract(one, other, dtype=np.float64) for one, other in zip(first, second, strict=True)]
+    if not all(np.isfinite(row).all() for row in rows):
+        raise InvalidInput("a score of a client is not finite: leave that client out of both methods")
+    return rows
 
 
 def _wilcoxon(differences: np.ndarray) -> float:
@@ -127,15 +149,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def mean_ranks(scores: np.ndarray) -> np.ndarray:
+def mean_ranks(scores: np.ndarray, *, higher_is_better: bool = True) -> np.ndarray:
     """Mean rank [K] of each method, 1 for the best; equal scores share the mean of their ranks.
 
     Args:
-      scores: [B, K] of K methods in B runs, higher is better.
+      scores: [B, K] of K methods in B runs.
+      higher_is_better: whether larger scores are better.
     """
     from scipy import stats
 
-    return stats.rankdata(-np.asarray(scores, np.float64), axis=1).mean(axis=0)
+    return stats.rankdata((-1 if higher_is_better else 1) * np.asarray(scores, np.float64), axis=1).mean(axis=0)
 
 
 def critical_difference(methods: int, runs: int, alpha: float = 0.05) -> float:

@@ -51,6 +51,7 @@ def test_the_test_is_wilcoxons_over_runs():
 def test_clients_that_are_worse_are_counted():
     found = difference([np.array([1.0, 2.0]), np.array([3.0])], [np.array([2.0, 2.0]), np.array([1.0])], draws=100)
     assert found.worse == pytest.approx(1 / 3)
+    assert difference([np.ones(2)], [np.zeros(2)], higher_is_better=False, draws=2).worse == 1.0
     # Each run counts as much, whatever its number of clients.
     assert found.mean == pytest.approx((-0.5 + 2.0) / 2)
 
@@ -71,6 +72,7 @@ def test_holm_is_the_definition():
 def test_ranks_and_the_critical_difference():
     scores = np.array([[3.0, 1.0, 3.0], [5.0, 4.0, 1.0]])
     np.testing.assert_allclose(mean_ranks(scores), [1.25, 2.5, 2.25])
+    np.testing.assert_allclose(mean_ranks(scores, higher_is_better=False), [2.75, 1.5, 1.75])
     # Demsar's Table 5: q = 2.569 for four methods at 5 %.
     assert critical_difference(4, 14) == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), abs=1e-3)
 

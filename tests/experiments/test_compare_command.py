@@ -67,6 +67,18 @@ def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
     assert any("One seed" in note for note in notes)
 
 
+def test_of_errors_the_smallest_is_the_best(runs):
+    folder, _ = runs
+    for path in folder.iterdir():
+        edit(path, task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
+    found = compared(folder)
+    assert list(found.scores) == ["local", "fedper", "fedpac"]
+    heads, rows, _ = table(found)
+    by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+    assert by_name["fedpac"]["worse than local"] == "100 %"
+    assert float(by_name["fedpac"]["worst tenth"]) > float(by_name["fedpac"]["mean"])
+
+
 def test_the_files_of_the_command(runs, tmp_path, capsys):
     out, plot = tmp_path / "table.md", tmp_path / "ranks.svg"
     assert main([str(runs[0]), "--out", str(out), "--plot", str(plot)]) == 0
