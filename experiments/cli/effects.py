@@ -82,8 +82,8 @@ def unread(request: Request) -> dict[str, str]:
     }
     if options.optimizer != "sgd":
         whys["momentum"] = f"with --optimizer {options.optimizer}, which has its own"
-    if options.adapter == "none":
-        whys["targets"] = "without --adapter"
+    if options.adapter == "none" or options.adapter.startswith("prompts"):
+        whys["targets"] = f"with --adapter {options.adapter}"
     if options.attack is None or not options.attackers:
         why = "without --attack" if options.attack is None else "without --attackers"
         whys |= dict.fromkeys(("attack", "attackers", "attack_scale"), why)

@@ -104,7 +104,7 @@ class Options:
     bottleneck:WIDTH, or prompts:TOKENS."""
     targets: str | None = None
     """Regular expression, searched for in the paths of layers: those that get an --adapter, such as
-    layer_[45]/(query|value); None is all that can have one."""
+    layer_[45]/(query|value); None is all that can have one (not with prompts)."""
     personal: str | None = None
     """Regular expression, searched for in the paths of parameters: those that count as the head, which methods like
     fedper keep at the clients, such as lora_b|^head; None is the model's own head."""
