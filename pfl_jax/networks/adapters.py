@@ -102,8 +102,7 @@ def lora(
         raise InvalidInput(f"rank must be at least 1, not {rank}")
 
     def draw(key, site):
-        bound = 1 / math.sqrt(math.prod(site.inputs))
-        return {"lora_a": jax.random.uniform(key, (math.prod(site.inputs), rank), minval=-bound, maxval=bound)}
+        return {"lora_a": _uniform(key, math.prod(site.inputs), rank)}
 
     def init(key, site):
         trained = {} if frozen_a is not None else draw(key, site)
@@ -150,9 +149,7 @@ def bottleneck(
 
     def init(key, site):
         width = site.outputs[-1]
-        bound = 1 / math.sqrt(width)
-        down = jax.random.uniform(key, (width, size), minval=-bound, maxval=bound)
-        return {"down": down, "up": jnp.zeros((size, width))}
+        return {"down": _uniform(key, width, size), "up": jnp.zeros((size, width))}
 
     def apply(adapter, layer, site, x, y):
         return y + nn.gelu(y @ adapter["down"]) @ adapter["up"]
@@ -265,6 +262,12 @@ def adapted(
         batch_features=batch_features,
         frozen=frozen,
     )
+
+
+def _uniform(key: PRNGKey, inputs: int, outputs: int) -> jax.Array:
+    """Matrix [inputs, outputs], uniform in (-1/sqrt(inputs), 1/sqrt(inputs))."""
+    bound = 1 / math.sqrt(inputs)
+    return jax.random.uniform(key, (inputs, outputs), minval=-bound, maxval=bound)
 
 
 def _number(path: tuple[str, ...]) -> int:
