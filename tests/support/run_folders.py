@@ -149,6 +149,7 @@ class FakeRuns:
             "given": sorted(request.given),
             "train_examples": [50] * options.num_clients,
             "versions": source_versions(),
+            "method_version": method_version(options.method),
         }
         folder.write(CONFIG, config | ({"procedure": request.procedure} if request.procedure else {}))
         clients = np.arange(options.num_clients)
