@@ -5,7 +5,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments.cli.hyper_parameters import parse_schedule, unread_by_method, unread_by_wrappers
-from experiments.cli.options import CUSTOM, MODEL_OPTIONS, OWN_DATA, PARTITION_OPTIONS, PROCESSES, Options, flag
+from experiments.cli.options import (
+    CUSTOM,
+    MODEL_OPTIONS,
+    NO_TARGETS,
+    OWN_DATA,
+    PARTITION_OPTIONS,
+    PROCESSES,
+    Options,
+    flag,
+)
 from experiments.cli.own_code import by_content
 from experiments.cli.request import Request
 from pfl_jax.data.specs import SPECS
@@ -82,8 +91,10 @@ def unread(request: Request) -> dict[str, str]:
     }
     if options.optimizer != "sgd":
         whys["momentum"] = f"with --optimizer {options.optimizer}, which has its own"
-    if options.adapter == "none" or options.adapter.startswith("prompts"):
+    if options.adapter.partition(":")[0] in NO_TARGETS:
         whys["targets"] = f"with --adapter {options.adapter}"
+    if options.adapter == "none":
+        whys["frozen_dtype"] = "without an --adapter"
     if options.attack is None or not options.attackers:
         why = "without --attack" if options.attack is None else "without --attackers"
         whys |= dict.fromkeys(("attack", "attackers", "attack_scale"), why)

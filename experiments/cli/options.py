@@ -53,8 +53,10 @@ PresetName = Literal["fedpac", "fedas"]
 OnNaN = Literal["stop", "skip-client"]
 Precision = Literal["float32", "tf32", "bf16"]
 
-ADAPTERS = Words(("none",), {"lora": Count, "ffa_lora": Count, "bottleneck": Count, "prompts": Count})
+ADAPTERS = Words(("none", "linear_probe"), {"lora": Count, "ffa_lora": Count, "bottleneck": Count, "prompts": Count})
 """Values of --adapter: kind and rank, width or number of tokens."""
+NO_TARGETS = ("none", "linear_probe", "prompts")
+"""Kinds of --adapter that are not put beside layers."""
 
 Share = Annotated[float, Range(0, 1, above=True, below=True)]
 
@@ -101,10 +103,12 @@ class Options:
     or big_vision."""
     adapter: Annotated[str, ADAPTERS] = "none"
     """Train adapters in the place of the backbone, which stays frozen: lora:RANK, ffa_lora:RANK (A stays as drawn),
-    bottleneck:WIDTH, or prompts:TOKENS."""
+    bottleneck:WIDTH, prompts:TOKENS, or nothing but the head (linear_probe)."""
     targets: str | None = None
     """Regular expression, searched for in the paths of layers: those that get an --adapter, such as
-    layer_[45]/(query|value); None is all that can have one (not with prompts)."""
+    layer_[45]/(query|value); None is all that can have one (only with adapters of layers)."""
+    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the parameters below an --adapter are held; bfloat16 halves their memory."""
     personal: str | None = None
     """Regular expression, searched for in the paths of parameters: those that count as the head, which methods like
     fedper keep at the clients, such as lora_b|^head; None is the model's own head."""

@@ -63,11 +63,14 @@ def adapted(options: Options, model: Model, input_shape: tuple[int, ...], dtype:
     """Model with the adapters and the split of the options."""
     kind, number = ADAPTERS.parse(options.adapter, "--adapter")
     if kind != "none":
-        size, where = int(number or 0), {"targets": options.targets or "", "input_dtype": dtype}
-        if kind == "prompts":
+        size, kinds = int(number or 0), {"input_dtype": dtype, "frozen_dtype": options.frozen_dtype}
+        where = kinds | {"targets": options.targets or ""}
+        if kind == "linear_probe":
+            model = adapters.linear_probe(model, input_shape, **kinds)
+        elif kind == "prompts":
             if options.model != "bert":
                 raise InvalidInput(f"--adapter prompts is for --model bert, not {options.model}")
-            model = adapters.prompts(model, input_shape, tokens=size, input_dtype=dtype)
+            model = adapters.prompts(model, input_shape, tokens=size, **kinds)
         elif kind == "bottleneck":
             model = adapters.bottleneck(model, input_shape, size=size, **where)
         else:
@@ -79,8 +82,8 @@ def adapted(options: Options, model: Model, input_shape: tuple[int, ...], dtype:
 
 def frozen_layers(options: Options) -> int:
     """Number of layers of the pretrained model below the lowest adapter, which no training changes."""
-    if options.adapter == "none":
-        return 0
+    if options.adapter in ("none", "linear_probe"):
+        return 0 if options.adapter == "none" else read_config(weights_of(options)).layers
     model = adapted(options, bert(weights_of(options), 1, 2), (1,), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(shapes)]

@@ -198,11 +198,23 @@ def prompts(
     return adapted(model, input_shape, Adapter(init, apply), targets, called=adapted_layers.called_part, **kinds)
 
 
+def linear_probe(
+    model: Model, input_shape: Sequence[int], *, input_dtype: Any = jnp.float32, frozen_dtype: Any = jnp.float32
+) -> Model:
+    """Model without any adapter: its backbone is empty and frozen, only its head is trained.
+
+    Args:
+      model, input_shape, input_dtype, frozen_dtype: see `lora`.
+    """
+    none = Adapter(lambda key, site: {}, lambda adapter, layer, site, x, y: y)
+    return adapted(model, input_shape, none, None, input_dtype=input_dtype, frozen_dtype=frozen_dtype)
+
+
 def adapted(
     model: Model,
     input_shape: Sequence[int],
     adapter: Adapter,
-    targets: str,
+    targets: str | None,
     *,
     input_dtype: Any = jnp.float32,
     frozen_dtype: Any = jnp.float32,
@@ -214,17 +226,17 @@ def adapted(
       adapter: what each layer gets.
       called: layer, or any part of the network -> name of the method whose outputs get the adapter; None for a layer
         that cannot have one. By default what is linear in a layer's kernel, with or without its bias.
-      model, input_shape, targets, input_dtype, frozen_dtype: see `lora`.
+      model, input_shape, targets, input_dtype, frozen_dtype: see `lora`; with None for targets no layer gets one.
 
     Raises:
       InvalidInput: see `lora`.
     """
-    pattern = pattern_of("targets", targets)
+    pattern = None if targets is None else pattern_of("targets", targets)
     backbone = jax.jit(lambda key: model.init(key)["backbone"])(jax.random.key(0))
     called = adapted_layers.multiplied if called is None else called
     every = _sites(model, backbone, jax.ShapeDtypeStruct((2, *input_shape), input_dtype), called)
-    sites = {path: site for path, site in every.items() if pattern.search("/".join(path))}
-    if not sites:
+    sites = {path: site for path, site in every.items() if pattern and pattern.search("/".join(path))}
+    if pattern and not sites:
         names = ", ".join("/".join(path) for path in every) or "none"
         raise InvalidInput(f"targets {targets!r} matches no layer that can have an adapter; there are {names}")
     fixed = _nested({path: adapter.fixed(site) for path, site in sites.items()})
@@ -233,7 +245,7 @@ def adapted(
 
     def init(key):
         head_key, key = jax.random.split(key)
-        keys = jax.random.split(key, len(sites))
+        keys = jax.random.split(key, max(1, len(sites)))
         nested = _nested({path: adapter.init(keys[i], sites[path]) for i, path in enumerate(sites)})
         return {"backbone": nested, "head": model.init(head_key)["head"]}
 

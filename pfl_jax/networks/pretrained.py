@@ -149,8 +149,8 @@ def bert(path: str | Path, length: int, num_classes: int, *, first: int = 0, con
       NAACL 2019. Reimers, Gurevych. Sentence-BERT. EMNLP 2019, Section 3 (mean pooling). There is no dropout.
     """
     config = read_config(Path(path)) if config is None else config
-    if not 0 <= first < config.layers:
-        raise InvalidInput(f"first must be from 0 to {config.layers - 1}, the layers before the last, not {first}")
+    if not 0 <= first <= config.layers:
+        raise InvalidInput(f"first must be from 0 to {config.layers}, the layers of the encoder, not {first}")
     if not 1 <= length <= config.positions:
         raise InvalidInput(f"length must be from 1 to {config.positions}, the positions of this encoder, not {length}")
     shape, dtype = ((length,), jnp.int32) if first == 0 else ((length, config.width), jnp.float32)
@@ -251,7 +251,7 @@ def _weights(path: Path, config: BertConfig, first: int, last: int) -> dict[str,
     """Parameters of a `BertEncoder` from a file of weights."""
     encoder = BertEncoder(config, first, last)
     inputs = jnp.zeros((1, 1), jnp.int32) if first == 0 else jnp.zeros((1, 1, config.width))
-    expected = jax.eval_shape(encoder.init, jax.random.key(0), inputs)["params"]
+    expected = jax.eval_shape(encoder.init, jax.random.key(0), inputs).get("params", {})
     stored = read_weights(path)
 
     def weight(keys: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:

@@ -74,10 +74,27 @@ def test_states_below_the_lowest_adapter_are_computed_once_and_change_nothing(tm
             np.testing.assert_allclose(split, tokens, atol=1e-5)
 
 
-@pytest.mark.parametrize(("adapter", "layers"), [("lora:2", 2), ("bottleneck:3", 2), ("prompts:2", 0), ("none", 0)])
+@pytest.mark.parametrize(("adapter", "layers"), [("lora:2", 2), ("bottleneck:3", 2), ("prompts:2", 0), ("linear_probe", 3), ("none", 0)])
 def test_layers_that_no_training_changes(adapter, layers):
-    words = [*RUN, "--adapter", adapter, *(() if layers == 0 else ("--targets", "layer_2"))]
+    words = [*RUN, "--adapter", adapter, *(("--targets", "layer_2") if layers == 2 else ())]
     assert pretrained.frozen_layers(parse("custom", words).options) == layers
+
+
+def test_a_linear_probe_begins_with_the_states_of_all_layers():
+    first = experiment([*RUN, "--adapter", "linear_probe", "--method", "fedavg"])
+    assert first.traffic.up == 4 * (8 + 1) * 2
+    base = experiment([*RUN, "--method", "fedavg"])
+    backbone = base.method.init_server(jax.random.key(0)), first.method.init_server(jax.random.key(0))
+    wanted, found = (
+        one.method.work.model.features(server["backbone"], one.dataset.test_x)
+        for one, server in zip((base, first), backbone, strict=True)
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_the_frozen_parameters_have_the_type_of_the_option():
+    frozen = experiment([*LAST, "--method", "fedper", "--frozen-dtype", "bfloat16"]).method.frozen
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen.read())} == {"bfloat16"}
 
 
 def test_an_adapter_in_the_embeddings_leaves_no_layer_below():

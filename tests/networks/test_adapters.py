@@ -9,7 +9,7 @@ from flax import nnx
 
 from pfl_jax import models, networks
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.adapters import bottleneck, lora, prompts
+from pfl_jax.networks.adapters import bottleneck, linear_probe, lora, prompts
 
 
 class Layers(nn.Module):
@@ -80,6 +80,17 @@ def test_a_model_with_adapters_is_the_network_at_first_and_then_the_merged_one(n
     np.testing.assert_allclose(adapted.features(backbone, x), wanted, rtol=1e-4, atol=1e-4)
     trained, _ = adapted.batch_features(backbone, x, jnp.ones(4, bool), jax.random.key(3))
     np.testing.assert_allclose(trained, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_linear_probe_trains_the_head_alone(name):
+    model, shape, dtype = NETWORKS[name]
+    probe = linear_probe(model, shape, input_dtype=dtype)
+    params, x = probe.init(jax.random.key(0)), inputs(name)
+    assert not params["backbone"]
+    assert jax.tree.map(jnp.shape, params["head"]) == jax.tree.map(jnp.shape, model.init(jax.random.key(0))["head"])
+    base = probe.frozen.read()["base"]
+    np.testing.assert_array_equal(probe.features(params["backbone"], x), model.features(base, x))
 
 
 def test_targets_name_layers_by_their_paths():

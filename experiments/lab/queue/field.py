@@ -58,13 +58,15 @@ _LIKE_FASHION_MNIST = (
 
 TEXT_METHODS = (
     *("local", "fedavg", "fedavg_ft", "fedper", "fedrep", "ditto", "pfedme", "apfl", "fedala", "fedpac", "fedas"),
-    *("ffa_lora", "fedsa_lora", "feddpa", "fedex_lora", "hetlora"),
+    *("ffa_lora", "fedsa_lora", "feddpa", "fedex_lora", "hetlora", "linear_local", "linear_fedavg"),
 )
 """Methods on a pretrained model."""
 
 VARIANTS = {
     "ffa_lora": ("fedavg", "--adapter", "ffa_lora:8"),
     "fedsa_lora": ("fedper", "--personal", "lora_b|^head"),
+    "linear_local": ("local", "--adapter", "linear_probe"),
+    "linear_fedavg": ("fedavg", "--adapter", "linear_probe"),
 }
 """Name in a comparison -> the method, and its further options."""
 
