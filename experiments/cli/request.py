@@ -63,7 +63,8 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
             "training",
             "The network, the rounds, and the local training of a client.",
             "model task loss hidden vocabulary weights adapter targets frozen_dtype personal rounds lr momentum "
-            "weight_decay batch_size epochs local_steps optimizer clip_norm schedule drop_last shuffle augment on_nan seed",
+            "weight_decay batch_size epochs local_steps optimizer clip_norm schedule drop_last shuffle augment "
+            "on_nan seed",
         ),
         (
             "privacy",

@@ -74,7 +74,10 @@ def test_states_below_the_lowest_adapter_are_computed_once_and_change_nothing(tm
             np.testing.assert_allclose(split, tokens, atol=1e-5)
 
 
-@pytest.mark.parametrize(("adapter", "layers"), [("lora:2", 2), ("bottleneck:3", 2), ("prompts:2", 0), ("linear_probe", 3), ("none", 0)])
+@pytest.mark.parametrize(
+    ("adapter", "layers"),
+    [("lora:2", 2), ("bottleneck:3", 2), ("prompts:2", 0), ("linear_probe", 3), ("none", 0)],
+)
 def test_layers_that_no_training_changes(adapter, layers):
     words = [*RUN, "--adapter", adapter, *(("--targets", "layer_2") if layers == 2 else ())]
     assert pretrained.frozen_layers(parse("custom", words).options) == layers
