@@ -82,8 +82,8 @@ FIELDS = {
     "field-texts": Field(
         "short texts on all-MiniLM-L6-v2 with low-rank adapters",
         "fortunes",
-        ("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
-        *(10, 10, ("0.03", "0.1", "0.3"), TEXT_METHODS, len(TEXT_METHODS)),
+        ("--targets", "layer_5/(query|value)", "--val-fraction", "0.2", *_EVERY_RATE_ENDS),
+        *(10, 10, ("0.1", "0.3", "1"), TEXT_METHODS, len(TEXT_METHODS)),
     ),
 }
 """Block -> its comparison."""
