@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             title = f"# {compared.data}, {compared.axis} after round {compared.round}\n\n"
             write_text(options.out.expanduser(), title + markdown(heads, rows) + "\n" + "\n".join(notes) + "\n")
         if options.plot is not None:
-            draw_ranks(compared, options.plot.expanduser())
+            save(ranks(compared), options.plot.expanduser())
 
     return exit_code(work)
 
@@ -189,9 +189,9 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
 
 
 def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> list[str]:
-    seeds = ", ".join(map(str, compared.seeds))
+    seeds = f"seed{'s' * (len(compared.seeds) > 1)} {', '.join(map(str, compared.seeds))}"
     notes = [
-        f"Scores of {sum(map(len, compared.scores[reference]))} clients, seeds {seeds}; worst tenth and spread "
+        f"Scores of {sum(map(len, compared.scores[reference]))} clients, {seeds}; worst tenth and spread "
         "(standard deviation) over the clients of a run; worse: share of the clients."
     ]
     if alike := [name for name, one in found.items() if not one.is_clear]:
@@ -201,12 +201,11 @@ def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> 
     return notes
 
 
-def draw_ranks(compared: Compared, path: Path) -> None:
-    """Draw the mean ranks over the runs; a bar joins methods that differ by less than the critical difference.
+def ranks(compared: Compared) -> Picture:
+    """Picture of the mean ranks over the runs; a bar joins methods that differ by less than the critical difference.
 
     Args:
       compared: at least two runs of every method.
-      path: of the picture.
 
     Raises:
       InvalidInput: there is one run of each method.
@@ -215,12 +214,12 @@ def draw_ranks(compared: Compared, path: Path) -> None:
         raise InvalidInput("--plot needs runs of two seeds at least: ranks are compared over runs")
     names = list(compared.scores)
     scores = np.array([[compared.scores[name][run].mean() for name in names] for run in range(len(compared.seeds))])
-    ranks = mean_ranks(scores, higher_is_better=compared.higher_is_better)
+    found = mean_ranks(scores, higher_is_better=compared.higher_is_better)
     least = critical_difference(len(names), len(scores))
-    order = np.argsort(ranks, kind="stable").tolist()
+    order = np.argsort(found, kind="stable").tolist()
     caption = f"Grey bars reach to the methods that cannot be told apart: critical difference {least:.2f} at 5 %."
-    panel = Ranks("", f"mean rank over {len(scores)} runs", [names[i] for i in order], ranks[order].tolist(), least)
-    save(Picture(compared.data, caption, [panel]), path)
+    panel = Ranks("", f"mean rank over {len(scores)} runs", [names[i] for i in order], found[order].tolist(), least)
+    return Picture(compared.data, caption, [panel])
 
 
 if __name__ == "__main__":

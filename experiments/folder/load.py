@@ -19,6 +19,8 @@ from pfl_jax.errors import InvalidInput
 
 COUNTERS = ("bytes_up", "bytes_down", "seconds")
 """Entries of an evaluation beside its scores."""
+CLIENTS = "last_clients"
+"""Entry of `Result.rounds` with the scores of the single clients after the last round."""
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
@@ -85,10 +87,11 @@ class Result(NamedTuple):
 
     Attributes:
       path: file with its evaluations.
-      config, summary: content of config.json and summary.json; a committed file has nothing of single clients.
+      config, summary: content of config.json and summary.json, in a committed file without single clients.
       rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
         `pfl_jax.primitives.metrics.Summary`; "validation" -> the same on validation examples, where there are any;
-        "bytes_up", "bytes_down" and "seconds" -> [R].
+        "bytes_up", "bytes_down" and "seconds" -> [R]; "last_clients" -> each protocol's name -> the clients' primary
+        score [N] in the last one, None for a client without one.
       command, commit, version: of a committed result.
     """
 
@@ -140,6 +143,8 @@ def columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"round": [line["round"] for line in lines], **_summaries(lines)}
     if VALIDATION in lines[-1]:
         found[VALIDATION] = _summaries([line[VALIDATION] for line in lines])
+    clients = {protocol: lines[-1].get(f"{protocol}_per_client") for protocol in measured(lines[-1])}
+    found[CLIENTS] = {protocol: scores for protocol, scores in clients.items() if scores is not None}
     return found | {name: [line[name] for line in lines] for name in COUNTERS if name in lines[-1]}
 
 

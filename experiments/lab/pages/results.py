@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
+from experiments import compare
 from experiments.cli.options import ALWAYS, Protocol
+from experiments.folder.load import CLIENTS
 from experiments.host.console import duration
 from experiments.lab import causes
 from experiments.lab.benchmark.records import stored
@@ -61,7 +65,9 @@ def made(root: Path) -> Made:
         root / "docs/results.md": page(library, found, load_released(results)),
         readme: filled(readme, {"results": f"\n{readme_table(library, found)}\n"}),
     }
-    return Made(texts, {root / FIGURES / "results.svg": picture(library)})
+    fields = [(block, compared_clients(Comparison(block, library))) for block in FIELDS]
+    ranks = {root / FIGURES / f"{block}-ranks.svg": compare.ranks(one) for block, one in fields if one}
+    return Made(texts, {root / FIGURES / "results.svg": picture(library)} | ranks)
 
 
 def page(library: Library, found: Found, released: Sequence[Released]) -> str:
@@ -195,8 +201,10 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
         for each in one.tuned
         if each.results
     ]
+    clients = compared_clients(one)
     return {
         "one": one,
+        "clients": None if clients is None else _differences(clients),
         "command": f"python -m experiments.{field.dataset} --method METHOD --lr LR {words} --seed 0",
         "heads": [
             "method",
@@ -212,6 +220,28 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
         "share": 100 * share,
         "error": 100 * math.sqrt(share * (1 - share) / tested),
     }
+
+
+def compared_clients(one: Comparison) -> compare.Compared | None:
+    """Scores of the clients by PROTOCOL, of methods that have them for all seeds; None for fewer than two."""
+    scores = {
+        each.method: [np.array(run.rounds[CLIENTS][PROTOCOL], np.float64) for run in each.results]
+        for each in one.tuned
+        if len(each.results) == len(SEEDS) and all(CLIENTS in run.rounds for run in each.results)
+    }
+    if len(scores) < 2:
+        return None
+    found = compare.Compared(one.field.title, "accuracy in %", True, list(SEEDS), one.field.rounds, scores)
+    return found._replace(scores={name: scores[name] for name in sorted(scores, key=found.mean, reverse=True)})
+
+
+def _differences(compared: compare.Compared) -> dict[str, object]:
+    """Differences of methods with their intervals, for the template."""
+    heads, rows, notes = compare.table(compared)
+    if compare.BASELINE in compared.scores:
+        notes += compare.table(compared, compare.BASELINE)[2][1:]
+    rows = [[f"`{name}`", *cells] for name, *cells in rows]
+    return {"heads": heads, "rows": rows, "notes": notes}
 
 
 def _accuracy(one: Tuned, protocol: Protocol) -> str:

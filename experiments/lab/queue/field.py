@@ -9,6 +9,7 @@ from typing import NamedTuple
 from experiments.cli.options import CUSTOM, Protocol
 from experiments.cli.parser import slug
 from experiments.cli.run_command import RunCommand
+from experiments.compare import BASELINE
 from experiments.folder.load import Result
 from experiments.lab.queue.planned import DATASET, SEEDS, PlannedRun
 from experiments.run.committed import Library
@@ -31,7 +32,7 @@ class Field(NamedTuple):
       rates: learning rates that are tried for every method.
       methods: those that are compared, keys of METHODS or VARIANTS; none for all but those for models with adapters,
         which the usual networks do not have.
-      best: number of methods that are run with all seeds.
+      best: number of methods that are run with all seeds, beside the baseline.
     """
 
     title: str
@@ -135,7 +136,8 @@ class Comparison:
         if len(found) == len(compared) and all(map(self._is_done, long)):
             again = [
                 tuned_run(block, one.method, one.rate, seed)
-                for one in self.tuned[: self.field.best]
+                for rank, one in enumerate(self.tuned)
+                if rank < self.field.best or one.method == BASELINE
                 for seed in SEEDS[1:]
             ]
         self.runs = list({run.name: run for run in [*search, *long, *again]}.values())
