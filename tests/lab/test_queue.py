@@ -122,20 +122,26 @@ def described(requests):
     return [(one.options.method, one.options.rounds, one.hyper_parameters["lr"], one.options.seed) for one in requests]
 
 
+def again(*methods):
+    """Runs of the best methods and of the baseline with the other seeds."""
+    return [(method, 50, rate, seed) for method, rate in methods for seed in (1, 2)]
+
+
 def test_a_search_says_what_is_run_next(small_field, runs, words, tmp_path, capsys):
     assert queue.main([*words, "--only", "field"]) == 0
     chosen = [(method, 50, 0.03, 0) for method in ("local", "fedavg", "fedper")]
-    assert described(runs.done) == [*SEARCH, *chosen, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
+    assert described(runs.done) == [*SEARCH, *chosen, *again(("fedavg", 0.03), ("local", 0.03))]
     found = Comparison("field", Library(tmp_path / "results"))
     assert [(one.method, one.rate, one.validation, len(one.results)) for one in found.tuned] == [
         ("fedavg", "0.03", 70.0, 3),
         ("fedper", "0.03", 70.0, 1),
-        ("local", "0.03", 70.0, 1),
+        # The baseline of the intervals, whatever its place.
+        ("local", "0.03", 70.0, 3),
     ]
-    assert len(found.runs) == 11
+    assert len(found.runs) == 13
     capsys.readouterr()
     assert queue.main([*words, "--only", "field", "--dry-run"]) == 0
-    assert "11 of 11 runs are finished" in capsys.readouterr().out
+    assert "13 of 13 runs are finished" in capsys.readouterr().out
 
 
 SEARCH = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
@@ -152,11 +158,11 @@ def test_a_rate_at_which_all_clients_diverge_gives_way_to_the_next_best(
         # The second time, nothing runs again.
         assert queue.main([*words, "--only", "field"]) == 0
         assert described(runs.done)[:8] == [*SEARCH, ("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0)]
-        assert described(runs.done)[8:] == [*long, ("fedavg", 50, 0.03, 1), ("fedavg", 50, 0.03, 2)]
+        assert described(runs.done)[8:] == [*long, *again(("fedavg", 0.03), ("local", 0.03))]
     assert "round 1: --lr is too large; a checkpoint stays in" in capsys.readouterr().out
     found = Comparison("field", Library(tmp_path / "results"))
     assert {one.method: one.rate for one in found.tuned} == {"fedavg": "0.03", "fedper": "0.01", "local": "0.03"}
-    assert len(found.runs) == 11
+    assert len(found.runs) == 13
     # A committed line has no path of this machine.
     content = stored(tmp_path, "field")[f"field/fedper-lr=0.03{'-search' if rounds == 20 else ''}/seed-0"]
     assert content["error"] == "round 1: --lr is too large"
@@ -164,8 +170,8 @@ def test_a_rate_at_which_all_clients_diverge_gives_way_to_the_next_best(
     assert queue.main([*words, "--only", "field", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "diverged" in out or rounds == 50
-    assert "11 of 11 finished, 0.00 h left" in out
-    assert "11 of 11 runs are finished" in out
+    assert "13 of 13 finished, 0.00 h left" in out
+    assert "13 of 13 runs are finished" in out
 
 
 def test_a_divergence_elsewhere_is_refused(runs, words, capsys):

@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
-from experiments import fashion_mnist
+from experiments import compare, fashion_mnist
 from experiments.cli.options import option_words
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
 from experiments.lab.pages.compared import SECTIONS, load_released, published_in
 from experiments.lab.pages.picture import METHODS, picture
-from experiments.lab.pages.results import page, readme_table
-from experiments.lab.queue.field import FIELDS, possible_runs, search_runs, tuned_run
+from experiments.lab.pages.results import compared_clients, page, readme_table
+from experiments.lab.queue.field import FIELDS, Comparison, possible_runs, search_runs, tuned_run
 from experiments.lab.queue.planned import planned_runs
 from experiments.run import committed
 from experiments.run.committed import Library
 from experiments.tables.comparison import Entry
+from pfl_jax.compare import difference
 
 ROOT = committed.ROOT.parent
 RUNS = {run.name: run for run in (*planned_runs(), *possible_runs())}
@@ -161,6 +162,28 @@ def test_a_tuned_method_has_the_rate_that_validation_chooses_and_the_mean_of_its
     mean, spread = np.mean([first, *others]), f"± {np.std([first, *others], ddof=1):.2f} (3)"
     want = f"{start} {mean:.2f} {spread} | {mean - 1:.2f} {spread} |"
     assert line_of(made(tmp_path)[0], start, "All methods") == want
+
+
+def test_methods_with_all_seeds_are_compared_client_by_client(tmp_path):
+    rate = FIELDS["field-digits"].rates[0]
+    for method, level in (("ditto", 85.0), ("local", 80.0)):
+        for run in search_runs("field-digits", method):
+            validated(tmp_path, run, level, 70 if run.name.endswith(f"={rate}/seed-0") else 60)
+    assert "less ditto" not in made(tmp_path)[0]
+    for method, level in (("ditto", 85.0), ("local", 80.0)):
+        for seed in (1, 2):
+            store(tmp_path, tuned_run("field-digits", method, rate, seed).name, level)
+    library = Library(tmp_path / "results")
+    names = {
+        name: [tuned_run("field-digits", name, rate, seed).name for seed in range(3)] for name in ("ditto", "local")
+    }
+    scores = {name: [library.named[one].rounds["last_clients"]["received"] for one in names[name]] for name in names}
+    best, other = sorted(scores, key=lambda name: -np.mean(scores[name]))
+    found = difference(*([np.array(row) for row in scores[name]] for name in (other, best)))
+    (row,) = [line for line in made(tmp_path)[0].splitlines() if line.startswith(f"| `{other}`") and " to " in line]
+    assert f"| {found.mean:+.2f} | {found.low:+.2f} to {found.high:+.2f} | {100 * found.worse:.0f} % |" in row
+    (panel,) = compare.ranks(compared_clients(Comparison("field-digits", library))).panels
+    assert set(panel.names) == set(scores)
 
 
 def test_a_shorter_search_chooses_the_rate_of_the_tuned_run(tmp_path):

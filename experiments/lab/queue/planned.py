@@ -56,7 +56,7 @@ BLOCKS = {
     "seeds": "seeds 1 and 2 of what is compared most, 20 clients",
     "fedas": "FedAS's Dirichlet partitions and participations, which its tables have for CIFAR only",
     "100-clients": "FedPAC's Tables 1, 4 and 8 (Dirichlet partition) and its replication's, 100 clients, seed 0",
-    "field-digits": "all methods on the digits with tuned learning rates; the best ten with seeds 1 and 2",
+    "field-digits": "all methods on the digits with tuned learning rates; the best ten, and local, with seeds 1 and 2",
     "field-letters": "the same on a table, UCI's letters, from letters.csv",
     "field": "the same on Fashion-MNIST, 50 rounds",
     "field-texts": "methods with low-rank adapters on all-MiniLM-L6-v2, short texts, 10 rounds, three seeds",
