@@ -81,8 +81,8 @@ def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
 
 
 def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What stands for a run's own method and model where runs are compared: names without folders, and digests."""
-    return {kind: label(values[kind]) for kind in own_code} | {
+    """What stands for a run's own files where runs are compared: names without folders, and digests."""
+    return {kind: Path(values[kind]).name for kind in own_code} | {
         f"{kind}_digest": entry["digest"] for kind, entry in own_code.items()
     }
 

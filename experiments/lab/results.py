@@ -53,7 +53,9 @@ def distill(folder: Path) -> committed.Record:
     try:
         options = config["options"] | {"out": None, "resume": None}
         # Of files the name: folders are those of one machine, and their digest is there.
-        options |= {name: Path(options[name]).name for name in ("data", "test_data") if is_file(options.get(name))}
+        options |= {
+            name: Path(options[name]).name for name in ("data", "test_data", "weights") if is_file(options.get(name))
+        }
         return {
             "commit": commit_of(config["versions"]["pfl_jax"]),
             "version": config["method_version"],

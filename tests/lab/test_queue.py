@@ -95,7 +95,7 @@ def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp
     assert there == [one for method in field.methods(block) for one in search_runs(block, method)]
     assert len({one.name for one in there}) == len(field.methods(block)) * len(rates)
     search, long = (one.cell.request() for one in (search_runs(block, "ditto")[1], tuned_run(block, "ditto", rates[1])))
-    rounds = {"field": (20, 50), "field-texts": (10, 10)}.get(block, (40, 40))
+    rounds = {"field": (20, 50), "field-texts": (10, 10), "field-images": (10, 10)}.get(block, (40, 40))
     assert (search.options.rounds, long.options.rounds) == rounds
     for request in (search, long):
         options = request.options

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -230,8 +231,8 @@ def test_released_code_stands_beside_ours(tmp_path):
 
 
 def options_of(command):
-    """Options of a command line, each with its values; 20.0 is 20."""
-    return {tuple(word.removesuffix(".0") for word in part.split()) for part in command.split(" --")[1:]}
+    """Options of a command line, each with its values, paths without folders; 20.0 is 20."""
+    return {tuple(Path(word).name.removesuffix(".0") for word in part.split()) for part in command.split(" --")[1:]}
 
 
 def test_each_committed_result_is_the_run_that_its_name_says():

@@ -57,7 +57,15 @@ _LIKE_FASHION_MNIST = (
     *("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
 )
 
-TEXT_METHODS = (
+_IMAGES = (
+    *("--data", "vit-train.npz", "--test-data", "vit-test.npz", "--data-digest", "09a114a7a74d1cee"),
+    *("--model", "vit", "--weights", "results/vit.npz", "--adapter", "lora:4", "--targets", "layer_[23]/(query|value)"),
+    *("--partition", "grouped", "--s", "20", "--shift", "rotation", "--num-clients", "20", "--train-size", "100"),
+    *("--test-size", "100", "--momentum", "0.9", "--weight-decay", "0", "--batch-size", "16", "--epochs", "1"),
+    *("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
+)
+
+ADAPTER_METHODS = (
     *("local", "fedavg", "fedavg_ft", "fedper", "fedrep", "ditto", "pfedme", "apfl", "fedala", "fedpac", "fedas"),
     *("ffa_lora", "fedsa_lora", "feddpa", "fedex_lora", "hetlora", "linear_local", "linear_fedavg"),
 )
@@ -84,7 +92,11 @@ FIELDS = {
         "short texts on all-MiniLM-L6-v2 with low-rank adapters",
         "fortunes",
         ("--targets", "layer_5/(query|value)", "--val-fraction", "0.2", *_EVERY_RATE_ENDS),
-        *(10, 10, ("0.1", "0.3", "1"), TEXT_METHODS, len(TEXT_METHODS)),
+        *(10, 10, ("0.1", "0.3", "1"), ADAPTER_METHODS, len(ADAPTER_METHODS)),
+    ),
+    "field-images": Field(
+        "rotated images on a small vision transformer with low-rank adapters",
+        *(CUSTOM, _IMAGES, 10, 10, ("0.01", "0.03", "0.1"), ADAPTER_METHODS, len(ADAPTER_METHODS)),
     ),
 }
 """Block -> its comparison."""

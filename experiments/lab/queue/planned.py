@@ -60,6 +60,7 @@ BLOCKS = {
     "field-letters": "the same on a table, UCI's letters, from letters.csv",
     "field": "the same on Fashion-MNIST, 50 rounds",
     "field-texts": "methods with low-rank adapters on all-MiniLM-L6-v2, short texts, 10 rounds, three seeds",
+    "field-images": "the same on a small vision transformer, rotated images; see experiments.lab.vit",
     "privacy": "five methods with differential privacy of single examples, 30 rounds of one epoch, seed 0",
     "compression": "five methods with compressed messages, 30 rounds of one epoch, seed 0",
     "attacks": "the same with a fifth of the clients flipping signs, and four means of the server",
