@@ -26,6 +26,8 @@ ROOT = committed.ROOT.parent
 RUNS = {run.name: run for run in (*planned_runs(), *possible_runs())}
 MAIN = "fashion_mnist-20-clients-grouped-s=20"
 ROUNDS = (10, 100, 200)
+SENT = 1_000_000 // 20 // 1000
+"""What a client of `write_run` sends in a round, in kB."""
 
 
 def store(tmp_path, name, level, **rounds):
@@ -156,12 +158,12 @@ def test_a_tuned_method_has_the_rate_that_validation_chooses_and_the_mean_of_its
     store(tmp_path, search_runs("field-digits", "local")[0].name, 99.0)
     start = f"| `ditto` | {rate} | 75.00 |"
     text = made(tmp_path)[0]
-    assert line_of(text, start, "All methods") == f"{start} {first:.2f} | {first - 1:.2f} |"
+    assert line_of(text, start, "All methods") == f"{start} {first:.2f} | {first - 1:.2f} | {SENT} |"
     assert f"{len(tried) + 1} runs have finished" in text.split("### digits")[1]
     assert "| `local` " not in text.split("### digits")[1].split("###")[0]
     others = [store(tmp_path, tuned_run("field-digits", "ditto", rate, seed).name, 81.0 + seed) for seed in (1, 2)]
     mean, spread = np.mean([first, *others]), f"± {np.std([first, *others], ddof=1):.2f} (3)"
-    want = f"{start} {mean:.2f} {spread} | {mean - 1:.2f} {spread} |"
+    want = f"{start} {mean:.2f} {spread} | {mean - 1:.2f} {spread} | {SENT} |"
     assert line_of(made(tmp_path)[0], start, "All methods") == want
 
 
@@ -199,7 +201,8 @@ def test_a_shorter_search_chooses_the_rate_of_the_tuned_run(tmp_path):
     mean = store(tmp_path, tuned_run("field", "ditto", rate).name, 85.0)
     text = made(tmp_path)[0]
     assert (
-        line_of(text, "| `ditto` | 0", "All methods") == f"| `ditto` | {rate} | 75.00 | {mean:.2f} | {mean - 1:.2f} |"
+        line_of(text, "| `ditto` | 0", "All methods")
+        == f"| `ditto` | {rate} | 75.00 | {mean:.2f} | {mean - 1:.2f} | {SENT} |"
     )
     assert f"{len(searches) + 1} runs have finished" in text.split("### fashion_mnist")[1]
 

@@ -81,11 +81,12 @@ def write_run(
             if rich:
                 line[protocol] |= {"jain": 0.987, "loss": 0.432, "macro_f1": 71.5, "auc": 96.25}
                 line[protocol]["pooled"] = values.mean() + 0.5
+        line |= {"bytes_up": 1_000_000 * number, "bytes_down": 2_000_000 * number}
         line |= {"seconds": 10.0 + 2.0 * number, "examples_per_second": 1000.0}
         if rich:
             cohort = rng.permutation(clients).tolist()
             weights = rng.dirichlet(np.ones(clients), clients)
-            line |= {"bytes_up": 1_000_000 * number, "bytes_down": 2_000_000 * number, "cohort": cohort}
+            line["cohort"] = cohort
             line["info"] = {"head_weights": weights.tolist(), "gap": [0.0] * clients}
             line["new_clients"] = {"received": {"mean": 55.5}, "trained": {"mean": 44.5}}
         found.append(line)

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments import compare
 from experiments.cli.options import ALWAYS, Protocol
-from experiments.folder.load import CLIENTS
+from experiments.folder.load import CLIENTS, Result
 from experiments.host.console import duration
 from experiments.lab import causes
 from experiments.lab.benchmark.records import stored
@@ -197,7 +197,13 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
     best = one.tuned[0].results[0].accuracy(PROTOCOL) if one.tuned and one.tuned[0].results else None
     share = (90.0 if best is None else best) / 100
     rows = [
-        [f"`{each.method}`", each.rate, number(each.validation), *(_accuracy(each, protocol) for protocol in ALWAYS)]
+        [
+            f"`{each.method}`",
+            each.rate,
+            number(each.validation),
+            *(_accuracy(each, protocol) for protocol in ALWAYS),
+            f"{_sent(each.results[0]) / 1000:,.0f}",
+        ]
         for each in one.tuned
         if each.results
     ]
@@ -211,6 +217,7 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
             "learning rate",
             "validation" + (f", round {field.search_rounds}" if is_short else ""),
             *ALWAYS,
+            "kB sent",
         ],
         "is_short": is_short,
         "variants": {name: f"--method {' '.join(words)}" for name, words in VARIANTS.items() if name in field.methods},
@@ -242,6 +249,11 @@ def _differences(compared: compare.Compared) -> dict[str, object]:
         notes += compare.table(compared, compare.BASELINE)[2][1:]
     rows = [[f"`{name}`", *cells] for name, *cells in rows]
     return {"heads": heads, "rows": rows, "notes": notes}
+
+
+def _sent(one: Result) -> float:
+    """Bytes that a client sends in a round, the mean over those of a run."""
+    return one.rounds["bytes_up"][-1] / one.rounds["round"][-1] / one.config["options"]["num_clients"]
 
 
 def _accuracy(one: Tuned, protocol: Protocol) -> str:
