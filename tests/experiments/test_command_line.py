@@ -24,7 +24,6 @@ from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import hyper_parameters
 
 ROOT = Path(__file__).parents[2]
-SLOW = pytest.mark.slow
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
 
 
@@ -226,33 +225,19 @@ def test_durations(seconds, text):
 # The papers' settings
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--partition pathological --pathological-protocol clustered", "pathological (clustered)"),
-        pytest.param("--partition iid --size-choices 10 20 --shift labels", "labels permuted by group", marks=SLOW),
-        pytest.param("--shift rotation --num-clients 6", "images rotated by group", marks=SLOW),
-    ],
-)
-def test_settings_run(tmp_path, capsys, words, said):
-    out = tmp_path / "run"
-    small = ["--method", "local", "--rounds", "1", *SMALL, "--no-compilation-cache", "--out", str(out)]
-    assert main("digits", [*small, *words.split()]) == 0
-    assert said in " ".join(capsys.readouterr().out.split())
-    assert set(json.loads((out / "config.json").read_text())["train_examples"]) <= {10, 20}
+def test_a_setting_is_said(tmp_path, capsys):
+    words = ["--method", "local", "--rounds", "1", *SMALL, "--no-compilation-cache", "--out", str(tmp_path / "run")]
+    words += ["--partition", "pathological", "--pathological-protocol", "clustered"]
+    assert main("digits", words) == 0
+    assert "pathological (clustered)" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("paper", ["fedpac", "fedas"])
-def test_pixels_are_normalized_as_the_options_say(paper):
+def test_pixels_are_normalized_as_the_options_say():
     words = ["--source", "embedded", "--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL]
-    request = parse("cifar10", [*words, "--pixel-normalization", paper])
+    request = parse("cifar10", [*words, "--pixel-normalization", "fedas"])
     data = build.build_experiment(request, Console(quiet=True)).data
-    mean, std = {
-        "fedpac": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        "fedas": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    }[paper]
     pixels = np.asarray(data.x[data.train_index[0, 0]], np.float64)
-    np.testing.assert_allclose(client_data(data, 0, "train").x[0], (pixels / 255 - mean) / std, atol=1e-5)
+    np.testing.assert_allclose(client_data(data, 0, "train").x[0], (pixels / 255 - 0.5) / 0.5, atol=1e-5)
 
 
 def test_sizes_are_a_list_that_ends_at_the_next_option():

@@ -11,15 +11,12 @@ import pytest
 from bad_input import RUN, experiment_of
 from damage import DAMAGES, limit
 from rich.console import Console
-from run_folders import untimed
 from scores import scores_of
 
-from experiments import export
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import RunFolder
-from experiments.report.__main__ import main as report
 from experiments.run import build, cached_runs, records, resume
 from experiments.run.build import Experiment
 from experiments.run.command import main
@@ -196,48 +193,3 @@ def experiment(built, quick):
 
 
 # Whole commands
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
-def test_resuming_ends_in_one_line_or_bit_equal(folders, damaged, capsys, name, damage):
-    folder = damaged(1, name, damage)
-    with limit(60):
-        code = main("digits", ["--resume", str(folder)])
-    told = capsys.readouterr().err
-    if code == 0:
-        assert not told
-        assert untimed(folder) == untimed(folders[0])
-    else:
-        assert (code, told.count("\n")) == (2, 1)
-
-
-def outcome(folder, to, capsys):
-    """Exit codes of report and export on a finished run, and the exported model, None without one."""
-    with limit(60):
-        codes = (
-            report([str(folder), "--out", str(to / "page.html")]),
-            export.main([str(folder), "--client", "1", "--to", str(to / "model.msgpack")]),
-        )
-    told = capsys.readouterr().err
-    assert told.count("\n") == sum(code == 2 for code in codes)
-    assert set(codes) <= {0, 2}
-    model = to / "model.msgpack"
-    return codes, model.read_bytes() if model.exists() else None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json"])
-def test_commands_on_a_finished_run_end_in_one_line_or_as_ever(folders, tmp_path, capsys, name):
-    capsys.readouterr()
-    _, want = outcome(folders[0], tmp_path, capsys)
-    assert want is not None
-    for number, (damage, apply) in enumerate(DAMAGES.items()):
-        here = tmp_path / str(number)
-        shutil.copytree(folders[0], here / "run")
-        apply(here / "run" / name)
-        codes, got = outcome(here / "run", here, capsys)
-        assert got in (None, want), damage
-        if name != "summary.json" and codes[0] == 0:
-            assert numbers(stored_runs.read(here / "run")) == numbers(stored_runs.read(folders[0])), damage

@@ -17,7 +17,7 @@ from experiments.cli.run_command import RunCommand
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
 from experiments.host import jax_config
-from experiments.run import build, cached_runs, memory, outcome, records, resume, run
+from experiments.run import build, memory, outcome, records, resume, run
 from experiments.run.cached_runs import run_cell
 from experiments.run.command import main
 from experiments.sweep import execute
@@ -248,23 +248,6 @@ def test_an_interrupted_cell_goes_on_as_the_new_command_says(rounds, tmp_path):
 
 
 # Other processes
-
-
-@pytest.mark.slow
-def test_a_run_at_work_is_not_cleared_away(rounds, tmp_path):
-    """A table takes a folder in which a single run is at work for one that was cut off."""
-    folder = tmp_path / "run"
-    rounds[2] = fail(RuntimeError("killed"))
-    with pytest.raises(RuntimeError, match="killed"):
-        main("digits", [*RUN.split(), "--out", str(folder)])
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    cell = RunCommand("digits", tuple(RUN.split()))
-    with lock_run(folder), pytest.raises(InvalidInput, match="another process is at work"):
-        run_cell(cell, folder, Console())
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    rounds.clear()
-    run_cell(cell, folder, Console())
-    assert cached_runs.inspect(cell, folder) == "finished"
 
 
 def test_a_run_that_another_process_finished_meanwhile_stays(rounds, tmp_path, capsys, monkeypatch):

@@ -57,7 +57,7 @@ def losses(loaded):
         # Fine-tuning draws numbers, the learning rate is a schedule's, states are on the host.
         ["--method", "fedavg_ft", "--schedule", "lr=cosine", "--state-on", "host"],
         # What the attackers fine-tune on is flipped too.
-        ["--method", "fedavg_ft", "--attack", "labels", "--attackers", "0.5"],
+        pytest.param(["--method", "fedavg_ft", "--attack", "labels", "--attackers", "0.5"], marks=pytest.mark.slow),
         pytest.param(["--method", "ditto", "--state-on", "disk", "--checkpoint-every", "1"], marks=pytest.mark.slow),
         pytest.param(
             ["--method", "knn_per", "--held-out-clients", "1", "--participation", "0.5"], marks=pytest.mark.slow

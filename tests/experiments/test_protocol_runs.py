@@ -43,6 +43,7 @@ def test_a_run_that_asks_for_it_has_it_everywhere(whole):
     assert said.count("before_aggregation  last (4)") == 1
 
 
+@pytest.mark.slow
 def test_pooled_accuracies_count_examples(tmp_path):
     """Clients of different sizes: the weighted mean is that of all their test examples."""
     words = ["--method", "local", "--rounds", "1", "--num-clients", "5", "--epochs", "1", "--partition", "dirichlet"]

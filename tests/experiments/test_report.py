@@ -106,15 +106,6 @@ def test_seeds_are_one_group_and_unfinished_runs_do_not_count_beside_finished_on
     assert fedas.rounds == [2]
 
 
-def test_of_repeated_runs_the_finished_one_counts(tmp_path):
-    write_run(tmp_path / "0", finished=False, rounds=(2,))
-    write_run(tmp_path / "1")
-    write_run(tmp_path / "2", finished=False, rounds=(2, 4, 6))
-    (group,), repeated = groups_of(tmp_path)
-    assert [run.folder.name for run in group.runs] == ["1"]
-    assert [run.folder.name for run in repeated] == ["0", "2"]
-
-
 def test_rounds_are_those_of_all_seeds(tmp_path):
     write_run(tmp_path / "0", rounds=(2, 4))
     write_run(tmp_path / "1", rounds=(1, 2, 4), seed=1)
