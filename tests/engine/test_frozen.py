@@ -84,6 +84,7 @@ def test_runs_of_a_sweep_share_the_base():
         np.testing.assert_allclose(one[0], other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_a_state_and_its_traffic_is_that_of_the_adapters():
     method = methods.fedper(adapted(), TRAINING)
     first, *_ = simulate.run(method, DATA, Settings(rounds=1), jax.random.key(0))

@@ -22,7 +22,7 @@ DATA = PLAIN._replace(
     validation_index=np.roll(PLAIN.test_index[:, 4:9], 1, axis=0),
     validation_count=np.array([5, 1, 3, 0, 5], np.int32),
 )
-SETTINGS = simulate.Settings(rounds=4, participation=0.6, full_last_round=True, eval_every=2, before_aggregation=True)
+SETTINGS = simulate.Settings(rounds=4, participation=0.6, eval_every=2, before_aggregation=True)
 
 
 def play(name, data=DATA, **options):

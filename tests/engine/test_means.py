@@ -85,7 +85,9 @@ def summed(program):
     return sum(math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes)
 
 
-@pytest.mark.parametrize("name", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow), "fedpac"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "fedpac"))]
+)
 def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
     data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
     method = tiny_method(name)

@@ -106,6 +106,7 @@ def test_before_aggregation_of_a_diverged_client_is_received():
     assert_scores(row(result.before_aggregation, others), row(result.trained, others))
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_before_aggregation_of_each_run():
     keys = jax.vmap(jax.random.key)(jnp.array([5, 3]))
     together = list(sweep.run(lambda: tiny_method("fedper"), DATA, SOME, keys))

@@ -134,7 +134,7 @@ def test_raw_keys_are_the_keys_that_they_stand_for():
     np.testing.assert_array_equal(got.received["loss"], want.received["loss"])
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_states_of_other_runs_are_refused_at_once(devices):
     def make(name):
         return lambda: tiny_method(name)

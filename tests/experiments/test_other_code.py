@@ -25,7 +25,6 @@ pytestmark = pytest.mark.without_f1_auc
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--rounds", "2", "--no-compilation-cache"]
 SWEEP = ["--dataset", "digits", "--method", "local", *SMALL]
 TABLE = ["--paper", "fedpac", "--table", "5", "--dataset", "fashion_mnist", "--method"]
-FIGURE = ["--paper", "fedpac", "--figure", "2", "--dataset", "digits"]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import signal
 import time
 
@@ -200,14 +199,3 @@ def test_what_is_trained_again_is_said_and_states_on_disk_stay_while_a_checkpoin
     assert load_run(folder).state.round == 3
     assert main("digits", ["--resume", str(folder), "--rounds", "4"]) == 0
     assert "trained again" not in capsys.readouterr().out
-
-
-def test_a_checkpoint_of_a_run_with_a_fixed_number_of_rounds_is_refused(longer, tmp_path, capsys):
-    shutil.copytree(longer[1], tmp_path / "run")
-    (tmp_path / "run" / "summary.json").unlink()
-    file = tmp_path / "run" / "config.json"
-    config = json.loads(file.read_text())
-    config["options"]["full_last_round"] = True
-    file.write_text(json.dumps(config))
-    assert main("digits", ["--resume", str(tmp_path / "run")]) == 2
-    assert "are of another run" in capsys.readouterr().err

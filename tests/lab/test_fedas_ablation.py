@@ -2,18 +2,15 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import pytest
 
-from experiments.lab.fedas_ablation import __main__ as command
 from experiments.lab.fedas_ablation import steps
-from experiments.lab.fedas_ablation.steps import RUNS, STEPS, AblationRun
+from experiments.lab.fedas_ablation.steps import STEPS, AblationRun
 from experiments.lab.pages import fedas
 from experiments.run import committed
 from pfl_jax.errors import InvalidInput
 
-ROOT = Path(__file__).parents[2]
 RUN = AblationRun("fashion_mnist", 0.2, STEPS[0], 0)
 
 RECEIVED = [[10.0, 20.0, 40.0], [20.0, 30.0, 60.0], [30.0, 60.0, 90.0]]
@@ -133,28 +130,3 @@ def test_the_steps_differ_in_one_choice():
         set(),
     ]
     assert [step.in_place for step in STEPS] == [False] * 7 + [True]
-
-
-def test_finished_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def measure(run, folder, console):
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        asked.append(folder.name)
-        return made(run, 50.0)
-
-    monkeypatch.setattr(command, "measure", measure)
-    monkeypatch.setattr(command, "RUNS", dict(itertools.islice(RUNS.items(), 3)))
-    words = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "records.jsonl")]
-    assert command.main([*words, "--dry-run"]) == 0
-    assert capsys.readouterr().out.count("# missing") == 3
-    assert not asked
-    assert command.main(words) == 130
-    assert asked == list(RUNS)[:2]
-    asked.clear()
-    for _ in range(2):
-        # The second time, nothing runs.
-        assert command.main(words) == 0
-        assert asked == [list(RUNS)[2]]
-    assert len(fedas.load(tmp_path / "records.jsonl").found) == 3

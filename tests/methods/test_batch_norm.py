@@ -64,6 +64,7 @@ def test_fedbn():
     assert_losses(last, models)
 
 
+@pytest.mark.slow
 def test_statistics_of_fedcac_stay_with_the_clients():
     # Without critical parameters the rest is averaged.
     w, own = flatten(full.start_of(with_batch_norm(METHODS["fedcac"])).params), (MEAN, VARIANCE)
@@ -108,7 +109,9 @@ LEARNED = {
 """Methods that learn which models to mix, with hyper-parameters that show it."""
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize(
+    "name", ["fedamp", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNED if name != "fedamp")]
+)
 def test_which_models_to_mix_is_learned_from_the_weights_alone(name):
     def beginning_with(size):
         """Running statistics that differ from entry to entry, and so from client to client."""

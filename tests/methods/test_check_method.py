@@ -88,7 +88,12 @@ SLOW = pytest.mark.slow
         ("order_of_clients", {"aggregate": leaks_order}, "Clients in another order have the same results"),
         ("structure", {"aggregate": counts_in_floats}, r"the state changes: .*float32.* before and .*bfloat16.* after"),
         ("one_trace", {"aggregate": counts_in_floats}, "a later round was traced again"),
-        ("absent", {"aggregate": counts_the_absent, "local": sends_the_model}, "count as if they had not been drawn"),
+        pytest.param(
+            "absent",
+            {"aggregate": counts_the_absent, "local": sends_the_model},
+            "count as if they had not been drawn",
+            marks=SLOW,
+        ),
         ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
         (
             "structure",
@@ -145,9 +150,9 @@ def trains_on_scores(state, outcome):
 @pytest.mark.parametrize(
     ("check", "alter", "message"),
     [
-        ("test_set", trains_on_scores, "a test set of huge inputs changes the state"),
+        pytest.param("test_set", trains_on_scores, "a test set of huge inputs changes the state", marks=SLOW),
         ("clients_outside", changes_everyone, "not exactly equal"),
-        ("devices", remembers(), "not approximately equal"),
+        pytest.param("devices", remembers(), "not approximately equal", marks=SLOW),
         ("resumption", remembers(), "not exactly equal"),
         ("learning", loses_accuracy, r"accuracy \(trained\)"),
         ("structure", lambda state, outcome: (state, outcome._replace(finite=~outcome.finite)), "a client's state"),

@@ -59,7 +59,9 @@ def last_server(factory, values):
     return list(simulate.run(method, tiny_federation(), Settings(rounds=1), KEY))[-1].state.server
 
 
-@pytest.mark.parametrize("factory", DERIVED, ids=IDS)
+@pytest.mark.parametrize(
+    "factory", [*(pytest.param(one, marks=pytest.mark.slow) for one in DERIVED[:2]), logged], ids=IDS
+)
 def test_it_takes_the_wrappers_of_what_it_is_made_of(factory):
     assert hyper_parameters(factory).keys() == hyper_parameters(methods.fedavg).keys()
     values = tuple(WRAPPED.items())

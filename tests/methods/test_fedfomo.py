@@ -93,6 +93,7 @@ def test_choice_ends_when_nobody_is_left():
 # Limits
 
 
+@pytest.mark.slow
 def test_a_client_whose_message_is_lost_keeps_what_it_trained():
     # With its own model alone, a client deploys what it trained, whether or not the server got it.
     method = make_method(fedfomo, tiny_model(), lr=0.2, epochs=3, batch_size=32, download=1, fallback="trained")

@@ -88,19 +88,20 @@ def by_variances(received, _):
     return reference.head_weights(mu, variance, np.array(full.SIZES)), mu, moments
 
 
-@pytest.mark.parametrize("known", [(0, 0, 0), (7, 2, 0)])
+@pytest.mark.parametrize("known", [pytest.param((0, 0, 0), marks=pytest.mark.slow), (7, 2, 0)])
 def test_fedpac(known):
     last = play(fedpac, lambda *models: by_variances(*models)[0], known)
     assert last.info["gap"].shape == (3,)
     assert float(last.info["gap"].max()) < 1e-6
 
 
-@pytest.mark.parametrize("option", ["alignment", "collaboration"])
+@pytest.mark.parametrize("option", ["alignment", pytest.param("collaboration", marks=pytest.mark.slow)])
 def test_fedpac_without(option):
     weigh = (lambda *models: by_variances(*models)[0]) if option == "alignment" else (lambda *models: np.eye(3))
     play(fedpac, weigh, (7, 2, 5), **{option: False})
 
 
+@pytest.mark.slow
 def test_fedpac_with_empirical_covariances():
     def weigh(*models):
         _, mu, moments = by_variances(*models)
@@ -109,7 +110,9 @@ def test_fedpac_with_empirical_covariances():
     play(fedpac, weigh, (0, 0, 0), covariance="empirical")
 
 
-@pytest.mark.parametrize(("reduction", "reduce"), [("mean", np.mean), ("sum", np.sum)])
+@pytest.mark.parametrize(
+    ("reduction", "reduce"), [("mean", np.mean), pytest.param("sum", np.sum, marks=pytest.mark.slow)]
+)
 def test_fedpac_proto(reduction, reduce):
     """Eq. 12 and 13 with rows that sum to one, one pair of clients after another."""
 
@@ -141,13 +144,9 @@ trace_weights = jax.jit(trace_weights, static_argnums=1)
 @pytest.mark.parametrize(
     ("target", "manner"),
     [
-        ("example", "parallel"),
-        ("class_mean", "serial"),
-        ("global_class_mean", "serial"),
-        *(
-            pytest.param(*choices, marks=pytest.mark.slow)
-            for choices in (("example", "serial"), ("class_mean", "parallel"), ("global_class_mean", "parallel"))
-        ),
+        pytest.param(target, manner, marks=() if (target, manner) == ("class_mean", "serial") else pytest.mark.slow)
+        for target in ("example", "class_mean", "global_class_mean")
+        for manner in ("serial", "parallel")
     ],
 )
 def test_fedas(target, manner):
@@ -251,7 +250,7 @@ def test_fedas_without_both_parts_is_fedper():
     assert_same(fedas.received["loss"], fedper.received["loss"])
 
 
-@pytest.mark.parametrize("name", ["fedas", "fedas_cd2"])
+@pytest.mark.parametrize("name", ["fedas", pytest.param("fedas_cd2", marks=pytest.mark.slow)])
 def test_the_alignment_compares_embeddings_of_the_original_examples(name):
     data = client_data(tiny_federation(), 1, "train")
 

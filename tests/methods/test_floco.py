@@ -58,6 +58,7 @@ def test_the_projection(size):
     assert (np.ptp(points, axis=0) > 0.05).all()
 
 
+@pytest.mark.slow
 def test_two_equal_clients_do_not_decide_the_scale():
     # Wherever they stand it is the same point, so the others' distances decide.
     changes = np.random.default_rng(0).normal(size=(5, 7))

@@ -34,7 +34,7 @@ def last_state(name, data, rounds, settings=None, **options):
     return list(simulate.run(method, data, settings, KEY))[-1].state
 
 
-@pytest.mark.parametrize("absent", [1, 5, 50])
+@pytest.mark.parametrize("absent", [1, 50])
 def test_any_number_of_clients_is_absent_from_the_collaboration_graph(absent):
     counts = jnp.array([10, 30] + absent * [0])
     graph = collaboration_graph(jnp.eye(2 + absent), counts, 0.8)[:2]
@@ -42,7 +42,9 @@ def test_any_number_of_clients_is_absent_from_the_collaboration_graph(absent):
     assert not graph[:, 2:].any()
 
 
-@pytest.mark.parametrize(("name", "part"), [("scaffold", "control"), ("feddyn", "drift")])
+@pytest.mark.parametrize(
+    ("name", "part"), [pytest.param("scaffold", "control", marks=pytest.mark.slow), ("feddyn", "drift")]
+)
 def test_the_server_has_the_mean_of_what_arrived(name, part):
     settings = {"participation": 0.7, "drop_rate": 0.5}
     state = last_state(name, tiny_federation((9, 20, 14, 5, 8)), 5, settings)
@@ -66,7 +68,9 @@ def test_a_covariance_stays_one():
     np.testing.assert_allclose(shrunk(jnp.diag(jnp.array([1.0, 0.0]))), np.diag([1 - 5e-5, 5e-5]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("option", [{"compress": "topk:0.1"}, {"server_mean": "median"}])
+@pytest.mark.parametrize(
+    "option", [{"compress": "topk:0.1"}, pytest.param({"server_mean": "median"}, marks=pytest.mark.slow)]
+)
 def test_pfedfda_has_a_covariance_whatever_arrives(option):
     state = last_state("pfedfda", tiny_federation(), 3, ridge=1e-3, **option)
     covariance = np.asarray(state.server.features.covariance, np.float64)

@@ -234,6 +234,15 @@ def subject(request):
     return conformance.Subject(METHODS[request.param], model=model, lr=0.02)
 
 
-@pytest.mark.parametrize("check", ["structure", "one_trace", "chunks_and_padding", "clients_outside", "resumption"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        "structure",
+        "one_trace",
+        "clients_outside",
+        "resumption",
+        pytest.param("chunks_and_padding", marks=pytest.mark.slow),
+    ],
+)
 def test_conformance(subject, check):
     conformance.CHECKS[check](subject)

@@ -110,7 +110,10 @@ def critical(before, after, share):
     return chosen
 
 
-@pytest.mark.parametrize(("rounds", "size"), [(1, 3), (2, 3), (4, 3), (1, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("rounds", "size"),
+    [(1, 3), (4, 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 3), (4, 3), (1, 2)))],
+)
 def test_fedcac(rounds, size):
     share, most, clients, numbers = 0.5, 3, full.training_examples(), range(3)
     settings = {"share": share, "collaboration_rounds": most, "participation": size / 3}
@@ -147,7 +150,7 @@ def test_fedcac(rounds, size):
     assert (np.asarray(last.info["collaborators"]).sum() == 3) == (rounds > most and size == 3)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 3))])
 def test_fedcac_without_critical_parameters_is_fedavg(size):
     # With any participation: also for clients that never took part.
     last = full.run(fedcac, share=0.0, participation=size / 3)

@@ -65,7 +65,7 @@ def test_the_encoder_computes_the_equations(weights):
     path, stored = weights
     model = bert(path, 6, num_classes=3)
     params = model.init(jax.random.key(0))
-    features = model.features(params["backbone"], TOKENS)
+    features = jax.jit(model.features)(params["backbone"], TOKENS)
     for row, tokens in zip(features[:3], TOKENS[:3], strict=True):
         np.testing.assert_allclose(row, embedding(stored, tokens), atol=2e-5)
     assert model.classify(params["head"], features).shape == (4, 3)
@@ -74,7 +74,7 @@ def test_the_encoder_computes_the_equations(weights):
 def test_an_example_of_padding_has_finite_gradients(weights):
     model = bert(weights[0], 6, num_classes=3)
     params = model.init(jax.random.key(0))
-    gradient = jax.grad(lambda params: model.apply(params, TOKENS[3:]).sum())(params)
+    gradient = jax.jit(jax.grad(lambda params: model.apply(params, TOKENS[3:]).sum()))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
@@ -274,7 +274,7 @@ def test_both_names_give_the_equations(names, config, tmp_path):
     model = vit(SHAPE, 3, path=stored(tmp_path / "vit.npz", names()), config=config)
     params = model.init(jax.random.key(0))
     wanted = np.array([features(image) for image in IMAGES])
-    np.testing.assert_allclose(model.features(params["backbone"], IMAGES), wanted, atol=2e-5)
+    np.testing.assert_allclose(jax.jit(model.features)(params["backbone"], IMAGES), wanted, atol=2e-5)
     other = model.init(jax.random.key(1))
     assert not np.array_equal(params["head"]["kernel"], other["head"]["kernel"])
     adapted = lora(model, SHAPE, rank=1, targets="layer_1/(query|value)")
