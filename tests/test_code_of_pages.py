@@ -31,7 +31,6 @@ from pfl_jax.methods import make_method
 
 
 def printed(capsys):
-    """The words of each line."""
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 

@@ -36,7 +36,6 @@ def insert(path, anchor, text):
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """The repository with the page's method in it."""
     root = tmp_path_factory.mktemp("contributing")
     for folder in ("pfl_jax", "experiments", "tests", "docs"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -18,7 +18,6 @@ ROOT = Path(pfl_jax.__file__).parent
 
 
 def numbers():
-    """Every number of the module, by name."""
     named = {name: value for name, value in vars(streams).items() if name.isupper() and isinstance(value, int)}
     return {name: value for name, value in named.items() if name not in ("LARGEST", "COUNTER_LIMIT")}
 

@@ -30,8 +30,6 @@ COLOR = (*images(20, 10, (32, 32, 3)), *images(10, 10, (32, 32, 3), 1))
 
 
 class Evil:
-    """Unpickled, it leaves a folder behind."""
-
     def __reduce__(self):
         return os.mkdir, ("pickles-are-executed",)
 
@@ -71,7 +69,6 @@ def npz(path, **members):
 
 
 def header(shape, kind="<f8"):
-    """Beginning of a stored array."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": kind, "fortran_order": False, "shape": shape})
     return stream.getvalue()

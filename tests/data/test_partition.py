@@ -28,7 +28,6 @@ POOL_Y = np.concatenate([TRAIN_Y, TEST_Y])
 
 
 def labeled(train_y, test_y):
-    """Dataset of these labels, whose inputs nobody reads."""
     x = np.zeros((0, 1), np.float32)
     return Dataset("labels", "arrays", "", True, x, train_y, x, test_y, 1 + int(np.max(train_y)), None, None, False)
 

@@ -33,7 +33,6 @@ def quiet(message: str) -> None:
 
 
 def write_archive(name: str, folder: Path) -> Path:
-    """The dataset's small archive in the true format."""
     if name == "cifar10":
         path = folder / SPECS[name].url.rpartition("/")[2]
         return archives.write_tar(path, archives.cifar_members(name, SMALL[name]))

@@ -81,7 +81,6 @@ def test_noise_is_as_long_as_the_update():
 
 
 def program(**settings):
-    """The round as JAX traces it."""
     engine = simulate.build(tiny_method("fedavg"), Settings(rounds=1, **settings))
     data = tiny_federation()
     state = jax.eval_shape(engine.init, data, jax.random.key(0))

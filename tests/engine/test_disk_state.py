@@ -33,7 +33,6 @@ def numbers(seed, count=CLIENTS):
 
 
 def stored(clients, folder=None):
-    """The states in a new file."""
     return OnDisk(folder).adopt(FEDERATION, None, clients)
 
 

@@ -36,7 +36,6 @@ def play(name, data=DATA, **options):
 
 @functools.cache
 def usual(name):
-    """The run on one device."""
     return play(name)
 
 

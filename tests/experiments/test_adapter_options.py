@@ -51,7 +51,6 @@ def built(*words):
 
 @functools.cache
 def experiment(*words):
-    """An experiment with adapters in the last layer."""
     return built(*MODEL, *words)
 
 

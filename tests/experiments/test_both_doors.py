@@ -98,7 +98,6 @@ def refusal(call: Callable[[], object]):
 
 
 def words(name, value, kind):
-    """Value on the command line."""
     if parts(kind) == (bool,) and isinstance(value, bool):
         return [flag(name if value else f"no_{name}")]
     return [f"{flag(name)}={value}"]

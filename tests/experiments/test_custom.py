@@ -32,7 +32,6 @@ RUN = ["--method", "fedper", *NATURAL, "--epochs", "2", "--no-compilation-cache"
 
 @pytest.fixture
 def wine(tmp_path, monkeypatch):
-    """The file my.npz in the current folder."""
     monkeypatch.chdir(tmp_path)
     np.savez("my.npz", x=WINE.data, y=WINE.target_names[WINE.target], grower=GROWER)
     return tmp_path / "my.npz"
@@ -43,7 +42,6 @@ def read(folder, name):
 
 
 def change(path):
-    """One value in the file becomes another."""
     with np.load(path) as stored:
         arrays = dict(stored)
     arrays["x"][0, 0] += 1
@@ -89,21 +87,6 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch)
     method = make_method("fedper", model, **vars(LocalTraining(**recipe)))
     *_, last = simulate.run(method, data, simulate.Settings(rounds=8), jax.random.key(0))
     np.testing.assert_allclose(100 * last.received["accuracy"].mean(), summary["received_accuracy"], atol=3)
-
-
-@pytest.mark.slow
-@pytest.mark.without_f1_auc
-def test_a_run_does_not_go_on_with_other_data(wine, capsys):
-    words = [*RUN, "--rounds", "2", "--checkpoint-every", "1"]
-    assert main("custom", ["--data", "my.npz", *words, "--out", "run"]) == 0
-    (wine.parent / "run" / "summary.json").unlink()
-    capsys.readouterr()
-    moved = wine.rename(wine.with_name("elsewhere.npz"))
-    assert main("custom", ["--resume", "run"]) == 2
-    assert "my.npz is not there" in capsys.readouterr().err
-    change(moved)
-    assert main("custom", ["--resume", "run", "--data", "elsewhere.npz"]) == 2
-    assert "is not the data of this run, or has changed" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -46,7 +46,6 @@ def run_folders(make):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The run's experiment, and a state of it."""
     return experiment_of(tmp_path_factory.mktemp("made") / "run")
 
 
@@ -73,7 +72,6 @@ def quick(built, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folders of a run that did train."""
     return run_folders(tmp_path_factory.mktemp("trained"))
 
 
@@ -109,7 +107,6 @@ def verdict(call):
 
 
 def numbers(run):
-    """What a report draws."""
     return json.dumps([run.setting, run.lines, run.summary], default=str)
 
 
@@ -187,7 +184,6 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
 
 @pytest.fixture(scope="module")
 def experiment(built, quick):
-    """A state of the run, and its experiment."""
     request = resume.request_of(json.loads((quick[0] / "config.json").read_text()), quick[0])
     return built[1], dataclasses.replace(built[0], request=request)
 

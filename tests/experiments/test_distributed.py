@@ -43,7 +43,6 @@ def start(*words, cwd, different=(), number=2):
 
 
 def finish(children):
-    """Exit codes, and what was printed."""
     told = [child.communicate(timeout=500) for child in children]
     return [child.returncode for child in children], [out for out, _ in told], [err for _, err in told]
 

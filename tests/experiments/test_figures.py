@@ -283,7 +283,7 @@ def test_replace_first_takes_the_highest_scores():
 
 
 @pytest.mark.slow
-def test_head_weights_from_end_to_end_and_again(tmp_path, capsys, monkeypatch):
+def test_head_weights_from_end_to_end(tmp_path, monkeypatch):
     # Two runs of four will do.
     monkeypatch.setattr(fedpac, "HEAT_HETEROGENEITY", (20, 80))
     out = tmp_path / "figure"
@@ -295,20 +295,6 @@ def test_head_weights_from_end_to_end_and_again(tmp_path, capsys, monkeypatch):
     assert "digits (scikit-learn digits)" in record["title"]
     assert record["data"][0]["is_real"]
     assert {"fedpac-figure-2.png", "fedpac-figure-2.svg"} <= {path.name for path in out.iterdir()}
-
-    # One run was cut off: it alone is made anew, with the same result; and then none.
-    (out / "digits-s=20-fedpac" / "seed-0" / "summary.json").unlink()
-    capsys.readouterr()
-    monkeypatch.setattr(figures, "save", lambda *_: None)
-    assert main(words) == 0
-    assert "1 of 2 runs are there" in capsys.readouterr().out
-    assert json.loads((out / "fedpac-figure-2.json").read_text()) == record
-    monkeypatch.setattr(run, "run", None)
-    assert main(words) == 0
-    assert "2 of 2 runs are there" in capsys.readouterr().out
-    # Other runs do not take the place of these.
-    assert main([*words, "--batch-size", "7"]) == 2
-    assert "holds another run (--batch-size" in capsys.readouterr().err
 
 
 @pytest.mark.slow

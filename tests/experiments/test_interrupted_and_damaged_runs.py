@@ -31,19 +31,16 @@ SHORTAGE = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocat
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """The run's experiment, and a state of it."""
     return experiment_of(tmp_path_factory.mktemp("made") / "run")
 
 
 @pytest.fixture(scope="module")
 def experiment(both):
-    """The run's experiment."""
     return both[0]
 
 
 @pytest.fixture(scope="module")
 def made(both):
-    """A state of the run."""
     return both[1]
 
 
@@ -67,8 +64,6 @@ def rounds(monkeypatch, made):
 
 
 def fail(error):
-    """A function that raises."""
-
     def raising(*args, **options):
         raise error
 
@@ -76,7 +71,6 @@ def fail(error):
 
 
 def line(capsys):
-    """What stood on stderr: one line."""
     text = capsys.readouterr().err
     assert text.count("\n") == 1
     return text

@@ -18,7 +18,6 @@ from experiments.cli.request import parse
 from experiments.export import load_run, load_runs
 from experiments.run import memory, run
 from experiments.run.command import main
-from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
 
 SMALL = ["--rounds", "2", "--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
@@ -26,14 +25,12 @@ SMALL = [*SMALL, "--no-compilation-cache"]
 
 
 def made(folder, *words):
-    """A finished run."""
     assert main("digits", [*SMALL, *words, "--out", str(folder)]) == 0
     return folder
 
 
 @pytest.fixture(scope="module")
 def fedrep(tmp_path_factory):
-    """A run whose clients keep their heads."""
     return made(tmp_path_factory.mktemp("fedrep") / "run", "--method", "fedrep")
 
 
@@ -70,17 +67,6 @@ def test_a_loaded_run_predicts_as_its_last_evaluation(tmp_path, words):
     loaded = load_run(folder)
     assert int(loaded.state.round) == 2
     assert losses(loaded) == pytest.approx(summary(folder)["received_loss_per_client"], abs=2e-4)
-
-
-@pytest.mark.slow
-def test_it_continues_as_the_longer_run(tmp_path, fedrep):
-    longer = made(tmp_path / "run", "--method", "fedrep", "--rounds", "3", "--eval-every", "3")
-    loaded = load_run(fedrep)
-    settings = simulate.Settings(rounds=3, chunk=loaded.settings.chunk)
-    (result,) = simulate.run(loaded.method, loaded.data, settings, jax.random.key(9), state=loaded.state)
-    assert result.round == 3
-    want = summary(longer)["received_loss_per_client"]
-    np.testing.assert_allclose(result.received["loss"], want, atol=2e-4)
 
 
 @pytest.mark.slow

@@ -88,7 +88,6 @@ def here(tmp_path, monkeypatch):
 
 
 def forget():
-    """As in a new process."""
     own_code._load.cache_clear()
     run_command._parsed.cache_clear()
 

@@ -20,7 +20,6 @@ RUN = [*RUN, "--eval-protocol", "before_aggregation"]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run's folder, and what it printed."""
     folder, said = tmp_path_factory.mktemp("whole") / "run", io.StringIO()
     run.run(parse("digits", [*RUN, "--out", str(folder)]), Console(file=said, width=200))
     return folder, said.getvalue()

@@ -148,7 +148,6 @@ def test_the_command_repeats_the_run(tmp_path):
 
 
 def shown_results(folder):
-    """The page's tables of results."""
     section = re.search('<section id="results">.*?</section>', page.page(groups_of(folder)[0]), re.DOTALL)[0]
     return "".join(re.findall("<table.*?</table>", section, re.DOTALL))
 

@@ -112,7 +112,6 @@ def test_a_run_in_a_sweep_that_was_removed_is_made_again(tmp_path):
 
 
 def start(module, *words, cwd):
-    """Starts a command."""
     variables = os.environ | {"PYTHONPATH": str(ROOT), "PFL_JAX_CACHE": str(cwd / "cache")}
     command = [sys.executable, "-m", f"experiments.{module}", *words]
     return subprocess.Popen(command, cwd=cwd, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

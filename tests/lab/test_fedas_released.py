@@ -35,7 +35,6 @@ OPTIONS = {
 
 
 def both(settings, **options):
-    """The method, and the procedure with it."""
     aligned, plain = (make_method("fedas", tiny_model(), **OPTIONS | options, alignment=on) for on in (True, False))
     return aligned, released.procedure(aligned, plain, settings)
 

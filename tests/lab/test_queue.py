@@ -70,7 +70,6 @@ def named(requests):
 
 
 def stored(tmp_path, block):
-    """Committed records of a block."""
     return committed.read(tmp_path / f"results/queue/{block}.jsonl")
 
 

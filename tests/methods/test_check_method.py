@@ -14,7 +14,6 @@ from pfl_jax.testing.conformance import CHECKS, Subject
 
 
 def only(*names):
-    """All other checks."""
     return [name for name in CHECKS if name not in names]
 
 
@@ -135,7 +134,6 @@ def remembers():
 
 
 def changes_everyone(state, outcome):
-    """Also clients outside the cohort."""
     return state._replace(clients=plus(1, state.clients)), outcome
 
 

@@ -5,7 +5,7 @@ import re
 import jax
 import numpy as np
 import pytest
-import task_table
+from method_tables import refusal
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import LocalTraining, simulate, tasks
@@ -48,12 +48,6 @@ def test_a_method_conforms_with_any_task(subject, check):
     conformance.CHECKS[check](subject)
 
 
-def test_the_table_is_what_factories_say():
-    text = task_table.PAGE.read_text()
-    # Otherwise run tests/support/task_table.py.
-    assert task_table.replaced(text) == text
-
-
 TRACED = ("fedala", "moon", "fedcp", "hypcluster")
 """What is traced by default: methods with losses of their own."""
 
@@ -63,8 +57,8 @@ TRACED = ("fedala", "moon", "fedcp", "hypcluster")
     "name", [name if name in TRACED else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
 def test_a_method_runs_or_is_refused(name, task):
-    if refusal := task_table.refusal(name, OTHERS[task]):
-        assert re.fullmatch(rf"{name} is for .*{task}.*", refusal)
+    if why := refusal(name, OTHERS[task]):
+        assert re.fullmatch(rf"{name} is for .*{task}.*", why)
         return
     data, method = tiny_federation(task=OTHERS[task]), make_method(name, tiny_model(OTHERS[task]), **HYPER_PARAMETERS)
     engine = simulate.build(method, Settings(rounds=1))

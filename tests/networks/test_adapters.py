@@ -24,8 +24,6 @@ class Layers(nn.Module):
 
 
 class NnxLayers(nnx.Module):
-    """The same of flax.nnx."""
-
     def __init__(self, rngs):
         self.words = nnx.Embed(20, 8, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
@@ -54,7 +52,6 @@ def inputs(name):
 
 
 def moved(params):
-    """Parameters of adapters after some training."""
     return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape), params)
 
 

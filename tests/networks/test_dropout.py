@@ -43,8 +43,6 @@ class Linen(nn.Module):
 
 
 class Nnx(nnx.Module):
-    """The same; both layers fork one stream."""
-
     def __init__(self, rngs, deterministic=False, norm_in_head=False, dropout_in_head=False):
         self.first, self.norm = nnx.Linear(6, WIDTH, rngs=rngs), nnx.BatchNorm(WIDTH, rngs=rngs)
         self.one, self.two = (nnx.Dropout(RATE, deterministic=deterministic, rngs=rngs) for _ in range(2))

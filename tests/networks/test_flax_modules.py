@@ -23,8 +23,6 @@ KEY, X = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 8))
 
 
 class Named(nn.Module):
-    """A backbone and a head, set up."""
-
     twice: bool = False
 
     def setup(self):
@@ -80,8 +78,6 @@ class Remembering(nn.Module):
 
 
 class NnxNet(nnx.Module):
-    """Lists of parts, and a norm."""
-
     def __init__(self, rngs, norm=nnx.LayerNorm, more=False):
         self.blocks = nnx.List([nnx.Linear(8, 5, rngs=rngs), nnx.Linear(5, 5, rngs=rngs)])
         self.norm = norm(5, rngs=rngs)

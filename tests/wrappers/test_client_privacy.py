@@ -50,7 +50,6 @@ def one_round(seed, clip, noise, changes, present, weight):
 
 
 def after(clip, noise=0.0, changes=CHANGES, present=(True, True, True), seed=0, weight=1.0):
-    """Server's parameters after a round, flat."""
     return np.asarray(one_round(seed, clip, noise, jnp.float32(changes), jnp.array(present), weight))
 
 

@@ -39,7 +39,6 @@ momentum_fedavg = NAMES["momentum_fedavg"]
 
 
 def counting(method):
-    """A counter of rounds, which changes nothing else."""
     return with_server_state(method, lambda server: jnp.zeros((), jnp.int32), lambda rounds, _, new: (new, rounds + 1))
 
 
