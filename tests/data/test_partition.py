@@ -68,10 +68,7 @@ def assert_same(first, second):
         (lambda: iid(DATASET, 7, seed=7), "5c49f493d9a7"),
         (lambda: iid(DATASET, 7, train_size=61, test_size=23, seed=7), "2f946752c3f7"),
         (lambda: pathological(DATASET, 6, train_size=61, test_size=23, seed=7), "db7e6f53c6ae"),
-        (
-            lambda: pathological(DATASET, 6, protocol="clustered", train_size=61, test_size=23, seed=7),
-            "98ff717a4dda",
-        ),
+        (lambda: pathological(DATASET, 6, protocol="clustered", train_size=61, test_size=23, seed=7), "98ff717a4dda"),
         (lambda: with_validation(iid(DATASET, 7, train_size=61, test_size=23), 0.3, seed=7), "85523709c129"),
     ],
 )
@@ -264,10 +261,7 @@ def test_iid_with_sizes_reuses_only_what_it_must():
         (lambda: with_validation(iid(DATASET, 4), 1.0), "above 0 and below 1"),
         (lambda: with_validation(with_validation(iid(DATASET, 4), 0.1), 0.1), "already"),
         (lambda: with_validation(Partition([[1], [2]], [[3], [4]]), 0.5), "two training examples"),
-        (
-            lambda: pathological(labeled(TRAIN_Y % 7, TEST_Y % 7), 5, train_size=9),
-            "3/3/5/5/8 .* where there are 7",
-        ),
+        (lambda: pathological(labeled(TRAIN_Y % 7, TEST_Y % 7), 5, train_size=9), "3/3/5/5/8 .* where there are 7"),
         (
             lambda: pathological(DATASET, 5, protocol="clustered", classes_per_group=[9] * 11),
             "not 11 different sets of 9 of 10",

@@ -63,7 +63,7 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_its_files(finished):
     folder, _, _ = finished
     assert sorted(entry.name for entry in folder.iterdir()) == [
-        *("checkpoints", "config.json", "metrics.jsonl", "summary.json"),
+        *("checkpoints", "config.json", "metrics.jsonl", "summary.json")
     ]
     summary = json.loads((folder / "summary.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -253,10 +253,7 @@ def test_sizes_are_a_list_that_ends_at_the_next_option():
     [
         ("--size-choices 30 60 --partition iid", []),
         ("--size-choices 30 60 --train-size 30", ["--train-size has no effect with --size-choices"]),
-        (
-            "--size-choices 30 60 --train-size 30 --partition dirichlet",
-            ["--size-choices has no effect with"],
-        ),
+        ("--size-choices 30 60 --train-size 30 --partition dirichlet", ["--size-choices has no effect with"]),
         ("--pathological-protocol clustered", ["--pathological-protocol has no effect with --partition grouped"]),
         ("--pixel-normalization fedas", ["--pixel-normalization has no effect on digits, which both papers' settings"]),
         ("--straggler-rate 0.5 --participation 0.5", ["--straggler-rate has no effect without --straggler-fraction"]),

@@ -12,14 +12,7 @@ from rich.console import Console
 from scores import line_of, scores_of
 
 from experiments.cli.options import PROTOCOLS
-from experiments.folder.run_folder import (
-    CONFIG,
-    METRICS,
-    SUMMARY,
-    Counts,
-    RunFolder,
-    best,
-)
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder, best
 from experiments.show.run_table import results_table
 from pfl_jax.errors import InvalidInput
 from pfl_jax.tasks import CLASSIFICATION
@@ -41,11 +34,7 @@ def line(number, received, trained, middle=None, **others):
     return line_of(number, scores(received), scores(trained), middle, **{"counts": Counts(COUNTS)} | others)
 
 
-HISTORY = [
-    line(1, [0.5, 0.7], [0.9, NAN]),
-    line(2, [0.8, 0.9], [0.6, 0.6]),
-    line(3, [0.6, 0.8], [0.7, 0.8]),
-]
+HISTORY = [line(1, [0.5, 0.7], [0.9, NAN]), line(2, [0.8, 0.9], [0.6, 0.6]), line(3, [0.6, 0.8], [0.7, 0.8])]
 
 
 def test_best_is_of_the_asked_protocol_and_ignores_clients_without_accuracy():
@@ -185,7 +174,7 @@ def test_the_table_shows_each_protocol_last_and_best():
         "91.83 (FedPAC, Table 1)",
     ]
     assert table[3] == [
-        *("trained", "best (1)", "90.00", "90.00", "0.00", "90.00", "1.000", "0.100", "45.00", "90.00", "—"),
+        *("trained", "best (1)", "90.00", "90.00", "0.00", "90.00", "1.000", "0.100", "45.00", "90.00", "—")
     ]
     assert [row[0] for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))] == ["trained"] * 2 + [
         "received"
@@ -194,10 +183,7 @@ def test_the_table_shows_each_protocol_last_and_best():
 
 
 def test_the_table_has_the_third_protocol_and_the_best_round_over_test_examples():
-    history = [
-        line(1, [0.4, 0.9], [0.5, 0.5], [0.3, 0.7]),
-        line(2, [0.6, 0.5], [0.5, 0.5], [0.2, 0.4]),
-    ]
+    history = [line(1, [0.4, 0.9], [0.5, 0.5], [0.3, 0.7]), line(2, [0.6, 0.5], [0.5, 0.5], [0.2, 0.4])]
     table = rows(results_table(history, CLASSIFICATION, "title", "before_aggregation", "81.67", paper_is="best pooled"))
     assert [row[:4] for row in table] == [
         ["before_aggregation", "last (2)", "30.00", "25.00"],

@@ -17,14 +17,7 @@ from experiments.run.command import main
 from experiments.run.trackers import open_trackers, scalars
 from pfl_jax.errors import InvalidInput
 
-BASE = {
-    "method": "fedavg",
-    "preset": "fedpac",
-    "model": "mlp",
-    "rounds": 3,
-    "num_clients": 2,
-    "participation": 1.0,
-}
+BASE = {"method": "fedavg", "preset": "fedpac", "model": "mlp", "rounds": 3, "num_clients": 2, "participation": 1.0}
 NAN = float("nan")
 
 

@@ -94,11 +94,7 @@ SLOW = pytest.mark.slow
             marks=SLOW,
         ),
         ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
-        (
-            "structure",
-            {"init_client": keeps_a_key, "local": hands_on_a_key},
-            r"keep their key_data in \.clients",
-        ),
+        ("structure", {"init_client": keeps_a_key, "local": hands_on_a_key}, r"keep their key_data in \.clients"),
         pytest.param("vmap", {"local": branches}, "TracerBoolConversionError", marks=SLOW),
         pytest.param(
             "chunks_and_padding", {"local": reads_padding}, "Neither clients under one vmap nor more", marks=SLOW

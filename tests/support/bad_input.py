@@ -256,15 +256,9 @@ def _many() -> Iterator[Case]:
         lambda here: _file(here / "table" / "table.json", b'{"paper": "fedas", "table": 2}'),
     )
     yield Case(
-        f"{table} --out table",
-        "its table.json is cut off",
-        lambda here: _file(here / "table" / "table.json", b'{"pap'),
+        f"{table} --out table", "its table.json is cut off", lambda here: _file(here / "table" / "table.json", b'{"pap')
     )
-    yield Case(
-        f"{table} --out table",
-        "another process is at work in it",
-        lambda here: _hold(here / "table" / ".lock"),
-    )
+    yield Case(f"{table} --out table", "another process is at work in it", lambda here: _hold(here / "table" / ".lock"))
     yield Case(f"{table} --out table", "its .lock is a link to itself", lambda here: _loop(here / "table/.lock"))
     sweep = "sweep --dataset digits --method local --no-compilation-cache --out table"
     yield Case(sweep, "another process is at work in it", lambda here: _hold(here / "table" / ".lock"))

@@ -117,11 +117,7 @@ def test_sgd_with_rate_one_is_the_plain_method_bit_for_bit(factory):
 
 
 def second_moment(rule, v, g):
-    return {
-        "adam": 0.99 * v + 0.01 * g**2,
-        "yogi": v - 0.01 * g**2 * np.sign(v - g**2),
-        "adagrad": v + g**2,
-    }[rule]
+    return {"adam": 0.99 * v + 0.01 * g**2, "yogi": v - 0.01 * g**2 * np.sign(v - g**2), "adagrad": v + g**2}[rule]
 
 
 LR, MOMENTUM, TAU = 0.3, 0.6, 0.02
