@@ -1,5 +1,6 @@
 """Files in true formats, damaged files, and what `auto` settles for; tensorflow-datasets is in test_tfds.py."""
 
+import functools
 import hashlib
 
 import archives
@@ -150,6 +151,7 @@ def test_a_host_that_does_not_answer_times_out(monkeypatch):
     assert time.monotonic() - started < 2
 
 
+compose = functools.cache(embedded.compose_images)
 STAND_INS = ("cifar10", "cifar100", "cinic10", "fashion_mnist", "emnist")
 
 
@@ -160,7 +162,7 @@ def digest(arrays) -> str:
 @pytest.mark.parametrize("name", STAND_INS)
 def test_shapes_and_balance(name):
     spec = SPECS[name]
-    arrays = embedded.compose_images(spec)
+    arrays = compose(spec)
     for x, y, size in zip(arrays[::2], arrays[1::2], embedded.SIZES[spec.num_classes], strict=True):
         assert x.shape == (size, *spec.shape)
         assert x.dtype == np.uint8
@@ -170,8 +172,8 @@ def test_shapes_and_balance(name):
 
 def test_bytes_are_the_same_on_every_machine():
     """Published figures rest on these bytes: a change of the pictures must be a decision."""
-    assert digest(embedded.compose_images(SPECS["fashion_mnist"], 0)) == GREY_DIGEST
-    assert digest(embedded.compose_images(SPECS["cifar100"], 0)) == COLOUR_DIGEST
+    assert digest(compose(SPECS["fashion_mnist"], 0)) == GREY_DIGEST
+    assert digest(compose(SPECS["cifar100"], 0)) == COLOUR_DIGEST
 
 
 GREY_DIGEST = "7dd8b2909888253f5992abda7fe1df327ff166dbd998266fea3b73f26092d9eb"
@@ -213,7 +215,7 @@ def test_digits_are_scikit_learns_own():
 
 def test_accuracy_is_far_from_chance_and_from_perfect():
     """Nearest neighbors among the gray ten-class pictures are far from both chance and the ceiling."""
-    arrays = embedded.compose_images(SPECS["fashion_mnist"])
+    arrays = compose(SPECS["fashion_mnist"])
     flat = [x[:2000].reshape(2000, -1) / 255 for x in arrays[::2]]
     classifier = KNeighborsClassifier(5).fit(flat[0], arrays.train_y[:2000])
     assert 0.3 < classifier.score(flat[1], arrays.test_y[:2000]) < 0.75

@@ -109,17 +109,6 @@ def test_numbered_folders_are_never_shared(tmp_path):
     assert max(folders).name == "digits-fedpac-seed0-024"
 
 
-def test_of_two_runs_that_want_a_folder_one_gets_it(tmp_path):
-    def claim(_):
-        try:
-            return RunFolder.claim(tmp_path / "run", "x")
-        except InvalidInput:
-            return None
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(folder is not None for folder in pool.map(claim, range(8))) == 1
-
-
 @pytest.mark.parametrize("name", [CONFIG, METRICS, SUMMARY])
 def test_a_folder_with_a_run_is_refused_and_left_alone(tmp_path, name):
     (tmp_path / name).write_text("precious")

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import kills
-import moments
 import numpy as np
 import pytest
 import surroundings
@@ -149,21 +148,6 @@ def test_what_differs_is_found(tmp_path):
     (tmp_path / "same" / ".summary.json.17").write_text("half")
     assert kills.results(tmp_path / "same").keys() - one.keys() == {".summary.json.17"}
     assert kills.results(tmp_path / "same")["checkpoints"] != one["checkpoints"]
-
-
-def test_a_process_is_killed_at_the_moment_that_was_chosen(tmp_path, monkeypatch):
-    killed = []
-    monkeypatch.setattr(os, "kill", lambda process, number: killed.append((process, number)))
-    path = tmp_path / "summary.json"
-    counted = moments.Moments(tmp_path, moments.Kill("half of summary.json is written", 2))
-    file = moments.HalfWritten(path.open("w"), moments.what_is(path), counted)
-    with file:
-        assert file.write("1234") == 4
-        assert killed == []
-        file.write("56")
-        assert killed == [(os.getpid(), 9)]
-    assert counted.found == {"half of summary.json is written": 2}
-    assert path.read_text() == "123456"
 
 
 ROOT = Path(__file__).parents[2]

@@ -193,19 +193,6 @@ def test_the_time_left_counts_each_run_of_a_group_once(tmp_path):
     assert sum(order.left(jobs)) == pytest.approx(120)
 
 
-def test_a_run_on_embedded_data_says_its_own_rounds(tmp_path):
-    words = ["--dataset", "fashion_mnist", "--source", "embedded", "--method", "local", "--out", str(tmp_path)]
-    order = batch.read(Sweep, words)
-    (job,) = order.jobs(Console(quiet=True))
-    write_run(
-        job.folder, ("--method", "local", "--rounds", "30"), dataset="fashion_mnist", finished=False, is_real=False
-    )
-    config = json.loads((job.folder / "config.json").read_text())
-    config["options"] = vars(job.cell.request().on_embedded_data()[0].options)
-    (job.folder / "config.json").write_text(json.dumps(config))
-    assert order.state(job)[0] == "round 4 of 30"
-
-
 def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):
     assert main([*SWEEP, "--grid", "epochs=1,2", "--out", str(tmp_path / "sweep"), "--dry-run"]) == 0
     out = capsys.readouterr().out

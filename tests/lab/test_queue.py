@@ -321,14 +321,3 @@ def test_a_damaged_result_is_one_line(runs, words, tmp_path, capsys, line, expec
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert expected in err
-
-
-def test_a_line_is_added_or_replaced_and_the_others_stay(tmp_path):
-    file = tmp_path / "results/queue/some.jsonl"
-    for name, value in (("b", 1), ("c", 2), ("a", 3)):
-        committed.write(file, name, {"value": value})
-    before = file.read_text().splitlines()
-    assert before == [f'{{"run": "{name}", "value": {value}}}' for name, value in (("a", 3), ("b", 1), ("c", 2))]
-    committed.write(file, "b", {"value": 4})
-    assert file.read_text().splitlines() == [before[0], '{"run": "b", "value": 4}', before[2]]
-    assert committed.read(file)["b"] == {"value": 4}

@@ -15,7 +15,11 @@ from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.simplex_qp import solve_simplex_qp
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 
-SOLVERS = ["auto", "projected_gradient", "osqp", "interior_point"]
+SOLVERS = [
+    "auto",
+    "interior_point",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("projected_gradient", "osqp")),
+]
 
 
 def random_matrices(batch, size, seed=0, shift=0.3):
@@ -47,7 +51,7 @@ def assert_on_simplex(weights):
 
 
 @pytest.mark.parametrize("solver", ["auto", "interior_point"])
-@pytest.mark.parametrize("clients", [1, 2, 20, 61])
+@pytest.mark.parametrize("clients", [1, 20, 61])
 def test_programmes_of_groups_of_clients_are_solved(solver, clients):
     matrices = groups_of_clients(clients)[:20]
     solution = solve_simplex_qp(jnp.asarray(matrices, jnp.float32), solver=solver, tolerance=1e-7)
@@ -96,7 +100,7 @@ def test_solvers_find_the_minimizer(solver):
     np.testing.assert_allclose(weights, [0, 1, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize("solver", ["auto", "osqp", "interior_point"])
+@pytest.mark.parametrize("solver", ["auto", "interior_point", pytest.param("osqp", marks=pytest.mark.slow)])
 def test_derivatives_are_those_of_the_minimizer(solver):
     matrix, linear = random_matrices(1, 6)[0], np.random.default_rng(7).normal(size=6) / 3
     toward = np.arange(6.0)
@@ -134,7 +138,7 @@ def test_only_the_symmetric_part_counts():
     np.testing.assert_allclose(got, want, atol=1e-4)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_weights_do_not_depend_on_the_scale(scale):
     matrices = np.concatenate([groups_of_clients(6), random_matrices(2, 6)])
     want = solve_simplex_qp(jnp.asarray(matrices, jnp.float32))
@@ -252,7 +256,7 @@ def distances(noise, clients=CLIENTS, spread=1.0, seed=0):
     return (matrix / matrix.max()).astype(np.float32)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_few_weights_are_found_and_certain(seed):
     matrix = distances(np.r_[60.0, np.full(CLIENTS - 1, 0.1)], seed=seed)
     want = np.asarray(whole(matrix))

@@ -166,7 +166,7 @@ LOG_LIKELIHOOD = {
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("dense", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_fisher_trace_is_that_of_the_likelihood(task, dense):
     """Also where it has a closed form, that of this package's layers."""
     model, params, data = of_task(task, client=0)
