@@ -6,12 +6,10 @@ import io
 import json
 import shutil
 
-import numpy as np
 import pytest
-from bad_input import RUN, experiment_of
+from bad_input import RUN, experiment_of, untrained
 from damage import DAMAGES, limit
 from rich.console import Console
-from scores import scores_of
 
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
@@ -31,10 +29,23 @@ WORDS = [*SHORT, "--checkpoint-every", "1", "--keep-checkpoints", "3", "--keep-s
 CELL = RunCommand("digits", tuple(SHORT))
 
 
-def run_folders(make):
-    """A run that was killed after two of three rounds, and the same run after all three."""
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return experiment_of(tmp_path_factory.mktemp("made") / "run")
+
+
+@pytest.fixture(scope="module")
+def folders(built, tmp_path_factory):
+    """Folders of a run with results but without training: it finished, and it was killed after two of three rounds."""
+    made, state = built
+    make = tmp_path_factory.mktemp("quick")
     whole, part = make / "whole", make / "part"
-    assert main("digits", [*WORDS, "--out", str(whole)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "run", untrained(state))
+        patch.setattr(build, "build_experiment", lambda request, *_: dataclasses.replace(made, request=request))
+        # Counting bytes traces the method.
+        patch.setattr(Experiment, "traffic", Traffic(80, 80))
+        assert main("digits", [*WORDS, "--out", str(whole)]) == 0
     shutil.copytree(whole, part)
     (part / "summary.json").unlink()
     (part / "checkpoints/0-of-1/3.npz").unlink()
@@ -42,43 +53,6 @@ def run_folders(make):
     lines = (part / "metrics.jsonl").read_text().splitlines(keepends=True)
     (part / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
     return whole, part
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return experiment_of(tmp_path_factory.mktemp("made") / "run")
-
-
-@pytest.fixture(scope="module")
-def quick(built, tmp_path_factory):
-    """Folders of a run with results but without training."""
-    made, state = built
-
-    def rounds(method, data, settings, key, **others):
-        for number in range(1, settings.rounds + 1):
-            scores, everyone = scores_of(*np.full((4, 4), 0.25 + number / 100, np.float32)), np.arange(4)
-            after = state._replace(round=np.int32(number))
-            yield simulate.RoundResult(
-                *(number, after, {}, everyone, everyone >= 0, everyone >= 0, scores, scores, None, 80, 1.0)
-            )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "run", rounds)
-        patch.setattr(build, "build_experiment", lambda request, *_: dataclasses.replace(made, request=request))
-        # Counting bytes traces the method.
-        patch.setattr(Experiment, "traffic", Traffic(80, 80))
-        return run_folders(tmp_path_factory.mktemp("quick"))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return run_folders(tmp_path_factory.mktemp("trained"))
-
-
-@pytest.fixture
-def folders(request):
-    """Folders of a killed and a finished run; those of a slow test can go on."""
-    return request.getfixturevalue("trained" if request.node.get_closest_marker("slow") else "quick")
 
 
 @pytest.fixture
@@ -111,9 +85,9 @@ def numbers(run):
 
 
 @pytest.fixture(scope="module")
-def undamaged(quick):
+def undamaged(folders):
     """What a report and a sweep have of the finished run."""
-    return numbers(stored_runs.read(quick[0])), cached_runs.run_cell(CELL, quick[0], Console())
+    return numbers(stored_runs.read(folders[0])), cached_runs.run_cell(CELL, folders[0], Console())
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -183,8 +157,8 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
 
 
 @pytest.fixture(scope="module")
-def experiment(built, quick):
-    request = resume.request_of(json.loads((quick[0] / "config.json").read_text()), quick[0])
+def experiment(built, folders):
+    request = resume.request_of(json.loads((folders[0] / "config.json").read_text()), folders[0])
     return built[1], dataclasses.replace(built[0], request=request)
 
 

@@ -6,12 +6,10 @@ import re
 import signal
 
 import jax
-import numpy as np
 import pytest
-from bad_input import RUN, experiment_of
+from bad_input import RUN, experiment_of, untrained
 from interrupts import ask_to_stop
 from rich.console import Console
-from scores import scores_of
 
 from experiments.cli.run_command import RunCommand
 from experiments.folder.load import read_metrics
@@ -48,18 +46,7 @@ def made(both):
 def rounds(monkeypatch, made):
     """Stands in for `simulate.run`: rounds with results but without training. rounds[n] happens before round n."""
     happens = {}
-
-    def fake(method, data, settings, key, *, state=None, **others):
-        for number in range(1 if state is None else int(state.round) + 1, settings.rounds + 1):
-            happens.get(number, lambda: None)()
-            scores = scores_of(*np.full((4, 4), 0.25 + number / 100, np.float32))
-            everyone = np.arange(4)
-            yield simulate.RoundResult(
-                *(number, made._replace(round=np.int32(number)), {}, everyone, everyone >= 0, everyone >= 0),
-                *(scores, scores, None, 80, 1.0),
-            )
-
-    monkeypatch.setattr(simulate, "run", fake)
+    monkeypatch.setattr(simulate, "run", untrained(made, happens))
     return happens
 
 
