@@ -23,8 +23,7 @@ from experiments.run import build
 from experiments.run.command import main
 from experiments.run.estimate import examples_visited
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax import LocalTraining, primitives, simulate, tasks
-from pfl_jax.base import Cohort
+from pfl_jax import Cohort, LocalTraining, primitives, simulate, tasks
 from pfl_jax.methods import make_method
 
 # README.md and the pages of evaluation, training and adapters

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from experiments.host.jax_config import repair_cache
+from pfl_jax import Diverged, InvalidInput, Model
 from pfl_jax.atomic_write import append_line, write_binary, write_text
-from pfl_jax.base import Model
-from pfl_jax.errors import CannotWrite, Diverged, InvalidInput, first_line, one_line, shortened, word
+from pfl_jax.errors import CannotWrite, first_line, one_line, shortened, word
 
 
 @pytest.mark.parametrize("clients", [[2, 5], []])

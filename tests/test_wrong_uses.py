@@ -13,10 +13,8 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import pfl_jax
-from pfl_jax import LocalTraining, Settings, data, make_method, methods, models, simulate
-from pfl_jax.data.partition import Partition
-from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, LocalTraining, Settings, data, make_method, methods, models, simulate
+from pfl_jax.data import Dataset, Partition
 
 TRAIN, TEST, SHAPE = 24, 12, (4, 4, 1)
 TRAIN_Y, TEST_Y = np.arange(TRAIN) % 3, np.arange(TEST) % 3

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax.base import ClientData
+from pfl_jax import ClientData, InvalidInput
 from pfl_jax.data import class_table, client_data, federate, load, shift
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.partition import iid
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives import LocalTraining
 
 pytestmark = pytest.mark.without_f1_auc
 

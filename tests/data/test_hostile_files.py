@@ -17,13 +17,11 @@ from damage import FUZZ, limit, mutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfl_jax import data
-from pfl_jax.data import files, from_arrays, from_file, read_tables, rows, tfds
+from pfl_jax import InvalidInput, client_mesh, data
+from pfl_jax.data import SPECS, files, from_arrays, from_file, read_tables, rows, tfds
 from pfl_jax.data.rows import Rows
-from pfl_jax.data.specs import SPECS, Arrays
+from pfl_jax.data.specs import Arrays
 from pfl_jax.engine import placement
-from pfl_jax.engine.simulate import client_mesh
-from pfl_jax.errors import InvalidInput
 
 GRAY = (*images(40, 10, (28, 28)), *images(20, 10, (28, 28), 1))
 COLOR = (*images(20, 10, (32, 32, 3)), *images(10, 10, (32, 32, 3), 1))

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from tables import Split, assert_rows
 
-from pfl_jax.data import from_file, own_files, read_tables
-from pfl_jax.data.texts import CATEGORIES, FOLDER, fortunes
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
+from pfl_jax.data import fortunes, from_file, own_files, read_tables
+from pfl_jax.data.texts import CATEGORIES, FOLDER
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 3))

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_jax.data import dirichlet_counts, embedded
-from pfl_jax.data.allocation import Partition, draw_sizes
+from pfl_jax import InvalidInput
+from pfl_jax.data import Dataset, Partition, dirichlet_counts, embedded, load
+from pfl_jax.data.allocation import draw_sizes
 from pfl_jax.data.partition import (
     PATHOLOGICAL_CLASSES,
     dirichlet,
@@ -19,8 +20,6 @@ from pfl_jax.data.partition import (
     pathological,
     with_validation,
 )
-from pfl_jax.data.sources import Dataset, load
-from pfl_jax.errors import InvalidInput
 
 TRAIN_Y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 120)).astype(np.int32)
 TEST_Y = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 40)).astype(np.int32)

@@ -9,9 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from pfl_jax.data import embedded, files, tfds
-from pfl_jax.data.sources import load
-from pfl_jax.data.specs import SPECS
+from pfl_jax.data import SPECS, embedded, files, load, tfds
 
 GREY = (*archives.images(40, 10, (28, 28)), *archives.images(20, 10, (28, 28), 1))
 EMNIST = (*archives.images(124, 62, (28, 28)), *archives.images(62, 62, (28, 28), 1))

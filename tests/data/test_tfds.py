@@ -16,10 +16,10 @@ import archives
 import numpy as np
 import pytest
 
+from pfl_jax import InvalidInput
+from pfl_jax.data import SPECS, load
 from pfl_jax.data import tfds as source
-from pfl_jax.data.sources import load
-from pfl_jax.data.specs import SPECS
-from pfl_jax.errors import CannotWrite, InvalidInput
+from pfl_jax.errors import CannotWrite
 
 SMALL = {
     "cifar10": (*archives.images(50, 10, (32, 32, 3)), *archives.images(10, 10, (32, 32, 3), 1)),

@@ -9,14 +9,12 @@ import pytest
 from problems import diverging, tiny_federation, tiny_method
 from trees import assert_same, row
 
-from pfl_jax import simulate
-from pfl_jax.data.federated import client_data, hold_out
+from pfl_jax import Diverged, InvalidInput, Settings, simulate
+from pfl_jax.data import client_data, hold_out
 from pfl_jax.engine.cohort import evaluated_clients
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
-from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.methods import METHODS
-from pfl_jax.primitives.metrics import score
+from pfl_jax.primitives import score
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 score = jax.jit(score, static_argnums=0)

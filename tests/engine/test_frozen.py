@@ -7,13 +7,11 @@ import pytest
 from problems import tiny_federation
 
 import pfl_jax
-from pfl_jax import LocalTraining, methods, models, sweep
+from pfl_jax import InvalidInput, LocalTraining, Settings, methods, models, sweep
 from pfl_jax.engine import simulate
 from pfl_jax.engine.communication import traffic
-from pfl_jax.engine.simulate import Settings
-from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.adapters import lora
-from pfl_jax.primitives.tree import byte_count
+from pfl_jax.primitives import byte_count
 
 DATA = tiny_federation()
 SHAPE = DATA.x.shape[1:]

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from problems import tiny_federation, tiny_method
 
-from pfl_jax import simulate
-from pfl_jax.data.federated import client_data
+from pfl_jax import InvalidInput, simulate
+from pfl_jax.data import client_data
 from pfl_jax.data.places import spread
 from pfl_jax.engine import disk_state, placement, store
 from pfl_jax.engine.disk_state import NAME, DiskLeaf
-from pfl_jax.errors import InvalidInput
 
 PLAIN = tiny_federation((9, 20, 14, 5, 12))
 DATA = PLAIN._replace(

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
-from pfl_jax import models, simulate
+from pfl_jax import InvalidInput, Settings, models, simulate
 from pfl_jax.data import federate
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
 DATA = tiny_federation()

@@ -10,10 +10,9 @@ import pytest
 from problems import diverging, received, tiny_federation, tiny_method
 from trees import row
 
-from pfl_jax import simulate, sweep
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.cohort import Settings
-from pfl_jax.primitives.metrics import score
+from pfl_jax import Settings, simulate, sweep
+from pfl_jax.data import client_data
+from pfl_jax.primitives import score
 from pfl_jax.streams import INITIALIZATION
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
-from pfl_jax import simulate, sweep
-from pfl_jax.base import Mean, Survey
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.cohort import Settings
+from pfl_jax import Mean, Settings, simulate, sweep
+from pfl_jax.base import Survey
+from pfl_jax.data import client_data
 from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized

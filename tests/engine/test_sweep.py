@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
-from pfl_jax import models, simulate, sweep
-from pfl_jax.data import federate, federate_runs, load, partition
-from pfl_jax.data.federated import select_run
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, models, simulate, sweep
+from pfl_jax.data import federate, federate_runs, load, partition, select_run
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.tree import byte_count
+from pfl_jax.primitives import byte_count
 
 SETTINGS = simulate.Settings(rounds=3, participation=0.75, full_last_round=True, eval_every=2)
 SEEDS, RATES = (0, 1, 1), (0.1, 0.1, 0.02)

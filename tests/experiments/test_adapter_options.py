@@ -18,7 +18,7 @@ from experiments.run.loaded_run import load_run
 from experiments.run.records import configuration
 from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 from pfl_jax.networks.pretrained import read_weights
 
 DATA = ["--data", "texts.npz", "--num-clients", "3", "--partition", "iid", "--no-compilation-cache"]

@@ -19,9 +19,8 @@ from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax import LocalTraining, models, simulate
+from pfl_jax import InvalidInput, LocalTraining, models, simulate
 from pfl_jax.data import federate, from_arrays, partition
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
 WINE = load_wine()
@@ -117,41 +116,6 @@ def test_a_sweep_takes_no_results_on_other_data(wine, capsys):
     change(wine)
     assert sweep(words) == 2
     assert "holds another run (on data with the digest" in capsys.readouterr().err
-
-
-@pytest.fixture
-def texts(tmp_path, monkeypatch):
-    """The file texts.npz in the current folder: three clients with words of their own, and the word that decides."""
-    monkeypatch.chdir(tmp_path)
-    generator, y = np.random.default_rng(0), np.arange(120) % 2
-    client = np.repeat(["essays", "letters", "novels"], 40)
-    x = 3 + 12 * np.repeat(np.arange(3), 40)[:, None] + generator.integers(0, 12, (120, 6))
-    x[:, 4] = 1 + y
-    x[::3, 5] = 0
-    np.savez("texts.npz", x=x, y=y, author=client)
-    return tmp_path
-
-
-@pytest.mark.slow
-@pytest.mark.without_f1_auc
-def test_text_has_a_row_of_the_embedding_for_each_token(texts):
-    words = ["--data", "texts.npz", "--client-column", "author", "--model", "text_mean", "--method", "fedper"]
-    usual = [*words, "--lr", "0.2", "--rounds", "5", "--no-compilation-cache", "--devices", "1", "--out", "run"]
-    assert main("custom", usual) == 0
-    run, largest = load_run("run"), int(np.load("texts.npz")["x"].max())
-    assert run.config["data"]["client_names"] == ["essays", "letters", "novels"]
-    assert run.config["options"]["vocabulary"] == largest + 1
-    assert run.params(1)["backbone"]["embedding"]["embedding"].shape == (largest + 1, 64)
-    assert run.summary["received_accuracy"] > 85
-    # The data determines it, unless it is given.
-    plain = relevant_options(parse("custom", words))
-    assert "vocabulary" not in plain
-    assert stored_runs.read(texts / "run").setting.items() >= {"model": "text_mean", "rounds": 5}.items()
-    given = parse("custom", [*words, "--vocabulary", "9"])
-    assert relevant_options(given)["vocabulary"] == 9
-    experiment = build.build_experiment(given, Console(quiet=True))
-    assert experiment.request.options.vocabulary == 9
-    assert experiment.state_shapes().server["backbone"]["embedding"]["embedding"].shape == (9, 64)
 
 
 def test_widths_of_the_mlp(wine):

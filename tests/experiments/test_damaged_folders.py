@@ -19,10 +19,9 @@ from experiments.run import build, cached_runs, records, resume
 from experiments.run.build import Experiment
 from experiments.run.command import main
 from experiments.run.rounds import Run
-from pfl_jax import simulate
+from pfl_jax import InvalidInput, simulate
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import Traffic
-from pfl_jax.errors import InvalidInput
 
 SHORT = [*RUN.split(), "--eval-every", "1"]
 WORDS = [*SHORT, "--checkpoint-every", "1", "--keep-checkpoints", "3", "--keep-state", "always", "--devices", "1"]

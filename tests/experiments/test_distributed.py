@@ -20,8 +20,8 @@ from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, processes
 from experiments.host.jax_config import devices
 from experiments.host.processes import LOST, Processes, _one_line
+from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
-from pfl_jax.errors import InvalidInput
 
 RUN = ["--method", "fedper", "--rounds", "15", "--num-clients", "5", "--train-size", "20", "--test-size", "10"]
 RUN = [*RUN, "--participation", "0.6", "--epochs", "1", "--eval-every", "1"]

@@ -9,7 +9,7 @@ import pytest
 import experiments
 from experiments.sizes import in_words, main, sizes
 from pfl_jax.networks.models import MODELS
-from pfl_jax.primitives.tree import byte_count
+from pfl_jax.primitives import byte_count
 
 
 def command(monkeypatch, *words):

@@ -13,7 +13,7 @@ from experiments.cli.options import option_words
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.figures import __main__ as figures
-from experiments.figures import fedas, fedpac
+from experiments.figures import fedas
 from experiments.figures.__main__ import FIGURES, main
 from experiments.figures.fedas import SHARES, equal_steps
 from experiments.figures.fedpac import by_group, heat_rounds
@@ -280,21 +280,6 @@ def test_replace_first_takes_the_highest_scores():
 
 
 # The command.
-
-
-@pytest.mark.slow
-def test_head_weights_from_end_to_end(tmp_path, monkeypatch):
-    # Two runs of four will do.
-    monkeypatch.setattr(fedpac, "HEAT_HETEROGENEITY", (20, 80))
-    out = tmp_path / "figure"
-    words = ["--paper", "fedpac", "--figure", "2", "--dataset", "digits", *SMALL, "--out", str(out)]
-    assert main(words) == 0
-    record = json.loads((out / "fedpac-figure-2.json").read_text())
-    assert [panel["kind"] for panel in record["panels"]] == ["heat"] * 4
-    np.testing.assert_allclose([np.sum(panel["matrix"], 1) for panel in record["panels"]], np.ones((4, 4)), rtol=1e-5)
-    assert "digits (scikit-learn digits)" in record["title"]
-    assert record["data"][0]["is_real"]
-    assert {"fedpac-figure-2.png", "fedpac-figure-2.svg"} <= {path.name for path in out.iterdir()}
 
 
 @pytest.mark.slow

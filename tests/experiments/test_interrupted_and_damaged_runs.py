@@ -20,8 +20,7 @@ from experiments.run.cached_runs import run_cell
 from experiments.run.command import main
 from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax import simulate
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, simulate
 
 WORDS = [*RUN.split(), "--checkpoint-every", "1"]
 SHORTAGE = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 400000000000000 bytes.")

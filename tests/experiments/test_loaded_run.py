@@ -18,7 +18,7 @@ from experiments.cli.request import parse
 from experiments.export import load_run, load_runs
 from experiments.run import memory, run
 from experiments.run.command import main
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 SMALL = ["--rounds", "2", "--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
 SMALL = [*SMALL, "--no-compilation-cache"]

@@ -18,7 +18,7 @@ from experiments.run.command import main as run_alone
 from experiments.sweep import __main__ as sweep
 from experiments.sweep import execute
 from experiments.tables import __main__ as tables
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
 

@@ -18,8 +18,7 @@ from experiments.run import run
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
 from experiments.run.resume import resumed
-from experiments.sweep.__main__ import main as sweep
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -194,14 +193,3 @@ def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
     forget()
     with pytest.raises(InvalidInput, match=r"made with another text of mine\.py:slow"):
         inspect(RunCommand("digits", moved), here / "run")
-
-
-@pytest.mark.slow
-def test_a_sweep_over_its_options(here):
-    words = ["--dataset", "digits", "--method", "mine.py:slow", *SMALL, "--grid", "server_lr=0.5,1", "--out", "sweep"]
-    assert sweep([*words, "--seeds", "2", "--keep-state", "always"]) == 0
-    folders = stored_runs.find([here / "sweep"])
-    assert len(folders) == 4
-    assert all((folder / "checkpoints").exists() for folder in folders)
-    settings = {stored_runs.read(folder).config["hyper_parameters"]["server_lr"] for folder in folders}
-    assert settings == {0.5, 1.0}

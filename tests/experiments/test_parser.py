@@ -16,8 +16,7 @@ from experiments.cli.request import GROUPS, SELECTION
 from experiments.run.command import main
 from experiments.show.tables import comma_separated, markdown, page
 from pfl_jax.hyper_parameters import Count
-from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import recipes_of
+from pfl_jax.methods import METHODS, recipes_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from experiments.cli.options import PRETRAINED, Options
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import assignments, parse
 from experiments.papers import published, settings
-from pfl_jax.data.specs import SPECS
+from pfl_jax.data import SPECS
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
 

@@ -18,8 +18,7 @@ from experiments.run import build
 from experiments.run.outcome import summary
 from experiments.run.records import unused_shares
 from experiments.run.rounds import Counts, Run, run_rounds
-from pfl_jax.engine.simulate import RoundResult
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, RoundResult
 
 QUIET = Console(quiet=True)
 BUDGET = SimpleNamespace(unit="example", epsilon=float, record=lambda rounds: {"after": rounds})

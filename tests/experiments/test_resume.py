@@ -19,8 +19,8 @@ from experiments.export import load_run
 from experiments.run import run
 from experiments.run.cached_runs import inspect, run_cell
 from experiments.run.command import main
+from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
-from pfl_jax.errors import InvalidInput
 
 RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "5", "--train-size", "20"]
 RUN = [*RUN, "--test-size", "10", "--participation", "0.5", "--checkpoint-every", "1"]

@@ -15,7 +15,6 @@ from experiments.lab.queue.planned import PRIVACY_NOISE, SHORT_METHODS, short_ru
 from experiments.run import run
 from experiments.run.cached_runs import difference
 from experiments.run.command import main
-from experiments.sweep.__main__ import main as sweep
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import on_linear_model
 from pfl_jax.privacy import gaussian_epsilon, gaussian_noise
@@ -81,20 +80,6 @@ def test_a_run_and_its_resumption(tmp_path, capsys):
     for one, other in zip(again, lines, strict=True):
         assert one["received_loss_per_client"] == other["received_loss_per_client"]
         assert one["attackers"] == other["attackers"]
-
-
-@pytest.mark.slow
-def test_a_sweep_of_means_and_compressions(tmp_path):
-    out = tmp_path / "sweep"
-    grid = ["--grid", "server_mean=mean,trimmed:0.3", "--grid", "compress=none,topk:0.1", "--grid", "attackers=0,0.4"]
-    words = ["--dataset", "digits", "--method", "fedper", "--attack", "signs", "--seeds", "2"]
-    assert sweep([*words, *SMALL.split(), *grid, "--out", str(out)]) == 0
-    rows = json.loads((out / "sweep.json").read_text())["settings"]
-    assert len(rows) == 8
-    configs = [json.loads(path.read_text()) for path in sorted(out.glob("*/seed-1/config.json"))]
-    assert len(configs) == 8
-    assert sorted("attackers" in config for config in configs) == [False] * 4 + [True] * 4
-    assert len({config["bytes_per_client_and_round"]["up"] for config in configs}) == 2
 
 
 def test_a_run_under_attack_is_not_taken_for_a_plain_one():

@@ -14,7 +14,7 @@ from scores import line_of, scores_of
 from experiments.cli.options import PROTOCOLS
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder, best
 from experiments.show.run_table import results_table
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 from pfl_jax.tasks import CLASSIFICATION
 
 NAN = float("nan")

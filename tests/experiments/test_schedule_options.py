@@ -14,11 +14,10 @@ from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_s
 from experiments.cli.request import parse
 from experiments.run import build
 from experiments.run.command import main
+from pfl_jax import Settings
 from pfl_jax.base import at_round
-from pfl_jax.data import partition
+from pfl_jax.data import federate, partition
 from pfl_jax.data.allocation import draw_sizes
-from pfl_jax.data.federated import federate
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS
 
 ROUNDS = 40

@@ -19,9 +19,8 @@ from experiments.run.command import main as run_alone
 from experiments.sweep import execute
 from experiments.sweep import results as sweep_results
 from experiments.sweep.__main__ import Sweep, main
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.simulate import RoundResult
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, RoundResult
+from pfl_jax.data import client_data
 
 pytestmark = pytest.mark.without_f1_auc
 

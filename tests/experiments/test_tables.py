@@ -18,7 +18,7 @@ from experiments.run import batch, cached_runs, run
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
 from experiments.tables.comparison import Entry, compare
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
 

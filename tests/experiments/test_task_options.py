@@ -18,9 +18,8 @@ from experiments.folder import load
 from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
-from pfl_jax import tasks
+from pfl_jax import InvalidInput, tasks
 from pfl_jax.data import own_files
-from pfl_jax.errors import InvalidInput
 
 OWN = """
 import flax.linen as nn

@@ -15,7 +15,7 @@ from experiments.cli.options import Options
 from experiments.folder.run_folder import TENSORBOARD, WANDB, Counts, RunFolder
 from experiments.run.command import main
 from experiments.run.trackers import open_trackers, scalars
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 BASE = {"method": "fedavg", "preset": "fedpac", "model": "mlp", "rounds": 3, "num_clients": 2, "participation": 1.0}
 NAN = float("nan")

@@ -19,7 +19,7 @@ from experiments.run import build, run
 from experiments.run.batch import Job
 from experiments.run.command import main
 from experiments.sweep import execute
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from experiments.lab.benchmark import child, measure, processes, records, sectio
 from experiments.lab.benchmark.__main__ import SECTIONS, main
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.pages import performance
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 # One batch holds a whole client, so that both sides see the same batches whatever their shuffles.
 SCALE = dataclasses.replace(workload.QUICK, clients=3, examples=40, batch_size=64, epochs=2)

@@ -9,7 +9,7 @@ from experiments.lab.fedas_ablation import steps
 from experiments.lab.fedas_ablation.steps import STEPS, AblationRun
 from experiments.lab.pages import fedas
 from experiments.run import committed
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 RUN = AblationRun("fashion_mnist", 0.2, STEPS[0], 0)
 

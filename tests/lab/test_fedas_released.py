@@ -13,11 +13,10 @@ from trees import assert_flat
 
 from experiments.cli.request import IN_PLACE
 from experiments.lab.fedas_ablation import released
-from pfl_jax import simulate
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.cohort import Settings
+from pfl_jax import Settings, simulate
+from pfl_jax.data import client_data
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives import LocalTraining
 
 KEY = jax.random.key(4)
 RELEASED = {"drop_last": True, "shuffle": False}

@@ -10,7 +10,7 @@ from experiments.lab import other_tasks
 from experiments.lab.pages import __main__ as command
 from experiments.lab.pages import parts
 from experiments.run import committed
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 ROOT = command.ROOT
 WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "privacy", "robustness", "performance", "fedas"))}

@@ -22,7 +22,7 @@ from experiments.run import cached_runs, committed, run
 from experiments.run.committed import Library
 from experiments.run.outcome import RunDiverged
 from experiments.tables import __main__ as tables
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 from pfl_jax.methods import METHODS
 
 RUNS = {run.name: run for run in planned_runs()}

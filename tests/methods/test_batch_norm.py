@@ -14,15 +14,12 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from rounds import last_round
 from trees import assert_flat, assert_same, flatten, row
 
-from pfl_jax import simulate
-from pfl_jax.base import Cohort
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.simulate import Settings
+from pfl_jax import Cohort, Settings, simulate
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedbn import is_normalization
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.tree import map_statistics
-from pfl_jax.testing.conformance import CHECKS, Subject
+from pfl_jax.primitives import LocalTraining, map_statistics
+from pfl_jax.testing import CHECKS, Subject
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
 train = functools.partial(batch_norm.train, steps=full.EPOCHS, **full.SGD)

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pfl_jax import methods, tasks
-from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.testing import check_method
-from pfl_jax.testing.conformance import CHECKS, Subject
+from pfl_jax import InvalidInput, methods, tasks
+from pfl_jax.primitives import LocalTraining
+from pfl_jax.testing import CHECKS, Subject, check_method
 
 
 def only(*names):

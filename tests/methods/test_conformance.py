@@ -8,9 +8,8 @@ import pytest
 from golden import FILE, fingerprint, moved, numbers_of
 
 from experiments.cli.hyper_parameters import documented_info
-from pfl_jax import simulate
+from pfl_jax import Settings, simulate
 from pfl_jax.engine import placement
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.methods import METHODS
 from pfl_jax.testing import conformance
 from pfl_jax.testing.comparison import assert_close

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.factories import default_training, hyper_parameters, on_linear_model
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax import InvalidInput
+from pfl_jax.data import client_data
+from pfl_jax.methods import METHODS, default_training, make_method
+from pfl_jax.methods.factories import hyper_parameters, on_linear_model
+from pfl_jax.primitives import LocalTraining
 
 KEY = jax.random.key(0)
 

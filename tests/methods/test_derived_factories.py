@@ -12,11 +12,10 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from experiments.cli.hyper_parameters import unread_by_method
 from experiments.cli.request import parse
 from experiments.run.command import main
-from pfl_jax import LocalTraining, Settings, methods, simulate
+from pfl_jax import InvalidInput, LocalTraining, Settings, methods, simulate
 from pfl_jax.base import Privacy
-from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import make_method
-from pfl_jax.methods.factories import hyper_parameters, recipes_of
+from pfl_jax.methods import make_method, recipes_of
+from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.privacy import budgets
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 

@@ -11,14 +11,11 @@ from problems import CLASSES, FEATURES, received, tiny_federation, tiny_model
 from reference import part
 from trees import assert_same
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods import METHODS, make_method
+from pfl_jax.data import client_data
+from pfl_jax.methods import METHODS, fedpac, fedpac_proto, make_method
 from pfl_jax.methods.fedas import _Synchronization
-from pfl_jax.methods.fedpac import fedpac
-from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_weights
-from pfl_jax.primitives.fisher import trace_weights
-from pfl_jax.primitives.head_combination import head_weights
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.methods.fedpac_proto import prototype_weights
+from pfl_jax.primitives import LocalTraining, head_weights, trace_weights
 
 LAM, HEAD = 0.7, {"head_lr": 0.3, "head_epochs": 2}
 CENTROIDS = np.random.default_rng(1).normal(size=(CLASSES, FEATURES))

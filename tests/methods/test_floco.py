@@ -8,20 +8,11 @@ import pytest
 import reference
 from problems import CLASSES, FEATURES, tiny_federation, tiny_model
 
-from pfl_jax.base import Cohort, Mean
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods.floco import (
-    SCALES,
-    FlocoClient,
-    FlocoMessage,
-    Projection,
-    anywhere,
-    fit_projection,
-    floco,
-    nearby,
-    place,
-)
-from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
+from pfl_jax import Cohort, Mean
+from pfl_jax.data import client_data
+from pfl_jax.methods import floco
+from pfl_jax.methods.floco import SCALES, FlocoClient, FlocoMessage, Projection, anywhere, fit_projection, nearby, place
+from pfl_jax.primitives import fingerprint, fingerprint_key
 
 SIZE, RADIUS = 3, 0.2
 

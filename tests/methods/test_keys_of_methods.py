@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax.data.federated import client_data
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives import LocalTraining
 
 NOTED = []
 

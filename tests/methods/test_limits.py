@@ -11,9 +11,8 @@ from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_
 from rounds import last_round
 from trees import assert_same, distance
 
-from pfl_jax import simulate
-from pfl_jax.base import Cohort
-from pfl_jax.data.federated import client_data
+from pfl_jax import Cohort, simulate
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.apple import AppleMessage
 from pfl_jax.methods.fedcac import collaborators

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from trees import assert_same, distance
 
-from pfl_jax import LocalTraining, Settings, methods, models, networks, run
-from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, LocalTraining, Settings, methods, models, networks, run
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
 from pfl_jax.networks import adapters, split
-from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.primitives import supervised_loss
 from pfl_jax.streams import PERSONAL_MODEL
 from pfl_jax.testing import conformance
 from pfl_jax.testing.problems import SHAPE, tiny_federation, tiny_model

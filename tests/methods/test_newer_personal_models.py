@@ -10,12 +10,11 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from rounds import last_round
 from trees import assert_same, row
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods import make_method
-from pfl_jax.methods.apple import apple, size_shares
-from pfl_jax.methods.fedamp import attention, fedamp
-from pfl_jax.methods.fedgh import fedgh
-from pfl_jax.primitives.fingerprints import fingerprint
+from pfl_jax.data import client_data
+from pfl_jax.methods import apple, fedamp, fedgh, make_method
+from pfl_jax.methods.apple import size_shares
+from pfl_jax.methods.fedamp import attention
+from pfl_jax.primitives import fingerprint
 
 
 # With the second alpha_k the weights for others would sum to more than 1.

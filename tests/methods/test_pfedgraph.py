@@ -9,13 +9,14 @@ import reference
 from problems import CLASSES, FEATURES, tiny_federation, tiny_model
 from trees import row
 
-from pfl_jax.base import Cohort
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods.fedcac import collaborators, critical_entries, fedcac, overlaps
+from pfl_jax import Cohort
+from pfl_jax.data import client_data
+from pfl_jax.methods import fedcac, fedtgp, pfedgraph
+from pfl_jax.methods.fedcac import collaborators, critical_entries, overlaps
 from pfl_jax.methods.fedproto import Prototypes
-from pfl_jax.methods.fedtgp import adaptive_margin, fedtgp
+from pfl_jax.methods.fedtgp import adaptive_margin
 from pfl_jax.methods.fedtgp import distances as fedtgp_distances
-from pfl_jax.methods.pfedgraph import collaboration_graph, cosines, pfedgraph
+from pfl_jax.methods.pfedgraph import collaboration_graph, cosines
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 cosines = jax.jit(cosines)

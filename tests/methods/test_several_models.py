@@ -9,16 +9,10 @@ import reference
 from problems import CLASSES, tiny_federation, tiny_model
 from trees import assert_same, row
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods import make_method
-from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.methods.fedem import fedem
-from pfl_jax.methods.fedem_ft import fedem_ft
-from pfl_jax.methods.fedproto import fedproto_g, fedproto_l
-from pfl_jax.methods.hypcluster import hypcluster
-from pfl_jax.methods.knn_per import Datastore, KNNModel, knn_per, neighbor_probabilities
-from pfl_jax.primitives.ensembles import init_models
-from pfl_jax.primitives.holdout import fixed_subset, stratified_folds
+from pfl_jax.data import client_data
+from pfl_jax.methods import fedavg, fedem, fedem_ft, fedproto_g, fedproto_l, hypcluster, knn_per, make_method
+from pfl_jax.methods.knn_per import Datastore, KNNModel, neighbor_probabilities
+from pfl_jax.primitives import fixed_subset, init_models, stratified_folds
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 stratified_folds = jax.jit(stratified_folds, static_argnums=2)

@@ -8,14 +8,11 @@ import pytest
 from method_tables import refusal
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import LocalTraining, simulate, tasks
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.simulate import Settings
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, LocalTraining, Settings, simulate, tasks
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS, fedas, make_method
 from pfl_jax.primitives import deployed_loss, fisher_trace, negative_log_likelihood
-from pfl_jax.testing import conformance
-from pfl_jax.testing.subject import Subject
+from pfl_jax.testing import Subject, conformance
 
 OTHERS = {name: task for name, task in tasks.TASKS.items() if name != "classification"}
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pfl_jax import models, networks
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, models, networks
 from pfl_jax.networks.adapters import bottleneck, lora, prompts
 
 

@@ -10,14 +10,12 @@ import pytest
 from flax import nnx
 from problems import CLASSES, SHAPE
 
-from pfl_jax.base import ClientData
-from pfl_jax.errors import InvalidInput
+from pfl_jax import ClientData, InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.layers import Dense
 from pfl_jax.networks.passes import apply_backbone, init_backbone
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.private_gradients import clipped_gradient_sum
+from pfl_jax.primitives import LocalTraining, clipped_gradient_sum
 from pfl_jax.streams import DROPOUT
 from pfl_jax.testing import conformance
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pfl_jax import LocalTraining, Settings, methods, models, networks, run, tasks
-from pfl_jax.base import NO_FEATURES, ClientData
-from pfl_jax.errors import InvalidInput
+from pfl_jax import ClientData, InvalidInput, LocalTraining, Settings, methods, models, networks, run, tasks
+from pfl_jax.base import NO_FEATURES
 from pfl_jax.methods import METHODS
 from pfl_jax.networks import adapters, from_flax
 from pfl_jax.networks.flax_modules import check_model

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 from reference import convolve
 
-from pfl_jax.base import ClientData
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 from pfl_jax.networks import models, resnet, text
 from pfl_jax.networks.models import MODELS, fedavg_cnn, fedpac_cnn, is_convolutional, mlp
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.losses import supervised_loss
 
 GREY, COLOUR, DIGITS = (28, 28, 1), (32, 32, 3), (8, 8, 1)
 
@@ -202,18 +199,6 @@ def test_padding_changes_nothing_and_order_only_the_gru(name):
     # Empty texts, unknown words and tokens as floats.
     assert np.isfinite(apply(params, jnp.array([[0, 0, 0, 0, 0], [10_000, 123_456, -1, 1, 1]]))).all()
     np.testing.assert_array_equal(apply(params, jnp.array([[3.0, 7, 9, 0, 0]])), plain)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["text_mean", "text_gru"])
-def test_they_learn_which_word_is_there(name):
-    model = {"text_mean": text.text_mean, "text_gru": text.text_gru}[name]((6,), 2, vocabulary=30, width=8)
-    y = jnp.arange(40) % 2
-    x = jax.random.randint(KEY, (40, 6), 3, 30).at[:, 2].set(1 + y)
-    data = ClientData(x, y, jnp.ones(40, bool))
-    training = LocalTraining(lr=0.5, momentum=0.9, batch_size=10, epochs=40)
-    params = jax.jit(lambda key: training.fit(key, model.init(key), data, supervised_loss(model)))(KEY)
-    assert (model.apply(params, x).argmax(1) == y).mean() > 0.95
 
 
 def test_a_vocabulary_has_a_row_for_each_token_and_bounds():

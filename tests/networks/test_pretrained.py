@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_bert import SIZES, write_bert
 
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 from pfl_jax.networks.adapters import lora
 from pfl_jax.networks.pretrained import NAMES, bert, bert_states, minilm_folder, read_weights
 from pfl_jax.networks.vit import VitConfig, vit

@@ -8,16 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import tiny_federation
 
+from pfl_jax import ClientData, Mean
 from pfl_jax import data as datasets
-from pfl_jax.base import ClientData, Mean
-from pfl_jax.data.federated import client_data
-from pfl_jax.primitives.feature_statistics import (
+from pfl_jax.data import client_data
+from pfl_jax.primitives import (
     class_centroids,
     class_counts,
+    fingerprint,
+    fingerprint_key,
     label_feature_statistics,
     merge_centroids,
+    order_by_fingerprint,
 )
-from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key, order_by_fingerprint
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 class_counts = jax.jit(class_counts, static_argnums=2)

@@ -7,13 +7,10 @@ import optax
 import pytest
 from problems import tiny_federation, tiny_model
 
-from pfl_jax.base import ClientData
-from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
+from pfl_jax import ClientData, InvalidInput
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS, make_method
-from pfl_jax.primitives.float64 import in_float64
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.losses import masked_mean, supervised_loss
+from pfl_jax.primitives import LocalTraining, in_float64, masked_mean, supervised_loss
 
 MODEL, KEY = tiny_model(), jax.random.key(0)
 PARAMS = MODEL.init(jax.random.key(1))

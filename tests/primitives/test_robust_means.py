@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfl_jax.primitives import compressors, robust_means
-from pfl_jax.primitives.tree import byte_count
+from pfl_jax.primitives import byte_count, compressors, robust_means
 
 CLIENTS, ENTRIES = 7, 4
 EQUAL = np.ones(CLIENTS)

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from reference import minimizer_on_simplex as exact
 
-from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives import simplex_qp, simplex_solvers
-from pfl_jax.primitives.float64 import in_float64
-from pfl_jax.primitives.simplex_qp import solve_simplex_qp
+from pfl_jax import InvalidInput
+from pfl_jax.primitives import in_float64, simplex_qp, simplex_solvers, solve_simplex_qp
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 
 SOLVERS = [

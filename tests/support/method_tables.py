@@ -8,7 +8,7 @@ if __name__ == "__main__":
 
 from problems import HYPER_PARAMETERS, tiny_model
 
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import on_linear_model
 from pfl_jax.tasks import TASKS

@@ -1,7 +1,7 @@
 """Scores of classification from arrays."""
 
 from experiments.folder.run_folder import evaluation
-from pfl_jax.base import Scores
+from pfl_jax import Scores
 
 
 def scores_of(accuracy, loss=None, macro_f1=None, auc=None, validation=None):

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax.base import Cohort, LocalResult, Mean, Method
-from pfl_jax.data.federated import client_data
+from pfl_jax import Cohort, InvalidInput, LocalResult, Mean, Method
+from pfl_jax.data import client_data
 from pfl_jax.engine import mapping
-from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import join, split
-from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.factories import recipes_of
+from pfl_jax.methods import METHODS, make_method, recipes_of
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 
 KEY = jax.random.key(0)

@@ -9,12 +9,11 @@ from full_batches import BETA, assert_model, run, start_of, train, training_exam
 from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_model
 from test_server_state import counted_momentum
 
-from pfl_jax.base import LocalResult, Mean
-from pfl_jax.data.federated import client_data
+from pfl_jax import LocalResult, Mean
+from pfl_jax.data import client_data
 from pfl_jax.engine.communication import traffic
-from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.testing.conformance import CHECKS, Subject
+from pfl_jax.methods import METHODS, fedavg, make_method
+from pfl_jax.testing import CHECKS, Subject
 from pfl_jax.wrappers.compression import Compression, compressed
 
 THETA, PHI = 6 * FEATURES + FEATURES, FEATURES * CLASSES + CLASSES

@@ -14,16 +14,12 @@ from full_batches import BETA, SIZES, assert_model, assert_received, run, start_
 from message_shapes import message_shapes
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax.base import LocalResult, Mean
+from pfl_jax import InvalidInput, LocalResult, Mean
 from pfl_jax.engine import simulate
-from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import join, received, split
-from pfl_jax.methods import METHODS, feddbe, fedpac, fedper, make_method
-from pfl_jax.methods.factories import recipes_of
-from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.methods.fedbabu import fedbabu
+from pfl_jax.methods import METHODS, fedavg, fedbabu, feddbe, fedpac, fedper, make_method, recipes_of
 from pfl_jax.methods.fedpac import FedPACMessage
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives import LocalTraining
 from pfl_jax.wrappers import with_server_state
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 from pfl_jax.wrappers.server_mean import ServerMean, robust
