@@ -224,13 +224,6 @@ def test_durations(seconds, text):
 # The papers' settings
 
 
-def test_a_setting_is_said(tmp_path, capsys):
-    words = ["--method", "local", "--rounds", "1", *SMALL, "--no-compilation-cache", "--out", str(tmp_path / "run")]
-    words += ["--partition", "pathological", "--pathological-protocol", "clustered"]
-    assert main("digits", words) == 0
-    assert "pathological (clustered)" in " ".join(capsys.readouterr().out.split())
-
-
 def test_pixels_are_normalized_as_the_options_say():
     words = ["--source", "embedded", "--method", "fedavg", "--model", "mlp", "--rounds", "1", *SMALL]
     request = parse("cifar10", [*words, "--pixel-normalization", "fedas"])

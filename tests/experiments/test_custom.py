@@ -11,14 +11,10 @@ from sklearn.datasets import load_wine
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
 from experiments.export import load_run
-from experiments.folder import stored_runs
 from experiments.lab.results import distill
 from experiments.run import build
-from experiments.run.cached_runs import inspect
 from experiments.run.command import main
-from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput, LocalTraining, models, simulate
 from pfl_jax.data import federate, from_arrays, partition
 from pfl_jax.methods import make_method
@@ -86,36 +82,6 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch)
     method = make_method("fedper", model, **vars(LocalTraining(**recipe)))
     *_, last = simulate.run(method, data, simulate.Settings(rounds=8), jax.random.key(0))
     np.testing.assert_allclose(100 * last.received["accuracy"].mean(), summary["received_accuracy"], atol=3)
-
-
-@pytest.mark.slow
-@pytest.mark.without_f1_auc
-def test_a_sweep_takes_no_results_on_other_data(wine, capsys):
-    words = [
-        "--dataset",
-        "custom",
-        "--data",
-        "my.npz",
-        *RUN,
-        "--rounds",
-        "1",
-        "--grid",
-        "lr=0.05,0.1",
-        "--out",
-        "sweep",
-    ]
-    assert sweep(words) == 0
-    assert sweep(words) == 0
-    assert "2 of 2 runs are there" in capsys.readouterr().out
-    (folder, _) = stored_runs.find([wine.parent / "sweep"])
-    group = stored_runs.Group("", (stored_runs.read(folder),))
-    assert group.data_name.startswith("my (npz: ")
-    shutil.copy(wine, "copy.npz")
-    cell = RunCommand("custom", ("--data", "copy.npz", *RUN, "--rounds", "1", "--lr", "0.05"))
-    assert inspect(cell, wine.parent / "sweep" / "lr=0.05" / "seed-0") == "finished"
-    change(wine)
-    assert sweep(words) == 2
-    assert "holds another run (on data with the digest" in capsys.readouterr().err
 
 
 def test_widths_of_the_mlp(wine):

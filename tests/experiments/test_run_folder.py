@@ -118,15 +118,6 @@ def test_a_folder_with_a_run_is_refused_and_left_alone(tmp_path, name):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_empty_folder_will_do_and_one_with_other_files_will_not(tmp_path):
-    assert RunFolder.claim(tmp_path, "x").path == tmp_path
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.tex").write_text("precious")
-    with pytest.raises(InvalidInput, match="not empty"):
-        RunFolder.claim(other, "x")
-
-
 def test_a_run_without_results_gives_its_folders_back(tmp_path):
     folder = RunFolder.claim(tmp_path / "new" / "run", "x")
     folder.write(CONFIG, {})

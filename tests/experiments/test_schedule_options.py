@@ -1,7 +1,6 @@
 """What is built from a command line: its options, schedules and seed reach the training and the data."""
 
 import dataclasses
-import json
 import math
 
 import jax
@@ -13,7 +12,6 @@ from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_schedule, real_numbers
 from experiments.cli.request import parse
 from experiments.run import build
-from experiments.run.command import main
 from pfl_jax import Settings
 from pfl_jax.base import at_round
 from pfl_jax.data import federate, partition
@@ -65,27 +63,6 @@ def test_options_are_fields_of_the_recipe():
     want = {"optimizer": "adamw", "clip_norm": 2.0, "drop_last": True, "shuffle": False, "augment": None}
     want |= {"dp_clip": None, "dp_noise": 0.0, "local_steps": None}
     assert build.training_of(request.options, dataset) == want
-
-
-def run(tmp_path, name, *words):
-    common = ["--method", "fedper", "--rounds", "2", "--num-clients", "2", "--train-size", "20", "--test-size", "10"]
-    common += ["--eval-every", "1", "--batch-size", "10", "--epochs", "2", "--lr", "0.5", "--no-compilation-cache"]
-    assert main("digits", [*common, *words, "--out", str(tmp_path / name)]) == 0
-    lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["trained"]["loss"] for line in lines]
-
-
-@pytest.mark.slow
-def test_they_reach_the_training(tmp_path, capsys):
-    plain = run(tmp_path, "plain")
-    halved = run(tmp_path, "halved", "--schedule", "lr=exponential:0.01")
-    assert halved[0] == plain[0]
-    assert halved[1] != plain[1]
-    adam = run(tmp_path, "adam", "--optimizer", "adam", "--clip-norm", "0.1", "--momentum", "0.9")
-    assert adam[0] != plain[0]
-    assert "--momentum has no effect with --optimizer adam" in capsys.readouterr().out
-    config = json.loads((tmp_path / "halved" / "config.json").read_text())
-    assert config["options"]["schedule"] == ["lr=exponential:0.01"]
 
 
 def test_runs_with_another_schedule_are_other_runs():
