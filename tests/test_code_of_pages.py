@@ -1,9 +1,11 @@
 """Code on the pages of the documentation runs as it stands; what takes long in `pytest -m slow` alone."""
 
+import contextlib
 import doctest
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import serialization
 from pages import ROOT, block, blocks, executed
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from rich.console import Console
 from trees import assert_same, row
 
+from experiments import export
 from experiments.cli.request import parse
 from experiments.report.__main__ import main as report
 from experiments.run import build
@@ -238,9 +242,9 @@ def test_the_glossary_is_sorted():
 # docs/your-data.md
 
 
-def commands():
-    """(module, words) of the page."""
-    lines = [shlex.split(line) for text in blocks("docs/your-data.md", "sh") for line in text.splitlines()]
+def commands(page="docs/your-data.md"):
+    """(module, words) of a page."""
+    lines = [shlex.split(line) for text in blocks(page, "sh") for line in text.splitlines()]
     assert all(words[:2] == ["python", "-m"] for words in lines)
     return [(words[2], words[3:]) for words in lines]
 
@@ -282,3 +286,60 @@ def test_the_commands_of_your_data_run(capsys):
         short = [*words, "--rounds", "1", "--no-compilation-cache"]
         code = sweep(short) if module == "experiments.sweep" else main("custom", short)
         assert code == 0, capsys.readouterr().err
+
+
+# docs/your-model-and-method.md, followed word for word in an empty folder
+
+OWN = "docs/your-model-and-method.md"
+FILES = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", (ROOT / OWN).read_text(), re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder in which a reader of the page works, after all of its commands."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for module, words in commands(OWN):
+            name = module.removeprefix("experiments.")
+            with pytest.raises(SystemExit) if "--help" in words else contextlib.nullcontext():
+                assert (export.main(words) if name == "export" else main(name, words)) == 0, words
+    return folder
+
+
+def test_the_page_of_your_own_code_has_its_files_and_commands():
+    assert list(FILES) == ["my_method.py", "test_my_method.py", "my_models.py"]
+    assert [name.removeprefix("experiments.") for name, _ in commands(OWN)] == [*["digits"] * 3, *["export"] * 2]
+
+
+@pytest.mark.slow
+def test_the_commands_of_your_own_code_leave_what_the_page_says(folder):
+    config = json.loads((folder / "runs/mine/config.json").read_text())
+    assert config["options"]["method"] == "my_method.py:slow_fedavg"
+    assert config["hyper_parameters"]["server_lr"] == 0.7
+    assert config["own_code"]["method"]["file"] == str((folder / "my_method.py").resolve())
+    assert json.loads((folder / "runs/mine/summary.json").read_text())["method"] == "my_method.py:slow_fedavg"
+    assert (folder / "runs/net/checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_the_notebook_gives_the_runs_of_your_own_code_back(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    names = executed(*(text for text in blocks(OWN) if text not in FILES.values()))
+    assert names["model"].num_features == 16
+    assert len(names["runs"]) == 2
+    summary = json.loads((folder / "runs/net/summary.json").read_text())
+    assert 100 * float(names["accuracy"]) == pytest.approx(summary["received_per_client"][3], abs=1e-3)
+    params = serialization.msgpack_restore((folder / "model.msgpack").read_bytes())
+    run, test = names["run"], names["test"]
+    assert (run.model.apply(params, test.x) == run.predict(3, test.x)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.without_f1_auc
+def test_the_test_on_the_page_of_your_own_code_passes(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    executed(FILES["test_my_method.py"])["test_slow_fedavg"]()
+    del sys.modules["my_method"]
