@@ -50,6 +50,7 @@ def test_the_example_of_adapters_runs_and_learns(capsys):
     assert last > max(first, 0.5)
 
 
+@pytest.mark.slow
 def test_the_examples_of_local_training_run(capsys):
     for marker in ('optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"):
         executed(block("docs/training.md", marker), LocalTraining=LocalTraining)
@@ -123,6 +124,7 @@ def scores(capsys):
     return {name: dict(zip(lines[name][::2], map(float, lines[name][1::2]), strict=True)) for name in methods}
 
 
+@pytest.mark.slow
 def test_numbers(capsys):
     found = executed(TOOLS, DIABETES)
     data, patients = found["diabetes"], found["patients"]
@@ -156,12 +158,13 @@ def test_characters(capsys):
     assert np.flatnonzero(differs).tolist() == list(range(20, 28))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "texts",
     [
         [LABELS],
-        pytest.param([LABELS.partition("labels = ")[0], OWN_LOSS], marks=pytest.mark.slow),
-        pytest.param([OWN_LOSS.partition("own_loss = ")[0], DROPOUT], marks=pytest.mark.slow),
+        [LABELS.partition("labels = ")[0], OWN_LOSS],
+        [OWN_LOSS.partition("own_loss = ")[0], DROPOUT],
     ],
     ids=["labels", "own_loss", "dropout"],
 )
@@ -185,6 +188,7 @@ class Last(NamedTuple):
     cohort: np.ndarray
 
 
+@pytest.mark.slow
 @pytest.mark.without_f1_auc
 def test_the_notebook(capsys):
     """Blocks of Python that are no files, before the first command."""

@@ -108,7 +108,7 @@ def test_gray_images_are_refused():
 TINY = CropAndFlip((2, 3, 1), (-2.0,), border=1)
 
 
-@pytest.mark.parametrize("name", ["fedpac", "fedem"])
+@pytest.mark.parametrize("name", [pytest.param("fedpac", marks=pytest.mark.slow), "fedem"])
 def test_augmentation_applies_to_every_method(name):
     """FedPAC's backbone, but not its head, whose inputs are features; FedEM's labels come with responsibilities."""
     key = jax.random.key(3)

@@ -92,7 +92,8 @@ def test_fedpac(known):
     assert float(last.info["gap"].max()) < 1e-6
 
 
-@pytest.mark.parametrize("option", ["alignment", pytest.param("collaboration", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["alignment", "collaboration"])
 def test_fedpac_without(option):
     weigh = (lambda *models: by_variances(*models)[0]) if option == "alignment" else (lambda *models: np.eye(3))
     play(fedpac, weigh, (7, 2, 5), **{option: False})

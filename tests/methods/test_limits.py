@@ -107,6 +107,7 @@ def test_a_server_that_trains_knows_neither_numbers_nor_absent_clients(name):
     assert distance(trained(range(8)), trained(range(8), key=jax.random.key(1))) > 1e-6
 
 
+@pytest.mark.slow
 def test_fedtgps_clients_keep_their_prototypes_through_a_round_in_which_nobody_sends_any():
     method = make_method("fedtgp", tiny_model(), server_epochs=1)
     server = method.init_server(KEY)._replace(ready=jnp.ones((), bool))

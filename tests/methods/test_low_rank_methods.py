@@ -124,6 +124,7 @@ def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_hetlora_gives_up_last_ranks_that_the_penalty_makes_small():
     _, free = played(methods.hetlora, rounds=3, lam=0.0, min_rank=1, gamma=0.5)
     _, small = played(methods.hetlora, rounds=3, lam=5.0, min_rank=1, gamma=0.5)
@@ -155,6 +156,7 @@ def test_hetlora_s_penalty_is_the_product_of_the_norms_of_the_last_ranks():
 # FedDPA
 
 
+@pytest.mark.slow
 def test_feddpa_s_global_model_is_fedavg_s():
     _, own = played(methods.feddpa)
     _, base = played(methods.fedavg)

@@ -151,7 +151,8 @@ def test_fedcac(rounds, size):
     assert (np.asarray(last.info["collaborators"]).sum() == 3) == (rounds > most and size == 3)
 
 
-@pytest.mark.parametrize("size", [1, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_fedcac_without_critical_parameters_is_fedavg(size):
     # With any participation: also for clients that never took part.
     last = full.run(fedcac, share=0.0, participation=size / 3)

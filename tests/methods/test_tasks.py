@@ -19,7 +19,7 @@ OTHERS = {name: task for name, task in tasks.TASKS.items() if name != "classific
 KINDS = ("fedavg", "fedper", "ditto", "scaffold", "apfl", "fedas")
 """A shared model, a personal head, a personal model, corrections of gradients, a mixture, and weights by the server."""
 
-FAST = {("fedas", "regression"), ("ditto", "multi_label"), ("scaffold", "binary"), ("fedper", "next_symbol")}
+FAST = {("fedas", "regression"), ("fedper", "next_symbol")}
 """What runs by default: compiling takes nearly all of the time."""
 
 

@@ -123,6 +123,7 @@ def test_steps_have_the_keys_that_streams_says():
     assert len({tuple(row) for row in words.tolist()}) == 4
 
 
+@pytest.mark.slow
 def test_chunks_padding_and_resumption_change_nothing():
     @functools.wraps(METHODS["fedper"])
     def factory(model, *args, **values):

@@ -133,6 +133,7 @@ def reference_weights_objective(mu, moments, counts, client, weights):
     return objective
 
 
+@pytest.mark.slow
 def test_head_weights_with_the_empirical_covariance_of_each_client():
     generator = np.random.default_rng(0)
     counts = np.array([30, 12, 50, 3])  # the last one has fewer examples than features

@@ -98,7 +98,9 @@ def test_solvers_find_the_minimizer(solver):
     np.testing.assert_allclose(weights, [0, 1, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize("solver", ["auto", "interior_point", pytest.param("osqp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "solver", ["interior_point", *(pytest.param(name, marks=pytest.mark.slow) for name in ("auto", "osqp"))]
+)
 def test_derivatives_are_those_of_the_minimizer(solver):
     matrix, linear = random_matrices(1, 6)[0], np.random.default_rng(7).normal(size=6) / 3
     toward = np.arange(6.0)
@@ -313,6 +315,7 @@ def test_jaxopt_solves_every_program_of_a_cohort(population, clients):
     assert np.max(gaps(jnp.asarray(matrices / matrices.max(axis=(1, 2), keepdims=True), jnp.float32))) < 1e-7
 
 
+@pytest.mark.slow
 def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
     matrices = jnp.asarray(random_matrices(2, 3), jnp.float32)
     want = solve_simplex_qp(matrices, solver="interior_point")
