@@ -73,6 +73,7 @@ def test_each_part_of_the_code_is_compared(tmp_path, edit):
         assert tuple(version.by_other_code(changed, trust) for trust in ("sources", "version", "all")) == others
 
 
+@pytest.mark.slow
 def test_a_group_of_other_code_does_not_go_on(tmp_path, edit, monkeypatch, capsys):
     out, save = tmp_path / "sweep", execute._save
     words = [*SWEEP, "--checkpoint-every", "1", "--out", str(out)]
