@@ -1,9 +1,11 @@
 """Code on the pages of the documentation runs as it stands; what takes long in `pytest -m slow` alone."""
 
+import contextlib
 import doctest
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,26 +14,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import serialization
 from pages import ROOT, block, blocks, executed
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from rich.console import Console
 from trees import assert_same, row
 
+from experiments import export
 from experiments.cli.request import parse
 from experiments.report.__main__ import main as report
 from experiments.run import build
 from experiments.run.command import main
 from experiments.run.estimate import examples_visited
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax import LocalTraining, primitives, simulate, tasks
-from pfl_jax.base import Cohort
+from pfl_jax import Cohort, LocalTraining, primitives, simulate, tasks
 from pfl_jax.methods import make_method
 
 # README.md and the pages of evaluation, training and adapters
 
 
 def printed(capsys):
-    """The words of each line."""
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -48,6 +50,7 @@ def test_the_example_of_adapters_runs_and_learns(capsys):
     assert last > max(first, 0.5)
 
 
+@pytest.mark.slow
 def test_the_examples_of_local_training_run(capsys):
     for marker in ('optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"):
         executed(block("docs/training.md", marker), LocalTraining=LocalTraining)
@@ -121,6 +124,7 @@ def scores(capsys):
     return {name: dict(zip(lines[name][::2], map(float, lines[name][1::2]), strict=True)) for name in methods}
 
 
+@pytest.mark.slow
 def test_numbers(capsys):
     found = executed(TOOLS, DIABETES)
     data, patients = found["diabetes"], found["patients"]
@@ -154,12 +158,13 @@ def test_characters(capsys):
     assert np.flatnonzero(differs).tolist() == list(range(20, 28))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "texts",
     [
         [LABELS],
-        pytest.param([LABELS.partition("labels = ")[0], OWN_LOSS], marks=pytest.mark.slow),
-        pytest.param([OWN_LOSS.partition("own_loss = ")[0], DROPOUT], marks=pytest.mark.slow),
+        [LABELS.partition("labels = ")[0], OWN_LOSS],
+        [OWN_LOSS.partition("own_loss = ")[0], DROPOUT],
     ],
     ids=["labels", "own_loss", "dropout"],
 )
@@ -183,6 +188,7 @@ class Last(NamedTuple):
     cohort: np.ndarray
 
 
+@pytest.mark.slow
 @pytest.mark.without_f1_auc
 def test_the_notebook(capsys):
     """Blocks of Python that are no files, before the first command."""
@@ -240,9 +246,9 @@ def test_the_glossary_is_sorted():
 # docs/your-data.md
 
 
-def commands():
-    """(module, words) of the page."""
-    lines = [shlex.split(line) for text in blocks("docs/your-data.md", "sh") for line in text.splitlines()]
+def commands(page="docs/your-data.md"):
+    """(module, words) of a page."""
+    lines = [shlex.split(line) for text in blocks(page, "sh") for line in text.splitlines()]
     assert all(words[:2] == ["python", "-m"] for words in lines)
     return [(words[2], words[3:]) for words in lines]
 
@@ -284,3 +290,60 @@ def test_the_commands_of_your_data_run(capsys):
         short = [*words, "--rounds", "1", "--no-compilation-cache"]
         code = sweep(short) if module == "experiments.sweep" else main("custom", short)
         assert code == 0, capsys.readouterr().err
+
+
+# docs/your-model-and-method.md, followed word for word in an empty folder
+
+OWN = "docs/your-model-and-method.md"
+FILES = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", (ROOT / OWN).read_text(), re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder in which a reader of the page works, after all of its commands."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for module, words in commands(OWN):
+            name = module.removeprefix("experiments.")
+            with pytest.raises(SystemExit) if "--help" in words else contextlib.nullcontext():
+                assert (export.main(words) if name == "export" else main(name, words)) == 0, words
+    return folder
+
+
+def test_the_page_of_your_own_code_has_its_files_and_commands():
+    assert list(FILES) == ["my_method.py", "test_my_method.py", "my_models.py"]
+    assert [name.removeprefix("experiments.") for name, _ in commands(OWN)] == [*["digits"] * 3, *["export"] * 2]
+
+
+@pytest.mark.slow
+def test_the_commands_of_your_own_code_leave_what_the_page_says(folder):
+    config = json.loads((folder / "runs/mine/config.json").read_text())
+    assert config["options"]["method"] == "my_method.py:slow_fedavg"
+    assert config["hyper_parameters"]["server_lr"] == 0.7
+    assert config["own_code"]["method"]["file"] == str((folder / "my_method.py").resolve())
+    assert json.loads((folder / "runs/mine/summary.json").read_text())["method"] == "my_method.py:slow_fedavg"
+    assert (folder / "runs/net/checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_the_notebook_gives_the_runs_of_your_own_code_back(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    names = executed(*(text for text in blocks(OWN) if text not in FILES.values()))
+    assert names["model"].num_features == 16
+    assert len(names["runs"]) == 2
+    summary = json.loads((folder / "runs/net/summary.json").read_text())
+    assert 100 * float(names["accuracy"]) == pytest.approx(summary["received_per_client"][3], abs=1e-3)
+    params = serialization.msgpack_restore((folder / "model.msgpack").read_bytes())
+    run, test = names["run"], names["test"]
+    assert (run.model.apply(params, test.x) == run.predict(3, test.x)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.without_f1_auc
+def test_the_test_on_the_page_of_your_own_code_passes(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    executed(FILES["test_my_method.py"])["test_slow_fedavg"]()
+    del sys.modules["my_method"]

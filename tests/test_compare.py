@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pfl_jax import InvalidInput
 from pfl_jax.compare import critical_difference, difference, holm, mean_ranks
-from pfl_jax.errors import InvalidInput
 
 
 def simulated(rng, runs, clients, truth=1.0):

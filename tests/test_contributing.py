@@ -1,5 +1,9 @@
 """CONTRIBUTING.md, followed word for word in a copy of the repository: its method passes as a method."""
 
+import ast
+import functools
+import importlib
+import inspect
 import json
 import os
 import re
@@ -32,7 +36,6 @@ def insert(path, anchor, text):
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """The repository with the page's method in it."""
     root = tmp_path_factory.mktemp("contributing")
     for folder in ("pfl_jax", "experiments", "tests", "docs"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -80,3 +83,60 @@ def test_the_walk_through(copy):
     stored, was = (json.loads((root / "tests/support/golden.json").read_text()) for root in (copy, ROOT))
     assert stored.pop("fedexp")["received"]
     assert stored == was
+
+
+PATH = Path(__file__).parents[1] / "docs/tutorial.ipynb"
+CELLS = json.loads(PATH.read_text())["cells"]
+CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+
+
+def chain(node):
+    """A node's dotted name, ["pfl_jax", "run"] for example; None where it is anything else."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute) and (first := chain(node.value)):
+        return [*first, node.attr]
+    return None
+
+
+def test_it_is_stored_without_results():
+    assert len({cell["id"] for cell in CELLS}) == len(CELLS)
+    for cell in CELLS:
+        assert cell["metadata"] == {}
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+def test_its_code_uses_names_and_arguments_that_there_are():
+    program = ast.parse("\n".join(CODE))
+    given, checked = {}, 0
+    for node in program.body:
+        if isinstance(node, ast.Import):
+            given |= {alias.asname or alias.name: importlib.import_module(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            given |= {alias.name: getattr(module, alias.name) for alias in node.names}
+    given = {name: thing for name, thing in given.items() if inspect.getmodule(thing).__name__.startswith("pfl_jax")}
+    for node in ast.walk(program):
+        names = chain(node.func) if isinstance(node, ast.Call) else chain(node)
+        if names and names[0] in given:
+            thing = functools.reduce(getattr, names[1:], given[names[0]])
+            if isinstance(node, ast.Call):
+                places = [None for _ in node.args]
+                inspect.signature(thing).bind_partial(*places, **{keyword.arg: None for keyword in node.keywords})
+                checked += 1
+    assert checked > 10
+
+
+@pytest.mark.slow
+def test_it_runs_in_jupyter():
+    import nbclient
+    import nbformat
+
+    notebook = nbformat.read(PATH, as_version=4)
+    nbformat.validate(notebook)
+    # Begins where Jupyter does: in the notebook's folder.
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(PATH.parent)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
+    assert not [output for output in outputs if output.get("name") == "stderr"]

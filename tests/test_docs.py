@@ -14,7 +14,7 @@ from message_shapes import message_shapes
 from experiments.cli.options import Options, flag
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import parse
-from pfl_jax.base import Mean
+from pfl_jax import Mean
 from pfl_jax.messages import Unsummed, map_means, split
 from pfl_jax.methods import METHODS
 

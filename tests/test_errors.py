@@ -1,14 +1,22 @@
 """Errors of the library, and the words of their messages."""
 
 import copy
+import errno
 import functools
+import os
 import pickle
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
-from pfl_jax.base import Model
-from pfl_jax.errors import Diverged, InvalidInput, first_line, one_line, shortened, word
+from experiments.host.jax_config import repair_cache
+from pfl_jax import Diverged, InvalidInput, Model
+from pfl_jax.atomic_write import append_line, write_binary, write_text
+from pfl_jax.errors import CannotWrite, first_line, one_line, shortened, word
 
 
 @pytest.mark.parametrize("clients", [[2, 5], []])
@@ -48,3 +56,60 @@ def test_an_error_is_told_in_one_line_of_limited_length():
 )
 def test_a_value_of_a_wrong_type_is_named(value, words):
     assert word(value) == words
+
+
+def test_a_line_that_cannot_be_appended_is_told(tmp_path, full_disk):
+    log = tmp_path / "log"
+    append_line(log, "first")
+    with full_disk(20), pytest.raises(CannotWrite, match=r"cannot write .*log: File too large; make room"):
+        append_line(log, "second" * 10)
+    assert log.read_text().startswith("first\n")
+    with pytest.raises(CannotWrite, match="/dev/full: No space left on device; make room"):
+        append_line(Path("/dev/full"), "line")
+
+
+def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path, full_disk):
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with full_disk(10), pytest.raises(CannotWrite, match="make room"):
+        write_text(path, "new" * 10)
+
+    def interrupted(file):
+        file.write(b"new")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_binary(path, interrupted)
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(CannotWrite, match="No such file or directory; give a folder that can be written"):
+        write_text(tmp_path / "absent" / "file", "new")
+
+
+def test_half_programs_in_the_cache_are_removed_and_told_once(tmp_path, monkeypatch):
+    """JAX's words, as it says them of a full disk and of what that left behind."""
+    for name in ("jit_init-1f-cache", "jit_init-2e-cache", "jit_round-3d-cache"):
+        (tmp_path / name).write_bytes(b"half")
+    said, full = [], OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(jax, "config", SimpleNamespace(jax_compilation_cache_dir=str(tmp_path)))
+    with repair_cache(said.append):
+        monkeypatch.undo()
+        for _ in range(2):
+            warnings.warn(f"Error writing persistent compilation cache entry for 'jit_init': OSError: {full}")  # noqa: B028
+        warnings.warn("Error reading persistent compilation cache entry for 'jit_other': error: truncated")  # noqa: B028
+        with pytest.raises(UserWarning, match="another matter"):
+            warnings.warn("another matter")  # noqa: B028
+    assert [path.name for path in tmp_path.iterdir()] == ["jit_round-3d-cache"]
+    assert len(said) == 2
+    assert "cannot be kept: the next start compiles too" in said[0]
+    assert "No space left on device" in said[0]
+    assert "cannot be read, and is compiled anew (truncated)" in said[1]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])
+def test_only_a_file_is_replaced(tmp_path, make):
+    make(tmp_path / "file")
+    with pytest.raises(CannotWrite, match="file: It is no regular file"):
+        write_text(tmp_path / "file", "content")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert not (tmp_path / "file").is_file()

@@ -6,11 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from pfl_jax import privacy
-from pfl_jax.engine.cohort import Settings, sample_cohort
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, Settings, privacy
+from pfl_jax.engine.cohort import sample_cohort
 from pfl_jax.methods import METHODS
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives import LocalTraining
 from pfl_jax.privacy import budgets, gaussian_epsilon, gaussian_noise, participations, sampled_epsilon
 
 accounting = pytest.importorskip("dp_accounting")

@@ -13,10 +13,8 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import pfl_jax
-from pfl_jax import LocalTraining, Settings, data, make_method, methods, models, simulate
-from pfl_jax.data.partition import Partition
-from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, LocalTraining, Settings, data, make_method, methods, models, simulate
+from pfl_jax.data import Dataset, Partition
 
 TRAIN, TEST, SHAPE = 24, 12, (4, 4, 1)
 TRAIN_Y, TEST_Y = np.arange(TRAIN) % 3, np.arange(TEST) % 3
@@ -34,12 +32,10 @@ def dataset(**changes):
 
 
 def plain(change, **changes):
-    """The dataset with changed inputs, which nothing normalizes."""
     return dataset(train_x=change(TRAIN_X), test_x=change(TEST_X), **{"mean": None, "std": None} | changes)
 
 
 def labeled(change):
-    """The dataset with changed labels."""
     return dataset(train_y=change(TRAIN_Y), test_y=change(TEST_Y))
 
 
@@ -67,7 +63,6 @@ def made(name="fedavg", shape=SHAPE, classes=3, **values):
 
 
 def run(from_dataset=None, partition=None, method=None, settings=None, key=KEY, **options):
-    """Everything up to a first round, with changes."""
     federation = data.federate(from_dataset or dataset(), parts() if partition is None else partition)
     settings = Settings(rounds=1) if settings is None else settings
     return next(iter(pfl_jax.run(method or made(), federation, settings, key, **options)), None)
@@ -115,7 +110,6 @@ def several():
 
 
 def whole(given):
-    """Partition of everything to one client."""
     return data.partition.iid(given, 1)
 
 

@@ -5,15 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfl_jax.base import ClientData
+from pfl_jax import ClientData, InvalidInput, client_mesh
 from pfl_jax.data import client_data, federate, federate_runs, from_arrays, hold_out, partition, select_run
 from pfl_jax.engine import placement
-from pfl_jax.engine.mapping import client_mesh
-from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import models
-from pfl_jax.primitives import fisher
-from pfl_jax.primitives.losses import deployed_loss
-from pfl_jax.primitives.tree import gather
+from pfl_jax.primitives import deployed_loss, fisher, gather
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 client_data = jax.jit(client_data, static_argnums=2)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from tables import Frame, Split, assert_rows
 
-from pfl_jax import data
+from pfl_jax import InvalidInput, data
 from pfl_jax.data import client_data, federate, from_arrays, from_clients
-from pfl_jax.errors import InvalidInput
 
 RNG = np.random.default_rng(0)
 SIZES = {"ward": 6, "clinic": 9, "home": 5}

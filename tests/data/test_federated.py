@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pfl_jax import InvalidInput
 from pfl_jax.data import class_table, client_data, federate, federate_runs, hold_out, load
 from pfl_jax.data.partition import dirichlet
-from pfl_jax.errors import InvalidInput
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 client_data = jax.jit(client_data, static_argnums=2)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_jax.data import dirichlet_counts, embedded
-from pfl_jax.data.allocation import Partition, draw_sizes
+from pfl_jax import InvalidInput
+from pfl_jax.data import Dataset, Partition, dirichlet_counts, embedded, load
+from pfl_jax.data.allocation import draw_sizes
 from pfl_jax.data.partition import (
     PATHOLOGICAL_CLASSES,
     dirichlet,
@@ -19,8 +20,6 @@ from pfl_jax.data.partition import (
     pathological,
     with_validation,
 )
-from pfl_jax.data.sources import Dataset, load
-from pfl_jax.errors import InvalidInput
 
 TRAIN_Y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 120)).astype(np.int32)
 TEST_Y = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 40)).astype(np.int32)
@@ -28,7 +27,6 @@ POOL_Y = np.concatenate([TRAIN_Y, TEST_Y])
 
 
 def labeled(train_y, test_y):
-    """Dataset of these labels, whose inputs nobody reads."""
     x = np.zeros((0, 1), np.float32)
     return Dataset("labels", "arrays", "", True, x, train_y, x, test_y, 1 + int(np.max(train_y)), None, None, False)
 
@@ -69,10 +67,7 @@ def assert_same(first, second):
         (lambda: iid(DATASET, 7, seed=7), "5c49f493d9a7"),
         (lambda: iid(DATASET, 7, train_size=61, test_size=23, seed=7), "2f946752c3f7"),
         (lambda: pathological(DATASET, 6, train_size=61, test_size=23, seed=7), "db7e6f53c6ae"),
-        (
-            lambda: pathological(DATASET, 6, protocol="clustered", train_size=61, test_size=23, seed=7),
-            "98ff717a4dda",
-        ),
+        (lambda: pathological(DATASET, 6, protocol="clustered", train_size=61, test_size=23, seed=7), "98ff717a4dda"),
         (lambda: with_validation(iid(DATASET, 7, train_size=61, test_size=23), 0.3, seed=7), "85523709c129"),
     ],
 )
@@ -265,10 +260,7 @@ def test_iid_with_sizes_reuses_only_what_it_must():
         (lambda: with_validation(iid(DATASET, 4), 1.0), "above 0 and below 1"),
         (lambda: with_validation(with_validation(iid(DATASET, 4), 0.1), 0.1), "already"),
         (lambda: with_validation(Partition([[1], [2]], [[3], [4]]), 0.5), "two training examples"),
-        (
-            lambda: pathological(labeled(TRAIN_Y % 7, TEST_Y % 7), 5, train_size=9),
-            "3/3/5/5/8 .* where there are 7",
-        ),
+        (lambda: pathological(labeled(TRAIN_Y % 7, TEST_Y % 7), 5, train_size=9), "3/3/5/5/8 .* where there are 7"),
         (
             lambda: pathological(DATASET, 5, protocol="clustered", classes_per_group=[9] * 11),
             "not 11 different sets of 9 of 10",

@@ -16,10 +16,10 @@ import archives
 import numpy as np
 import pytest
 
+from pfl_jax import InvalidInput
+from pfl_jax.data import SPECS, load
 from pfl_jax.data import tfds as source
-from pfl_jax.data.sources import load
-from pfl_jax.data.specs import SPECS
-from pfl_jax.errors import CannotWrite, InvalidInput
+from pfl_jax.errors import CannotWrite
 
 SMALL = {
     "cifar10": (*archives.images(50, 10, (32, 32, 3)), *archives.images(10, 10, (32, 32, 3), 1)),
@@ -33,7 +33,6 @@ def quiet(message: str) -> None:
 
 
 def write_archive(name: str, folder: Path) -> Path:
-    """The dataset's small archive in the true format."""
     if name == "cifar10":
         path = folder / SPECS[name].url.rpartition("/")[2]
         return archives.write_tar(path, archives.cifar_members(name, SMALL[name]))

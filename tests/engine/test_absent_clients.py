@@ -9,11 +9,12 @@ import pytest
 from problems import diverging, tiny_federation, tiny_method
 from trees import assert_same, row
 
-from pfl_jax import simulate
-from pfl_jax.data.federated import client_data, hold_out
-from pfl_jax.errors import Diverged, InvalidInput
+from pfl_jax import Diverged, InvalidInput, Settings, simulate
+from pfl_jax.data import client_data, hold_out
+from pfl_jax.engine.cohort import evaluated_clients
+from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import METHODS
-from pfl_jax.primitives.metrics import score
+from pfl_jax.primitives import score
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 score = jax.jit(score, static_argnums=0)
@@ -185,3 +186,40 @@ def test_hold_out_keeps_one_client_at_least():
     for number in (0, 4):
         with pytest.raises(InvalidInput, match=f"1 to 3 can be held out, not {number}"):
             hold_out(DATA, number)
+
+
+def received(seed=0, state_on="device", **settings):
+    method = tiny_method("local")
+    given = Settings(rounds=2, participation=0.5, **settings)
+    results = simulate.run(method, tiny_federation(), given, jax.random.key(seed), state_on=state_on)
+    return np.stack([result.received["loss"] for result in results])
+
+
+def test_a_sample_has_the_scores_of_a_full_evaluation():
+    everyone, sample = received(), received(eval_clients=2)
+    scored = ~np.isnan(sample)
+    assert scored.sum(axis=1).tolist() == [2, 2]
+    np.testing.assert_array_equal(scored[0], scored[1])
+    np.testing.assert_array_equal(sample[scored], everyone[scored])
+
+
+@pytest.mark.slow
+def test_states_on_the_host_and_samples_of_all_clients():
+    np.testing.assert_array_equal(received(eval_clients=2, state_on="host"), received(eval_clients=2))
+    np.testing.assert_array_equal(received(eval_clients=9), received())
+
+
+def test_an_engine_evaluates_the_sample_of_each_run():
+    """One engine with states on the host, which remembers whom it has drawn, and runs of several keys and data."""
+    settings = Settings(rounds=1, eval_clients=2)
+    engine = simulate.build(tiny_method("local"), settings, store=OnHost())
+    data, more, keys = tiny_federation(), tiny_federation((9, 20, 14, 5, 8, 3)), [jax.random.key(0), jax.random.key(1)]
+    for federation, key in ((data, keys[0]), (data, keys[1]), (more, keys[1])):
+        scored = np.flatnonzero(~np.isnan(engine.evaluate(federation, engine.init(federation, key))["loss"]))
+        drawn = evaluated_clients(key, federation.num_clients, settings)
+        assert scored.tolist() == sorted(drawn.tolist())
+
+
+def test_a_sample_is_not_evaluated_before_aggregation():
+    with pytest.raises(InvalidInput, match="eval_clients cannot be given with before_aggregation"):
+        Settings(rounds=1, eval_clients=2, before_aggregation=True)

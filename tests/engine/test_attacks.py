@@ -10,11 +10,10 @@ import reference
 from full_batches import BETA, SGD, SIZES, assert_model, train, training_examples
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
-from pfl_jax import simulate
-from pfl_jax.base import ClientData, LocalResult, Mean, Survey
+from pfl_jax import ClientData, LocalResult, Mean, Settings, simulate
+from pfl_jax.base import Survey
 from pfl_jax.engine import placement
 from pfl_jax.engine.cohort import attackers
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 from pfl_jax.testing.comparison import assert_close
@@ -81,7 +80,6 @@ def test_noise_is_as_long_as_the_update():
 
 
 def program(**settings):
-    """The round as JAX traces it."""
     engine = simulate.build(tiny_method("fedavg"), Settings(rounds=1, **settings))
     data = tiny_federation()
     state = jax.eval_shape(engine.init, data, jax.random.key(0))

@@ -6,10 +6,9 @@ import pytest
 from damage import DAMAGES
 from problems import tiny_federation, tiny_method
 
-from pfl_jax import simulate
-from pfl_jax.base import State
+from pfl_jax import InvalidInput, State, simulate
 from pfl_jax.engine.checkpoint import Checkpoints
-from pfl_jax.errors import CannotWrite, InvalidInput
+from pfl_jax.errors import CannotWrite
 
 
 def play(rounds=4, state=None):

@@ -11,19 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
-from pfl_jax import methods, models, simulate, sweep
+from pfl_jax import Settings, methods, models, simulate, sweep
 from pfl_jax.data.places import spread
 from pfl_jax.engine import rounds
-from pfl_jax.engine.chunking import (
-    MAX_WASTE,
-    choose_chunk,
-    one_by_one,
-    resolved,
-    typical_cohort,
-    unused_shares,
-)
-from pfl_jax.engine.cohort import Settings
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.engine.chunking import MAX_WASTE, choose_chunk, one_by_one, resolved, typical_cohort, unused_shares
+from pfl_jax.primitives import LocalTraining
 
 
 def counted(counts, batch_size, chunk, devices, drop_last):

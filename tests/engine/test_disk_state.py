@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from pfl_jax.base import State
+from pfl_jax import InvalidInput, State
 from pfl_jax.engine import disk_state
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.disk_state import NAME
 from pfl_jax.engine.store import OnDisk
-from pfl_jax.errors import CannotWrite, InvalidInput
+from pfl_jax.errors import CannotWrite
 
 CLIENTS = 7
 
@@ -33,7 +33,6 @@ def numbers(seed, count=CLIENTS):
 
 
 def stored(clients, folder=None):
-    """The states in a new file."""
     return OnDisk(folder).adopt(FEDERATION, None, clients)
 
 

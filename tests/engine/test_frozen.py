@@ -7,13 +7,11 @@ import pytest
 from problems import tiny_federation
 
 import pfl_jax
-from pfl_jax import LocalTraining, methods, models, sweep
+from pfl_jax import InvalidInput, LocalTraining, Settings, methods, models, sweep
 from pfl_jax.engine import simulate
 from pfl_jax.engine.communication import traffic
-from pfl_jax.engine.simulate import Settings
-from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.adapters import lora
-from pfl_jax.primitives.tree import byte_count
+from pfl_jax.primitives import byte_count
 
 DATA = tiny_federation()
 SHAPE = DATA.x.shape[1:]
@@ -84,6 +82,7 @@ def test_runs_of_a_sweep_share_the_base():
         np.testing.assert_allclose(one[0], other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_a_state_and_its_traffic_is_that_of_the_adapters():
     method = methods.fedper(adapted(), TRAINING)
     first, *_ = simulate.run(method, DATA, Settings(rounds=1), jax.random.key(0))

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pfl_jax import simulate
-from pfl_jax.engine.simulate import Settings
+from pfl_jax import Settings, simulate
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.testing import conformance

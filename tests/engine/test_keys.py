@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from problems import CLASSES, tiny_federation
 
-from pfl_jax import simulate
-from pfl_jax.base import LocalResult, Method, Survey
-from pfl_jax.data.federated import hold_out
+from pfl_jax import LocalResult, Method, Settings, simulate
+from pfl_jax.base import Survey
+from pfl_jax.data import hold_out
 from pfl_jax.engine import cohort
 from pfl_jax.engine.cohort import attackers
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
 from pfl_jax.messages import Unsummed
 

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method
 
-from pfl_jax import simulate
-from pfl_jax.base import Mean
-from pfl_jax.data import federated
-from pfl_jax.data.federated import client_data, spread
+from pfl_jax import Mean, simulate
+from pfl_jax.data import client_data, federated
+from pfl_jax.data.federated import spread
 from pfl_jax.engine.mapping import in_client_order, map_places
 from pfl_jax.messages import is_mean
 from pfl_jax.methods import make_method
 from pfl_jax.networks import models as networks
-from pfl_jax.primitives.aggregation import mean_by_class, size_weights, weighted_mean
-from pfl_jax.primitives.tree import byte_count
+from pfl_jax.primitives import byte_count, mean_by_class, size_weights, weighted_mean
 
 WEIGHTS, PRESENT = np.array([3.0, 0.0, 5.0, 2.0]), np.array([True, True, False, True])
 
@@ -85,7 +83,9 @@ def summed(program):
     return sum(math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes)
 
 
-@pytest.mark.parametrize("name", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow), "fedpac"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "fedpac"))]
+)
 def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
     data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
     method = tiny_method(name)

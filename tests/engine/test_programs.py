@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
-from pfl_jax import models, simulate
+from pfl_jax import InvalidInput, Settings, models, simulate
 from pfl_jax.data import federate
-from pfl_jax.engine import placement
-from pfl_jax.engine.simulate import Settings
 from pfl_jax.engine.store import OnHost
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
 DATA = tiny_federation()
@@ -77,25 +74,9 @@ def test_an_engine_of_something_else_is_refused(options, message):
         simulate.run(used, DATA, settings, jax.random.key(0), **options)
 
 
-def test_a_model_of_too_few_classes_is_refused():
-    """On devices of its own and with an engine of its own; without them in test_wrong_uses.py."""
-
-    def two_classes(head, features):
-        return tiny_model().classify(head, features)[:, :2]
-
-    method, settings = make_method("local", tiny_model()._replace(classify=two_classes)), Settings(rounds=1)
-    data = placement.place(DATA, simulate.client_mesh())
-    engine = simulate.build(method, settings, data.mesh).jit()
-    results = simulate.run(method, data, settings, jax.random.key(0), mesh=data.mesh, engine=engine)
-    with pytest.raises(InvalidInput, match="the model has 2 classes, and the data 3"):
-        next(results)
-
-
-@pytest.mark.parametrize(("names_model", "text"), [(True, "method's model does not take"), (False, "method fails on")])
-def test_a_model_of_other_inputs_is_refused(names_model, text):
-    method = make_method("local", models.mlp((5, 5, 1), 3, hidden=(4,)), **HYPER_PARAMETERS)
-    method = method if names_model else method._replace(work=None)
-    with pytest.raises(InvalidInput, match=rf"the {text} this federation's inputs \[.*\] \(ScopeParamShapeError: "):
+def test_a_method_of_other_inputs_that_names_no_model_is_refused():
+    method = make_method("local", models.mlp((5, 5, 1), 3, hidden=(4,)), **HYPER_PARAMETERS)._replace(work=None)
+    with pytest.raises(InvalidInput, match=r"the method fails on .*ScopeParamShapeError"):
         next(simulate.run(method, DATA, Settings(rounds=1), jax.random.key(0)))
 
 

@@ -10,10 +10,9 @@ import pytest
 from problems import diverging, received, tiny_federation, tiny_method
 from trees import row
 
-from pfl_jax import simulate, sweep
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.cohort import Settings
-from pfl_jax.primitives.metrics import score
+from pfl_jax import Settings, simulate, sweep
+from pfl_jax.data import client_data
+from pfl_jax.primitives import score
 from pfl_jax.streams import INITIALIZATION
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
@@ -106,6 +105,7 @@ def test_before_aggregation_of_a_diverged_client_is_received():
     assert_scores(row(result.before_aggregation, others), row(result.trained, others))
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_before_aggregation_of_each_run():
     keys = jax.vmap(jax.random.key)(jnp.array([5, 3]))
     together = list(sweep.run(lambda: tiny_method("fedper"), DATA, SOME, keys))

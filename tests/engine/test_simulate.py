@@ -7,8 +7,7 @@ import pytest
 from problems import diverging, tiny_federation, tiny_method
 from test_programs import compilations
 
-from pfl_jax import simulate
-from pfl_jax.engine.simulate import Settings
+from pfl_jax import Settings, simulate
 
 COUNTS = jnp.array([5, 9, 7, 9, 1, 3, 8, 2, 6, 4], jnp.int32)
 

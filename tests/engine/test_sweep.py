@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
-from pfl_jax import models, simulate, sweep
-from pfl_jax.data import federate, federate_runs, load, partition
-from pfl_jax.data.federated import select_run
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, models, simulate, sweep
+from pfl_jax.data import federate, federate_runs, load, partition, select_run
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.tree import byte_count
+from pfl_jax.primitives import byte_count
 
 SETTINGS = simulate.Settings(rounds=3, participation=0.75, full_last_round=True, eval_every=2)
 SEEDS, RATES = (0, 1, 1), (0.1, 0.1, 0.02)
@@ -134,7 +132,7 @@ def test_raw_keys_are_the_keys_that_they_stand_for():
     np.testing.assert_array_equal(got.received["loss"], want.received["loss"])
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_states_of_other_runs_are_refused_at_once(devices):
     def make(name):
         return lambda: tiny_method(name)

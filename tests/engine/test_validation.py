@@ -7,10 +7,9 @@ import pytest
 from problems import tiny_federation, tiny_method
 from trees import row
 
+from pfl_jax import InvalidInput, simulate
 from pfl_jax import data as pfl_data
-from pfl_jax import simulate
-from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
+from pfl_jax.data import client_data
 
 PLAIN = tiny_federation((9, 20, 14, 5, 12))
 # Client 3 has no validation examples, and client 1 only one.

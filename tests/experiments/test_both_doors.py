@@ -14,11 +14,9 @@ from problems import tiny_model
 from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
 from experiments.cli.options import Options, flag
 from experiments.cli.parser import Group, options_of, split
-from pfl_jax import LocalTraining, make_method
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, LocalTraining, make_method
 from pfl_jax.hyper_parameters import NotNegative, Positive, Range, Words, describe, literals, parts, range_of
-from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import annotations, recipes_of
+from pfl_jax.methods import METHODS, annotations, recipes_of
 from pfl_jax.wrappers.compression import Compression
 from pfl_jax.wrappers.server_mean import ServerMean
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer
@@ -98,7 +96,6 @@ def refusal(call: Callable[[], object]):
 
 
 def words(name, value, kind):
-    """Value on the command line."""
     if parts(kind) == (bool,) and isinstance(value, bool):
         return [flag(name if value else f"no_{name}")]
     return [f"{flag(name)}={value}"]

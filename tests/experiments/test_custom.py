@@ -11,17 +11,12 @@ from sklearn.datasets import load_wine
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
 from experiments.export import load_run
-from experiments.folder import stored_runs
 from experiments.lab.results import distill
 from experiments.run import build
-from experiments.run.cached_runs import inspect
 from experiments.run.command import main
-from experiments.sweep.__main__ import main as sweep
-from pfl_jax import LocalTraining, models, simulate
+from pfl_jax import InvalidInput, LocalTraining, models, simulate
 from pfl_jax.data import federate, from_arrays, partition
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 
 WINE = load_wine()
@@ -32,7 +27,6 @@ RUN = ["--method", "fedper", *NATURAL, "--epochs", "2", "--no-compilation-cache"
 
 @pytest.fixture
 def wine(tmp_path, monkeypatch):
-    """The file my.npz in the current folder."""
     monkeypatch.chdir(tmp_path)
     np.savez("my.npz", x=WINE.data, y=WINE.target_names[WINE.target], grower=GROWER)
     return tmp_path / "my.npz"
@@ -43,7 +37,6 @@ def read(folder, name):
 
 
 def change(path):
-    """One value in the file becomes another."""
     with np.load(path) as stored:
         arrays = dict(stored)
     arrays["x"][0, 0] += 1
@@ -89,86 +82,6 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch)
     method = make_method("fedper", model, **vars(LocalTraining(**recipe)))
     *_, last = simulate.run(method, data, simulate.Settings(rounds=8), jax.random.key(0))
     np.testing.assert_allclose(100 * last.received["accuracy"].mean(), summary["received_accuracy"], atol=3)
-
-
-@pytest.mark.slow
-@pytest.mark.without_f1_auc
-def test_a_run_does_not_go_on_with_other_data(wine, capsys):
-    words = [*RUN, "--rounds", "2", "--checkpoint-every", "1"]
-    assert main("custom", ["--data", "my.npz", *words, "--out", "run"]) == 0
-    (wine.parent / "run" / "summary.json").unlink()
-    capsys.readouterr()
-    moved = wine.rename(wine.with_name("elsewhere.npz"))
-    assert main("custom", ["--resume", "run"]) == 2
-    assert "my.npz is not there" in capsys.readouterr().err
-    change(moved)
-    assert main("custom", ["--resume", "run", "--data", "elsewhere.npz"]) == 2
-    assert "is not the data of this run, or has changed" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.without_f1_auc
-def test_a_sweep_takes_no_results_on_other_data(wine, capsys):
-    words = [
-        "--dataset",
-        "custom",
-        "--data",
-        "my.npz",
-        *RUN,
-        "--rounds",
-        "1",
-        "--grid",
-        "lr=0.05,0.1",
-        "--out",
-        "sweep",
-    ]
-    assert sweep(words) == 0
-    assert sweep(words) == 0
-    assert "2 of 2 runs are there" in capsys.readouterr().out
-    (folder, _) = stored_runs.find([wine.parent / "sweep"])
-    group = stored_runs.Group("", (stored_runs.read(folder),))
-    assert group.data_name.startswith("my (npz: ")
-    shutil.copy(wine, "copy.npz")
-    cell = RunCommand("custom", ("--data", "copy.npz", *RUN, "--rounds", "1", "--lr", "0.05"))
-    assert inspect(cell, wine.parent / "sweep" / "lr=0.05" / "seed-0") == "finished"
-    change(wine)
-    assert sweep(words) == 2
-    assert "holds another run (on data with the digest" in capsys.readouterr().err
-
-
-@pytest.fixture
-def texts(tmp_path, monkeypatch):
-    """The file texts.npz in the current folder: three clients with words of their own, and the word that decides."""
-    monkeypatch.chdir(tmp_path)
-    generator, y = np.random.default_rng(0), np.arange(120) % 2
-    client = np.repeat(["essays", "letters", "novels"], 40)
-    x = 3 + 12 * np.repeat(np.arange(3), 40)[:, None] + generator.integers(0, 12, (120, 6))
-    x[:, 4] = 1 + y
-    x[::3, 5] = 0
-    np.savez("texts.npz", x=x, y=y, author=client)
-    return tmp_path
-
-
-@pytest.mark.slow
-@pytest.mark.without_f1_auc
-def test_text_has_a_row_of_the_embedding_for_each_token(texts):
-    words = ["--data", "texts.npz", "--client-column", "author", "--model", "text_mean", "--method", "fedper"]
-    usual = [*words, "--lr", "0.2", "--rounds", "5", "--no-compilation-cache", "--devices", "1", "--out", "run"]
-    assert main("custom", usual) == 0
-    run, largest = load_run("run"), int(np.load("texts.npz")["x"].max())
-    assert run.config["data"]["client_names"] == ["essays", "letters", "novels"]
-    assert run.config["options"]["vocabulary"] == largest + 1
-    assert run.params(1)["backbone"]["embedding"]["embedding"].shape == (largest + 1, 64)
-    assert run.summary["received_accuracy"] > 85
-    # The data determines it, unless it is given.
-    plain = relevant_options(parse("custom", words))
-    assert "vocabulary" not in plain
-    assert stored_runs.read(texts / "run").setting.items() >= {"model": "text_mean", "rounds": 5}.items()
-    given = parse("custom", [*words, "--vocabulary", "9"])
-    assert relevant_options(given)["vocabulary"] == 9
-    experiment = build.build_experiment(given, Console(quiet=True))
-    assert experiment.request.options.vocabulary == 9
-    assert experiment.state_shapes().server["backbone"]["embedding"]["embedding"].shape == (9, 64)
 
 
 def test_widths_of_the_mlp(wine):

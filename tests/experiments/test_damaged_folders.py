@@ -6,38 +6,45 @@ import io
 import json
 import shutil
 
-import numpy as np
 import pytest
-from bad_input import RUN, experiment_of
+from bad_input import RUN, experiment_of, untrained
 from damage import DAMAGES, limit
 from rich.console import Console
-from run_folders import untimed
-from scores import scores_of
 
-from experiments import export
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import RunFolder
-from experiments.report.__main__ import main as report
 from experiments.run import build, cached_runs, records, resume
 from experiments.run.build import Experiment
 from experiments.run.command import main
 from experiments.run.rounds import Run
-from pfl_jax import simulate
+from pfl_jax import InvalidInput, simulate
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import Traffic
-from pfl_jax.errors import InvalidInput
 
 SHORT = [*RUN.split(), "--eval-every", "1"]
 WORDS = [*SHORT, "--checkpoint-every", "1", "--keep-checkpoints", "3", "--keep-state", "always", "--devices", "1"]
 CELL = RunCommand("digits", tuple(SHORT))
 
 
-def run_folders(make):
-    """A run that was killed after two of three rounds, and the same run after all three."""
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return experiment_of(tmp_path_factory.mktemp("made") / "run")
+
+
+@pytest.fixture(scope="module")
+def folders(built, tmp_path_factory):
+    """Folders of a run with results but without training: it finished, and it was killed after two of three rounds."""
+    made, state = built
+    make = tmp_path_factory.mktemp("quick")
     whole, part = make / "whole", make / "part"
-    assert main("digits", [*WORDS, "--out", str(whole)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "run", untrained(state))
+        patch.setattr(build, "build_experiment", lambda request, *_: dataclasses.replace(made, request=request))
+        # Counting bytes traces the method.
+        patch.setattr(Experiment, "traffic", Traffic(80, 80))
+        assert main("digits", [*WORDS, "--out", str(whole)]) == 0
     shutil.copytree(whole, part)
     (part / "summary.json").unlink()
     (part / "checkpoints/0-of-1/3.npz").unlink()
@@ -45,45 +52,6 @@ def run_folders(make):
     lines = (part / "metrics.jsonl").read_text().splitlines(keepends=True)
     (part / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
     return whole, part
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The run's experiment, and a state of it."""
-    return experiment_of(tmp_path_factory.mktemp("made") / "run")
-
-
-@pytest.fixture(scope="module")
-def quick(built, tmp_path_factory):
-    """Folders of a run with results but without training."""
-    made, state = built
-
-    def rounds(method, data, settings, key, **others):
-        for number in range(1, settings.rounds + 1):
-            scores, everyone = scores_of(*np.full((4, 4), 0.25 + number / 100, np.float32)), np.arange(4)
-            after = state._replace(round=np.int32(number))
-            yield simulate.RoundResult(
-                *(number, after, {}, everyone, everyone >= 0, everyone >= 0, scores, scores, None, 80, 1.0)
-            )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "run", rounds)
-        patch.setattr(build, "build_experiment", lambda request, *_: dataclasses.replace(made, request=request))
-        # Counting bytes traces the method.
-        patch.setattr(Experiment, "traffic", Traffic(80, 80))
-        return run_folders(tmp_path_factory.mktemp("quick"))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Folders of a run that did train."""
-    return run_folders(tmp_path_factory.mktemp("trained"))
-
-
-@pytest.fixture
-def folders(request):
-    """Folders of a killed and a finished run; those of a slow test can go on."""
-    return request.getfixturevalue("trained" if request.node.get_closest_marker("slow") else "quick")
 
 
 @pytest.fixture
@@ -112,14 +80,13 @@ def verdict(call):
 
 
 def numbers(run):
-    """What a report draws."""
     return json.dumps([run.setting, run.lines, run.summary], default=str)
 
 
 @pytest.fixture(scope="module")
-def undamaged(quick):
+def undamaged(folders):
     """What a report and a sweep have of the finished run."""
-    return numbers(stored_runs.read(quick[0])), cached_runs.run_cell(CELL, quick[0], Console())
+    return numbers(stored_runs.read(folders[0])), cached_runs.run_cell(CELL, folders[0], Console())
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -189,55 +156,9 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
 
 
 @pytest.fixture(scope="module")
-def experiment(built, quick):
-    """A state of the run, and its experiment."""
-    request = resume.request_of(json.loads((quick[0] / "config.json").read_text()), quick[0])
+def experiment(built, folders):
+    request = resume.request_of(json.loads((folders[0] / "config.json").read_text()), folders[0])
     return built[1], dataclasses.replace(built[0], request=request)
 
 
 # Whole commands
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
-def test_resuming_ends_in_one_line_or_bit_equal(folders, damaged, capsys, name, damage):
-    folder = damaged(1, name, damage)
-    with limit(60):
-        code = main("digits", ["--resume", str(folder)])
-    told = capsys.readouterr().err
-    if code == 0:
-        assert not told
-        assert untimed(folder) == untimed(folders[0])
-    else:
-        assert (code, told.count("\n")) == (2, 1)
-
-
-def outcome(folder, to, capsys):
-    """Exit codes of report and export on a finished run, and the exported model, None without one."""
-    with limit(60):
-        codes = (
-            report([str(folder), "--out", str(to / "page.html")]),
-            export.main([str(folder), "--client", "1", "--to", str(to / "model.msgpack")]),
-        )
-    told = capsys.readouterr().err
-    assert told.count("\n") == sum(code == 2 for code in codes)
-    assert set(codes) <= {0, 2}
-    model = to / "model.msgpack"
-    return codes, model.read_bytes() if model.exists() else None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json"])
-def test_commands_on_a_finished_run_end_in_one_line_or_as_ever(folders, tmp_path, capsys, name):
-    capsys.readouterr()
-    _, want = outcome(folders[0], tmp_path, capsys)
-    assert want is not None
-    for number, (damage, apply) in enumerate(DAMAGES.items()):
-        here = tmp_path / str(number)
-        shutil.copytree(folders[0], here / "run")
-        apply(here / "run" / name)
-        codes, got = outcome(here / "run", here, capsys)
-        assert got in (None, want), damage
-        if name != "summary.json" and codes[0] == 0:
-            assert numbers(stored_runs.read(here / "run")) == numbers(stored_runs.read(folders[0])), damage

@@ -2,13 +2,9 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from run_folders import log
-from test_command_line import ROOT, process
+from test_command_line import process
 
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
@@ -24,8 +20,8 @@ from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, processes
 from experiments.host.jax_config import devices
 from experiments.host.processes import LOST, Processes, _one_line
+from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
-from pfl_jax.errors import InvalidInput
 
 RUN = ["--method", "fedper", "--rounds", "15", "--num-clients", "5", "--train-size", "20", "--test-size", "10"]
 RUN = [*RUN, "--participation", "0.6", "--epochs", "1", "--eval-every", "1"]
@@ -47,7 +43,6 @@ def start(*words, cwd, different=(), number=2):
 
 
 def finish(children):
-    """Exit codes, and what was printed."""
     told = [child.communicate(timeout=500) for child in children]
     return [child.returncode for child in children], [out for out, _ in told], [err for _, err in told]
 
@@ -101,28 +96,6 @@ def assert_same(some, others):
             np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
             assert np.nanmax(np.abs(got - want)) <= 10.01
             assert abs(np.nanmean(got) - np.nanmean(want)) <= 4.01
-
-
-@pytest.mark.slow
-def test_other_numbers_of_processes_go_on_and_end_as_one(tmp_path):
-    words = [*RUN, "--rounds", "6", "--state-on", "host", "--checkpoint-every", "2"]
-    codes, _, errors = finish(start(*words, "--out", "two", cwd=tmp_path))
-    assert codes == [0, 0], errors
-    # No process wrote the rows of all clients: each has a part of its own.
-    parts = tmp_path / "two" / FOLDER
-    assert {path.name for path in parts.iterdir()} == {"0-of-2", "1-of-2"}
-    for part in parts.iterdir():
-        (part / "6.npz").unlink()
-    (tmp_path / "two" / "summary.json").unlink()
-    shutil.copytree(tmp_path / "two", tmp_path / "alone")
-    codes, outs, errors = finish(start("--resume", "two", cwd=tmp_path, number=4))
-    assert codes == [0] * 4, errors
-    assert "continuing two after round 4" in outs[0]
-    assert "in 4 processes" in outs[0]
-    assert finish([process("experiments.digits", "--resume", "alone", cwd=tmp_path)])[0] == [0]
-    assert finish([process("experiments.digits", *words, "--out", "one", cwd=tmp_path)])[0] == [0]
-    for name in ("two", "alone"):
-        assert_same(log(tmp_path / name), log(tmp_path / "one"))
 
 
 @pytest.mark.slow
@@ -211,26 +184,6 @@ def test_what_cannot_be_is_one_line_of_the_first_process(tmp_path, words, differ
     assert message in errors[0]
     assert errors[0].count("\n") == 1
     assert (outs[1], errors[1]) == ("", "")
-
-
-@pytest.mark.slow
-def test_a_process_that_waits_in_vain_says_so(tmp_path, capsys):
-    words = ["--distributed", "--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id", "1"]
-    site = "import experiments.host.distributed as host; host.WAIT = 2"
-    program = f"import os, sys; os.environ['PFL_JAX_CHILD'] = '1'; {site}; "
-    program += f"from experiments.run import command; exit(command.main('digits', {words}))"
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    run = partial(subprocess.run, capture_output=True, text=True, timeout=240)
-    # A child ends when its standard input does.
-    reading, writing = os.pipe()
-    child = run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, stdin=reading
-    )
-    os.close(writing)
-    # JAX's runtime aborts; the parent says it in one line.
-    assert distributed._ended(child.returncode, child.stderr) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {LOST}")
 
 
 def test_a_mesh_is_another_word_for_devices():

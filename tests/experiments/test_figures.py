@@ -7,22 +7,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import tiny_federation, tiny_model
 from run_folders import FakeRuns
 
 from experiments.cli.options import option_words
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.figures import __main__ as figures
-from experiments.figures import fedas, fedpac, substitution
-from experiments.figures.__main__ import FIGURES, Figures, main
+from experiments.figures import fedas
+from experiments.figures.__main__ import FIGURES, main
 from experiments.figures.fedas import SHARES, equal_steps
 from experiments.figures.fedpac import by_group, heat_rounds
 from experiments.figures.figure import Runs, compose
-from experiments.figures.substitution import accuracies_after_replacement, replace_first
+from experiments.figures.substitution import replace_first
 from experiments.folder import load
 from experiments.papers import settings
-from experiments.run import batch, run
+from experiments.run import run
 from experiments.run.estimate import examples_visited
 from experiments.show.pictures import Lines, draw
 
@@ -210,9 +209,7 @@ def test_replaced_parameters_are_measured_as_the_paper_does(tmp_path):
             [72.5, 62.5],
             "(received), pooled over all test examples; in the paper",
         ),
-        ("fedas 5", "--average clients", [60, 50], "(trained), mean over clients; in the paper after local"),
         ("fedpac 4", "", [70, 60], "after aggregation (received), mean over clients."),
-        ("fedpac 1", "", [60] * 5, "after aggregation (received), in the last round, mean over clients."),
         ("fedpac 1", "--score best", [70] * 5, "(received), in the best evaluated round, mean over clients; in the"),
     ],
 )
@@ -280,69 +277,7 @@ def test_replace_first_takes_the_highest_scores():
         np.testing.assert_allclose(np.concatenate([np.ravel(got["a"]), got["b"]]), want, rtol=1e-6)
 
 
-def test_the_parameters_with_most_information_are_replaced_first(monkeypatch):
-    """Each accuracy is whether the scores of the parameters are their Fisher information, here the parameters."""
-    monkeypatch.setattr(substitution, "diagonal_fisher", lambda loss, params, data: params)
-    monkeypatch.setattr(substitution, "replace_first", lambda params, fresh, scores, share: (params, scores))
-    monkeypatch.setattr(substitution, "score", lambda apply, both, test: {"accuracy": equal(*both)})
-    model, clients = tiny_model(), np.array([2, 0])
-    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 4))
-    key, shares = jax.random.key(3), (0.1, 0.2)
-    highest, at_random = accuracies_after_replacement(key, model, params, tiny_federation(), clients, shares)
-    assert highest.all()
-    assert not at_random.any()
-
-
-def equal(one, other):
-    return jnp.all(jax.flatten_util.ravel_pytree(one)[0] == jax.flatten_util.ravel_pytree(other)[0])
-
-
 # The command.
-
-
-def test_a_dry_run_says_every_command_and_runs_nothing(capsys, tmp_path):
-    assert main(["--paper", "fedpac", "--figure", "4", "--source", "embedded", "--seeds", "2", "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * 3 * 4 + 1
-    assert all(line.startswith("python -m experiments.") and line.endswith("# absent") for line in lines[:-1])
-    assert lines[-1].startswith("24 runs, ")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_folders_are_apart_for_other_options():
-    plain = ["--paper", "fedas", "--figure", "3"]
-    assert batch.read(Figures, plain).folder.as_posix() == "runs/figures/fedas-3"
-    for words, same in ((["--rounds", "5"], False), (["--num-clients", "5"], False), (["--chunk", "5"], True)):
-        assert (batch.read(Figures, [*plain, *words]).folder == batch.read(Figures, plain).folder) == same
-
-
-@pytest.mark.slow
-def test_head_weights_from_end_to_end_and_again(tmp_path, capsys, monkeypatch):
-    # Two runs of four will do.
-    monkeypatch.setattr(fedpac, "HEAT_HETEROGENEITY", (20, 80))
-    out = tmp_path / "figure"
-    words = ["--paper", "fedpac", "--figure", "2", "--dataset", "digits", *SMALL, "--out", str(out)]
-    assert main(words) == 0
-    record = json.loads((out / "fedpac-figure-2.json").read_text())
-    assert [panel["kind"] for panel in record["panels"]] == ["heat"] * 4
-    np.testing.assert_allclose([np.sum(panel["matrix"], 1) for panel in record["panels"]], np.ones((4, 4)), rtol=1e-5)
-    assert "digits (scikit-learn digits)" in record["title"]
-    assert record["data"][0]["is_real"]
-    assert {"fedpac-figure-2.png", "fedpac-figure-2.svg"} <= {path.name for path in out.iterdir()}
-
-    # One run was cut off: it alone is made anew, with the same result; and then none.
-    (out / "digits-s=20-fedpac" / "seed-0" / "summary.json").unlink()
-    capsys.readouterr()
-    monkeypatch.setattr(figures, "save", lambda *_: None)
-    assert main(words) == 0
-    assert "1 of 2 runs are there" in capsys.readouterr().out
-    assert json.loads((out / "fedpac-figure-2.json").read_text()) == record
-    monkeypatch.setattr(run, "run", None)
-    assert main(words) == 0
-    assert "2 of 2 runs are there" in capsys.readouterr().out
-    # Other runs do not take the place of these.
-    assert main([*words, "--batch-size", "7"]) == 2
-    assert "holds another run (--batch-size" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -6,24 +6,21 @@ import re
 import signal
 
 import jax
-import numpy as np
 import pytest
-from bad_input import RUN, experiment_of
+from bad_input import RUN, experiment_of, untrained
 from interrupts import ask_to_stop
 from rich.console import Console
-from scores import scores_of
 
 from experiments.cli.run_command import RunCommand
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
 from experiments.host import jax_config
-from experiments.run import build, cached_runs, memory, outcome, records, resume, run
+from experiments.run import build, memory, outcome, records, resume, run
 from experiments.run.cached_runs import run_cell
 from experiments.run.command import main
 from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax import simulate
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, simulate
 
 WORDS = [*RUN.split(), "--checkpoint-every", "1"]
 SHORTAGE = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 400000000000000 bytes.")
@@ -31,19 +28,16 @@ SHORTAGE = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocat
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """The run's experiment, and a state of it."""
     return experiment_of(tmp_path_factory.mktemp("made") / "run")
 
 
 @pytest.fixture(scope="module")
 def experiment(both):
-    """The run's experiment."""
     return both[0]
 
 
 @pytest.fixture(scope="module")
 def made(both):
-    """A state of the run."""
     return both[1]
 
 
@@ -51,24 +45,11 @@ def made(both):
 def rounds(monkeypatch, made):
     """Stands in for `simulate.run`: rounds with results but without training. rounds[n] happens before round n."""
     happens = {}
-
-    def fake(method, data, settings, key, *, state=None, **others):
-        for number in range(1 if state is None else int(state.round) + 1, settings.rounds + 1):
-            happens.get(number, lambda: None)()
-            scores = scores_of(*np.full((4, 4), 0.25 + number / 100, np.float32))
-            everyone = np.arange(4)
-            yield simulate.RoundResult(
-                *(number, made._replace(round=np.int32(number)), {}, everyone, everyone >= 0, everyone >= 0),
-                *(scores, scores, None, 80, 1.0),
-            )
-
-    monkeypatch.setattr(simulate, "run", fake)
+    monkeypatch.setattr(simulate, "run", untrained(made, happens))
     return happens
 
 
 def fail(error):
-    """A function that raises."""
-
     def raising(*args, **options):
         raise error
 
@@ -76,7 +57,6 @@ def fail(error):
 
 
 def line(capsys):
-    """What stood on stderr: one line."""
     text = capsys.readouterr().err
     assert text.count("\n") == 1
     return text
@@ -248,23 +228,6 @@ def test_an_interrupted_cell_goes_on_as_the_new_command_says(rounds, tmp_path):
 
 
 # Other processes
-
-
-@pytest.mark.slow
-def test_a_run_at_work_is_not_cleared_away(rounds, tmp_path):
-    """A table takes a folder in which a single run is at work for one that was cut off."""
-    folder = tmp_path / "run"
-    rounds[2] = fail(RuntimeError("killed"))
-    with pytest.raises(RuntimeError, match="killed"):
-        main("digits", [*RUN.split(), "--out", str(folder)])
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    cell = RunCommand("digits", tuple(RUN.split()))
-    with lock_run(folder), pytest.raises(InvalidInput, match="another process is at work"):
-        run_cell(cell, folder, Console())
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    rounds.clear()
-    run_cell(cell, folder, Console())
-    assert cached_runs.inspect(cell, folder) == "finished"
 
 
 def test_a_run_that_another_process_finished_meanwhile_stays(rounds, tmp_path, capsys, monkeypatch):

@@ -11,11 +11,9 @@ from experiments.cli.hyper_parameters import defaults, unread_by_method
 from experiments.cli.options import Options, flag
 from experiments.cli.request import SYNONYMS, parse
 from experiments.run import build
-from pfl_jax import hyper_parameters
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, hyper_parameters
 from pfl_jax.hyper_parameters import ReadWith, literals
-from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.factories import annotations
+from pfl_jax.methods import METHODS, annotations, make_method
 
 CASES = [
     ("fedas", "--lam 3", "--manner serial"),

@@ -9,7 +9,6 @@ from rich.console import Console
 from run_folders import FakeRuns, write_run
 
 from experiments.cli.run_command import RunCommand
-from experiments.figures import __main__ as figures
 from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG, SUMMARY
@@ -19,14 +18,13 @@ from experiments.run.command import main as run_alone
 from experiments.sweep import __main__ as sweep
 from experiments.sweep import execute
 from experiments.tables import __main__ as tables
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
 
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--rounds", "2", "--no-compilation-cache"]
 SWEEP = ["--dataset", "digits", "--method", "local", *SMALL]
 TABLE = ["--paper", "fedpac", "--table", "5", "--dataset", "fashion_mnist", "--method"]
-FIGURE = ["--paper", "fedpac", "--figure", "2", "--dataset", "digits"]
 
 
 @pytest.fixture
@@ -75,43 +73,7 @@ def test_each_part_of_the_code_is_compared(tmp_path, edit):
         assert tuple(version.by_other_code(changed, trust) for trust in ("sources", "version", "all")) == others
 
 
-# Sweeps.
-
-
-def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys):
-    out = tmp_path / "sweep"
-    assert sweep.main([*SWEEP, "--out", str(out)]) == 0
-    before = (out / "runs" / "seed-0" / CONFIG).read_bytes()
-    edit()
-    capsys.readouterr()
-    assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "0 of 2 runs are there" in said
-    assert said.count("--accept-other-code") == 1
-    assert "1 runs in" in said
-    assert "are of other code than today's" in said
-    for seed in (0, 1):
-        assert read_config(out / "runs" / f"seed-{seed}")["versions"]["pfl_jax"] == "edited"
-    # The old run lies where it can be used by the old code, and no report takes it for one of these.
-    assert (out / "other-code" / "1" / "runs" / "seed-0" / CONFIG).read_bytes() == before
-    assert sorted(stored_runs.find([out])) == [out / "runs" / f"seed-{seed}" for seed in (0, 1)]
-    assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out)]) == 0
-    assert "2 of 2 runs are there" in capsys.readouterr().out
-
-
-def test_a_sweep_uses_runs_of_other_code_when_it_is_told_to(tmp_path, edit, monkeypatch, capsys):
-    out = tmp_path / "sweep"
-    assert sweep.main([*SWEEP, "--out", str(out)]) == 0
-    edit()
-    words = [*SWEEP, "--out", str(out), "--accept-other-code"]
-    monkeypatch.setattr(execute, "run", None)
-    assert sweep.main([*SWEEP, "--out", str(out), "--dry-run"]) == 0
-    assert "# of other code" in capsys.readouterr().out
-    assert sweep.main(words) == 0
-    assert "1 of 1 runs are there" in capsys.readouterr().out
-    assert not (out / "other-code").exists()
-
-
+@pytest.mark.slow
 def test_a_group_of_other_code_does_not_go_on(tmp_path, edit, monkeypatch, capsys):
     out, save = tmp_path / "sweep", execute._save
     words = [*SWEEP, "--checkpoint-every", "1", "--out", str(out)]
@@ -156,14 +118,23 @@ def test_a_table_runs_anew_after_an_edit(runs, tmp_path, edit, capsys):
     out = tmp_path / "table"
     assert tables.main([*TABLE, "local", "--out", str(out)]) == 0
     folder = Path(runs.done[0].options.out)
+    before = (folder / CONFIG).read_bytes()
     edit(of="building_version")
     # Before its turn comes, it counts for nothing either.
     assert tables.main([*TABLE, "local", "--out", str(out), "--accept-other-code"]) == 0
     assert len(runs.done) == 1
-    capsys.readouterr()
+    assert tables.main([*TABLE, "local", "--out", str(out), "--dry-run"]) == 0
+    assert "# of other code" in capsys.readouterr().out
     assert tables.main([*TABLE, "local", "--out", str(out)]) == 0
-    assert "1 runs in" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 of 1 runs are there" in said
+    assert said.count("--accept-other-code") == 1
+    assert "1 runs in" in said
+    assert "are of other code than today's" in said
     assert [one.options.out for one in runs.done] == [str(folder)] * 2
+    # The old run lies where it can be used by the old code, and no report takes it for one of these.
+    assert (out / "other-code" / "1" / folder.relative_to(out) / CONFIG).read_bytes() == before
+    assert stored_runs.find([out]) == [folder]
     places = json.loads((out / "table.json").read_text())["places"]
     (place,) = [place for place in places if place["mean"] is not None]
     assert (place["seeds"], place["mean"]) == (1, pytest.approx(60.0))
@@ -182,19 +153,6 @@ def test_a_part_of_a_table_does_not_show_what_other_code_made(runs, tmp_path, ed
         assert tables.main([*TABLE, "fedavg_ft", *words, *more]) == 0
         places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
         assert sum(place["seeds"] for place in places if place["method"] == "local") == seeds
-
-
-def test_a_figure_runs_anew_after_an_edit(runs, tmp_path, edit, monkeypatch):
-    monkeypatch.setattr(figures.Figures, "finish", lambda *_: None)
-    words = [*FIGURE, "--out", str(tmp_path / "figure")]
-    assert figures.main(words) == 0
-    count, first = len(runs.done), Path(runs.done[0].options.out)
-    edit()
-    assert figures.main([*words, "--accept-other-code"]) == 0
-    assert len(runs.done) == count
-    assert figures.main(words) == 0
-    assert len(runs.done) == 2 * count
-    assert (tmp_path / "figure" / "other-code" / "1" / first.relative_to(tmp_path / "figure") / SUMMARY).is_file()
 
 
 def test_a_cell_by_itself_is_refused(tmp_path, edit):

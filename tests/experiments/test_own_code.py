@@ -1,12 +1,9 @@
 """Methods and models in the user's own files: options, results, resumption, sweeps, and texts that change."""
 
-import io
 import json
 import sys
 
 import pytest
-from interrupts import ask_to_stop
-from rich.console import Console
 from run_folders import summary
 
 from experiments.cli import own_code, run_command
@@ -14,12 +11,10 @@ from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.folder import stored_runs
 from experiments.report.__main__ import main as report
-from experiments.run import run
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
 from experiments.run.resume import resumed
-from experiments.sweep.__main__ import main as sweep
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -88,7 +83,6 @@ def here(tmp_path, monkeypatch):
 
 
 def forget():
-    """As in a new process."""
     own_code._load.cache_clear()
     run_command._parsed.cache_clear()
 
@@ -157,30 +151,6 @@ def test_it_computes_what_the_built_in_one_does(here):
     assert stored_runs.read(here / "net").setting["model"] == "nets.py:net"
 
 
-@pytest.mark.slow
-def test_it_goes_on_from_another_folder_but_not_with_another_text(here, tmp_path_factory, monkeypatch, capsys):
-    words = ["--method", "mine.py:slow", "--model", "nets.py:net", *SMALL, "--rounds", "3", "--checkpoint-every", "1"]
-
-    def stop(experiment, result):
-        if result.round == 2:
-            ask_to_stop()
-
-    with pytest.raises(KeyboardInterrupt):
-        run.run(parse("digits", [*words, "--out", "run"]), Console(file=io.StringIO()), stop)
-    assert main("digits", [*words, "--out", "whole"]) == 0
-    folder = here / "run"
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    (here / "mine.py").write_text(METHOD + "\nraise RuntimeError('executed')")
-    forget()
-    assert main("digits", ["--resume", str(folder)]) == 2
-    assert f"the run began with another text of {here.resolve() / 'mine.py'}, its --method" in capsys.readouterr().err
-    (here / "mine.py").write_text(METHOD)
-    forget()
-    assert main("digits", ["--resume", str(folder)]) == 0
-    assert summary(folder)["received_per_client"] == summary(here / "whole")["received_per_client"]
-    assert summary(folder)["method"] == "mine.py:slow"
-
-
 def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
     words = ("--method", "mine.py:slow", *SMALL)
     assert main("digits", [*words, "--out", "run"]) == 0
@@ -195,14 +165,3 @@ def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
     forget()
     with pytest.raises(InvalidInput, match=r"made with another text of mine\.py:slow"):
         inspect(RunCommand("digits", moved), here / "run")
-
-
-@pytest.mark.slow
-def test_a_sweep_over_its_options(here):
-    words = ["--dataset", "digits", "--method", "mine.py:slow", *SMALL, "--grid", "server_lr=0.5,1", "--out", "sweep"]
-    assert sweep([*words, "--seeds", "2", "--keep-state", "always"]) == 0
-    folders = stored_runs.find([here / "sweep"])
-    assert len(folders) == 4
-    assert all((folder / "checkpoints").exists() for folder in folders)
-    settings = {stored_runs.read(folder).config["hyper_parameters"]["server_lr"] for folder in folders}
-    assert settings == {0.5, 1.0}

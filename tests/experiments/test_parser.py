@@ -1,5 +1,7 @@
-"""The parser of all commands: every mistake is one line."""
+"""The parser of all commands: every mistake is one line, every option is in one group of the help."""
 
+import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,12 +9,18 @@ from typing import Annotated, Literal
 import pytest
 
 from experiments.cli import parser
+from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
+from experiments.cli.options import Options, flag
+from experiments.cli.parser import MAX_COLUMNS
+from experiments.cli.request import GROUPS, SELECTION
+from experiments.run.command import main
 from experiments.show.tables import comma_separated, markdown, page
 from pfl_jax.hyper_parameters import Count
+from pfl_jax.methods import METHODS, recipes_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Words:
     """A command line."""
 
     paper: str
@@ -30,7 +38,7 @@ class Options:
 
 
 def parse(words, **options):
-    return parser.parse(Options, "experiments.tables", "What it does.", words.split(), **options)
+    return parser.parse(Words, "experiments.tables", "What it does.", words.split(), **options)
 
 
 def test_options_and_words_for_the_runs():
@@ -72,7 +80,7 @@ def test_docstrings_have_the_texts():
 
     assert parser.summary(factory) == "First line."
     assert parser.entries(factory, "Args") == {"one": "its text goes on: here.", "two": "both.", "three": "both."}
-    assert parser.field_texts(Options) == {"paper": "Which paper, in two lines of 100 %."}
+    assert parser.field_texts(Words) == {"paper": "Which paper, in two lines of 100 %."}
     assert parser.summary(lambda: None) == ""
 
 
@@ -96,3 +104,32 @@ def test_names_of_files_fit_on_the_file_systems(tmp_path):
         (tmp_path / name / "seed-0").mkdir(parents=True)
     assert parser.slug("é" * 300) == parser.slug("é" * 300)
     (tmp_path / parser.slug("é" * 300)).mkdir()
+
+
+def test_every_option_is_in_one_group_of_the_help():
+    listed = [*SELECTION, *(name for _, names in GROUPS.values() for name in names)]
+    assert len(listed) == len(set(listed))
+    wrapped = {field.name for recipe in recipes_of(METHODS["fedpac"]) for field in dataclasses.fields(recipe)}
+    options = {field.name for field in dataclasses.fields(Options)}
+    assert set(listed) - set(TRAINING_HYPER_PARAMETERS) == options | wrapped
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_help_shows_the_methods_own_options_first_and_then_groups(capsys, monkeypatch, method):
+    columns = {"local": "80", "fedpac": "200"}.get(method, "100")
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit) as ending:
+        main("cifar10", ["--method", method, "--preset", "fedas", "--participation", "0.4", "--help"])
+    assert ending.value.code == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= min(int(columns), MAX_COLUMNS)
+    assert "settings of the fedas preset" in " ".join(text.split())
+    assert re.findall(r"^(\w+) options:$", text, re.MULTILINE) == [method, *GROUPS]
+    # The defaults are the preset's.
+    assert re.search(r"--rounds INT\s+Communication rounds\. \(default: 40\)", text)
+    # Every option once, in the order of the groups.
+    shown = re.findall(r"^  (--[a-z][a-z0-9-]*)", text, re.MULTILINE)
+    shared = [*SELECTION, *(name for _, names in GROUPS.values() for name in names)]
+    every = {field.name for field in dataclasses.fields(Options)} | method_options(method).keys()
+    own = [name for name in method_options(method) if name not in shared]
+    assert shown == [flag(name) for name in [*own, *shared] if name in every]

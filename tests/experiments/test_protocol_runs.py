@@ -20,7 +20,6 @@ RUN = [*RUN, "--eval-protocol", "before_aggregation"]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run's folder, and what it printed."""
     folder, said = tmp_path_factory.mktemp("whole") / "run", io.StringIO()
     run.run(parse("digits", [*RUN, "--out", str(folder)]), Console(file=said, width=200))
     return folder, said.getvalue()
@@ -41,21 +40,3 @@ def test_a_run_that_asks_for_it_has_it_everywhere(whole):
     assert summary["best"]["round"] == 2 * (1 + means.index(max(means)))
     assert "round 4/4 · before_aggregation" in said
     assert said.count("before_aggregation  last (4)") == 1
-
-
-def test_pooled_accuracies_count_examples(tmp_path):
-    """Clients of different sizes: the weighted mean is that of all their test examples."""
-    words = ["--method", "local", "--rounds", "1", "--num-clients", "5", "--epochs", "1", "--partition", "dirichlet"]
-    words += ["--dirichlet-protocol", "fedas", "--train-size", "None", "--test-size", "None", "--beta", "0.5"]
-    words += ["--held-out-clients", "2", "--no-compilation-cache", "--out", str(tmp_path / "run")]
-    run.run(parse("digits", words), Console(quiet=True))
-    counts = np.array(json.loads((tmp_path / "run" / "config.json").read_text())["test_examples"])
-    assert len(set(counts.tolist())) == len(counts) == 3
-    (line,) = untimed(tmp_path / "run")
-    for protocol in ("received", "trained"):
-        accuracies = np.array(line[f"{protocol}_per_client"])
-        right = accuracies * counts / 100
-        np.testing.assert_allclose(right, np.round(right), atol=1e-3)
-        assert line[protocol]["pooled"] == pytest.approx(100 * np.round(right).sum() / counts.sum(), abs=1e-3)
-        assert line[protocol]["mean"] == pytest.approx(accuracies.mean(), abs=1e-3)
-        assert line["new_clients"][protocol]["pooled"] != line["new_clients"][protocol]["mean"]

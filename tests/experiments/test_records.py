@@ -18,8 +18,7 @@ from experiments.run import build
 from experiments.run.outcome import summary
 from experiments.run.records import unused_shares
 from experiments.run.rounds import Counts, Run, run_rounds
-from pfl_jax.engine.simulate import RoundResult
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, RoundResult
 
 QUIET = Console(quiet=True)
 BUDGET = SimpleNamespace(unit="example", epsilon=float, record=lambda rounds: {"after": rounds})
@@ -63,6 +62,8 @@ def test_rounds_are_counted(experiment, tmp_path):
     # Three epochs of 100 examples in 2 seconds, and of 140 in 3.
     assert [line["examples_per_second"] for line in lines] == [150, 140]
     assert [line["epsilon"] for line in lines] == [{"example": 1}, {"example": 2}]
+    # 30 examples of the first client, 10 of the second.
+    assert (lines[0]["received"]["mean"], lines[0]["received"]["pooled"]) == (60, 55)
     assert 100 <= lines[0]["seconds"] <= lines[1]["seconds"] < 160
     assert run.counts.wasted == pytest.approx(2 / 3)
     # Of two clients one message arrived.

@@ -1,18 +1,23 @@
-"""Runs with attackers, robust means and compressed messages: what they leave, alone, resumed and in a sweep."""
+"""Runs under attack, with other statistics than the mean, with differential privacy."""
 
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scores import line_of, scores_of
 
 from experiments.cli.effects import notes, relevant_options
 from experiments.cli.request import parse
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import Counts
+from experiments.lab.queue.planned import PRIVACY_NOISE, SHORT_METHODS, short_run
+from experiments.run import run
 from experiments.run.cached_runs import difference
 from experiments.run.command import main
-from experiments.sweep.__main__ import main as sweep
+from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import on_linear_model
+from pfl_jax.privacy import gaussian_epsilon, gaussian_noise
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -35,18 +40,8 @@ def test_honest_clients_and_attackers_by_themselves():
 
 
 @pytest.mark.slow
-def test_a_run_and_its_resumption(tmp_path, capsys):
-    words = [
-        "--method",
-        "fedper",
-        *SMALL.split(),
-        *ROBUST.split(),
-        "--checkpoint-every",
-        "1",
-        "--held-out-clients",
-        "1",
-    ]
-    words += ["--eval-every", "1"]
+def test_a_run_under_attack_says_so_everywhere(tmp_path, capsys):
+    words = ["--method", "fedper", *SMALL.split(), *ROBUST.split(), "--held-out-clients", "1", "--eval-every", "1"]
     whole = tmp_path / "whole"
     assert main("digits", [*words, "--out", str(whole)]) == 0
     printed = capsys.readouterr().out
@@ -63,32 +58,6 @@ def test_a_run_and_its_resumption(tmp_path, capsys):
     sent = config["bytes_per_client_and_round"]["up"]
     arrived = sum(4 - len(line.get("missing", [])) for line in lines)
     assert lines[-1]["bytes_up"] == sent * arrived
-
-    # After the first round again.
-    (whole / "summary.json").unlink()
-    newest = max((whole / "checkpoints").iterdir(), key=lambda path: path.name)
-    for path in sorted(newest.rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    newest.rmdir()
-    assert main("digits", ["--resume", str(whole)]) == 0
-    again = read_metrics(whole)
-    for one, other in zip(again, lines, strict=True):
-        assert one["received_loss_per_client"] == other["received_loss_per_client"]
-        assert one["attackers"] == other["attackers"]
-
-
-@pytest.mark.slow
-def test_a_sweep_of_means_and_compressions(tmp_path):
-    out = tmp_path / "sweep"
-    grid = ["--grid", "server_mean=mean,trimmed:0.3", "--grid", "compress=none,topk:0.1", "--grid", "attackers=0,0.4"]
-    words = ["--dataset", "digits", "--method", "fedper", "--attack", "signs", "--seeds", "2"]
-    assert sweep([*words, *SMALL.split(), *grid, "--out", str(out)]) == 0
-    rows = json.loads((out / "sweep.json").read_text())["settings"]
-    assert len(rows) == 8
-    configs = [json.loads(path.read_text()) for path in sorted(out.glob("*/seed-1/config.json"))]
-    assert len(configs) == 8
-    assert sorted("attackers" in config for config in configs) == [False] * 4 + [True] * 4
-    assert len({config["bytes_per_client_and_round"]["up"] for config in configs}) == 2
 
 
 def test_a_run_under_attack_is_not_taken_for_a_plain_one():
@@ -108,3 +77,48 @@ def test_a_run_under_attack_is_not_taken_for_a_plain_one():
     assert notes(zero, zero.given, "cpu") == ["--attack has no effect without --attackers"]
     config["options"] = json.loads(json.dumps(vars(nobody.options)))
     assert difference(nobody, config) == difference(plain, config) == ""
+
+
+pytest.importorskip("dp_accounting")
+
+WORDS = "--method fedper --rounds 3 --eval-every 2 --num-clients 4 --train-size 20 --test-size 10"
+PRIVATE = "--epochs 2 --dp-clip 1 --dp-noise 2 --dp-delta 0.01 --client-clip 1 --client-noise 3 --no-compilation-cache"
+
+
+@pytest.mark.without_f1_auc
+@pytest.mark.slow
+def test_every_output_of_a_run_has_its_budget(tmp_path, capsys):
+    request = parse("digits", [*f"{WORDS} {PRIVATE}".split(), "--out", str(tmp_path / "run")])
+    run.run(request, Console(width=1000))
+    config, summary = (json.loads((tmp_path / "run" / name).read_text()) for name in ("config.json", "summary.json"))
+    assert config["privacy"] == summary["privacy"]
+    example, client = summary["privacy"]
+    assert (example["unit"], example["clip"], example["noise"], example["delta"]) == ("example", 1.0, 2.0, 0.01)
+    assert (client["unit"], client["clip"], client["noise"]) == ("client", 1.0, 3.0)
+    assert example["uncovered"] == ["number of examples: weight of the client in the mean"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+
+    def spent(rounds):
+        # All take part: a round of two epochs uses an example twice, and a client once.
+        return pytest.approx(
+            {"example": gaussian_epsilon(2.0, 2 * rounds, 0.01), "client": gaussian_epsilon(3.0, rounds, 0.01)},
+            rel=1e-5,
+        )
+
+    assert [line["round"] for line in lines] == [2, 3]
+    assert [line["epsilon"] for line in lines] == [spent(2), spent(3)]
+    assert {one["unit"]: one["epsilon"] for one in summary["privacy"]} == spent(3)
+    printed = capsys.readouterr().out
+    assert f"differential privacy of every example: epsilon {example['epsilon']:.4g} at delta 0.01" in printed
+    assert "not covered: number of examples" in printed
+    assert f"spent for every client: epsilon {client['epsilon']:.4g}" in printed
+
+
+def test_noise_of_the_queue_is_that_of_its_epsilons():
+    for epsilon in PRIVACY_NOISE:
+        for method in SHORT_METHODS:
+            request = short_run("privacy", method, f"epsilon={epsilon}").cell.request()
+            uses = 30 * on_linear_model(METHODS[method], request.hyper_parameters).privacy.passes
+            exact = gaussian_noise(epsilon, uses, 0.1 / (20 * 600))
+            assert exact <= request.options.dp_noise <= exact + 0.01
+            assert (request.options.dp_clip, request.options.dp_delta) == (1.0, None)

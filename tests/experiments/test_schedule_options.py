@@ -1,7 +1,6 @@
-"""--schedule, --optimizer and --clip-norm from the command line to the training."""
+"""What is built from a command line: its options, schedules and seed reach the training and the data."""
 
 import dataclasses
-import json
 import math
 
 import jax
@@ -13,8 +12,10 @@ from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_schedule, real_numbers
 from experiments.cli.request import parse
 from experiments.run import build
-from experiments.run.command import main
+from pfl_jax import Settings
 from pfl_jax.base import at_round
+from pfl_jax.data import federate, partition
+from pfl_jax.data.allocation import draw_sizes
 from pfl_jax.methods import METHODS
 
 ROUNDS = 40
@@ -64,29 +65,43 @@ def test_options_are_fields_of_the_recipe():
     assert build.training_of(request.options, dataset) == want
 
 
-def run(tmp_path, name, *words):
-    common = ["--method", "fedper", "--rounds", "2", "--num-clients", "2", "--train-size", "20", "--test-size", "10"]
-    common += ["--eval-every", "1", "--batch-size", "10", "--epochs", "2", "--lr", "0.5", "--no-compilation-cache"]
-    assert main("digits", [*common, *words, "--out", str(tmp_path / name)]) == 0
-    lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["trained"]["loss"] for line in lines]
-
-
-@pytest.mark.slow
-def test_they_reach_the_training(tmp_path, capsys):
-    plain = run(tmp_path, "plain")
-    halved = run(tmp_path, "halved", "--schedule", "lr=exponential:0.01")
-    assert halved[0] == plain[0]
-    assert halved[1] != plain[1]
-    adam = run(tmp_path, "adam", "--optimizer", "adam", "--clip-norm", "0.1", "--momentum", "0.9")
-    assert adam[0] != plain[0]
-    assert "--momentum has no effect with --optimizer adam" in capsys.readouterr().out
-    config = json.loads((tmp_path / "halved" / "config.json").read_text())
-    assert config["options"]["schedule"] == ["lr=exponential:0.01"]
-
-
 def test_runs_with_another_schedule_are_other_runs():
     plain, cosine = (relevant_options(parse("digits", words)) for words in ([], ["--schedule", "lr=cosine"]))
     assert plain != cosine
     adam = [relevant_options(parse("digits", ["--optimizer", "adam", *more])) for more in ([], ["--momentum", "0.9"])]
     assert adam[0] == adam[1]
+
+
+QUIET = Console(quiet=True)
+
+
+def test_options_reach_the_simulation():
+    words = "--participation 0.5 --straggler-fraction 0.5 --straggler-rate 0.25 --drop-rate 0.4 --rounds 7"
+    words += " --attack signs --attackers 0.25 --attack-scale 3 --full-last-round --eval-clients 3 --eval-every 3"
+    words += " --num-clients 8 --train-size 20 --test-size 10"
+    experiment = build.build_experiment(parse("digits", words.split()), QUIET)
+    options = vars(experiment.request.options)
+    names = [field.name for field in dataclasses.fields(Settings) if field.name in options and field.name != "chunk"]
+    assert {name: getattr(experiment.settings, name) for name in names} == {name: options[name] for name in names}
+    # A new option must be given above.
+    assert all(options[name] != getattr(Settings(1), name) for name in names)
+
+
+def test_the_seed_reaches_every_draw_of_the_data():
+    words = "--size-choices 20 40 60 --test-size 10 --val-fraction 0.2 --shift labels --num-clients 6 --seed 1"
+    experiment = build.build_experiment(parse("digits", words.split()), QUIET)
+    sizes = draw_sizes((20, 40, 60), 6, 1)
+    parts = partition.make("grouped", experiment.dataset, 6, seed=1, train_size=sizes, test_size=10)
+    parts = partition.with_validation(parts, 0.2, seed=1)
+    expected = federate(experiment.dataset, parts, shift="labels", num_groups=5, seed=1)
+    jax.tree.map(np.testing.assert_array_equal, experiment.data, expected)
+
+
+def test_the_cosine_ends_with_the_run(monkeypatch):
+    words = "--schedule lr=cosine --rounds 7 --lr 0.1 --num-clients 6 --train-size 20 --test-size 10"
+    experiment = build.build_experiment(parse("digits", words.split()), QUIET)
+    found = []
+    monkeypatch.setattr(build, "method_of", lambda *_, lr, **__: found.append(float(lr)))
+    for number in (0, 7):
+        experiment.method(number)
+    np.testing.assert_allclose(found, [0.1, 0.0], atol=1e-8)

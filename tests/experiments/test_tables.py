@@ -12,13 +12,13 @@ from run_folders import FakeRuns
 
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY
+from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import batch, cached_runs, run
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
 from experiments.tables.comparison import Entry, compare
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -32,7 +32,6 @@ SMALL += ["--test-size", "10"]
 
 
 def accuracies(options):
-    """Two evaluations, the first one better."""
     last = {"local": 0.5, "fedavg_ft": 0.75}.get(options.method, 0.25) + 0.02 * options.seed
     return [last + 0.1, last]
 
@@ -119,26 +118,6 @@ def test_the_same_command_goes_on_after_an_interrupt(runs, tmp_path, capsys):
     assert made(runs)[3:] == [("fedavg_ft", 1)]
 
 
-def test_a_run_that_was_cut_off_is_made_anew(runs, tmp_path):
-    out = tmp_path / "table"
-    words = [*TABLE, "--method", "local", "--out", str(out)]
-    assert tables.main(words) == 0
-    folder = next(out.rglob(SUMMARY)).parent
-    whole = contents(folder)
-    (folder / SUMMARY).unlink()
-    (folder / f".{SUMMARY}.123").write_text("{")
-    (folder / METRICS).write_text((folder / METRICS).read_text().splitlines(keepends=True)[0])
-    assert tables.main(words) == 0
-    assert len(runs.done) == 2
-    assert contents(folder) == whole
-    # Cut off before its configuration was written.
-    (folder / SUMMARY).unlink()
-    (folder / CONFIG).unlink()
-    (folder / METRICS).write_text("")
-    assert tables.main(words) == 0
-    assert contents(folder) == whole
-
-
 @pytest.mark.parametrize("missing", [(), (SUMMARY,)])
 def test_results_of_another_run_are_refused(runs, tmp_path, capsys, missing):
     out = tmp_path / "table"
@@ -188,16 +167,6 @@ def test_fine_tuning_as_long_as_training_is_the_same_run_told_or_not(runs, tmp_p
             cached_runs.inspect(
                 RunCommand("fashion_mnist", ("--method", "fedavg_ft", "--finetune-epochs", "4")), folder
             )
-
-
-def test_a_run_with_a_hyper_parameter_that_is_gone_is_another_run(runs, tmp_path):
-    cell = RunCommand("fashion_mnist", ("--method", "pfedme"))
-    cached_runs.run_cell(cell, tmp_path / "run", Console(quiet=True))
-    config = json.loads((tmp_path / "run" / CONFIG).read_text())
-    config["hyper_parameters"]["inner_momentum"] = 0.5
-    (tmp_path / "run" / CONFIG).write_text(json.dumps(config))
-    with pytest.raises(InvalidInput, match=r"--inner-momentum 0\.5, which pfedme no longer has"):
-        cached_runs.inspect(cell, tmp_path / "run")
 
 
 # The table says what it is made of.

@@ -1,7 +1,6 @@
 """--task and --loss: own data whose labels are no classes, losses in files, and what does not fit."""
 
 import csv
-import json
 import sys
 from pathlib import Path
 
@@ -16,14 +15,11 @@ from experiments.cli.options import TARGETS
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.folder import load
-from experiments.report.__main__ import main as report
 from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
-from experiments.sweep.__main__ import main as sweep
-from pfl_jax import tasks
+from pfl_jax import InvalidInput, tasks
 from pfl_jax.data import own_files
-from pfl_jax.errors import InvalidInput
 
 OWN = """
 import flax.linen as nn
@@ -93,11 +89,10 @@ def experiment(*words):
     return build.build_experiment(parse("custom", words), Console(quiet=True))
 
 
-def test_regression_from_the_table_to_report_resumption_and_sweep(here, capsys):
+def test_regression_from_the_table_to_the_results(here, capsys):
+    """`test_other_tasks.py` has all that follows."""
     words = [*NATURAL, *RUN, "--task", "regression"]
-    assert (
-        main("custom", [*words, "--checkpoint-every", "1", "--plot", "--target-accuracy", "200", "--out", "run"]) == 0
-    )
+    assert main("custom", [*words, "--checkpoint-every", "1", "--target-accuracy", "200", "--out", "run"]) == 0
     shown = capsys.readouterr().out
     assert "mean mse over clients" in shown
     assert "classes" not in shown
@@ -107,16 +102,8 @@ def test_regression_from_the_table_to_report_resumption_and_sweep(here, capsys):
     assert config["class_table"] is None
     # Whole numbers are no classes, and not scaled.
     assert all(10_000 < line["received"]["mean"] < 60_000 for line in lines)
-    assert (here / "run" / "curves.png").exists()
-    assert main("custom", ["--resume", "run", "--rounds", "3"]) == 0
-    assert [line["received"] for line in log(here / "run")[:2]] == [line["received"] for line in lines]
     assert main("custom", ["--resume", "run", "--rounds", "4", "--task", "classification"]) == 2
     assert "the run has --task regression, not classification" in capsys.readouterr().err
-    assert report(["run", "--out", "report.html"]) == 0
-    assert sweep(["--dataset", "custom", *words, "--grid", "batch_size=10,100", "--seeds", "1", "--out", "swept"]) == 0
-    record = json.loads((here / "swept" / "sweep.json").read_text())
-    means = {one["setting"]: one["received"]["mean"] for one in record["settings"]}
-    assert record["best"] == min(means, key=means.get)
 
 
 @pytest.mark.parametrize(

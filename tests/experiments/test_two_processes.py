@@ -19,7 +19,7 @@ from experiments.run import build, run
 from experiments.run.batch import Job
 from experiments.run.command import main
 from experiments.sweep import execute
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +112,6 @@ def test_a_run_in_a_sweep_that_was_removed_is_made_again(tmp_path):
 
 
 def start(module, *words, cwd):
-    """Starts a command."""
     variables = os.environ | {"PYTHONPATH": str(ROOT), "PFL_JAX_CACHE": str(cwd / "cache")}
     command = [sys.executable, "-m", f"experiments.{module}", *words]
     return subprocess.Popen(command, cwd=cwd, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

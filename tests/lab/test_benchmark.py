@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.lab.benchmark import child, growth, measure, pfllib, processes, records, sections, workload
+from experiments.lab.benchmark import child, measure, processes, records, sections, workload
 from experiments.lab.benchmark.__main__ import SECTIONS, main
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.pages import performance
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 # One batch holds a whole client, so that both sides see the same batches whatever their shuffles.
 SCALE = dataclasses.replace(workload.QUICK, clients=3, examples=40, batch_size=64, epochs=2)
@@ -68,15 +68,6 @@ def test_contestants_take_turns():
     times = measure.interleaved(3, {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")})
     assert calls == list("abbaab")
     assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3}
-
-
-@pytest.mark.slow
-def test_a_second_start_compiles_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    first, second = (growth.start_in(str(tmp_path), name, "fedavg") for name in ("first", "second"))
-    assert first["compiled"] == first["programs"] > 0
-    assert second["programs"] == first["programs"]
-    assert second["compiled"] == 0
 
 
 MACHINE = {
@@ -167,9 +158,3 @@ def test_a_failed_process_is_told(monkeypatch, tmp_path):
     (tmp_path / "experiments" / "__main__.py").write_text("raise SystemExit('it has no data')")
     with pytest.raises(InvalidInput, match="one of 1 processes ended with exit code 1: it has no data"):
         processes.trained(tmp_path, 2, 1)
-
-
-@pytest.mark.slow
-def test_our_rounds_run_with_all_three_methods():
-    for name, own in pfllib.METHODS.values():
-        pfllib.ours(workload.QUICK, workload.federation(2, 20), name, own)()

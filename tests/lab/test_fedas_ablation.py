@@ -2,18 +2,15 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import pytest
 
-from experiments.lab.fedas_ablation import __main__ as command
 from experiments.lab.fedas_ablation import steps
-from experiments.lab.fedas_ablation.steps import RUNS, STEPS, AblationRun
+from experiments.lab.fedas_ablation.steps import STEPS, AblationRun
 from experiments.lab.pages import fedas
 from experiments.run import committed
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
-ROOT = Path(__file__).parents[2]
 RUN = AblationRun("fashion_mnist", 0.2, STEPS[0], 0)
 
 RECEIVED = [[10.0, 20.0, 40.0], [20.0, 30.0, 60.0], [30.0, 60.0, 90.0]]
@@ -99,26 +96,6 @@ def study(tmp_path):
     return fedas.load(tmp_path / "records.jsonl")
 
 
-def test_the_page_says_what_the_records_say(study):
-    text = fedas.text(study)
-    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| h |") and "| 0, 1 |" in line]
-    ((_, title, received, of_trained, trained, before, last, seeds),) = rows
-    assert title.endswith("(released)")
-    # The best of rounds, over seeds 60 + 7 and 60 + 14; the step before is 1 and 2 lower.
-    assert (received, of_trained, trained, before) == ("70.5 (+1.5)", "71.5 (+1.5)", "72.5 (+1.5)", "67.5 (+1.5)")
-    assert (last, seeds) == ("72.5", "0, 1 |")
-    # FedAS as printed against the first step.
-    (printed,) = [line for line in text.splitlines() if line.startswith("| c |") and "| 0, 1 |" in line]
-    assert "63.0 (+3.0)" in printed
-    # Released: 72.5 trained against 61.5 - 3 before aggregation of the second step.
-    assert "| Fashion-MNIST | 0.2 | +14.0 | +9.0 | +9.0 | +9.0 |" in text
-    assert "of +14.0 points as released, +5.0 are the measure and +9.0 the method (+6.0 to +12.0 over 2 seeds)" in text
-    assert "—" not in text
-    # Steps without a run have no row.
-    assert sum(line.startswith("| h |") for line in text.splitlines()) == 1
-    assert "$" not in text
-
-
 def test_the_steps_differ_in_one_choice():
     choices = [AblationRun("fashion_mnist", 1.0, step, 0).cell.request() for step in STEPS]
     differences = []
@@ -133,28 +110,3 @@ def test_the_steps_differ_in_one_choice():
         set(),
     ]
     assert [step.in_place for step in STEPS] == [False] * 7 + [True]
-
-
-def test_finished_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def measure(run, folder, console):
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        asked.append(folder.name)
-        return made(run, 50.0)
-
-    monkeypatch.setattr(command, "measure", measure)
-    monkeypatch.setattr(command, "RUNS", dict(itertools.islice(RUNS.items(), 3)))
-    words = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "records.jsonl")]
-    assert command.main([*words, "--dry-run"]) == 0
-    assert capsys.readouterr().out.count("# missing") == 3
-    assert not asked
-    assert command.main(words) == 130
-    assert asked == list(RUNS)[:2]
-    asked.clear()
-    for _ in range(2):
-        # The second time, nothing runs.
-        assert command.main(words) == 0
-        assert asked == [list(RUNS)[2]]
-    assert len(fedas.load(tmp_path / "records.jsonl").found) == 3

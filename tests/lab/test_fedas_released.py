@@ -1,7 +1,5 @@
 """FedAS with the alignment in place: the method where a cohort has one client, NumPy where it has more."""
 
-import json
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,13 +9,11 @@ import reference
 from problems import tiny_federation, tiny_model
 from trees import assert_flat
 
-from experiments.cli.request import IN_PLACE
 from experiments.lab.fedas_ablation import released
-from pfl_jax import simulate
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.cohort import Settings
+from pfl_jax import Settings, simulate
+from pfl_jax.data import client_data
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives import LocalTraining
 
 KEY = jax.random.key(4)
 RELEASED = {"drop_last": True, "shuffle": False}
@@ -35,7 +31,6 @@ OPTIONS = {
 
 
 def both(settings, **options):
-    """The method, and the procedure with it."""
     aligned, plain = (make_method("fedas", tiny_model(), **OPTIONS | options, alignment=on) for on in (True, False))
     return aligned, released.procedure(aligned, plain, settings)
 
@@ -171,23 +166,6 @@ def test_the_first_alignment_is_with_the_initial_backbone():
     want = reference.descend(start, lambda w: reference.alignment_gradient(w, x, reference.features(own, x)), 1, 0.3)
     got = reference.to_numpy({"backbone": received[True], "head": server.head})
     assert_flat(got, want, rtol=2e-4, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_a_run_leaves_an_ordinary_folder(tmp_path, capsys):
-    out = tmp_path / "run"
-    words = ["digits", "--rounds", "2", "--num-clients", "4", "--train-size", "20", "--participation", "0.5"]
-    assert released.main([*words, "--eval-every", "1", "--out", str(out)]) == 0
-    config, summary = (json.loads((out / f"{name}.json").read_text()) for name in ("config", "summary"))
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert config["procedure"] == summary["procedure"] == IN_PLACE
-    assert config["options"]["drop_last"]
-    assert not config["options"]["shuffle"]
-    names = ("target", "align_loss", "first_alignment", "reduction")
-    assert [config["hyper_parameters"][name] for name in names] == ["class_mean", "class_sum", True, "batch_means"]
-    assert [line["round"] for line in lines] == [1, 2]
-    assert summary["trained_accuracy"] == lines[-1]["trained"]["mean"]
-    assert "alignment in place" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """One command makes everything in README and docs/ that the committed results give."""
 
+import importlib
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ from experiments.lab import other_tasks
 from experiments.lab.pages import __main__ as command
 from experiments.lab.pages import parts
 from experiments.run import committed
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 
 ROOT = command.ROOT
 WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "privacy", "robustness", "performance", "fedas"))}
@@ -91,3 +92,24 @@ def test_figures_of_other_tasks_are_what_the_page_computes(tmp_path):
     page.write_text(page.read_text().replace("+", "*"))
     assert other_tasks.digest(page) != found["ours"]["code"]
     assert "| `local` | 5.000 (4.000 to 6.000) |" in other_tasks.table(found["ours"])
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "expected"),
+    [
+        ("queue", "--only fedpca", "unknown block or method 'fedpca' (blocks are table-1"),
+        ("queue", "--collect nowhere", "--collect nowhere: there is no such folder"),
+        ("queue", "--everything", "unknown option --everything"),
+        ("fedas_ablation", "--rounds 3", "unknown option --rounds"),
+        ("pages", "--fast", "unknown option --fast"),
+        ("benchmark", "--only nothing", "unknown section 'nothing'"),
+        ("benchmark", "--only pfllib", "--pfllib None: no system/main.py there"),
+        ("benchmark", "--only pfllib --pfllib docs", "--pfllib docs: no system/main.py there"),
+        ("benchmark", "--out missing/figures.jsonl", "missing/figures.jsonl is not there"),
+    ],
+)
+def test_bad_input_is_one_line(command, words, expected, capsys):
+    assert importlib.import_module(f"experiments.lab.{command}.__main__").main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert expected in line

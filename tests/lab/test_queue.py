@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
@@ -23,7 +22,7 @@ from experiments.run import cached_runs, committed, run
 from experiments.run.committed import Library
 from experiments.run.outcome import RunDiverged
 from experiments.tables import __main__ as tables
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 from pfl_jax.methods import METHODS
 
 RUNS = {run.name: run for run in planned_runs()}
@@ -71,7 +70,6 @@ def named(requests):
 
 
 def stored(tmp_path, block):
-    """Committed records of a block."""
     return committed.read(tmp_path / f"results/queue/{block}.jsonl")
 
 
@@ -174,19 +172,6 @@ def test_a_rate_at_which_all_clients_diverge_gives_way_to_the_next_best(
     assert "13 of 13 runs are finished" in out
 
 
-def test_a_divergence_elsewhere_is_refused(runs, words, capsys):
-    runs.diverging = ("fedper", 200, 0.01)
-    assert queue.main([*words, "--only", "fedper"]) == 2
-    assert "left out: round 1: --lr is too large" in capsys.readouterr().out
-
-
-def test_runs_are_chosen_by_block_and_method(small_field, runs, words):
-    assert queue.main([*words, "--only", "field/local lr=0.01 search"]) == 0
-    assert described(runs.done) == [("local", 20, 0.01, 0)]
-    assert queue.main([*words, "--only", "field/local"]) == 0
-    assert described(runs.done)[1:] == [("local", 20, 0.03, 0), ("local", 50, 0.03, 0)]
-
-
 # Running it.
 
 
@@ -206,25 +191,6 @@ def test_it_runs_what_is_missing_and_keeps_what_finishes(runs, words, nice, tmp_
     assert len(runs.done) == before
     assert queue.main([*words, "--only", "knn_per"]) == 0
     assert {method for method, _ in named(runs.done[before:])} == {"knn_per"}
-
-
-def test_it_stops_and_goes_on(runs, words, capsys):
-    runs.stop_at = 2
-    assert queue.main([*words, "--only", "lg_fedavg"]) == 130
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "2 of 4 runs are finished and stay in" in err
-    runs.stop_at = None
-    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
-    assert [(one.options.num_clients, one.options.seed) for one in runs.done] == [(20, 0), (20, 1), (20, 2), (100, 0)]
-
-
-def test_what_is_refused_does_not_stop_the_rest(runs, words, capsys):
-    runs.refused = "lg_fedavg"
-    assert queue.main([*words, "--only", "lg_fedavg", "apfl"]) == 2
-    captured = capsys.readouterr()
-    assert "left out: --lr 0.01 is too large" in captured.out
-    assert "2 of 6 runs are finished, 4 were refused: see above" in captured.err
 
 
 def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice, capsys):
@@ -361,21 +327,3 @@ def test_a_damaged_result_is_one_line(runs, words, tmp_path, capsys, line, expec
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert expected in err
-
-
-def test_a_line_is_added_or_replaced_and_the_others_stay(tmp_path):
-    file = tmp_path / "results/queue/some.jsonl"
-    for name, value in (("b", 1), ("c", 2), ("a", 3)):
-        committed.write(file, name, {"value": value})
-    before = file.read_text().splitlines()
-    assert before == [f'{{"run": "{name}", "value": {value}}}' for name, value in (("a", 3), ("b", 1), ("c", 2))]
-    committed.write(file, "b", {"value": 4})
-    assert file.read_text().splitlines() == [before[0], '{"run": "b", "value": 4}', before[2]]
-    assert committed.read(file)["b"] == {"value": 4}
-
-
-def test_no_line_is_lost_where_several_write_at_once(tmp_path):
-    file, names = tmp_path / "some.jsonl", [f"run {number}" for number in range(40)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: committed.write(file, name, {}), names))
-    assert committed.read(file).keys() == set(names)

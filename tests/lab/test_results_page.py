@@ -46,7 +46,6 @@ def store(tmp_path, name, level, **rounds):
 
 
 def made(tmp_path, causes=(), released=()):
-    """The page, and README's part."""
     library = Library(tmp_path / "results")
     found = compared.compared(library, causes)
     return page(library, found, released), readme_table(library, found)

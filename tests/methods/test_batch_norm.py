@@ -14,15 +14,12 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from rounds import last_round
 from trees import assert_flat, assert_same, flatten, row
 
-from pfl_jax import simulate
-from pfl_jax.base import Cohort
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.simulate import Settings
+from pfl_jax import Cohort, Settings, simulate
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.fedbn import is_normalization
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.tree import map_statistics
-from pfl_jax.testing.conformance import CHECKS, Subject
+from pfl_jax.primitives import LocalTraining, map_statistics
+from pfl_jax.testing import CHECKS, Subject
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
 train = functools.partial(batch_norm.train, steps=full.EPOCHS, **full.SGD)
@@ -64,6 +61,7 @@ def test_fedbn():
     assert_losses(last, models)
 
 
+@pytest.mark.slow
 def test_statistics_of_fedcac_stay_with_the_clients():
     # Without critical parameters the rest is averaged.
     w, own = flatten(full.start_of(with_batch_norm(METHODS["fedcac"])).params), (MEAN, VARIANCE)
@@ -108,7 +106,9 @@ LEARNED = {
 """Methods that learn which models to mix, with hyper-parameters that show it."""
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize(
+    "name", ["fedamp", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNED if name != "fedamp")]
+)
 def test_which_models_to_mix_is_learned_from_the_weights_alone(name):
     def beginning_with(size):
         """Running statistics that differ from entry to entry, and so from client to client."""

@@ -6,15 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pfl_jax import methods, tasks
-from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.testing import check_method
-from pfl_jax.testing.conformance import CHECKS, Subject
+from pfl_jax import InvalidInput, methods, tasks
+from pfl_jax.primitives import LocalTraining
+from pfl_jax.testing import CHECKS, Subject, check_method
 
 
 def only(*names):
-    """All other checks."""
     return [name for name in CHECKS if name not in names]
 
 
@@ -88,13 +85,14 @@ SLOW = pytest.mark.slow
         ("order_of_clients", {"aggregate": leaks_order}, "Clients in another order have the same results"),
         ("structure", {"aggregate": counts_in_floats}, r"the state changes: .*float32.* before and .*bfloat16.* after"),
         ("one_trace", {"aggregate": counts_in_floats}, "a later round was traced again"),
-        ("absent", {"aggregate": counts_the_absent, "local": sends_the_model}, "count as if they had not been drawn"),
-        ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
-        (
-            "structure",
-            {"init_client": keeps_a_key, "local": hands_on_a_key},
-            r"keep their key_data in \.clients",
+        pytest.param(
+            "absent",
+            {"aggregate": counts_the_absent, "local": sends_the_model},
+            "count as if they had not been drawn",
+            marks=SLOW,
         ),
+        ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
+        ("structure", {"init_client": keeps_a_key, "local": hands_on_a_key}, r"keep their key_data in \.clients"),
         pytest.param("vmap", {"local": branches}, "TracerBoolConversionError", marks=SLOW),
         pytest.param(
             "chunks_and_padding", {"local": reads_padding}, "Neither clients under one vmap nor more", marks=SLOW
@@ -130,7 +128,6 @@ def remembers():
 
 
 def changes_everyone(state, outcome):
-    """Also clients outside the cohort."""
     return state._replace(clients=plus(1, state.clients)), outcome
 
 
@@ -145,9 +142,9 @@ def trains_on_scores(state, outcome):
 @pytest.mark.parametrize(
     ("check", "alter", "message"),
     [
-        ("test_set", trains_on_scores, "a test set of huge inputs changes the state"),
+        pytest.param("test_set", trains_on_scores, "a test set of huge inputs changes the state", marks=SLOW),
         ("clients_outside", changes_everyone, "not exactly equal"),
-        ("devices", remembers(), "not approximately equal"),
+        pytest.param("devices", remembers(), "not approximately equal", marks=SLOW),
         ("resumption", remembers(), "not exactly equal"),
         ("learning", loses_accuracy, r"accuracy \(trained\)"),
         ("structure", lambda state, outcome: (state, outcome._replace(finite=~outcome.finite)), "a client's state"),

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import chex
 import jax
 import jax.numpy as jnp
+import method_tables
 import numpy as np
-import privacy_table
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.factories import default_training, hyper_parameters, on_linear_model
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax import InvalidInput
+from pfl_jax.data import client_data
+from pfl_jax.methods import METHODS, default_training, make_method
+from pfl_jax.methods.factories import hyper_parameters, on_linear_model
+from pfl_jax.primitives import LocalTraining
 
 KEY = jax.random.key(0)
 
@@ -28,10 +28,10 @@ def test_every_method_says_what_it_does_with_the_data():
     assert [name for name in METHODS if privacy(name) is None] == []
 
 
-def test_the_page_says_the_same():
-    text = privacy_table.PAGE.read_text()
-    # Otherwise run tests/support/privacy_table.py.
-    assert privacy_table.replaced(text) == text
+@pytest.mark.parametrize("name", method_tables.TABLES)
+def test_the_page_says_the_same(name):
+    # Otherwise run tests/support/method_tables.py.
+    assert method_tables.renewed(name) == method_tables.page(name).read_text()
 
 
 ACCEPTED = [name for name in METHODS if not privacy(name).refused]

@@ -12,11 +12,10 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from experiments.cli.hyper_parameters import unread_by_method
 from experiments.cli.request import parse
 from experiments.run.command import main
-from pfl_jax import LocalTraining, Settings, methods, simulate
+from pfl_jax import InvalidInput, LocalTraining, Settings, methods, simulate
 from pfl_jax.base import Privacy
-from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import make_method
-from pfl_jax.methods.factories import hyper_parameters, recipes_of
+from pfl_jax.methods import make_method, recipes_of
+from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.privacy import budgets
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 
@@ -59,7 +58,9 @@ def last_server(factory, values):
     return list(simulate.run(method, tiny_federation(), Settings(rounds=1), KEY))[-1].state.server
 
 
-@pytest.mark.parametrize("factory", DERIVED, ids=IDS)
+@pytest.mark.parametrize(
+    "factory", [*(pytest.param(one, marks=pytest.mark.slow) for one in DERIVED[:2]), logged], ids=IDS
+)
 def test_it_takes_the_wrappers_of_what_it_is_made_of(factory):
     assert hyper_parameters(factory).keys() == hyper_parameters(methods.fedavg).keys()
     values = tuple(WRAPPED.items())

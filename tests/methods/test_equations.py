@@ -7,21 +7,23 @@ import reference
 from full_batches import BETA, EPOCHS, SGD, assert_model, assert_models, assert_parts, assert_received, train
 from reference import part
 
-from pfl_jax.methods.apfl import apfl
-from pfl_jax.methods.ditto import ditto
+from pfl_jax.methods import (
+    apfl,
+    ditto,
+    fedavg,
+    fedavg_ft,
+    fedbabu,
+    fedper,
+    fedprox,
+    fedprox_ft,
+    fedrep,
+    fedrod,
+    lg_fedavg,
+    local,
+    pfedme,
+    scaffold,
+)
 from pfl_jax.methods.factories import hyper_parameters
-from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.methods.fedavg_ft import fedavg_ft
-from pfl_jax.methods.fedbabu import fedbabu
-from pfl_jax.methods.fedper import fedper
-from pfl_jax.methods.fedprox import fedprox
-from pfl_jax.methods.fedprox_ft import fedprox_ft
-from pfl_jax.methods.fedrep import fedrep
-from pfl_jax.methods.fedrod import fedrod
-from pfl_jax.methods.lg_fedavg import lg_fedavg
-from pfl_jax.methods.local import local
-from pfl_jax.methods.pfedme import pfedme
-from pfl_jax.methods.scaffold import scaffold
 
 ROUNDS = 2
 

@@ -9,16 +9,11 @@ from full_batches import SIZES, assert_model, losses, run, start_of, train, trai
 from problems import tiny_federation, tiny_model
 from trees import assert_same, row
 
-from pfl_jax import simulate
-from pfl_jax.base import Cohort
-from pfl_jax.data.federated import client_data
-from pfl_jax.engine.simulate import Settings
-from pfl_jax.methods import make_method
-from pfl_jax.methods.fedfomo import fedfomo
+from pfl_jax import Cohort, Settings, simulate
+from pfl_jax.data import client_data
+from pfl_jax.methods import fedfomo, make_method
+from pfl_jax.primitives import fingerprint, fixed_subset, init_models
 from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
-from pfl_jax.primitives.ensembles import init_models
-from pfl_jax.primitives.fingerprints import fingerprint
-from pfl_jax.primitives.holdout import fixed_subset
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 add_affinity, look_up = jax.jit(add_affinity), jax.jit(look_up)
@@ -93,6 +88,7 @@ def test_choice_ends_when_nobody_is_left():
 # Limits
 
 
+@pytest.mark.slow
 def test_a_client_whose_message_is_lost_keeps_what_it_trained():
     # With its own model alone, a client deploys what it trained, whether or not the server got it.
     method = make_method(fedfomo, tiny_model(), lr=0.2, epochs=3, batch_size=32, download=1, fallback="trained")

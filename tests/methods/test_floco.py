@@ -8,20 +8,11 @@ import pytest
 import reference
 from problems import CLASSES, FEATURES, tiny_federation, tiny_model
 
-from pfl_jax.base import Cohort, Mean
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods.floco import (
-    SCALES,
-    FlocoClient,
-    FlocoMessage,
-    Projection,
-    anywhere,
-    fit_projection,
-    floco,
-    nearby,
-    place,
-)
-from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
+from pfl_jax import Cohort, Mean
+from pfl_jax.data import client_data
+from pfl_jax.methods import floco
+from pfl_jax.methods.floco import SCALES, FlocoClient, FlocoMessage, Projection, anywhere, fit_projection, nearby, place
+from pfl_jax.primitives import fingerprint, fingerprint_key
 
 SIZE, RADIUS = 3, 0.2
 
@@ -58,6 +49,7 @@ def test_the_projection(size):
     assert (np.ptp(points, axis=0) > 0.05).all()
 
 
+@pytest.mark.slow
 def test_two_equal_clients_do_not_decide_the_scale():
     # Wherever they stand it is the same point, so the others' distances decide.
     changes = np.random.default_rng(0).normal(size=(5, 7))

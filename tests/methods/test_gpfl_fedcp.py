@@ -10,11 +10,12 @@ from problems import CLASSES, tiny_federation, tiny_model
 from reference import cross_entropy
 from trees import assert_flat, assert_same, flatten, row
 
-from pfl_jax.data.federated import client_data
+from pfl_jax.data import client_data
+from pfl_jax.methods import fedcp, gpfl
 from pfl_jax.methods.fedcp import context as fedcp_context
-from pfl_jax.methods.fedcp import discrepancy, fedcp
-from pfl_jax.methods.gpfl import cosine_logits, gpfl
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.methods.fedcp import discrepancy
+from pfl_jax.methods.gpfl import cosine_logits
+from pfl_jax.primitives import LocalTraining
 
 
 def dense(w, name, x):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax.data.federated import client_data
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives import LocalTraining
 
 NOTED = []
 
@@ -95,7 +95,13 @@ PASSES = {"cd2pfed": 3, "fedas_cd2": 3, "per_fedavg": 2}
 gradients of a finite difference. Others have a key each."""
 
 
-@pytest.mark.parametrize("name", METHODS)
+KINDS = {"fedper", "pfedme", "fedem"}
+"""One training, steps on one mini-batch, and several models: these run by default."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_each_step_has_a_key_of_its_own_for_its_loss(name):
     """Whatever a step is: pFedMe's on one mini-batch, APFL's two models, FedEM's three, a round and a client more."""
     method = METHODS[name](keyed_model(), LocalTraining(**HYPER_PARAMETERS))

@@ -1,16 +1,165 @@
-"""Where a method's claim has a limit that is another method, both must give the same numbers."""
+"""Methods where clients are absent, messages do not arrive, or numbers are extreme."""
 
 import functools
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from deployed import log_probabilities
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_model
 from rounds import last_round
-from trees import assert_same
+from trees import assert_same, distance
 
-from pfl_jax.data.federated import client_data
+from pfl_jax import Cohort, simulate
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS, make_method
+from pfl_jax.methods.apple import AppleMessage
+from pfl_jax.methods.fedcac import collaborators
+from pfl_jax.methods.fedfomo import FedFomoMessage
+from pfl_jax.methods.fedgh import FedGHMessage
+from pfl_jax.methods.fedproto import Prototypes
+from pfl_jax.methods.fedtgp import FedTGPMessage
+from pfl_jax.methods.floco import fit_projection
+from pfl_jax.methods.pfedfda import at_least, shrunk
+from pfl_jax.methods.pfedgraph import collaboration_graph
+
+KEY = jax.random.key(0)
+
+
+def last_state(name, data, rounds, settings=None, **options):
+    method = make_method(name, tiny_model(), lr=0.1, batch_size=8, epochs=1, **options)
+    settings = simulate.Settings(rounds=rounds, eval_every=rounds, **(settings or {}))
+    return list(simulate.run(method, data, settings, KEY))[-1].state
+
+
+@pytest.mark.parametrize("absent", [1, 50])
+def test_any_number_of_clients_is_absent_from_the_collaboration_graph(absent):
+    counts = jnp.array([10, 30] + absent * [0])
+    graph = collaboration_graph(jnp.eye(2 + absent), counts, 0.8)[:2]
+    np.testing.assert_allclose(graph[:, :2], collaboration_graph(jnp.eye(2), counts[:2], 0.8), atol=1e-6)
+    assert not graph[:, 2:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [pytest.param("scaffold", "control", marks=pytest.mark.slow), ("feddyn", "drift")]
+)
+def test_the_server_has_the_mean_of_what_arrived(name, part):
+    settings = {"participation": 0.7, "drop_rate": 0.5}
+    state = last_state(name, tiny_federation((9, 20, 14, 5, 8)), 5, settings)
+    theirs = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), getattr(state.clients, part))
+    ours = getattr(state.server, part)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(ours)) > 1e-2
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours, theirs)
+
+
+def test_a_covariance_stays_one():
+    axes, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(5, 5)))
+    values = np.array([-0.3, 0.001, 0.2, 1.0, 4.0])
+    broken = axes * values @ axes.T
+    expected = axes * np.maximum(values, 0.1) @ axes.T
+    lopsided = broken + 1e-1 * (np.triu(np.ones((5, 5)), 1) - np.tril(np.ones((5, 5)), -1))
+    for given in (broken, lopsided):
+        np.testing.assert_allclose(at_least(jnp.array(given, jnp.float32), jnp.float32(0.1)), expected, atol=1e-5)
+    sound = jnp.array(expected, jnp.float32)
+    np.testing.assert_array_equal(at_least(sound, jnp.float32(0.1)), sound)
+    # Also that of features that lie on a line.
+    np.testing.assert_allclose(shrunk(jnp.diag(jnp.array([1.0, 0.0]))), np.diag([1 - 5e-5, 5e-5]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "option", [{"compress": "topk:0.1"}, pytest.param({"server_mean": "median"}, marks=pytest.mark.slow)]
+)
+def test_pfedfda_has_a_covariance_whatever_arrives(option):
+    state = last_state("pfedfda", tiny_federation(), 3, ridge=1e-3, **option)
+    covariance = np.asarray(state.server.features.covariance, np.float64)
+    np.testing.assert_allclose(covariance, covariance.T, atol=1e-6)
+    assert np.linalg.eigvalsh(covariance).min() > 4e-4
+
+
+def messages_of(name, rows):
+    """Messages of clients with these random rows, with fingerprints of their data."""
+    generator = np.random.default_rng(0)
+    centroids = jnp.array(generator.normal(size=(8, CLASSES, FEATURES)), jnp.float32)[rows]
+    counts, words = jnp.ones((len(rows), CLASSES)), generator.permutation(16).reshape(8, 2)
+    identities = jnp.array(words, jnp.uint32)[rows]
+    if name == "fedgh":
+        return FedGHMessage(centroids, counts, identities)
+    return FedTGPMessage(Prototypes(centroids, counts), identities)
+
+
+@pytest.mark.parametrize("name", ["fedgh", "fedtgp"])
+def test_a_server_that_trains_knows_neither_numbers_nor_absent_clients(name):
+    method = make_method(name, tiny_model(), server_lr=0.1)
+    server, aggregate = method.init_server(KEY), jax.jit(method.aggregate)
+
+    def trained(rows, absent=0, key=KEY):
+        messages = messages_of(name, np.array(rows))
+        pad = lambda leaf: jnp.concatenate([jnp.zeros((absent, *leaf.shape[1:]), leaf.dtype), leaf])  # noqa: E731
+        present = jnp.arange(absent + len(rows)) >= absent
+        cohort = Cohort(jnp.arange(absent + len(rows)), jnp.where(present, 9, 0), present, 20)
+        server_after, *_ = aggregate(key, server, None, jax.tree.map(pad, messages), cohort)
+        return server_after["head"] if name == "fedgh" else server_after.prototypes
+
+    for other in (trained([7, 6, 5, 4, 3, 2, 1, 0]), trained(range(8), absent=4)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained(range(8)), other)
+    # Another round has another order of the steps.
+    assert distance(trained(range(8)), trained(range(8), key=jax.random.key(1))) > 1e-6
+
+
+@pytest.mark.slow
+def test_fedtgps_clients_keep_their_prototypes_through_a_round_in_which_nobody_sends_any():
+    method = make_method("fedtgp", tiny_model(), server_epochs=1)
+    server = method.init_server(KEY)._replace(ready=jnp.ones((), bool))
+    nobody = jax.tree.map(jnp.zeros_like, messages_of("fedtgp", np.arange(2)))
+    cohort = Cohort(jnp.arange(2), jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), 9)
+    after, *_ = method.aggregate(KEY, server, None, nobody, cohort)
+    assert after.ready
+    np.testing.assert_allclose(after.prototypes, server.prototypes, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("apple", {"peers": 1}), ("fedfomo", {"download": 2, "epsilon": 1.0, "epsilon_decay": 0.0})]
+)
+def test_each_client_draws_for_itself_and_from_the_others_that_arrived(name, options):
+    # Five clients choose one other model each; the last of them is absent.
+    method, words = make_method(name, tiny_model(), **options), np.array([11, 22, 33, 44, 0])
+    identities = jnp.array(np.stack([7 * (words > 0), words], axis=1), jnp.uint32)
+    server = method.init_server(KEY)
+    client = method.init_client(KEY, server, client_data(tiny_federation(), 1, "train"))
+    models, clients = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), (server.initial, client))
+    counts = jnp.array([9, 20, 14, 5, 0])
+    cohort = Cohort(jnp.arange(5), counts, counts > 0, 9)
+    if name == "apple":
+        messages = AppleMessage(models, identities, counts.astype(jnp.float32))
+    else:
+        messages = FedFomoMessage(models, identities, jnp.zeros((5, 3)))
+
+    def choose(key):
+        after = method.aggregate(key, server, clients, messages, cohort)[1]
+        return (after.peers.identities if name == "apple" else after.senders)[:, 0, 1]
+
+    chosen = np.asarray(jax.jit(jax.vmap(choose))(jax.random.split(KEY, 200)))
+    for own in range(4):
+        assert set(chosen[:, own].tolist()) == {11, 22, 33, 44} - {words[own]}
+    # With one draw for all, the first two would choose alike half of the time.
+    assert np.mean(chosen[:, 0] == chosen[:, 1]) == pytest.approx(2 / 9, abs=0.1)
+
+
+def test_clients_with_equal_overlaps_all_collaborate():
+    for size in range(3, 8):
+        for value in np.linspace(0.05, 1, 8, dtype=np.float32):
+            assert collaborators(jnp.full((size, size), value), jnp.ones(size, bool), 0.3).all(), (size, value)
+
+
+def test_absent_clients_do_not_change_the_projection():
+    changes = jnp.array(np.random.default_rng(0).normal(size=(5, 12)) * 1e-6, jnp.float32)
+    alone = fit_projection(changes, jnp.ones(5, bool), 3)
+    beside = jnp.concatenate([changes, jnp.full((3, 12), 0.5)])
+    among = fit_projection(beside, jnp.arange(8) < 5, 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), alone, among)
+    assert jnp.abs(among.components).max() > 0.1
+
 
 SAME = [
     ("fedavg_ft", {"finetune_epochs": 0}, "fedavg", {}),

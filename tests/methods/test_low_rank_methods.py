@@ -1,19 +1,20 @@
 """FedEx-LoRA, HetLoRA and FedDPA: their equations in float64 NumPy, and FedAvg as their limit without adapters."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from trees import assert_same, distance
 
-from pfl_jax import LocalTraining, Settings, methods, models, run
-from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, LocalTraining, Settings, methods, models, networks, run
+from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
 from pfl_jax.networks import adapters, split
-from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.primitives import supervised_loss
 from pfl_jax.streams import PERSONAL_MODEL
+from pfl_jax.testing import conformance
 from pfl_jax.testing.problems import SHAPE, tiny_federation, tiny_model
 
 TRAINING = LocalTraining(lr=0.1, batch_size=8, epochs=2)
@@ -123,6 +124,7 @@ def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_hetlora_gives_up_last_ranks_that_the_penalty_makes_small():
     _, free = played(methods.hetlora, rounds=3, lam=0.0, min_rank=1, gamma=0.5)
     _, small = played(methods.hetlora, rounds=3, lam=5.0, min_rank=1, gamma=0.5)
@@ -154,6 +156,7 @@ def test_hetlora_s_penalty_is_the_product_of_the_norms_of_the_last_ranks():
 # FedDPA
 
 
+@pytest.mark.slow
 def test_feddpa_s_global_model_is_fedavg_s():
     _, own = played(methods.feddpa)
     _, base = played(methods.fedavg)
@@ -207,3 +210,40 @@ def test_feddpa_with_all_weight_on_its_own_adapter_trains_it_alone():
 def test_feddpa_needs_features():
     with pytest.raises(InvalidInput, match="has none"):
         methods.feddpa(split(adapted(), personal="lora_b"), TRAINING)
+
+
+class Transformer(nn.Module):
+    """One layer of attention over the two rows of an input."""
+
+    @nn.compact
+    def __call__(self, x):
+        tokens = nn.Dense(8, name="embedding")(x.reshape(len(x), *SHAPE[:2]))
+        mixed = nn.MultiHeadDotProductAttention(2, name="attention")(tokens, tokens)
+        states = nn.LayerNorm(name="norm")(tokens + mixed)
+        return nn.Dense(3, name="head")(states.mean(1))
+
+
+# A method with adapters in the states of clients runs by default; compiling all takes minutes.
+@pytest.fixture(
+    params=[name if name == "feddpa" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+    scope="module",
+)
+def subject(request):
+    base = networks.from_flax(Transformer(), SHAPE, 3)
+    model = adapters.lora(base, SHAPE, rank=2, alpha=8.0, targets="embedding|query|value")
+    # At the usual rate, rounding grows beyond the tolerance in feddbe and pfedfda.
+    return conformance.Subject(METHODS[request.param], model=model, lr=0.02)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "structure",
+        "one_trace",
+        "clients_outside",
+        "resumption",
+        pytest.param("chunks_and_padding", marks=pytest.mark.slow),
+    ],
+)
+def test_conformance(subject, check):
+    conformance.CHECKS[check](subject)

@@ -10,14 +10,11 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from rounds import last_round
 from trees import assert_same, row
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods import make_method
-from pfl_jax.methods.apple import apple, size_shares
-from pfl_jax.methods.fedamp import attention, fedamp
-from pfl_jax.methods.fedbn import is_normalization
-from pfl_jax.methods.fedgh import fedgh
-from pfl_jax.networks.resnet import resnet8
-from pfl_jax.primitives.fingerprints import fingerprint
+from pfl_jax.data import client_data
+from pfl_jax.methods import apple, fedamp, fedgh, make_method
+from pfl_jax.methods.apple import size_shares
+from pfl_jax.methods.fedamp import attention
+from pfl_jax.primitives import fingerprint
 
 
 # With the second alpha_k the weights for others would sum to more than 1.
@@ -151,16 +148,6 @@ def test_fedgh():
     full.assert_parts(last.state.clients, "backbone", deployed)
     full.assert_parts(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), last.state.server["head"]), "head", deployed)
     full.assert_received(last, deployed)
-
-
-def test_resnets_have_normalization_layers():
-    params = jax.eval_shape(resnet8((8, 8, 1), 10).init, jax.random.key(0))
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    own = [path for path, mine in zip(paths, is_normalization(params), strict=True) if mine]
-    # One after every convolution, of which two are shortcuts.
-    assert len(own) == 2 * 9
-    assert all("norm" in path for path in own)
-    assert not any("norm" in path for path in set(paths) - set(own))
 
 
 @pytest.mark.parametrize("name", ["apple", "fedfomo"])

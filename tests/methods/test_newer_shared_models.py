@@ -9,13 +9,11 @@ import reference
 from problems import tiny_federation, tiny_model
 from trees import assert_same
 
-from pfl_jax.base import ClientData
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods import make_method
-from pfl_jax.methods.feddbe import feddbe
-from pfl_jax.methods.feddyn import feddyn
-from pfl_jax.methods.moon import contrastive_loss, moon
-from pfl_jax.methods.per_fedavg import deal, per_fedavg
+from pfl_jax import ClientData
+from pfl_jax.data import client_data
+from pfl_jax.methods import feddbe, feddyn, make_method, moon, per_fedavg
+from pfl_jax.methods.moon import contrastive_loss
+from pfl_jax.methods.per_fedavg import deal
 
 
 def move(w, distance, direction):

@@ -9,16 +9,13 @@ import reference
 from problems import CLASSES, tiny_federation, tiny_model
 from trees import assert_same, distance
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.cd2pfed import cd2pfed, personal_entries
-from pfl_jax.methods.fedala import fedala, last_layers
-from pfl_jax.methods.fedas_cd2 import fedas_cd2
-from pfl_jax.methods.fedavg import fedavg
-from pfl_jax.methods.pfedhn import pfedhn
+from pfl_jax import InvalidInput
+from pfl_jax.data import client_data
+from pfl_jax.methods import METHODS, cd2pfed, fedala, fedas_cd2, fedavg, make_method, pfedhn
+from pfl_jax.methods.cd2pfed import personal_entries
+from pfl_jax.methods.fedala import last_layers
 from pfl_jax.networks.models import mlp
-from pfl_jax.primitives.holdout import fixed_subset
+from pfl_jax.primitives import fixed_subset
 
 # Adaptive local aggregation
 

@@ -10,9 +10,10 @@ from problems import CLASSES
 from reference import cross_entropy
 from scipy import optimize
 
-from pfl_jax.base import ClientData
-from pfl_jax.methods.pfedfda import Gaussians, best_interpolation, local_gaussians, pfedfda, validation_loss
-from pfl_jax.primitives.holdout import stratified_folds
+from pfl_jax import ClientData
+from pfl_jax.methods import pfedfda
+from pfl_jax.methods.pfedfda import Gaussians, best_interpolation, local_gaussians, validation_loss
+from pfl_jax.primitives import stratified_folds
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 best_interpolation = jax.jit(best_interpolation, static_argnames="single")

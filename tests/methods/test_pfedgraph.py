@@ -1,4 +1,4 @@
-"""pFedGraph: its limits, the projection, and its rounds against float64 NumPy."""
+"""pFedGraph, FedCAC and FedTGP: their equations in float64 NumPy."""
 
 import full_batches as full
 import jax
@@ -6,11 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import tiny_federation, tiny_model
+from problems import CLASSES, FEATURES, tiny_federation, tiny_model
+from trees import row
 
-from pfl_jax.base import Cohort
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods.pfedgraph import collaboration_graph, cosines, pfedgraph
+from pfl_jax import Cohort
+from pfl_jax.data import client_data
+from pfl_jax.methods import fedcac, fedtgp, pfedgraph
+from pfl_jax.methods.fedcac import collaborators, critical_entries, overlaps
+from pfl_jax.methods.fedproto import Prototypes
+from pfl_jax.methods.fedtgp import adaptive_margin
+from pfl_jax.methods.fedtgp import distances as fedtgp_distances
+from pfl_jax.methods.pfedgraph import collaboration_graph, cosines
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 cosines = jax.jit(cosines)
@@ -87,3 +93,191 @@ def test_similar_changes_count_as_equal():
     assert 0.9 < raw[0, 1] < 0.999
     assert raw[0, 2] < 0.9
     np.testing.assert_allclose(info["similarity"][0], [1.0, 1.0, raw[0, 2]], rtol=1e-5)
+
+
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+overlaps = jax.jit(overlaps)
+collaborators = jax.jit(collaborators)
+critical_entries = jax.jit(critical_entries)
+
+
+def critical(before, after, share):
+    """The most sensitive entries of each array, by sorting."""
+    chosen = {}
+    for name, new in after.items():
+        sensitivity = np.abs((new - before[name]) * new)
+        count = int(share * sensitivity.size)
+        chosen[name] = sensitivity >= np.sort(sensitivity, axis=None)[::-1][count - 1]
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("rounds", "size"),
+    [(1, 3), (4, 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 3), (4, 3), (1, 2)))],
+)
+def test_fedcac(rounds, size):
+    share, most, clients, numbers = 0.5, 3, full.training_examples(), range(3)
+    settings = {"share": share, "collaboration_rounds": most, "participation": size / 3}
+    mean = reference.to_numpy(full.start_of(fedcac).params)
+    nothing = {name: np.zeros(value.shape, bool) for name, value in mean.items()}
+    vs, masks = [mean] * 3, [nothing] * 3
+
+    def model(i):
+        return {name: np.where(masks[i][name], vs[i][name], mean[name]) for name in mean}
+
+    for t in range(1, rounds + 1):
+        last = full.run(fedcac, rounds=t, **settings)
+        cohort = last.cohort.tolist()
+        new = {i: full.train(model(i), *clients[i]) for i in cohort}
+        chosen = {i: critical(model(i), new[i], share) for i in cohort}
+        flat = {i: np.concatenate([np.ravel(chosen[i][name]) for name in sorted(mean)]) for i in cohort}
+        overlap = {(i, j): 1 - np.sum(flat[i] != flat[j]) / (2 * flat[i].sum()) for i in cohort for j in cohort}
+        others = [o for (i, j), o in overlap.items() if i != j]
+        threshold = np.mean(others) + t / most * (max(others) - np.mean(others))
+        sizes = full.BETA[cohort]
+        mean = reference.mean(sizes / sizes.sum(), [new[i] for i in cohort])
+        for i in cohort:
+            near = [j for j in cohort if j == i or overlap[i, j] >= threshold - 1e-9]
+            vs[i], masks[i] = reference.mean([1 / len(near)] * len(near), [new[j] for j in near]), chosen[i]
+    want = [[overlap[i, j] for j in cohort] for i in cohort]
+    np.testing.assert_allclose(last.info["overlap"], want, rtol=1e-5)
+    full.assert_model(last.state.server.params, mean, rtol=5e-4, atol=5e-5)
+    for i in numbers:
+        state = row(last.state.clients, i)
+        full.assert_model(state.params, vs[i], rtol=5e-4, atol=5e-5)
+        full.assert_model(state.critical, masks[i])
+    full.assert_received(last, [model(i) for i in numbers])
+    # Later than `most` rounds nobody collaborates; both of two clients have the largest overlap.
+    assert (np.asarray(last.info["collaborators"]).sum() == 3) == (rounds > most and size == 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_fedcac_without_critical_parameters_is_fedavg(size):
+    # With any participation: also for clients that never took part.
+    last = full.run(fedcac, share=0.0, participation=size / 3)
+    full.assert_like_fedavg(last, last.state.server.params, participation=size / 3)
+
+
+def test_critical_entries_are_those_that_moved():
+    before, after = {"w": jnp.arange(8.0)}, {"w": jnp.arange(8.0) + jnp.array([9, 0, 0, 0.5, 0, 0, 0, 0.25])}
+    np.testing.assert_array_equal(critical_entries(before, after, 0.25)["w"], [1, 0, 0, 0, 0, 0, 0, 1])
+    np.testing.assert_array_equal(critical_entries(before, after, 0.5)["w"], [1, 0, 0, 1, 0, 0, 0, 1])
+    np.testing.assert_array_equal(critical_entries(before, after, 0.0)["w"], np.zeros(8))
+    np.testing.assert_array_equal(critical_entries(before, before, 0.25)["w"], np.ones(8))
+    statistics = [{"batch_stats": {"norm": tree}, **tree} for tree in (before, after)]
+    assert jax.tree.map(jnp.sum, critical_entries(*statistics, 0.25)) == {"batch_stats": {"norm": {"w": 0}}, "w": 2}
+
+
+def test_overlaps_and_collaborators_leave_out_absent_clients():
+    masks = {"a": jnp.array([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]], bool)}
+    overlap = overlaps(masks)
+    np.testing.assert_allclose(overlap[0, [0, 1, 3]], [1.0, 1.0, 0.5])
+    assert (overlap[2] == -1).all()
+    chosen = np.asarray(collaborators(overlap, jnp.array([True, True, False, True]), 0.5))
+    np.testing.assert_array_equal(chosen, [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    # The mean is over pairs of different clients.
+    three = jnp.array([[1.0, 0.5, 0.45], [0.5, 1.0, 0.3], [0.45, 0.3, 1.0]])
+    chosen = np.asarray(collaborators(three, jnp.ones(3, bool), 0.0))
+    np.testing.assert_array_equal(chosen, [[1, 1, 1], [1, 1, 0], [1, 0, 1]])
+    everyone = np.asarray(collaborators(jnp.ones((2, 2)), jnp.ones(2, bool), 9.0))
+    assert everyone.all()
+
+
+LAM, STEPS, SERVER_LR = 2.0, 4, 0.1
+
+
+def forward(g):
+    hidden = np.maximum(g["e"] @ g["A"] + g["a"], 0)
+    return hidden, hidden @ g["B"] + g["b"]
+
+
+def distances(points, prototypes):
+    return np.array([[np.linalg.norm(point - prototype) for prototype in prototypes] for point in points])
+
+
+def largest_margin(rows, labels):
+    """The largest distance of a class's mean prototype to the nearest other one."""
+    means = [rows[labels == k].mean(0) for k in sorted(set(labels))]
+    return max(min(np.linalg.norm(a - b) for b in means if b is not a) for a in means)
+
+
+def server_step(g, rows, labels, delta):
+    """One step of plain descent on the contrastive loss, with its gradients written out."""
+    hidden, prototypes = forward(g)
+    near, own = distances(rows, prototypes), np.eye(CLASSES)[labels]
+    pull = (own - np.exp(reference.log_softmax(-near - delta * own))) / len(rows)
+    d_prototypes = np.zeros_like(prototypes)
+    for r, point in enumerate(rows):
+        for k, prototype in enumerate(prototypes):
+            d_prototypes[k] += pull[r, k] * (prototype - point) / near[r, k]
+    d_hidden = d_prototypes @ g["B"].T * (hidden > 0)
+    gradient = {
+        "B": hidden.T @ d_prototypes,
+        "b": d_prototypes.sum(0),
+        "A": g["e"].T @ d_hidden,
+        "a": d_hidden.sum(0),
+        "e": d_hidden @ g["A"].T,
+    }
+    return {name: value - SERVER_LR * gradient[name] for name, value in g.items()}
+
+
+@pytest.mark.parametrize(
+    ("threshold", "inference"), [(100.0, "prototype"), pytest.param(0.3, "head", marks=pytest.mark.slow)]
+)
+def test_fedtgp(threshold, inference):
+    settings = {"server_batch_size": 16, "server_epochs": STEPS, "inference": inference}
+    start, clients = full.start_of(fedtgp, **settings), full.training_examples()
+    generator = start.generator
+    g = {
+        "e": np.float64(generator.embeddings),
+        "A": np.float64(generator.hidden["kernel"]),
+        "a": np.float64(generator.hidden["bias"]),
+        "B": np.float64(generator.output["kernel"]),
+        "b": np.float64(generator.output["bias"]),
+    }
+    ws, prototypes = [reference.to_numpy(start.initial)] * len(clients), None
+    for _ in range(2):
+        rows, labels = [], []
+        for client, (x, y) in enumerate(clients):
+
+            def pull(w, x=x, y=y, known=prototypes):
+                if known is None:
+                    return {}
+                return {name: LAM * value for name, value in reference.alignment_gradient(w, x, known[y]).items()}
+
+            ws[client] = full.train(ws[client], x, y, more=pull)
+            features = reference.features(ws[client], x)
+            labels += sorted(set(y))
+            rows += [features[y == k].mean(0) for k in sorted(set(y))]
+        rows, labels = np.array(rows), np.array(labels)
+        delta = min(largest_margin(rows, labels), threshold)
+        for _ in range(STEPS):
+            g = server_step(g, rows, labels, delta)
+        prototypes = forward(g)[1]
+    last = full.run(fedtgp, lam=LAM, margin=threshold, server_lr=SERVER_LR, **settings)
+    np.testing.assert_allclose(last.info["margin"], delta, rtol=1e-4)
+    np.testing.assert_allclose(last.state.server.prototypes, prototypes, rtol=1e-3, atol=1e-4)
+    full.assert_models(last.state.clients, ws, rtol=5e-4, atol=5e-5)
+    if inference == "head":
+        full.assert_received(last, ws)
+        return
+    for client, w in enumerate(ws):
+        x, y = full.unseen_examples(client)
+        loss = reference.cross_entropy(-distances(reference.features(w, x), prototypes), y)
+        np.testing.assert_allclose(last.received["loss"][client], loss, rtol=1e-3)
+
+
+def test_the_margin_counts_only_classes_with_prototypes():
+    centroids = jnp.zeros((2, CLASSES, FEATURES)).at[0, 1, 0].set(3.0).at[1, 1, 0].set(5.0).at[0, 2, 0].set(90.0)
+    counts = jnp.array([[1.0, 7.0, 0.0], [2.0, 1.0, 0.0]])
+    assert float(adaptive_margin(Prototypes(centroids, counts), 100.0)) == 4.0
+    assert float(adaptive_margin(Prototypes(centroids, counts * jnp.array([1.0, 0.0, 0.0])), 7.0)) == 7.0
+    assert float(adaptive_margin(Prototypes(centroids, 0 * counts), 7.0)) == 0.0
+    # One client has the first class, the other one the second.
+    assert float(adaptive_margin(Prototypes(centroids, jnp.eye(2, CLASSES)), 100.0)) == 5.0
+
+
+def test_a_prototype_that_is_reached_has_no_gradient():
+    gradient = jax.grad(lambda prototypes: fedtgp_distances(jnp.ones((1, 3)), prototypes).sum())(jnp.ones((1, 3)))
+    np.testing.assert_array_equal(gradient, 0.0)

@@ -7,10 +7,10 @@ import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from trees import assert_same
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods import make_method
-from pfl_jax.methods.scaffold import ScaffoldClient, scaffold
-from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.data import client_data
+from pfl_jax.methods import make_method, scaffold
+from pfl_jax.methods.scaffold import ScaffoldClient
+from pfl_jax.primitives import supervised_loss
 
 KEY = jax.random.key(0)
 

@@ -1,4 +1,4 @@
-"""Baselines with several models, HypCluster and FedEM: their limits, and their equations against float64 NumPy."""
+"""Methods with prototypes, neighbors or several models: limits, and equations against float64 NumPy."""
 
 import full_batches as full
 import jax
@@ -6,15 +6,183 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import tiny_federation, tiny_model
+from problems import CLASSES, tiny_federation, tiny_model
 from trees import assert_same, row
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.methods import make_method
-from pfl_jax.methods.fedem import fedem
-from pfl_jax.methods.fedem_ft import fedem_ft
-from pfl_jax.methods.hypcluster import hypcluster
-from pfl_jax.primitives.ensembles import init_models
+from pfl_jax.data import client_data
+from pfl_jax.methods import fedavg, fedem, fedem_ft, fedproto_g, fedproto_l, hypcluster, knn_per, make_method
+from pfl_jax.methods.knn_per import Datastore, KNNModel, neighbor_probabilities
+from pfl_jax.primitives import fixed_subset, init_models, stratified_folds
+
+# One program for each kind of call; operation by operation, each shape would compile a dozen.
+stratified_folds = jax.jit(stratified_folds, static_argnums=2)
+fixed_subset = jax.jit(fixed_subset, static_argnums=1, static_argnames="keep_rest")
+neighbor_probabilities = jax.jit(neighbor_probabilities, static_argnums=(2, 3, 4))
+
+
+# Prototypes
+
+
+@pytest.mark.parametrize("factory", [fedproto_g, fedproto_l])
+def test_fedproto(factory):
+    clients = full.training_examples()
+    lam, w = 2.0, reference.to_numpy(full.start_of(fedavg))
+    own, prototypes = [w] * len(clients), [{} for _ in clients]
+    for _ in range(3):
+        new = []
+        for client, (x, y) in enumerate(clients):
+
+            def pull(w, known=prototypes[client], x=x, y=y):
+                targets = np.stack([known.get(k, f) for k, f in zip(y, reference.features(w, x), strict=True)])
+                return {name: lam * value for name, value in reference.alignment_gradient(w, x, targets).items()}
+
+            own[client] = full.train(own[client], x, y, more=pull)
+            features = reference.features(own[client], x)
+            new.append({k: (features[y == k].mean(0), np.sum(y == k)) for k in set(y)})
+        if factory is fedproto_l:
+            prototypes = [{k: centroid for k, (centroid, _) in mine.items()} for mine in new]
+        else:
+            classes = set().union(*new)
+            merged = {}
+            for k in classes:
+                held = [mine[k] for mine in new if k in mine]
+                merged[k] = sum(c * n for c, n in held) / sum(n for _, n in held)
+            prototypes = [merged] * len(clients)
+    last = full.run(factory, rounds=3, lam=lam)
+    for client in range(len(clients)):
+        if factory is fedproto_l:
+            state = row(last.state.clients, client)
+            params, got = state.params, state.prototypes.centroids
+        else:
+            params, got = row(last.state.clients, client), last.state.server.prototypes.centroids
+        full.assert_model(params, own[client], rtol=5e-4, atol=5e-5)
+        for k, centroid in prototypes[client].items():
+            np.testing.assert_allclose(got[k], centroid, rtol=1e-3, atol=1e-4)
+
+
+# Parts of a client's examples
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 17])
+def test_fixed_subset(count):
+    mask = jnp.arange(20) < count
+    chosen = np.asarray(fixed_subset(mask, 0.2))
+    assert not (chosen & ~np.asarray(mask)).any()
+    assert chosen.sum() == (min(1, count) if count < 8 else round(0.2 * count))
+    assert count < 2 or (np.asarray(mask) & ~chosen).any()
+    # The same rows whatever the padding, and whatever rows the real ones stand in.
+    np.testing.assert_array_equal(fixed_subset(jnp.arange(33) < count, 0.2)[:20], chosen)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 17])
+def test_a_fixed_subset_that_need_not_leave_a_rest_may_be_everything(count):
+    mask = jnp.arange(20) < count
+    np.testing.assert_array_equal(fixed_subset(mask, 1.0, keep_rest=False), mask)
+    np.testing.assert_array_equal(fixed_subset(mask, 0.4, keep_rest=False), fixed_subset(mask, 0.4))
+    assert np.asarray(fixed_subset(mask, 1.0)).sum() == (count - 1 if count > 1 else count)
+
+
+def test_fixed_subset_is_not_just_the_first_rows():
+    assert np.asarray(fixed_subset(jnp.ones(50, bool), 0.5))[:25].sum() < 25
+
+
+@pytest.mark.parametrize("folds", [2, 3])
+def test_stratified_folds(folds):
+    labels, mask = jnp.array([2, 0, 0, 2, 1, 0, 0, 2, 2, 2, 0, 1, 0, 0]), jnp.arange(14) < 12
+    chosen = np.asarray(stratified_folds(labels, mask, folds))
+    for k in range(3):
+        sizes = np.bincount(chosen[np.asarray(mask & (labels == k))], minlength=folds)
+        assert sizes.max() - sizes.min() <= 1
+    # The same folds whatever the padding, and not the first rows against the others.
+    padded = stratified_folds(jnp.pad(labels, (0, 9)), jnp.arange(23) < 12, folds)
+    np.testing.assert_array_equal(padded[:12], chosen[:12])
+    many = np.asarray(stratified_folds(jnp.zeros(40, int), jnp.ones(40, bool), folds))
+    assert not (many == np.arange(40) % folds).all()
+
+
+# Neighbors
+
+
+KERNELS = {"exponential": lambda distance: np.exp(-distance), "gaussian": lambda distance: np.exp(-(distance**2) / 4)}
+"""Weight of a neighbor at a distance in the four features of the tests."""
+
+
+def numpy_neighbors(stored, labels, queries, neighbors, kernel):
+    """Probabilities [B, K] from the nearest stored features, query by query."""
+    found = []
+    for query in queries:
+        distances = np.linalg.norm(stored - query, axis=1)
+        nearest = np.argsort(distances)[:neighbors]
+        found.append(KERNELS[kernel](distances[nearest]) @ np.eye(CLASSES)[labels[nearest]])
+    return np.array(found) / np.sum(found, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_neighbor_probabilities(kernel):
+    generator = np.random.default_rng(0)
+    stored, labels = generator.normal(size=(12, 4)), generator.integers(0, 3, 12)
+    queries, mask = generator.normal(size=(5, 4)), np.arange(12) != 3
+    want = numpy_neighbors(stored[mask], labels[mask], queries, 4, kernel)
+    store = Datastore(jnp.float32(stored), jnp.int32(labels), jnp.asarray(mask))
+    got = neighbor_probabilities(store, jnp.float32(queries), 4, 3, kernel)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+    # All fewer than k examples count; far away, nothing underflows; without any, nothing is predicted.
+    few = store._replace(mask=jnp.arange(12) < 2)
+    far = neighbor_probabilities(few, jnp.float32(queries) + 1e3, 10, 3, kernel)
+    np.testing.assert_allclose(far.sum(1), 1.0, rtol=1e-5)
+    none = store._replace(mask=jnp.zeros(12, bool))
+    assert float(neighbor_probabilities(none, jnp.float32(queries), 4, 3, kernel).max()) == 0
+
+
+def test_a_class_without_neighbors_has_a_finite_loss():
+    params, store = tiny_model().init(jax.random.key(0)), Datastore(jnp.eye(4), jnp.zeros(4, int), jnp.ones(4, bool))
+    scores = knn_per(tiny_model(), mixing=1.0).predict(KNNModel(params, store, jnp.float32(1)), jnp.ones((2, 6)))
+    np.testing.assert_allclose(scores[:, 0], 0.0, atol=1e-6)
+    assert np.isfinite(scores).all()
+
+
+def test_knn_per_without_neighbors_is_fedavg():
+    last = full.run(knn_per, mixing=0.0)
+    full.assert_like_fedavg(last, last.state.server)
+
+
+@pytest.mark.parametrize(("neighbors", "kernel"), [(1, "exponential"), (5, "exponential"), (5, "gaussian")])
+def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbors, kernel):
+    clients = full.training_examples()
+    method, data = knn_per(tiny_model(), neighbors=neighbors, held_out=0.4, kernel=kernel), tiny_federation(full.SIZES)
+    # A head that overrates a class: how much of the neighbors is best differs from client to client.
+    params = tiny_model().init(jax.random.key(8))
+    params["head"]["bias"] = jnp.array([0.0, 0.0, 3.0])
+    w = reference.to_numpy(params)
+    personalize, chosen = jax.jit(method.personalize), []
+
+    def mixture(store_x, store_y, x, a):
+        stored, features = reference.features(w, store_x), reference.features(w, x)
+        near = numpy_neighbors(stored, store_y, features, neighbors, kernel)
+        return a * near + (1 - a) * np.exp(reference.log_softmax(reference.logits(w, x)))
+
+    for client, (x, y) in enumerate(clients):
+        train_data = client_data(data, client, "train")
+        judged = np.asarray(fixed_subset(train_data.mask, 0.4))[np.asarray(train_data.mask)]
+
+        def best(store, x=x, y=y, judged=judged):
+            """The candidate with most of the judged examples right, among these neighbors."""
+            candidates = (0.5, 0.6, 0.7, 0.8)
+            models = [mixture(x[store], y[store], x[judged], a) for a in candidates]
+            return candidates[int(np.argmax([np.mean(model.argmax(1) == y[judged]) for model in models]))]
+
+        a = best(~judged)
+        chosen.append((a, best(np.ones_like(judged))))
+        personal = personalize(jax.random.key(0), params, (), train_data)
+        np.testing.assert_allclose(personal.mixing, a, rtol=1e-6)
+        # What it deploys has all the examples as neighbors.
+        queries, _ = full.unseen_examples(client)
+        predicted = method.predict(personal, jnp.float32(queries))
+        np.testing.assert_allclose(np.exp(predicted), mixture(x, y, queries, a), rtol=1e-3, atol=1e-5)
+    # Neither one value for everyone nor judged examples among their own neighbors would do.
+    if (neighbors, kernel) == (5, "exponential"):
+        assert len({a for a, _ in chosen}) == 3
+        assert sum(a != with_itself for a, with_itself in chosen) == 2
 
 
 def test_initial_models_are_distinct_and_do_not_depend_on_their_number():

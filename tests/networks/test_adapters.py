@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pfl_jax import models, networks
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput, models, networks
 from pfl_jax.networks.adapters import bottleneck, linear_probe, lora, prompts
 
 
@@ -24,8 +23,6 @@ class Layers(nn.Module):
 
 
 class NnxLayers(nnx.Module):
-    """The same of flax.nnx."""
-
     def __init__(self, rngs):
         self.words = nnx.Embed(20, 8, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
@@ -54,7 +51,6 @@ def inputs(name):
 
 
 def moved(params):
-    """Parameters of adapters after some training."""
     return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape), params)
 
 

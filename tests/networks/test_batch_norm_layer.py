@@ -9,13 +9,11 @@ import pytest
 from batch_norm import Normalized
 from problems import CLASSES, SHAPE
 
-from pfl_jax.base import STATISTICS, ClientData
-from pfl_jax.errors import InvalidInput
+from pfl_jax import ClientData, InvalidInput
+from pfl_jax.base import STATISTICS
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.batch_norm import normalize
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.losses import supervised_loss
-from pfl_jax.primitives.tree import with_statistics
+from pfl_jax.primitives import LocalTraining, supervised_loss, with_statistics
 
 X = np.random.default_rng(0).normal(1.0, 2.0, (5, 2, 3, 4)).astype(np.float32)
 SCALE, BIAS = np.array([1.0, 2.0, 0.5, 1.0], np.float32), np.array([0.0, 1.0, 0.0, -1.0], np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reference import convolve
 
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
 from pfl_jax.networks import convolution
 from pfl_jax.networks.convolution import FORMS, conv2d
 from pfl_jax.networks.pooling import max_pool

@@ -10,14 +10,12 @@ import pytest
 from flax import nnx
 from problems import CLASSES, SHAPE
 
-from pfl_jax.base import ClientData
-from pfl_jax.errors import InvalidInput
+from pfl_jax import ClientData, InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.layers import Dense
 from pfl_jax.networks.passes import apply_backbone, init_backbone
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.private_gradients import clipped_gradient_sum
+from pfl_jax.primitives import LocalTraining, clipped_gradient_sum
 from pfl_jax.streams import DROPOUT
 from pfl_jax.testing import conformance
 
@@ -43,8 +41,6 @@ class Linen(nn.Module):
 
 
 class Nnx(nnx.Module):
-    """The same; both layers fork one stream."""
-
     def __init__(self, rngs, deterministic=False, norm_in_head=False, dropout_in_head=False):
         self.first, self.norm = nnx.Linear(6, WIDTH, rngs=rngs), nnx.BatchNorm(WIDTH, rngs=rngs)
         self.one, self.two = (nnx.Dropout(RATE, deterministic=deterministic, rngs=rngs) for _ in range(2))
@@ -127,6 +123,7 @@ def test_steps_have_the_keys_that_streams_says():
     assert len({tuple(row) for row in words.tolist()}) == 4
 
 
+@pytest.mark.slow
 def test_chunks_padding_and_resumption_change_nothing():
     @functools.wraps(METHODS["fedper"])
     def factory(model, *args, **values):

@@ -1,4 +1,6 @@
-"""The networks: shapes, PyTorch's initialization, and their formula written out in float64 NumPy."""
+"""The models by name: layers, equations, initialization."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +8,9 @@ import numpy as np
 import pytest
 from reference import convolve
 
-from pfl_jax.networks.models import fedavg_cnn, fedpac_cnn, mlp
+from pfl_jax import InvalidInput
+from pfl_jax.networks import models, resnet, text
+from pfl_jax.networks.models import MODELS, fedavg_cnn, fedpac_cnn, is_convolutional, mlp
 
 GREY, COLOUR, DIGITS = (28, 28, 1), (32, 32, 3), (8, 8, 1)
 
@@ -115,3 +119,107 @@ def test_smallest_picture_works():
     # 12 -> 8 -> 4 and, padded by one, 4 -> 2 -> 1.
     model = fedpac_cnn((12, 12, 1), 10)
     assert shapes(model)["backbone/fc1/kernel"] == (32, 128)
+
+
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "position"),
+    [
+        ("lenet5", (28, 28, 1), 10, 0),
+        ("lenet5", (32, 32, 3), 10, 1),
+        ("resnet8", (32, 32, 3), 10, 0),
+        ("resnet18", (32, 32, 3), 10, 0),
+        ("resnet8_bn", (32, 32, 3), 10, 0),
+        ("resnet18_bn", (32, 32, 3), 10, 0),
+        ("text_mean", (20,), 2, 0),
+        ("text_gru", (20,), 2, 0),
+    ],
+)
+def test_the_docstring_has_the_number_of_parameters(name, shape, classes, position):
+    model = MODELS[name](shape, classes)
+    params = jax.eval_shape(model.init, KEY)
+    told = re.findall(r"\b(\d{2,3}(?:,\d{3})+)\b", MODELS[name].__doc__ or "")[position]
+    assert f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}" == told
+    assert is_convolutional(model) == (len(shape) == 3)
+    kind = jnp.float32 if len(shape) == 3 else jnp.int32
+    inputs = jax.ShapeDtypeStruct((5, *shape), kind)
+    assert jax.eval_shape(model.features, params["backbone"], inputs).shape == (5, model.num_features)
+    assert jax.eval_shape(model.apply, params, inputs).shape == (5, classes)
+
+
+@pytest.mark.parametrize("sides", [(6, 6), (5, 8), (7, 3), (1, 1)])
+def test_the_halving_convolution_is_that_of_stride_two(sides):
+    x = jax.random.normal(KEY, (2, *sides, 3))
+    kernel = jax.random.normal(jax.random.key(1), (3, 3, 3, 4))
+    of = jax.lax.conv_general_dilated(x, kernel, (2, 2), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    got = jax.jit(resnet.halving_conv)(x, kernel)
+    assert got.shape == of.shape
+    np.testing.assert_allclose(got, of, atol=1e-5)
+
+
+def test_a_block_by_hand():
+    """Convolution, normalization, ReLU, convolution, normalization, shortcut, ReLU, in NumPy."""
+    block = resnet.Block(4, groups=2, halve=True)
+    x = jax.random.normal(KEY, (2, 6, 6, 2))
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(leaf.size), leaf.shape),
+        jax.jit(block.init)(jax.random.key(1), x)["params"],
+    )
+
+    def conv(x, kernel, stride):
+        return convolve(x, kernel, kernel.shape[0] // 2, stride)
+
+    def norm(x, scale, bias):
+        groups = x.reshape(len(x), -1, 2, x.shape[-1] // 2)
+        mean, variance = groups.mean((1, 3), keepdims=True), groups.var((1, 3), keepdims=True)
+        return ((groups - mean) / np.sqrt(variance + 1e-6)).reshape(x.shape) * scale + bias
+
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    inputs = np.asarray(x, np.float64)
+    y = norm(conv(inputs, p["conv1"]["kernel"], 2), **p["norm1"])
+    y = norm(conv(np.maximum(y, 0), p["conv2"]["kernel"], 1), **p["norm2"])
+    shortcut = norm(conv(inputs, p["shortcut"]["kernel"], 2), **p["shortcut_norm"])
+    np.testing.assert_allclose(jax.jit(block.apply)({"params": params}, x), np.maximum(y + shortcut, 0), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["text_mean", "text_gru"])
+def test_padding_changes_nothing_and_order_only_the_gru(name):
+    model = MODELS[name]((5,), 2)
+    params = jax.jit(model.init)(KEY)
+    apply = jax.jit(model.apply)
+    plain = apply(params, jnp.array([[3, 7, 9, 0, 0]]))
+    longer = apply(params, jnp.array([[3, 7, 9, 0, 0, 0, 0]]))
+    within = apply(params, jnp.array([[0, 3, 0, 7, 9]]))
+    turned = apply(params, jnp.array([[9, 7, 3, 0, 0]]))
+    np.testing.assert_allclose(longer, plain, rtol=1e-5)
+    np.testing.assert_allclose(within, plain, rtol=1e-5)
+    assert np.allclose(turned, plain, rtol=1e-5) == (name == "text_mean")
+    # Empty texts, unknown words and tokens as floats.
+    assert np.isfinite(apply(params, jnp.array([[0, 0, 0, 0, 0], [10_000, 123_456, -1, 1, 1]]))).all()
+    np.testing.assert_array_equal(apply(params, jnp.array([[3.0, 7, 9, 0, 0]])), plain)
+
+
+def test_a_vocabulary_has_a_row_for_each_token_and_bounds():
+    assert text.vocabulary_of(np.array([[0, 9], [3, 4]])) == 10
+    assert text.vocabulary_of(np.zeros((3, 2), np.int32)) == 2
+    assert text.vocabulary_of(np.array([[2**31 - 1]])) == text.MOST_WORDS
+    assert set(text.TEXT_MODELS) <= set(MODELS)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: resnet.resnet8((8,), 2), "needs images"),
+        (lambda: resnet.resnet8((8, 8, 1), 2, groups=5), "5 groups do not divide the channels 16, 32, 64"),
+        (lambda: text.text_mean((8, 8, 1), 2), r"tokens of shape \(length,\)"),
+        (lambda: text.text_gru((8,), 2, vocabulary=1), "vocabulary must be at least 2"),
+        (lambda: MODELS["lenet5"]((11, 11, 1), 2), "11x11 are too small for lenet5"),
+        (lambda: MODELS["mlp"]((8,), 0), "at least one class"),
+        (lambda: models.mlp((8,), 10, hidden=()), "at least one hidden layer"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(InvalidInput, match=message):
+        make()

@@ -1,4 +1,4 @@
-"""`pfl_jax.networks.pretrained`: BERT's encoder against NumPy in float64, and against the original's numbers."""
+"""Pretrained BERTs and vision transformers: their weights, their equations, and what does not fit."""
 
 import importlib.util
 import math
@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from tiny_bert import SIZES, write_bert
 
-from pfl_jax.errors import InvalidInput
+from pfl_jax import InvalidInput
+from pfl_jax.networks.adapters import lora
 from pfl_jax.networks.pretrained import NAMES, bert, bert_states, minilm_folder, read_weights
+from pfl_jax.networks.vit import VitConfig, vit
 
 SENTENCE = [101, 7349, 16848, 4083, 2003, 4569, 1012, 102]
 """Tokens of "Federated learning is fun." in all-MiniLM-L6-v2."""
@@ -63,7 +65,7 @@ def test_the_encoder_computes_the_equations(weights):
     path, stored = weights
     model = bert(path, 6, num_classes=3)
     params = model.init(jax.random.key(0))
-    features = model.features(params["backbone"], TOKENS)
+    features = jax.jit(model.features)(params["backbone"], TOKENS)
     for row, tokens in zip(features[:3], TOKENS[:3], strict=True):
         np.testing.assert_allclose(row, embedding(stored, tokens), atol=2e-5)
     assert model.classify(params["head"], features).shape == (4, 3)
@@ -72,7 +74,7 @@ def test_the_encoder_computes_the_equations(weights):
 def test_an_example_of_padding_has_finite_gradients(weights):
     model = bert(weights[0], 6, num_classes=3)
     params = model.init(jax.random.key(0))
-    gradient = jax.grad(lambda params: model.apply(params, TOKENS[3:]).sum())(params)
+    gradient = jax.jit(jax.grad(lambda params: model.apply(params, TOKENS[3:]).sum()))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
@@ -153,3 +155,159 @@ def test_minilm_gives_what_the_original_gives():
     model = bert(path, 32, num_classes=2)
     features = model.features(model.init(jax.random.key(0))["backbone"], tokens)
     np.testing.assert_allclose(features[0, :4], EMBEDDING, atol=1e-5)
+
+
+SHAPE, PATCH, WIDTH, HEADS, HIDDEN, LAYERS = (8, 6, 2), 2, 6, 3, 10, 2
+IMAGES = np.random.default_rng(1).normal(size=(4, *SHAPE))
+
+
+def parameters():
+    """Weights by plain names, kernels [inputs, outputs], attention by heads."""
+    rng = np.random.default_rng(0)
+
+    def dense(inputs, outputs):
+        return rng.normal(size=(inputs, outputs)) / math.sqrt(inputs), 0.1 * rng.normal(size=outputs)
+
+    def norm():
+        return 1 + 0.1 * rng.normal(size=WIDTH), 0.1 * rng.normal(size=WIDTH)
+
+    layers = [
+        {name: dense(WIDTH, WIDTH) for name in ("query", "key", "value", "out")}
+        | {"norm1": norm(), "norm2": norm(), "fc1": dense(WIDTH, HIDDEN), "fc2": dense(HIDDEN, WIDTH)}
+        for _ in range(LAYERS)
+    ]
+    patches = dense(PATCH * PATCH * SHAPE[2], WIDTH)
+    tokens = (SHAPE[0] // PATCH) * (SHAPE[1] // PATCH)
+    positions = rng.normal(size=(1 + tokens, WIDTH))
+    # big_vision's class has no position.
+    positions[0] = 0
+    return {
+        "patches": patches,
+        "class": rng.normal(size=WIDTH),
+        "positions": positions,
+        "norm": norm(),
+        "layers": layers,
+    }
+
+
+PARAMETERS = parameters()
+
+
+def features(image):
+    """State of the class of one image by the equations."""
+
+    def normalized(x, parameters):
+        deviation = x - x.mean(-1, keepdims=True)
+        return deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + 1e-6) * parameters[0] + parameters[1]
+
+    def dense(x, parameters):
+        return x @ parameters[0] + parameters[1]
+
+    rows = [
+        image[i : i + PATCH, j : j + PATCH].reshape(-1)
+        for i in range(0, SHAPE[0], PATCH)
+        for j in range(0, SHAPE[1], PATCH)
+    ]
+    x = np.vstack([PARAMETERS["class"], dense(np.array(rows), PARAMETERS["patches"])]) + PARAMETERS["positions"]
+    for layer in PARAMETERS["layers"]:
+        y, mixed, size = normalized(x, layer["norm1"]), [], WIDTH // HEADS
+        for head in range(HEADS):
+            part = slice(head * size, (head + 1) * size)
+            query, key, value = (dense(y, layer[name])[:, part] for name in ("query", "key", "value"))
+            scores = np.exp(query @ key.T / math.sqrt(size))
+            mixed.append(scores / scores.sum(-1, keepdims=True) @ value)
+        x = x + dense(np.concatenate(mixed, -1), layer["out"])
+        hidden = dense(normalized(x, layer["norm2"]), layer["fc1"])
+        x = x + dense(hidden * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2))) / 2, layer["fc2"])
+    return normalized(x[0], PARAMETERS["norm"])
+
+
+def timm():
+    kernel = PARAMETERS["patches"][0].reshape(PATCH, PATCH, SHAPE[2], WIDTH)
+    found = {"patch_embed.proj.weight": kernel.transpose(3, 2, 0, 1), "patch_embed.proj.bias": PARAMETERS["patches"][1]}
+    found |= {"cls_token": PARAMETERS["class"][None, None], "pos_embed": PARAMETERS["positions"][None]}
+    found |= {"norm.weight": PARAMETERS["norm"][0], "norm.bias": PARAMETERS["norm"][1]}
+    for index, layer in enumerate(PARAMETERS["layers"]):
+        whole = [np.concatenate([layer[name][i].T for name in ("query", "key", "value")]) for i in (0, 1)]
+        parts = {"attn.qkv": (whole[0].T, whole[1]), "attn.proj": layer["out"], "mlp.fc1": layer["fc1"]}
+        parts |= {"mlp.fc2": layer["fc2"], "norm1": layer["norm1"], "norm2": layer["norm2"]}
+        for name, (weight, bias) in parts.items():
+            found |= {f"blocks.{index}.{name}.weight": weight.T, f"blocks.{index}.{name}.bias": bias}
+    return found
+
+
+def big_vision():
+    heads, size = (HEADS, WIDTH // HEADS), WIDTH // HEADS
+    found = {"embedding/kernel": PARAMETERS["patches"][0].reshape(PATCH, PATCH, SHAPE[2], WIDTH)}
+    found |= {"embedding/bias": PARAMETERS["patches"][1], "cls": PARAMETERS["class"][None, None]}
+    found |= {"pos_embedding": PARAMETERS["positions"][None, 1:]}
+    found |= dict(
+        zip(("Transformer/encoder_norm/scale", "Transformer/encoder_norm/bias"), PARAMETERS["norm"], strict=True)
+    )
+    for index, layer in enumerate(PARAMETERS["layers"]):
+        block = f"Transformer/encoderblock_{index}"
+        for name in ("query", "key", "value"):
+            where = f"{block}/MultiHeadDotProductAttention_0/{name}"
+            found |= {
+                f"{where}/kernel": layer[name][0].reshape(WIDTH, *heads),
+                f"{where}/bias": layer[name][1].reshape(heads),
+            }
+        where = f"{block}/MultiHeadDotProductAttention_0/out"
+        found |= {f"{where}/kernel": layer["out"][0].reshape(HEADS, size, WIDTH), f"{where}/bias": layer["out"][1]}
+        for name, own in (("MlpBlock_0/Dense_0", "fc1"), ("MlpBlock_0/Dense_1", "fc2")):
+            found |= {f"{block}/{name}/kernel": layer[own][0], f"{block}/{name}/bias": layer[own][1]}
+        for name, own in (("LayerNorm_0", "norm1"), ("LayerNorm_1", "norm2")):
+            found |= {f"{block}/{name}/scale": layer[own][0], f"{block}/{name}/bias": layer[own][1]}
+    return found
+
+
+def stored(path, arrays):
+    np.savez(path, **{name: array.astype(np.float32) for name, array in arrays.items()})
+    return path
+
+
+VIT_SIZES = VitConfig(PATCH, WIDTH, LAYERS, HEADS, HIDDEN)
+
+
+@pytest.mark.parametrize(("names", "config"), [(timm, VIT_SIZES), (big_vision, None)])
+def test_both_names_give_the_equations(names, config, tmp_path):
+    model = vit(SHAPE, 3, path=stored(tmp_path / "vit.npz", names()), config=config)
+    params = model.init(jax.random.key(0))
+    wanted = np.array([features(image) for image in IMAGES])
+    np.testing.assert_allclose(jax.jit(model.features)(params["backbone"], IMAGES), wanted, atol=2e-5)
+    other = model.init(jax.random.key(1))
+    assert not np.array_equal(params["head"]["kernel"], other["head"]["kernel"])
+    adapted = lora(model, SHAPE, rank=1, targets="layer_1/(query|value)")
+    backbone = adapted.init(jax.random.key(0))["backbone"]
+    np.testing.assert_allclose(adapted.features(backbone, IMAGES), wanted, atol=2e-5)
+
+
+def test_new_weights_are_those_of_a_seed():
+    model = vit(SHAPE, 3, config=VIT_SIZES)
+    one, other = (model.init(jax.random.key(seed))["backbone"] for seed in (0, 1))
+    assert not np.array_equal(*(leaf["encoder"]["embeddings"]["class"] for leaf in (one, other)))
+
+
+@pytest.mark.parametrize(
+    ("change", "shape", "words"),
+    [
+        (lambda found: found.pop("blocks.1.norm2.bias"), SHAPE, "has no blocks.1.norm2.bias"),
+        (lambda found: found.pop("cls_token"), SHAPE, "has no cls_token"),
+        (lambda found: None, (8, 8, 2), "positions is [1, 13, 6], not [1, 17, 6]"),
+        (lambda found: None, (7, 6, 2), "patches of 2 do not divide"),
+        (lambda found: None, (12,), "needs images"),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_line(change, shape, words, tmp_path):
+    found = timm()
+    change(found)
+    with pytest.raises(InvalidInput) as error:
+        vit(shape, 3, path=stored(tmp_path / "vit.npz", found), config=VIT_SIZES)
+    assert words in str(error.value)
+
+
+def test_sizes_that_are_not_given_or_do_not_fit_are_one_line():
+    with pytest.raises(InvalidInput, match="a path of weights, or a config"):
+        vit(SHAPE, 3)
+    with pytest.raises(InvalidInput, match="do not divide a width"):
+        vit(SHAPE, 3, config=VIT_SIZES._replace(heads=4))

@@ -9,13 +9,11 @@ from problems import tiny_federation, tiny_model
 from experiments.cli.effects import relevant_options
 from experiments.cli.request import assignments, parse
 from experiments.run.estimate import examples_visited
-from pfl_jax import Settings, methods, models
-from pfl_jax.base import ClientData
-from pfl_jax.data.federated import client_data
+from pfl_jax import ClientData, InvalidInput, Settings, methods, models
+from pfl_jax.data import client_data
 from pfl_jax.engine.chunking import choose_chunk, resolved
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
-from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives import LocalTraining
 
 RELEASED = {"drop_last": True, "shuffle": False}
 

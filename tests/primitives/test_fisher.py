@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 from layer_losses import losses
 
-from pfl_jax.base import ClientData
+from pfl_jax import ClientData, InvalidInput
 from pfl_jax.data.augment import CropAndFlip
-from pfl_jax.errors import InvalidInput
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.models import fedavg_cnn, fedpac_cnn, mlp
-from pfl_jax.primitives.fisher import (
-    _closed_form,
+from pfl_jax.primitives import (
+    LocalTraining,
     batch_fisher_trace,
+    cross_entropy,
     diagonal_fisher,
     fisher_trace,
     squared_gradient_norms,
 )
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives.fisher import _closed_form
 
 
 def client(shape, num_classes, size, padded, seed=0):

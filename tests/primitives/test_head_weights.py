@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import reference
 
-from pfl_jax.primitives.feature_statistics import label_feature_statistics, second_moment
-from pfl_jax.primitives.float64 import in_float64
-from pfl_jax.primitives.head_combination import RIDGE, _drop_negligible, _weights_by_variances, head_weights
+from pfl_jax.primitives import head_weights, in_float64, label_feature_statistics, second_moment
+from pfl_jax.primitives.head_combination import RIDGE, _drop_negligible, _weights_by_variances
 
 
 def groups_of_clients(clients, classes, sizes, seed=0, offset=0.0, features=16):
@@ -134,6 +133,7 @@ def reference_weights_objective(mu, moments, counts, client, weights):
     return objective
 
 
+@pytest.mark.slow
 def test_head_weights_with_the_empirical_covariance_of_each_client():
     generator = np.random.default_rng(0)
     counts = np.array([30, 12, 50, 3])  # the last one has fewer examples than features

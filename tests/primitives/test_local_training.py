@@ -7,11 +7,8 @@ import numpy as np
 import optax
 import pytest
 
-from pfl_jax.base import ClientData
-from pfl_jax.errors import InvalidInput
-from pfl_jax.primitives.examples import map_examples
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.losses import masked_mean
+from pfl_jax import ClientData, InvalidInput
+from pfl_jax.primitives import LocalTraining, map_examples, masked_mean
 
 PLAIN = LocalTraining(momentum=0.0, weight_decay=0.0)
 

@@ -11,7 +11,7 @@ import reference
 from scores import scores_of
 from sklearn import metrics
 
-from pfl_jax.base import ClientData
+from pfl_jax import ClientData
 from pfl_jax.outputs import mean_auc
 from pfl_jax.primitives import aggregation, losses
 from pfl_jax.primitives import metrics as evaluation

@@ -10,15 +10,20 @@ import pytest
 import trees
 from layer_losses import losses
 
-from pfl_jax.base import ClientData
-from pfl_jax.errors import InvalidInput
+from pfl_jax import ClientData, InvalidInput
 from pfl_jax.networks.adapters import lora
 from pfl_jax.networks.layers import assemble
 from pfl_jax.networks.models import Backbone, mlp
-from pfl_jax.primitives import fisher_trace, private_gradients
-from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.losses import cross_entropy, masked_mean, proximal
-from pfl_jax.primitives.private_gradients import clipped_gradient_sum, private_gradient
+from pfl_jax.primitives import (
+    LocalTraining,
+    clipped_gradient_sum,
+    cross_entropy,
+    fisher_trace,
+    masked_mean,
+    private_gradient,
+    private_gradients,
+    proximal,
+)
 
 ROWS, REAL, INPUTS, CLASSES = 21, 18, 4, 3
 MODEL = mlp((INPUTS,), CLASSES, hidden=(5,))

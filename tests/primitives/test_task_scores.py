@@ -7,10 +7,8 @@ import pytest
 from problems import tiny_federation, tiny_model
 from sklearn import metrics
 
-from pfl_jax import networks, tasks
-from pfl_jax.base import ClientData
-from pfl_jax.data.federated import client_data
-from pfl_jax.errors import InvalidInput
+from pfl_jax import ClientData, InvalidInput, networks, tasks
+from pfl_jax.data import client_data
 from pfl_jax.primitives import fisher_trace, losses, no_scores, score, summarize
 from pfl_jax.tasks import BINARY, CLASSIFICATION, MULTI_LABEL, NEXT_SYMBOL, REGRESSION, TASKS, Score, Task
 
@@ -166,7 +164,7 @@ LOG_LIKELIHOOD = {
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("dense", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_fisher_trace_is_that_of_the_likelihood(task, dense):
     """Also where it has a closed form, that of this package's layers."""
     model, params, data = of_task(task, client=0)

@@ -19,6 +19,7 @@ import bad_own_data
 import numpy as np
 from archives import IDX_NAMES, cifar_members, idx, images, write_idx, write_tar
 from run_folders import write_run
+from scores import scores_of
 
 REFUSALS = Path(__file__).with_name("refusals.txt")
 """Lines COMMAND [STATE OF FILES] => part of the message."""
@@ -256,15 +257,9 @@ def _many() -> Iterator[Case]:
         lambda here: _file(here / "table" / "table.json", b'{"paper": "fedas", "table": 2}'),
     )
     yield Case(
-        f"{table} --out table",
-        "its table.json is cut off",
-        lambda here: _file(here / "table" / "table.json", b'{"pap'),
+        f"{table} --out table", "its table.json is cut off", lambda here: _file(here / "table" / "table.json", b'{"pap')
     )
-    yield Case(
-        f"{table} --out table",
-        "another process is at work in it",
-        lambda here: _hold(here / "table" / ".lock"),
-    )
+    yield Case(f"{table} --out table", "another process is at work in it", lambda here: _hold(here / "table" / ".lock"))
     yield Case(f"{table} --out table", "its .lock is a link to itself", lambda here: _loop(here / "table/.lock"))
     sweep = "sweep --dataset digits --method local --no-compilation-cache --out table"
     yield Case(sweep, "another process is at work in it", lambda here: _hold(here / "table" / ".lock"))
@@ -386,6 +381,22 @@ def experiment_of(run: Path):
     shapes = experiment.state_shapes()
     plain = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes._replace(key=()))
     return experiment, plain._replace(key=jax.random.key(0), round=np.int32(1))
+
+
+def untrained(made, happens=None):
+    """Stands in for `simulate.run`: rounds with results but without training. happens[n]() comes before round n."""
+    from pfl_jax import simulate
+
+    def rounds(method, data, settings, key, *, state=None, **others):
+        for number in range(1 if state is None else int(state.round) + 1, settings.rounds + 1):
+            (happens or {}).get(number, lambda: None)()
+            scores, everyone = scores_of(*np.full((4, 4), 0.25 + number / 100, np.float32)), np.arange(4)
+            after = made._replace(round=np.int32(number))
+            yield simulate.RoundResult(
+                *(number, after, {}, everyone, everyone >= 0, everyone >= 0, scores, scores, None, 80, 1.0)
+            )
+
+    return rounds
 
 
 def save_checkpoint(experiment, state, run: Path) -> None:

@@ -4,8 +4,8 @@ from functools import partial
 
 import jax
 
-from pfl_jax.data.federated import client_data
-from pfl_jax.primitives.tree import gather
+from pfl_jax.data import client_data
+from pfl_jax.primitives import gather
 
 
 def log_probabilities(method, examples=None, *, protocols=("received", "trained")):

@@ -9,7 +9,7 @@ from reference import log_softmax
 from rounds import first_state, last_round
 from trees import assert_flat, assert_same, row
 
-from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.methods import fedavg
 
 SIZES, EPOCHS = (9, 20, 14), 3
 SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}

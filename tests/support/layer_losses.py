@@ -2,7 +2,7 @@
 
 import jax
 
-from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.primitives import cross_entropy
 
 
 def losses(model, other):

@@ -5,7 +5,7 @@ import functools
 import jax
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax.data.federated import client_data
+from pfl_jax.data import client_data
 from pfl_jax.messages import received
 from pfl_jax.methods import make_method
 

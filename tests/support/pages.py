@@ -23,3 +23,8 @@ def executed(*texts, **names):
     for text in texts:
         exec(compile(text, "a page of the documentation", "exec"), found)
     return found
+
+
+if __name__ == "__main__":
+    # The library example of README.md, for a shell that runs it elsewhere.
+    print(block("README.md", "simulate.run("))

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.optimize import nnls
 
-from pfl_jax.data.federated import client_data
+from pfl_jax.data import client_data
 
 
 def to_numpy(params):

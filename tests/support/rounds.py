@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from problems import tiny_model
 
-from pfl_jax import simulate, tasks
-from pfl_jax.engine.simulate import Settings
+from pfl_jax import Settings, simulate, tasks
 from pfl_jax.methods import make_method
 from pfl_jax.methods.factories import hyper_parameters
 

@@ -30,6 +30,20 @@ def summary(folder):
     return json.loads((folder / SUMMARY).read_text())
 
 
+def _configuration(request, name, source, is_real, **more):
+    """What `config.json` has of a run on data of this name."""
+    return {
+        "dataset": request.dataset,
+        "data": {"description": name, "is_real": is_real, "source": source, "num_classes": 10},
+        "options": dataclasses.asdict(request.options),
+        "hyper_parameters": request.hyper_parameters,
+        "given": sorted(request.given),
+        "versions": source_versions(),
+        "method_version": method_version(request.options.method),
+        **more,
+    }
+
+
 def write_run(
     path,
     words=SMALL,
@@ -38,13 +52,12 @@ def write_run(
     seed=0,
     rounds=(2, 4),
     finished=True,
-    rich=False,
     middle=False,
     description=None,
     is_real=True,
     level=80.0,
 ):
-    """Writes config.json, metrics.jsonl and, of a finished run, summary.json.
+    """Writes the folder of a run with the same scores in every evaluation but for the accuracies.
 
     Args:
       path: the run's folder.
@@ -52,7 +65,6 @@ def write_run(
       dataset, seed: of the run.
       rounds: its evaluations.
       finished: whether it has a summary.
-      rich: whether lines have all that newer runs log: losses, bytes, pooled accuracies, what the round knew.
       middle: whether the run was evaluated by before_aggregation too.
       description, is_real: what the data was.
       level: accuracy in percent in the first evaluation; each later one is a point better.
@@ -60,57 +72,25 @@ def write_run(
     Returns:
       The accuracies [R, N] after aggregation, in percent.
     """
-    request = parse(dataset, [*words, "--seed", str(seed)])
-    options, rng = request.options, np.random.default_rng(seed)
-    clients = options.num_clients
+    request, rng = parse(dataset, [*words, "--seed", str(seed)]), np.random.default_rng(seed)
+    clients, folder = request.options.num_clients, RunFolder.claim(path, "")
     accuracies = level + np.arange(len(rounds))[:, None] + rng.integers(-8, 9, (len(rounds), clients))
-    found = []
+    more = {"train_examples": [20] * clients, "class_table": rng.multinomial(20, np.full(10, 0.1), clients).tolist()}
+    more |= {"info": documented_info(METHODS[request.options.method]), "chunk": 1, "device": "cpu x 2"}
+    config = _configuration(request, description or f"{dataset} (files)", "files", is_real, **more)
+    folder.write(CONFIG, config | {"versions": {"python": "3.11.2", "jax": "0.10.1"} | source_versions()})
+    # The first client has three times as many test examples as the others.
+    counts = Counts(np.where(np.arange(clients), 10, 30), newcomers=np.ones(1))
+    newcomers = {name: scores_of(np.full(1, value)) for name, value in (("received", 0.555), ("trained", 0.445))}
     for number, received in zip(rounds, accuracies, strict=True):
-        line = {"round": number}
-        scores = {"received": received, "trained": received - 1}
-        if middle:
-            scores["before_aggregation"] = received - 2
-        for protocol, values in scores.items():
-            line[protocol] = {
-                "mean": values.mean(),
-                "std": values.std(),
-                "worst_decile": values.min(),
-                "clients": clients,
-            }
-            line[f"{protocol}_per_client"] = values.tolist()
-            if rich:
-                line[protocol] |= {"jain": 0.987, "loss": 0.432, "macro_f1": 71.5, "auc": 96.25}
-                line[protocol]["pooled"] = values.mean() + 0.5
-        line |= {"bytes_up": 1_000_000 * number, "bytes_down": 2_000_000 * number}
-        line |= {"seconds": 10.0 + 2.0 * number, "examples_per_second": 1000.0}
-        if rich:
-            cohort = rng.permutation(clients).tolist()
-            weights = rng.dirichlet(np.ones(clients), clients)
-            line["cohort"] = cohort
-            line["info"] = {"head_weights": weights.tolist(), "gap": [0.0] * clients}
-            line["new_clients"] = {"received": {"mean": 55.5}, "trained": {"mean": 44.5}}
-        found.append(line)
-    table = rng.multinomial(20, np.full(10, 0.1), clients)
-    config = {
-        "dataset": dataset,
-        "data": {"description": description or f"{dataset} (files)", "is_real": is_real, "num_classes": 10},
-        "options": dataclasses.asdict(options),
-        "hyper_parameters": request.hyper_parameters,
-        "given": sorted(request.given),
-        "train_examples": [20] * clients,
-        "class_table": table.tolist() if rich else None,
-        "info": documented_info(METHODS[options.method]) if rich else {},
-        "chunk": 1,
-        "device": "cpu x 2",
-        "versions": {"python": "3.11.2", "jax": "0.10.1"} | source_versions(),
-        "method_version": method_version(options.method),
-    }
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found))
+        alike = [np.full(clients, value) for value in (0.432, 0.715, 0.9625)]
+        scores = [scores_of((received - less) / 100, *alike) for less in (0, 1, 2)]
+        order = {"counts": counts, "newcomers": newcomers, "seconds": 10.0 + 2.0 * number, "speed": 1000.0}
+        line = line_of(number, *scores[:2], scores[2] if middle else None, **order)
+        info = {"head_weights": rng.dirichlet(np.ones(clients), clients).tolist(), "gap": [0.0] * clients}
+        folder.log(line | {"cohort": rng.permutation(clients).tolist(), "info": info})
     if finished:
-        summary = {"examples_per_second": 1234.0, "wasted_step_share": 0.25}
-        (path / "summary.json").write_text(json.dumps(summary))
+        folder.write(SUMMARY, {"examples_per_second": 1234.0, "wasted_step_share": 0.25})
     return accuracies
 
 
@@ -142,16 +122,8 @@ class FakeRuns:
         options, folder = smaller.options, RunFolder.claim(out, "")
         name = request.dataset if self.is_real else f"{request.dataset} (embedded digits)"
         source = "files" if self.is_real else "embedded digits"
-        config = {
-            "dataset": request.dataset,
-            "data": {"description": name, "is_real": self.is_real, "source": source, "num_classes": 10},
-            "options": dataclasses.asdict(options),
-            "hyper_parameters": smaller.hyper_parameters,
-            "given": sorted(request.given),
-            "train_examples": [50] * options.num_clients,
-            "versions": source_versions(),
-            "method_version": method_version(options.method),
-        }
+        own = dataclasses.replace(smaller, given=request.given)
+        config = _configuration(own, name, source, self.is_real, train_examples=[50] * options.num_clients)
         folder.write(CONFIG, config | ({"procedure": request.procedure} if request.procedure else {}))
         clients = np.arange(options.num_clients)
         means, better = self.accuracies(options), np.where(clients % 2, 0.05, -0.05)

@@ -1,7 +1,7 @@
 """Scores of classification from arrays."""
 
 from experiments.folder.run_folder import evaluation
-from pfl_jax.base import Scores
+from pfl_jax import Scores
 
 
 def scores_of(accuracy, loss=None, macro_f1=None, auc=None, validation=None):
@@ -14,5 +14,5 @@ def line_of(number, received, trained, middle=None, *, counts, newcomers=None, s
     """Line of a run's log, from `Scores` after aggregation, after training and, if given, in the middle."""
     scores = {"received": received, "trained": trained, "before_aggregation": middle}
     measured = {name: one for name, one in scores.items() if one is not None}
-    counters = {"bytes_up": 8 * number, "bytes_down": 8 * number, "seconds": seconds, "examples_per_second": speed}
+    counters = {"bytes_up": 1_000_000 * number, "bytes_down": 2_000_000 * number, "seconds": seconds, "examples_per_second": speed}
     return evaluation(number, measured, counts, newcomers) | counters

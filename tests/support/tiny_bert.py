@@ -12,11 +12,7 @@ SIZES = BertConfig(vocabulary=30, width=8, layers=3, heads=2, hidden=12, positio
 def hugging_face_weights(rng):
     """Random weights of a BertModel of these sizes, under the names of its files."""
     width, hidden = SIZES.width, SIZES.hidden
-    shapes = {
-        "words": (SIZES.vocabulary, width),
-        "positions": (SIZES.positions, width),
-        "segments": (2, width),
-    }
+    shapes = {"words": (SIZES.vocabulary, width), "positions": (SIZES.positions, width), "segments": (2, width)}
     found = {f"{NAMES[part]}.weight": rng.normal(size=shape) for part, shape in shapes.items()}
 
     def add(name, outputs, inputs=None):

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax.base import Cohort, LocalResult, Mean, Method
-from pfl_jax.data.federated import client_data
+from pfl_jax import Cohort, InvalidInput, LocalResult, Mean, Method
+from pfl_jax.data import client_data
 from pfl_jax.engine import mapping
-from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import join, split
-from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.factories import recipes_of
+from pfl_jax.methods import METHODS, make_method, recipes_of
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 
 KEY = jax.random.key(0)
@@ -50,7 +48,6 @@ def one_round(seed, clip, noise, changes, present, weight):
 
 
 def after(clip, noise=0.0, changes=CHANGES, present=(True, True, True), seed=0, weight=1.0):
-    """Server's parameters after a round, flat."""
     return np.asarray(one_round(seed, clip, noise, jnp.float32(changes), jnp.array(present), weight))
 
 
