@@ -51,7 +51,7 @@ def draw(
         counts = divide(np.eye(num_clients)[rng.integers(num_clients, size=totals.shape[1])], totals)
     moved = _complete(counts, needs)
     warnings.warn(
-        f"none of {MAX_TRIES} Dirichlet draws with beta = {beta:g} gives each of {num_clients} clients enough examples: "
+        f"none of {MAX_TRIES} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "
         f"{moved} of the {there[2]} were moved from the largest clients to those that were too small",
         stacklevel=2,
     )
