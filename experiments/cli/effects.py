@@ -5,8 +5,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments.cli.hyper_parameters import parse_schedule, unread_by_method, unread_by_wrappers
-from experiments.cli.options import CUSTOM, MODEL_OPTIONS, OWN_DATA, PARTITION_OPTIONS, PROCESSES, Options, flag
-from experiments.cli.own_code import by_content
+from experiments.cli.options import (
+    CUSTOM,
+    MODEL_OPTIONS,
+    OWN_DATA,
+    PARTITION_OPTIONS,
+    PROCESSES,
+    Options,
+    flag,
+)
+from experiments.cli.own_code import by_content, is_partition_file, label
 from experiments.cli.request import Request
 from pfl_jax.data.specs import SPECS
 
@@ -39,7 +47,8 @@ def relevant_options(request: Request) -> dict[str, Any]:
         unused.add("local_steps")
     # The data determines it.
     unused |= {"vocabulary"} - request.given
-    unused |= {"num_clients"} if options.partition == "natural" else set()
+    if options.partition == "natural" or is_partition_file(options.partition):
+        unused.add("num_clients")
     values |= by_content(values, request.own_code)
     if request.dataset == CUSTOM:
         # Imported now, since most runs have no data of their own.
@@ -75,8 +84,8 @@ def unread(request: Request) -> dict[str, str]:
     """Options of a run that are not read with the values of others -> why not, for people."""
     dataset, options = request.dataset, request.options
     partition = {name for names in PARTITION_OPTIONS.values() for name in names}
-    partition -= set(PARTITION_OPTIONS[options.partition])
-    whys = dict.fromkeys(sorted(partition), f"with --partition {options.partition}")
+    partition -= set(PARTITION_OPTIONS.get(options.partition, ()))
+    whys = dict.fromkeys(sorted(partition), f"with --partition {label(options.partition)}")
     whys |= {
         name: f"with --model {options.model}" for name, models in MODEL_OPTIONS.items() if options.model not in models
     }

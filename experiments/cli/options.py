@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
+from pfl_jax.data.partition import PARTITIONS
 from pfl_jax.data.specs import PixelNormalization, Source
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import (
@@ -31,11 +32,13 @@ PRETRAINED = ("bert", "vit")
 if TYPE_CHECKING:
     MethodName: TypeAlias = str
     ModelName: TypeAlias = str
+    PartitionName: TypeAlias = str
     TaskName: TypeAlias = str
 else:
     # Literal types, so that --help lists the choices. Beside a Literal, str stands for FILE.py:NAME.
     MethodName = Literal[tuple(METHODS)] | str
     ModelName = Literal[(*MODELS, *PRETRAINED)] | str
+    PartitionName = Literal[(*PARTITIONS, "natural")] | str
     TaskName = Literal[tuple(TASKS)]
 
 Protocol = Literal["received", "trained", "before_aggregation"]
@@ -127,10 +130,10 @@ class Options:
     held_out_clients: int = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""
-    partition: Literal["grouped", "pathological", "dirichlet", "iid", "natural"] = "grouped"
+    partition: PartitionName = "grouped"
     """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
-    3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), at random (iid), or by
-    --client-column (natural)."""
+    3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), at random (iid), by
+    --client-column (natural), or the rows in a file of python -m experiments.partition (FILE.json)."""
     s: Annotated[float, Range(0, 100)] = 20.0
     """Percentage of a client's examples that are spread over all classes, from 0 to 100 (only with grouped)."""
     beta: Positive = 0.1
@@ -195,8 +198,8 @@ class Options:
     data_dir: str | None = None
     """Folder of tensorflow-datasets or of the dataset's files; None searches the usual folders."""
     data: str | None = None
-    """Your own data (only with custom): an .npz or .csv file, a folder of images by class, a folder of a Hugging Face
-    dataset, or hf:NAME for the hub."""
+    """Your own data (only with custom): an .npz or .csv file; a folder of images by class, of a Hugging Face dataset,
+    of LEAF's files or of Flower's partitions; or hf:NAME for the hub."""
     label: str | None = None
     """Column of the labels (only with custom); None is y in .npz files and label in others."""
     client_column: str | None = None
@@ -316,7 +319,7 @@ PARTITION_OPTIONS = {
     "iid": ("train_size", "size_choices", "test_size"),
     "natural": (),
 }
-"""partition -> the options that apply to it."""
+"""partition -> the options that apply to it; none to a file."""
 
 
 def flag(name: str) -> str:

@@ -4,13 +4,15 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from experiments.cli import parser, presets
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
 from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, Options, flag, option_words
-from experiments.cli.own_code import files, identifier, is_own, label, method_factory, weights_file
+from experiments.cli.own_code import files, identifier, is_own, is_partition_file, label, method_factory, weights_file
 from experiments.cli.parser import Group, Option, options_of, summary, unknown_option
+from pfl_jax.data.partition_files import rows_of
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import listed
@@ -154,6 +156,8 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     values, given = {name: option.default for name, option in every.items()} | found, frozenset(found)
     hyper_parameters = {name: values[name] for name in own}
     options = _checked(dataset, Options(**{name: values[name] for name in common}), given)
+    if is_partition_file(options.partition):
+        options = _with_rows(options, given)
     if options.weights is not None:
         # Absolute: a run is resumed and exported from other folders too.
         options = dataclasses.replace(options, weights=str(weights_file(options.weights)))
@@ -202,12 +206,24 @@ def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
             # There are no classes that others could divide by.
             return dataclasses.replace(options, partition="iid")
         return options
+    if "partition" in given and is_partition_file(options.partition):
+        return options
     if "partition" in given and options.partition != "natural":
         raise InvalidInput(
             f"--client-column {options.client_column} and --partition {options.partition} cannot both be given: either "
             "says which rows a client has"
         )
     return dataclasses.replace(options, partition="natural")
+
+
+def _with_rows(options: Options, given: frozenset[str]) -> Options:
+    """Options with the number of clients of their partition's file, whose name is absolute: a run is resumed from other
+    folders too."""
+    path = Path(options.partition).expanduser().absolute()
+    number = len(rows_of(path).train)
+    if "num_clients" in given and options.num_clients != number:
+        raise InvalidInput(f"--num-clients {options.num_clients}: {path.name} has {number} clients, leave it out")
+    return dataclasses.replace(options, partition=str(path), num_clients=number)
 
 
 def _check_processes(options: Options) -> None:
