@@ -11,11 +11,13 @@ from experiments.cli.options import (
     OWN_DATA,
     PARTITION_OPTIONS,
     PROCESSES,
+    WITH_FILES,
     Options,
     flag,
 )
 from experiments.cli.own_code import by_content, is_partition_file, label
 from experiments.cli.request import Request
+from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS
 
 RESULT_NEUTRAL = {
@@ -47,10 +49,10 @@ def relevant_options(request: Request) -> dict[str, Any]:
         unused.add("local_steps")
     # The data determines it.
     unused |= {"vocabulary"} - request.given
-    if options.partition == "natural" or is_partition_file(options.partition):
+    if (options.partition == "natural" and request.dataset == CUSTOM) or is_partition_file(options.partition):
         unused.add("num_clients")
     values |= by_content(values, request.own_code)
-    if request.dataset == CUSTOM:
+    if request.dataset in WITH_FILES:
         # Imported now, since most runs have no data of their own.
         from experiments.cli import own_data
 
@@ -85,6 +87,8 @@ def unread(request: Request) -> dict[str, str]:
     dataset, options = request.dataset, request.options
     partition = {name for names in PARTITION_OPTIONS.values() for name in names}
     partition -= set(PARTITION_OPTIONS.get(options.partition, ()))
+    # How much of a client's rows is read.
+    partition -= {"train_size", "test_size"} if dataset in NATURAL else set()
     whys = dict.fromkeys(sorted(partition), f"with --partition {label(options.partition)}")
     whys |= {
         name: f"with --model {options.model}" for name, models in MODEL_OPTIONS.items() if options.model not in models
@@ -105,7 +109,7 @@ def unread(request: Request) -> dict[str, str]:
     elif not options.straggler_fraction:
         whys["straggler_rate"] = "without --straggler-fraction"
     if not (dataset in SPECS and SPECS[dataset].fedpac):
-        how = "--normalize normalizes" if dataset == CUSTOM else "both papers' settings normalize alike"
+        how = "--normalize normalizes" if dataset == CUSTOM else "all settings normalize alike"
         whys["pixel_normalization"] = f"on {dataset}, which {how}"
     return whys
 

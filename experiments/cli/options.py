@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
+from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition import PARTITIONS
 from pfl_jax.data.specs import PixelNormalization, Source
 from pfl_jax.errors import InvalidInput
@@ -63,6 +64,8 @@ Share = Annotated[float, Range(0, 1, above=True, below=True)]
 
 CUSTOM = "custom"
 """The experiment on the user's own data."""
+WITH_FILES = (CUSTOM, *NATURAL)
+"""The experiments on files that --data names."""
 OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
 """Options that it alone has."""
 TARGETS = ("regression", "multi_label", "next_symbol")

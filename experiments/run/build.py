@@ -20,6 +20,7 @@ from experiments.cli.options import (
     PARTITION_OPTIONS,
     PRETRAINED,
     TARGETS,
+    WITH_FILES,
     Options,
 )
 from experiments.cli.own_code import is_own, is_partition_file, label, make_model, method_factory, said, with_loss
@@ -134,11 +135,11 @@ def load_examples(request: Request, console: Console) -> tuple[Request, Dataset]
     folder = options.data_dir
     if folder is not None and options.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
-    if request.dataset == CUSTOM:
+    if request.dataset in WITH_FILES:
         # Imported now, since most runs have no data of their own.
         from experiments.cli import own_data
 
-        dataset = own_data.load(options)
+        dataset = own_data.load(request.dataset, options)
     elif request.dataset == pretrained.TEXTS:
         dataset = pretrained.texts(options)
     else:
@@ -160,7 +161,7 @@ def load_examples(request: Request, console: Console) -> tuple[Request, Dataset]
 
 def on_data(request: Request, dataset: Dataset) -> tuple[Request, dict[str, Any]]:
     """Request as it runs on this data, and the defaults that are smaller because the data is embedded."""
-    if request.dataset == CUSTOM:
+    if request.dataset in WITH_FILES:
         from experiments.cli import own_data
 
         return dataclasses.replace(request, options=own_data.fitted(request.options, request.given, dataset)), {}
@@ -172,10 +173,10 @@ def _notes(request: Request, dataset: Dataset) -> list[str]:
     options = request.options
     given = request.given | {parse_schedule(text).name for text in options.schedule or ()}
     notes = effects.notes(request, given, jax.default_backend())
-    if request.dataset == CUSTOM:
+    if request.dataset in WITH_FILES:
         from experiments.cli import own_data
 
-        notes += own_data.notes(options, dataset)
+        notes += own_data.notes(options, dataset) if request.dataset == CUSTOM else own_data.checksums(options)
     for is_for, there, why in (
         (options.method == "fedbn", is_normalization, "normalization layers, so fedbn is fedavg"),
         (

@@ -14,6 +14,7 @@ from pfl_jax.networks import models, resnet, text
 from pfl_jax.networks.models import MODELS, is_convolutional
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.tasks import NEXT_SYMBOL
 
 KEY = jax.random.key(0)
 
@@ -29,12 +30,14 @@ KEY = jax.random.key(0)
         ("resnet18_bn", (32, 32, 3), 10, 0),
         ("text_mean", (20,), 2, 0),
         ("text_gru", (20,), 2, 0),
+        ("leaf_cnn", (28, 28, 1), 62, 0),
+        ("bag_of_words", (20,), 500, 0),
     ],
 )
 def test_the_docstring_has_the_number_of_parameters(name, shape, classes, position):
     model = MODELS[name](shape, classes)
     params = jax.eval_shape(model.init, KEY)
-    told = re.findall(r"\b(\d{2,3}(?:,\d{3})+)\b", MODELS[name].__doc__ or "")[position]
+    told = re.findall(r"\b(\d{1,3}(?:,\d{3})+)\b", MODELS[name].__doc__ or "")[position]
     assert f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}" == told
     assert is_convolutional(model) == (len(shape) == 3)
     kind = jnp.float32 if len(shape) == 3 else jnp.int32
@@ -105,6 +108,28 @@ def test_they_learn_which_word_is_there(name):
     training = LocalTraining(lr=0.5, momentum=0.9, batch_size=10, epochs=40)
     params = jax.jit(lambda key: training.fit(key, model.init(key), data, supervised_loss(model)))(KEY)
     assert (model.apply(params, x).argmax(1) == y).mean() > 0.95
+
+
+def test_a_bag_of_words_is_linear_in_the_frequencies():
+    """Padding does not count, and a word beyond the vocabulary shares the feature of another one."""
+    model = text.bag_of_words((6,), 3, vocabulary=5)
+    params = jax.tree.map(lambda leaf: leaf + 1.0, model.init(KEY))
+    found = model.apply(params, jnp.array([[1, 2, 2, 8, 0, 0], [0, 0, 0, 0, 0, 0]]))
+    kernel, bias = (np.asarray(params["head"][name]) for name in ("kernel", "bias"))
+    np.testing.assert_allclose(found[0], (kernel[1] + 2 * kernel[2] + kernel[4]) / 4 + bias, rtol=1e-5)
+    np.testing.assert_allclose(found[1], bias, rtol=1e-6)
+
+
+def test_a_character_is_predicted_from_those_before_it():
+    model = text.char_lstm((6,), 9, vocabulary=9, width=4)
+    params = model.init(KEY)
+    assert model.task is NEXT_SYMBOL
+    first, other = (model.apply(params, jnp.array([symbols])) for symbols in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 8, 5, 6]))
+    assert first.shape == (1, 6, 9)
+    np.testing.assert_array_equal(first[0, :3], other[0, :3])
+    assert (np.abs(first - other)[0, 3:].max(axis=1) > 1e-6).all()
+    shapes = jax.tree.leaves(jax.eval_shape(text.char_lstm((80,), 100, vocabulary=100).init, KEY))
+    assert f"{sum(leaf.size for leaf in shapes):,} parameters" in text.char_lstm.__doc__
 
 
 def test_a_vocabulary_has_a_row_for_each_token_and_bounds():
