@@ -99,7 +99,7 @@ class Options:
     """Widths of the hidden layers (only with --model mlp), such as 128 64; None is 64 32. The last one is the number of
     features."""
     vocabulary: Annotated[int, Range(2)] | None = None
-    """Rows of the embedding (only with --model text_mean and text_gru); None is one for each token of your own training
+    """Rows of the embedding (only with models over tokens); None is one for each token of your own training
     data. Larger tokens share them."""
     weights: str | None = None
     """Pretrained weights (only with --model bert and vit): for bert model.safetensors beside its config.json and

@@ -1,6 +1,6 @@
 """Federations with their own clients: writers, roles of plays, users; from the files of LEAF and of TFF.
 
-`data` is the folder of LEAF's files (`train/` and `test/`, made by its `preprocess.sh`), TFF's SQLite file (.sqlite,
+`data` is the folder of LEAF's files (`train/` and `test/`, made by its preprocess.sh), TFF's SQLite file (.sqlite,
 also .lzma, .xz or .gz, which is unpacked beside it), or the folder of TFF's HDF5 files; docs/natural.md says where they
 come from. Clients are the first ones by name. LEAF's and TFF's split within users is kept. Where LEAF split by user, so
 that nobody has both training and test rows, each user's rows are divided here, and the users of `test/` come last.
@@ -78,7 +78,7 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
         clients = _leaf_clients(path, limits)
 
     def rows(images, labels):
-        # Both keep pixels divided by 255, in which nothing is lost; `interchange.write_leaf` does not divide them.
+        # Both keep pixels divided by 255, in which nothing is lost; `write_leaf` writes whole numbers.
         x = np.asarray(images, np.float32).reshape(-1, 28, 28, 1)
         scale = 1 if x.max(initial=0) > 1 else 255
         return np.round(scale * x).astype(np.uint8), np.asarray(labels, np.int32).reshape(-1)

@@ -1,8 +1,8 @@
 """Client data of TensorFlow Federated (TFF), read without TensorFlow: SQLite, also compressed, and HDF5.
 
 SQLite has a table client_metadata (client_id, split_name, num_examples) and a table examples (split_name, client_id,
-serialized_example_proto) of `tf.train.Example`s. HDF5 has a file for each split, NAME_train.h5 and NAME_test.h5, with
-groups examples/CLIENT of arrays with a row for each example.
+serialized_example_proto) of serialized tf.train.Example messages. HDF5 has a file for each split, NAME_train.h5 and
+NAME_test.h5, with groups examples/CLIENT of arrays with a row for each example.
 """
 
 import contextlib
@@ -117,7 +117,7 @@ def _read_hdf5(
 
 
 def parse_example(serialized: bytes) -> dict[str, Any]:
-    """Features of a serialized `tf.train.Example`: bytes or a whole number of one value, an array of several or floats.
+    """Features of a serialized tf.train.Example: bytes or a whole number of one value, an array of several or floats.
 
     Raises:
       ValueError, IndexError: it is none.
