@@ -22,7 +22,7 @@ from experiments.cli.own_code import label
 from experiments.cli.parser import Argument, parse
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.host.console import Terminal, print_line
-from experiments.run.build import divide, load_examples
+from experiments.run.build import divide_and_tell, load_examples
 from experiments.show.pictures import Heat, Picture
 from experiments.show.pictures import save as draw
 from pfl_jax.data import interchange, partition_files
@@ -88,7 +88,7 @@ def _check(words: Words) -> None:
 
 def _write(words: Words, request: parsing.Request, console: Console) -> None:
     request, dataset = load_examples(request, console)
-    parts = divide(request.options, dataset)
+    parts = divide_and_tell(request.options, dataset, console)
     number = len(parts.train)
     is_natural = request.options.partition == "natural"
     names = dataset.client_names if is_natural else [f"{one:0{len(str(number - 1))}d}" for one in range(number)]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
         # Not on the devices: those get their own clients' examples.
         on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
         with jax.default_device(on_host):
-            parts, shift = divide(options, dataset), shift_of(options, dataset)
+            parts, shift = divide_and_tell(options, dataset, console), shift_of(options, dataset)
             if options.distributed:
                 dataset = dataset._replace(train_x=as_rows(dataset.train_x), test_x=as_rows(dataset.test_x))
             data = federated.federate(dataset, parts, **shift, seed=options.seed)
@@ -291,6 +292,16 @@ def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
     names = ("optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "dp_clip", "dp_noise")
     return {"augment": augment} | {name: getattr(options, name) for name in names}
+
+
+def divide_and_tell(options: Options, dataset: Dataset, console: Console) -> partition.Partition:
+    """Partition as of `divide`, whose warnings are notices; a Dirichlet draw that had to be completed gives one."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        parts = divide(options, dataset)
+    for warning in told:
+        print_notice(console, f"Note: {warning.message}.")
+    return parts
 
 
 def divide(options: Options, dataset: Dataset) -> partition.Partition:

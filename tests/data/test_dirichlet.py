@@ -58,3 +58,11 @@ def test_draws_that_are_no_numbers_end_too(broken):
         counts = dirichlet_counts.draw(Rng(), totals, dirichlet_counts.separate_sets, 4, 1e-300, (3, 1, 0))
     np.testing.assert_array_equal(counts.sum(axis=1), totals)
     assert (counts.sum(axis=2).min(axis=1) >= [3, 1]).all()
+
+
+def test_a_client_gives_of_the_set_that_it_has_enough_of():
+    """The first has one training example, which it needs itself, and 50 for testing."""
+    counts = np.array([[[1, 0], [3, 0]], [[20, 30], [0, 1]]])
+    assert dirichlet_counts._complete(counts, (1, 1, 10)) == 6
+    np.testing.assert_array_equal(counts.sum(axis=2), [[1, 3], [44, 7]])
+    assert (counts >= 0).all()

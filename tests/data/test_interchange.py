@@ -107,10 +107,10 @@ def test_flower_and_back(tmp_path, monkeypatch):
 BROKEN = {
     "no JSON": ("{", "is no file of LEAF"),
     "no users": ('{"num_samples": []}', "it has no 'users'"),
-    "fewer counts": ('{"users": ["a"], "num_samples": [], "user_data": {}}', "is no file of LEAF"),
+    "a user without data": ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "it has no 'a'"),
     "other counts": (
         '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1], [2]], "y": [1]}}}',
-        "user a has 2 x and 1 y of 2 samples",
+        "user a has 2 x and 1 y",
     ),
     "text": (
         '{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": ["To be"], "y": [" "]}}}',

@@ -95,6 +95,9 @@ def test_the_first_clients_and_rows_are_read(tmp_path):
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE INDEX by_client ON examples (client_id)")
     connection.close()
+    # No more than that comes into memory.
+    sides = [rows for _, *rows in tff.read(path, ("all_train", "all_test"), ("label",), 2, (2, 1))]
+    assert [[len(rows["label"]) for rows in side] for side in sides] == [[2, 1], [1, 1]]
     fewer = {0: [1, 2], 1: [5]}, {0: [0], 1: [3]}
     for source in (path, leaf_femnist(tmp_path / "leaf", *SPLIT)):
         assert_femnist(femnist(source, Limits(2, 2, 1)), fewer, (0, 1))
@@ -135,7 +138,7 @@ def test_shakespeare_of_leaf_predicts_the_character_after_each_example(tmp_path)
     pieces = [text[start : start + LENGTH] for start in range(6)]
     after = [text[start + LENGTH] for start in range(6)]
     users = {"HAMLET": (pieces[:4], after[:4]), "OPHELIA": (pieces[1:3], after[1:3])}
-    client_files.write_leaf(tmp_path / "leaf", {"train": users, "test": users})
+    client_files.write_leaf(tmp_path / "leaf", {"train": users, "test": users}, left_out=LENGTH - 1)
     found = shakespeare(tmp_path / "leaf")
     assert found.client_names == ("HAMLET", "OPHELIA")
     assert found.train_x.shape == found.train_y.shape == (6, LENGTH)

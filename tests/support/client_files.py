@@ -55,8 +55,8 @@ def write_sqlite(path, splits):
     connection.close()
 
 
-def write_leaf(folder, splits, per_file=2):
-    """LEAF's files of {split: {user: (x, y)}}, a few users in each."""
+def write_leaf(folder, splits, per_file=2, left_out=0):
+    """LEAF's files of {split: {user: (x, y)}}, a few users in each; Shakespeare's counts include rows left out."""
     for split, users in splits.items():
         (folder / split).mkdir(parents=True)
         names = list(users)
@@ -64,7 +64,7 @@ def write_leaf(folder, splits, per_file=2):
             some = names[number : number + per_file]
             content = {
                 "users": some,
-                "num_samples": [len(users[name][1]) for name in some],
+                "num_samples": [len(users[name][1]) + left_out for name in some],
                 "user_data": {name: {"x": users[name][0], "y": users[name][1]} for name in some},
             }
             (folder / split / f"all_data_{number}_niid_0_keep_0_{split}_9.json").write_text(json.dumps(content))
