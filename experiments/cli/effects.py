@@ -109,7 +109,7 @@ def unread(request: Request) -> dict[str, str]:
     elif not options.straggler_fraction:
         whys["straggler_rate"] = "without --straggler-fraction"
     if not (dataset in SPECS and SPECS[dataset].fedpac):
-        how = "--normalize normalizes" if dataset == CUSTOM else "all settings normalize alike"
+        how = "--normalize normalizes" if dataset == CUSTOM else "both papers' settings normalize alike"
         whys["pixel_normalization"] = f"on {dataset}, which {how}"
     return whys
 

