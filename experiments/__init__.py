@@ -24,7 +24,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # jax is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-DATASETS = ("cifar10", "cifar100", "cinic10", "custom", "digits", "emnist", "fashion_mnist", "fortunes")
+DATASETS = (
+    *("cifar10", "cifar100", "cinic10", "custom", "digits", "emnist", "fashion_mnist", "femnist", "fortunes"),
+    *("shakespeare", "stackoverflow_tags"),
+)
 """The data sets that have an experiment, each a module of this name here."""
 
 

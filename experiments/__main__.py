@@ -23,7 +23,7 @@ def commands() -> dict[str, tuple[str, str]]:
             text = path.read_text() if path.exists() else ""
             if module.name != "__main__" and 'if __name__ == "__main__":' in text:
                 words = ast.get_docstring(ast.parse(text)) or ""
-                example = re.search(r"^ +(python -m [^#\n]*)", words, re.MULTILINE)
+                example = re.search(r"^ +(python (?:-m|experiments/)[^#\n]*)", words, re.MULTILINE)
                 found[prefix + module.name] = words.partition("\n")[0], example[1].strip() if example else ""
     return found
 
@@ -35,7 +35,10 @@ def usage() -> str:
     others = every.keys() - set(experiments.DATASETS)
     for title, names in (
         ("One method on one data set:", experiments.DATASETS),
-        ("Many runs, and what finished runs give:", sorted(name for name in others if not name.startswith(LAB))),
+        (
+            "Many runs, what runs give, and partitions:",
+            sorted(name for name in others if not name.startswith(LAB)),
+        ),
         ("The laboratory of this project:", sorted(name for name in others if name.startswith(LAB))),
     ):
         lines += ["", title]

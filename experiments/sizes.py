@@ -17,7 +17,7 @@ from rich.console import Console
 from experiments import unknown_dataset
 from experiments.cli import parser
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.options import CUSTOM
+from experiments.cli.options import WITH_FILES
 from experiments.cli.request import parse
 from experiments.host.console import Terminal, print_line
 from pfl_jax.data.federated import FederatedData, NumClasses
@@ -94,7 +94,7 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
 
 def _print(words: Sequence[str], console: Console) -> None:
     own, _ = parser.parse(Words, "experiments.sizes", __doc__, words)
-    if own.dataset == CUSTOM:
+    if own.dataset in WITH_FILES:
         raise InvalidInput("the sizes of your own data are in its run's config.json: bytes_per_client_and_round")
     if own.dataset not in SPECS:
         raise InvalidInput(unknown_dataset(own.dataset))

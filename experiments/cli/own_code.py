@@ -31,6 +31,8 @@ from pfl_jax.tasks import CLASSIFICATION, Task
 
 KINDS = ("method", "model", "loss")
 """Options that take FILE.py:NAME."""
+FILES = (*KINDS, "partition")
+"""Options that may name a file by whose text runs are told apart."""
 
 
 def is_own(name: str | None) -> TypeGuard[str]:
@@ -38,9 +40,14 @@ def is_own(name: str | None) -> TypeGuard[str]:
     return name is not None and (name.endswith(".py") or ".py:" in name)
 
 
+def is_partition_file(name: str) -> bool:
+    """Whether a value of --partition names a file."""
+    return name.endswith(".json")
+
+
 def label(name: str) -> str:
-    """Name for people, whatever the folder: "my_method.py:fedavgm"; a built-in one's own."""
-    return Path(name).name if is_own(name) else name
+    """Name for people, whatever the folder: "my_method.py:fedavgm", "parts.json"; a built-in one's own."""
+    return Path(name).name if is_own(name) or is_partition_file(name) else name
 
 
 def identifier(name: str) -> str:
@@ -59,10 +66,10 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
             function(kind, name)
             path = _path(name)
             found[kind] = {"file": str(path), "digest": _load(path)[1]}
-    if values["weights"] is not None:
-        path = weights_file(values["weights"])
-        found["weights"] = {"file": str(path), "digest": _read(path)[1]}
-    return found
+    others = {} if values["weights"] is None else {"weights": weights_file(values["weights"])}
+    if is_partition_file(values["partition"]):
+        others["partition"] = Path(values["partition"])
+    return found | {kind: {"file": str(path), "digest": _read(path)[1]} for kind, path in others.items()}
 
 
 def weights_file(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from experiments.cli.options import TARGETS, Options
 from pfl_jax.data import own_files, read_tables
+from pfl_jax.data.natural import NATURAL, Limits
 from pfl_jax.data.rows import blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, shortened
@@ -23,9 +25,13 @@ def digest(options: Options) -> str:
     return options.data_digest or own_files.digest(_data(options), options.test_data)
 
 
-def load(options: Options) -> Dataset:
-    """The data."""
-    dataset = _read(**_arguments(options))
+def load(name: str, options: Options) -> Dataset:
+    """The data of an experiment, one of WITH_FILES."""
+    if name in NATURAL:
+        limits = Limits(options.num_clients, options.train_size, options.test_size, options.test_fraction or 0.25)
+        dataset = NATURAL[name](_data(options), limits)
+    else:
+        dataset = _read(**_arguments(options))
     if options.data_digest not in (None, dataset.origin):
         raise InvalidInput(
             f"{options.data} is not the data of this run, or has changed: its digest is {dataset.origin}, not "
@@ -87,6 +93,15 @@ def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options
                 f"--num-clients {options.num_clients}: {options.client_column} names {number} clients, leave it out"
             )
     return dataclasses.replace(options, **found)
+
+
+def checksums(options: Options) -> list[str]:
+    """SHA-256 of a file of a natural federation, to compare with those that docs/natural.md has."""
+    path = Path(_data(options))
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        return [f"the SHA-256 of {path.name} is {hashlib.file_digest(file, 'sha256').hexdigest()}"]
 
 
 def notes(options: Options, dataset: Dataset) -> list[str]:

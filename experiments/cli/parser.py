@@ -34,6 +34,10 @@ MAX_METAVAR = 50
 MOST_BYTES = 255
 """Length of a file's name on the usual file systems."""
 
+OWN_FILE = "FILE.py:NAME"
+NAMES_A_FILE = {"partition": "FILE.json"}
+"""Option -> what a text beside its choices names, in place of OWN_FILE."""
+
 _Options = TypeVar("_Options")
 
 
@@ -151,7 +155,7 @@ def _settings(option: Option) -> dict[str, Any]:
     if parts(option.kind) == (bool,):
         action = "store_true" if form == "switch" else argparse.BooleanOptionalAction
         return {"action": action, "help": _escaped(text + default)}
-    metavar = option.argument.metavar or _metavar(option.kind)
+    metavar = option.argument.metavar or _metavar(option.kind, _file_of(option))
     if len(metavar) > MAX_METAVAR:
         *names, last = metavar.split("|")
         text, metavar = f"{text} The names: {', '.join(names)}.", f"NAME|{last}"
@@ -168,14 +172,19 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _metavar(kind: Any) -> str:
-    """Placeholder of a value in the help, such as INT|None."""
+def _file_of(option: Option) -> str:
+    """What a text beside the option's choices names."""
+    return NAMES_A_FILE.get(option.name, OWN_FILE)
+
+
+def _metavar(kind: Any, file: str) -> str:
+    """Placeholder of a value in the help, such as INT|None; `file` is that of a text beside choices."""
     names: list[str] = []
     for part in parts(_element(kind) or kind):
         if get_origin(part) is Literal:
             names += map(str, get_args(part))
         elif part is str and names:
-            names.append("FILE.py:NAME")
+            names.append(file)
         else:
             names.append("None" if part is types.NoneType else part.__name__.upper())
     return "|".join(names)
@@ -238,11 +247,15 @@ def _value(option: Option, kind: Any, text: str) -> Any:
             with contextlib.suppress(ValueError):
                 return part(text)
         # Beside choices, a text is the name of something of the user's own.
-        elif part is str and (is_own(text) or not choices):
+        elif part is str and (not choices or _names_file(_file_of(option), text)):
             return text
     if choices and not {int, float, types.NoneType} & {*members}:
         raise InvalidInput(unknown(flag(option.name).removeprefix("--"), text, choices))
     raise InvalidInput(f"{flag(option.name)} must be {describe(option.kind)}, not '{text}'{hint(text, choices)}")
+
+
+def _names_file(file: str, text: str) -> bool:
+    return is_own(text) if file == OWN_FILE else text.endswith(Path(file).suffix)
 
 
 def unknown_option(word: str, options: Mapping[str, Option]) -> str:

@@ -16,6 +16,9 @@ DEFAULT_PRESET = {
     "digits": "fedpac",
     "custom": "fedpac",
     "fortunes": "fedpac",
+    "femnist": "fedpac",
+    "shakespeare": "fedpac",
+    "stackoverflow_tags": "fedpac",
 }
 """Default preset of each dataset: the first paper that reports results on it, FedPAC for those in neither paper."""
 
@@ -93,6 +96,43 @@ FORTUNES: Values = {
 }
 """Short texts on all-MiniLM-L6-v2 with low-rank adapters in its last two layers, which neither paper has."""
 
+NATURAL: Values = {
+    "num_clients": 100,
+    "participation": 0.1,
+    "partition": "natural",
+    "train_size": None,
+    "test_size": None,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "eval_every": 5,
+    **EVERY_BATCH,
+}
+"""Federations with their own clients, of which ten train at a time, as in LEAF and in Reddi et al. (ICLR 2021)."""
+
+# Batches and epochs are those of Reddi et al. The learning rates are not tuned; frequencies of words are small numbers.
+FEMNIST = NATURAL | {"model": "leaf_cnn", "rounds": 200, "lr": 0.03, "batch_size": 20, "epochs": 1}
+SHAKESPEARE = NATURAL | {
+    "method": "fedper",
+    "model": "char_lstm",
+    "task": "next_symbol",
+    "rounds": 100,
+    "lr": 1.0,
+    "batch_size": 4,
+    "epochs": 1,
+}
+TAGS = NATURAL | {
+    "method": "fedavg",
+    "model": "bag_of_words",
+    "task": "multi_label",
+    "vocabulary": 10_002,
+    "rounds": 100,
+    "train_size": 500,
+    "test_size": 100,
+    "lr": 100.0,
+    "batch_size": 100,
+    "epochs": 1,
+}
+
 COLOR = ("cifar10", "cinic10", "cifar100")
 """Data sets of color images."""
 
@@ -143,6 +183,9 @@ BY_DATASET: dict[tuple[str, str], Values] = {
         **EVERY_BATCH,
     },
     **{(preset, "fortunes"): FORTUNES for preset in PRESETS},
+    **{(preset, "femnist"): FEMNIST for preset in PRESETS},
+    **{(preset, "shakespeare"): SHAKESPEARE for preset in PRESETS},
+    **{(preset, "stackoverflow_tags"): TAGS for preset in PRESETS},
     ("fedas", "digits"): {
         "model": "mlp",
         "num_clients": 10,

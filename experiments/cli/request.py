@@ -4,13 +4,16 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from experiments.cli import parser, presets
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
-from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, Options, flag, option_words
-from experiments.cli.own_code import files, identifier, is_own, label, method_factory, weights_file
+from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, WITH_FILES, Options, flag, option_words
+from experiments.cli.own_code import files, identifier, is_own, is_partition_file, label, method_factory, weights_file
 from experiments.cli.parser import Group, Option, options_of, summary, unknown_option
+from pfl_jax.data.natural import NATURAL
+from pfl_jax.data.partition_files import rows_of
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import listed
@@ -35,6 +38,9 @@ SYNONYMS = {
     "out": ("save_folder_name",),
 }
 """Option -> its names in PFLlib, FL-bench and similar code."""
+
+OF_OTHER_FILES = ("label", "client_column", "test_data", "normalize")
+"""Options for the user's own data that the files of natural federations do not need."""
 
 SELECTION = ("method", "preset")
 """Options that determine the defaults of all others; they come last in the method's own group."""
@@ -155,6 +161,8 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     values, given = {name: option.default for name, option in every.items()} | found, frozenset(found)
     hyper_parameters = {name: values[name] for name in own}
     options = _checked(dataset, Options(**{name: values[name] for name in common}), given)
+    if is_partition_file(options.partition):
+        options = _with_rows(options, given)
     if options.weights is not None:
         # Absolute: a run is resumed and exported from other folders too.
         options = dataclasses.replace(options, weights=str(weights_file(options.weights)))
@@ -173,17 +181,22 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
 
 def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
     """Options that are possible on a dataset, with the partition that --client-column asks for."""
-    if options.task == "next_symbol" and not is_own(options.model):
+    if options.task == "next_symbol" and not is_own(options.model) and options.model != "char_lstm":
         raise InvalidInput(
-            f"--task {options.task} needs --model FILE.py:NAME of a model that gives logits [B, T, K]: {options.model} "
-            "gives one vector for each example"
+            f"--task {options.task} needs --model char_lstm, or FILE.py:NAME of one that gives logits [B, T, K]: "
+            f"{options.model} gives one vector for each example"
         )
     if options.task in TARGETS and options.shift != "none":
         raise InvalidInput(f"--shift {options.shift} is for classification, and --task {options.task} has no classes")
+    for name in ("source", "data_dir") if dataset in WITH_FILES else ():
+        if getattr(options, name) != getattr(Options, name):
+            raise InvalidInput(f"{flag(name)} is for the papers' data sets: {dataset} reads --data")
     if dataset != CUSTOM:
-        for name in OWN_DATA:
+        for name in OWN_DATA if dataset not in NATURAL else OF_OTHER_FILES:
             if getattr(options, name) not in (None, False):
                 raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
+        if dataset in NATURAL:
+            return options
         if options.partition == "natural":
             raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
         if options.task not in (None, "classification") and not is_own(options.model):
@@ -191,9 +204,6 @@ def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
         if options.augment and SPECS[dataset].shape[-1] != 3:
             raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
         return options
-    for name in ("source", "data_dir"):
-        if getattr(options, name) != getattr(Options, name):
-            raise InvalidInput(f"{flag(name)} is for the papers' data sets: custom reads --data")
     if options.test_data is not None and options.test_fraction is not None:
         raise InvalidInput("--test-fraction and --test-data cannot both be given")
     if options.client_column is None:
@@ -203,12 +213,24 @@ def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
             # There are no classes that others could divide by.
             return dataclasses.replace(options, partition="iid")
         return options
+    if "partition" in given and is_partition_file(options.partition):
+        return options
     if "partition" in given and options.partition != "natural":
         raise InvalidInput(
             f"--client-column {options.client_column} and --partition {options.partition} cannot both be given: either "
             "says which rows a client has"
         )
     return dataclasses.replace(options, partition="natural")
+
+
+def _with_rows(options: Options, given: frozenset[str]) -> Options:
+    """Options with the number of clients of their partition's file, whose name is absolute: a run is resumed from other
+    folders too."""
+    path = Path(options.partition).expanduser().absolute()
+    number = len(rows_of(path).train)
+    if "num_clients" in given and options.num_clients != number:
+        raise InvalidInput(f"--num-clients {options.num_clients}: {path.name} has {number} clients, leave it out")
+    return dataclasses.replace(options, partition=str(path), num_clients=number)
 
 
 def _check_processes(options: Options) -> None:

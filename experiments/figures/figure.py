@@ -13,6 +13,7 @@ import numpy as np
 from experiments.cli import parser, presets
 from experiments.cli.effects import relevant_options
 from experiments.cli.options import PARTITION_OPTIONS, option_words
+from experiments.cli.own_code import label
 from experiments.cli.parser import by_option, given
 from experiments.cli.run_command import RunCommand
 from experiments.folder import load
@@ -202,8 +203,8 @@ def _setting(runs: Runs) -> str:
         parts.append(f"{options['rounds']} rounds")
     if "participation" in runs.values or "participation" not in varied:
         parts.append(f"participation {runs.values.get('participation', options['participation']):g}")
-    words = options["partition"]
-    for spread in {"s", "beta"} & set(PARTITION_OPTIONS[options["partition"]]) - varied:
+    words = label(options["partition"])
+    for spread in {"s", "beta"} & set(PARTITION_OPTIONS.get(options["partition"], ())) - varied:
         words += f" {spread} = {options[spread]:g}"
     return ", ".join([*parts, words])
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import defaults
-from experiments.cli.options import CUSTOM, PROTOCOLS, Options, Protocol, option_words
+from experiments.cli.options import PROTOCOLS, WITH_FILES, Options, Protocol, option_words
 from experiments.cli.own_code import label
 from experiments.cli.request import Request
 from experiments.folder import load
@@ -79,7 +79,7 @@ class Group:
     @property
     def data_name(self) -> str:
         dataset = self.runs[0].request.dataset
-        return dataset if self.is_real and dataset != CUSTOM else self.data
+        return dataset if self.is_real and dataset not in WITH_FILES else self.data
 
     @property
     def method(self) -> str:

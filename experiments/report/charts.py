@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.cli.own_code import label
 from experiments.folder.stored_runs import Group, Run
 from experiments.show import curves as by_round
 from experiments.show.curves import headline, shown
@@ -191,7 +192,7 @@ def _partition_words(run: Run) -> str:
     """Partition of the examples, in words."""
     options = run.request.options
     own = {"grouped": f", s = {options.s:g}", "pathological": f" ({options.pathological_protocol})"}
-    words = options.partition + (own | {"dirichlet": f", beta = {options.beta:g}"}).get(options.partition, "")
+    words = label(options.partition) + (own | {"dirichlet": f", beta = {options.beta:g}"}).get(options.partition, "")
     return words if options.shift == "none" else f"{words}, shift of {options.shift}"
 
 

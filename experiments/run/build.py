@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,16 @@ from rich.console import Console
 
 from experiments.cli import effects
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
-from experiments.cli.options import CUSTOM, MODEL_OPTIONS, PARTITION_OPTIONS, PRETRAINED, TARGETS, Options
-from experiments.cli.own_code import is_own, label, make_model, method_factory, said, with_loss
+from experiments.cli.options import (
+    CUSTOM,
+    MODEL_OPTIONS,
+    PARTITION_OPTIONS,
+    PRETRAINED,
+    TARGETS,
+    WITH_FILES,
+    Options,
+)
+from experiments.cli.own_code import is_own, is_partition_file, label, make_model, method_factory, said, with_loss
 from experiments.cli.request import Request, assignments
 from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice
@@ -24,7 +33,7 @@ from experiments.host.processes import Processes
 from experiments.run import pretrained
 from pfl_jax import simulate
 from pfl_jax.base import Method, MethodSchedule, Model, at_round
-from pfl_jax.data import allocation, federated, partition, sources
+from pfl_jax.data import allocation, federated, partition, partition_files, sources
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.rows import as_rows
 from pfl_jax.data.sources import Dataset
@@ -103,7 +112,7 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
         # Not on the devices: those get their own clients' examples.
         on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
         with jax.default_device(on_host):
-            parts, shift = divide(options, dataset), shift_of(options, dataset)
+            parts, shift = divide_and_tell(options, dataset, console), shift_of(options, dataset)
             if options.distributed:
                 dataset = dataset._replace(train_x=as_rows(dataset.train_x), test_x=as_rows(dataset.test_x))
             data = federated.federate(dataset, parts, **shift, seed=options.seed)
@@ -113,16 +122,25 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
 
 
 def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
-    """Load the data, and adapt the request to it, see `on_data`; notices go to the console."""
+    """Load the data, and adapt the request to it, see `on_data`; notices go to the console.
+
+    States below frozen layers of a pretrained model take the place of its examples.
+    """
+    request, dataset = load_examples(request, console)
+    return request, pretrained.with_states(request.options, dataset, console)
+
+
+def load_examples(request: Request, console: Console) -> tuple[Request, Dataset]:
+    """Load the data as it is, see `load_data`."""
     notify, options = functools.partial(print_notice, console), request.options
     folder = options.data_dir
     if folder is not None and options.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
-    if request.dataset == CUSTOM:
+    if request.dataset in WITH_FILES:
         # Imported now, since most runs have no data of their own.
         from experiments.cli import own_data
 
-        dataset = own_data.load(options)
+        dataset = own_data.load(request.dataset, options)
     elif request.dataset == pretrained.TEXTS:
         dataset = pretrained.texts(options)
     else:
@@ -132,17 +150,19 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
             normalization=options.pixel_normalization,
             by_rows=options.distributed,
         )
+    if is_partition_file(options.partition):
+        partition_files.load(options.partition, dataset)
     request, changes = on_data(request, dataset)
     if changes:
         notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are.")
     for note in _notes(request, dataset):
         notify(f"Note: {note}.")
-    return request, pretrained.with_states(request.options, dataset, console)
+    return request, dataset
 
 
 def on_data(request: Request, dataset: Dataset) -> tuple[Request, dict[str, Any]]:
     """Request as it runs on this data, and the defaults that are smaller because the data is embedded."""
-    if request.dataset == CUSTOM:
+    if request.dataset in WITH_FILES:
         from experiments.cli import own_data
 
         return dataclasses.replace(request, options=own_data.fitted(request.options, request.given, dataset)), {}
@@ -154,10 +174,10 @@ def _notes(request: Request, dataset: Dataset) -> list[str]:
     options = request.options
     given = request.given | {parse_schedule(text).name for text in options.schedule or ()}
     notes = effects.notes(request, given, jax.default_backend())
-    if request.dataset == CUSTOM:
+    if request.dataset in WITH_FILES:
         from experiments.cli import own_data
 
-        notes += own_data.notes(options, dataset)
+        notes += own_data.notes(options, dataset) if request.dataset == CUSTOM else own_data.checksums(options)
     for is_for, there, why in (
         (options.method == "fedbn", is_normalization, "normalization layers, so fedbn is fedavg"),
         (
@@ -274,8 +294,20 @@ def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     return {"augment": augment} | {name: getattr(options, name) for name in names}
 
 
+def divide_and_tell(options: Options, dataset: Dataset, console: Console) -> partition.Partition:
+    """Partition as of `divide`, whose warnings are notices; a Dirichlet draw that had to be completed gives one."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        parts = divide(options, dataset)
+    for warning in told:
+        print_notice(console, f"Note: {warning.message}.")
+    return parts
+
+
 def divide(options: Options, dataset: Dataset) -> partition.Partition:
     """Partition that the options ask for; InvalidInput where clients would mostly train on each other's examples."""
+    if is_partition_file(options.partition):
+        return _with_validation(options, partition_files.rows_of(options.partition))
     named = {name: getattr(options, name) for name in PARTITION_OPTIONS[options.partition]}
     for protocol in ("dirichlet_protocol", "pathological_protocol"):
         if protocol in named:
@@ -291,6 +323,11 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
             f"{dataset.description} can serve: use fewer clients, or a smaller --train-size"
         )
     parts = partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
+    return _with_validation(options, parts)
+
+
+def _with_validation(options: Options, parts: partition.Partition) -> partition.Partition:
+    """Partition with the validation examples that the options ask for."""
     if options.val_fraction is None:
         return parts
     return partition.with_validation(parts, options.val_fraction, seed=options.seed)

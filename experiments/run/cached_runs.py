@@ -17,7 +17,7 @@ from experiments.cli.effects import RESULT_NEUTRAL, relevant_options, resolve_de
 from experiments.cli.exit_codes import INTERRUPTED
 from experiments.cli.hyper_parameters import defaults
 from experiments.cli.options import Options, flag
-from experiments.cli.own_code import KINDS, by_content
+from experiments.cli.own_code import FILES, by_content
 from experiments.cli.request import Request
 from experiments.cli.run_command import RunCommand
 from experiments.folder.load import read_config, read_metrics, read_summary
@@ -145,7 +145,7 @@ def difference(request: Request, config: dict[str, Any], *, finished: bool = Tru
             continue
         if name == "data_digest":
             return f"on data with the digest {found}, and that of {request.options.data} is {value}"
-        if name.removesuffix("_digest") in KINDS and name not in KINDS:
+        if name.removesuffix("_digest") in FILES and name not in FILES:
             return f"made with another text of {wanted[name.removesuffix('_digest')]}"
         return f"{flag(name)} {found}, not {value}"
     if gone := sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters)):

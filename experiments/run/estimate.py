@@ -3,7 +3,9 @@
 import statistics
 
 from experiments.cli.options import CUSTOM
+from experiments.cli.own_code import is_partition_file
 from experiments.cli.request import Request
+from pfl_jax.data.partition_files import rows_of
 from pfl_jax.data.specs import SPECS
 
 EXAMPLES_PER_SECOND = {"fedpac_cnn": 12_000.0, "fedavg_cnn": 8_000.0}
@@ -20,6 +22,8 @@ def examples_visited(request: Request) -> int:
     options = request.options
     size, clients = options.train_size, options.num_clients
     natural = options.partition == "natural"
+    if is_partition_file(options.partition):
+        size = round(sum(map(len, rows_of(options.partition).train)) / clients)
     if request.dataset == CUSTOM and (natural or size is None):
         from experiments.cli import own_data
 

@@ -193,7 +193,7 @@ def headline(experiment: Experiment) -> str:
 
 def _division(options: Options) -> str:
     """Partition in words, with all other options that change the clients or their examples."""
-    words = [options.partition]
+    words = [label(options.partition)]
     if options.partition == "pathological":
         words[0] += f" ({options.pathological_protocol})"
     if options.held_out_clients:

@@ -8,7 +8,7 @@ from typing import Any
 from experiments import unknown_dataset
 from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
 from experiments.cli.options import PROCESSES, Options, flag, option_words
-from experiments.cli.own_code import KINDS, check_unchanged, label
+from experiments.cli.own_code import FILES, KINDS, check_unchanged, label
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import Request, parse
 from experiments.folder.load import read_config, read_json
@@ -51,7 +51,7 @@ def resumed(request: Request) -> Request:
     given = {**vars(options), **request.hyper_parameters}
     # Wherever the user's own files are: that their text is the same has been checked.
     for values in (stored, given):
-        values |= {kind: label(values[kind]) for kind in KINDS if values[kind]}
+        values |= {kind: label(values[kind]) for kind in FILES if values[kind]}
     fixed = request.given - CONTINUING - RESULT_NEUTRAL - {"rounds"}
     protocols = (found.options.eval_protocol, options.eval_protocol)
     if "before_aggregation" in protocols or "eval_protocol" not in result_neutral(stored):
@@ -113,7 +113,7 @@ def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") 
             # Before it is executed.
             check_unchanged(kind, entry)
             name = values[kind].rpartition(":")[2]
-            values[kind] = entry["file"] if kind == "weights" else f"{entry['file']}:{name}"
+            values[kind] = entry["file"] if kind not in KINDS else f"{entry['file']}:{name}"
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         if values["epochs"] is None:

@@ -1,6 +1,6 @@
 """Data: loading (`load`), partition over clients (`partition`) and layout on the device (`federate`)."""
 
-from pfl_jax.data import augment, partition, shift
+from pfl_jax.data import augment, interchange, partition, partition_files, shift
 from pfl_jax.data.arrays import from_arrays
 from pfl_jax.data.clients import from_clients
 from pfl_jax.data.federated import (
@@ -34,8 +34,10 @@ __all__ = [
     "from_clients",
     "from_file",
     "hold_out",
+    "interchange",
     "load",
     "partition",
+    "partition_files",
     "select_run",
     "shift",
 ]

@@ -198,7 +198,9 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
     keys = np.sort(np.concatenate([owners[split] * total + examples[split] for split in splits]))
     if len(twice := keys[1:][keys[1:] == keys[:-1]]):
         client, example = divmod(int(twice[0]), total)
-        raise InvalidInput(f"client {client} has example {example} twice; test examples begin at {num_train}")
+        uses = [SPLITS[split] for split in splits if example in tables[split][client]]
+        how = "twice" if len(uses) == 1 else f"for {' and for '.join(uses)}"
+        raise InvalidInput(f"client {client} has example {example} {how}; test examples begin at {num_train}")
     is_tested = np.zeros(total, bool)
     is_tested[examples["test"]] = True
     others = np.concatenate([examples[split] for split in splits if split != "test"])

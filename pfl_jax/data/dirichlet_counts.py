@@ -1,9 +1,10 @@
 """Numbers of examples per client and class under a Dirichlet partition, before examples are chosen.
 
 Counts and totals have a leading axis of two: the training and the test set. If a client is too small, all proportions
-are drawn again, as in the papers' code, at most MAX_TRIES times.
+are drawn again, as in the papers' code, at most MAX_TRIES times; then the last draw is completed.
 """
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -23,7 +24,7 @@ def draw(
 ) -> np.ndarray:
     """Counts int64 [2, N, K] of the first draw of proportions p_k ~ Dir_N(beta) that serves all clients.
 
-    InvalidInput if none of MAX_TRIES does.
+    If none of MAX_TRIES does, the last one is completed, with a warning; InvalidInput if there are too few examples.
 
     Args:
       rng, num_clients, beta: see `pfl_jax.data.partition.dirichlet`.
@@ -32,8 +33,12 @@ def draw(
       needs: least number of a client's training examples, test examples, and both together.
     """
     there = np.array([*totals.sum(axis=1), totals.sum()])
-    is_possible = (num_clients * np.array(needs) <= there).all()
-    for _ in range(MAX_TRIES if is_possible else 0):
+    if (num_clients * np.array(needs) > there).any():
+        kinds = zip(needs, there, ("training examples", "test examples", "examples"), strict=True)
+        few = " and ".join(f"{need} of the {all_} {kind}" for need, all_, kind in kinds if need)
+        raise InvalidInput(f"{num_clients} clients cannot each have {few}: use fewer clients or a smaller min_size")
+    counts = None
+    for _ in range(MAX_TRIES):
         proportions = rng.dirichlet(np.full(num_clients, beta), totals.shape[1])
         if not np.isfinite(proportions).all():
             continue
@@ -41,12 +46,32 @@ def draw(
         train, test = counts.sum(axis=2)
         if (np.stack([train, test, train + test]).min(axis=1) >= needs).all():
             return counts
-    kinds = zip(needs, there, ("training examples", "test examples", "examples"), strict=True)
-    few = " and ".join(f"{need} of the {all_} {kind}" for need, all_, kind in kinds if need)
-    raise InvalidInput(
-        f"no Dirichlet draw with beta = {beta:g} gives each of {num_clients} clients {few}: use fewer clients, a "
-        "larger beta or a smaller min_size"
+    if counts is None:
+        # The limit for beta to 0: each class has one client.
+        counts = divide(np.eye(num_clients)[rng.integers(num_clients, size=totals.shape[1])], totals)
+    moved = _complete(counts, needs)
+    warnings.warn(
+        f"none of {MAX_TRIES} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "
+        f"{moved} of the {there[2]} were moved from the largest clients to those that were too small",
+        stacklevel=2,
     )
+    return counts
+
+
+def _complete(counts: np.ndarray, needs: tuple[int, int, int]) -> int:
+    """Move examples, one at a time from the largest to the smallest client, until all have enough; their number."""
+    moved = 0
+    for which, need in (([0], needs[0]), ([1], needs[1]), ([0, 1], needs[2])):
+        sizes = counts[which].sum(axis=(0, 2))
+        while sizes.min() < need:
+            giver, taker = int(sizes.argmax()), int(sizes.argmin())
+            # Of the set of which the giver has more than it needs itself, and of its largest class.
+            of_set = max(which, key=lambda one: counts[one, giver].sum() - needs[one])
+            label = counts[of_set, giver].argmax()
+            counts[of_set, [giver, taker], label] += [-1, 1]
+            sizes[[giver, taker]] += [-1, 1]
+            moved += 1
+    return moved
 
 
 def separate_sets(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:

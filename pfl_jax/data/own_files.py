@@ -1,4 +1,4 @@
-"""Data sets from a user's own files: .npz, .csv, a folder of images by class, or a Hugging Face dataset.
+"""Data sets from a user's own files: .npz, .csv, a folder of images by class, Hugging Face's, LEAF's or Flower's.
 
 Nothing is unpickled, and no code that comes with data is run.
 """
@@ -7,7 +7,7 @@ import functools
 import hashlib
 from pathlib import Path
 
-from pfl_jax.data import read_folders, read_tables
+from pfl_jax.data import read_clients, read_folders, read_tables
 from pfl_jax.data.arrays import from_arrays
 from pfl_jax.data.read_tables import Columns
 from pfl_jax.data.sources import Dataset
@@ -16,7 +16,10 @@ from pfl_jax.errors import InvalidInput
 HUB = "hf:"
 """What the name of a dataset on the Hugging Face hub starts with."""
 
-FORMATS = "an .npz or .csv file, a folder of images by class, a Hugging Face dataset's folder, or hf:NAME of the hub"
+FORMATS = (
+    "an .npz or .csv file, a folder of images by class, a Hugging Face dataset's folder, hf:NAME of the hub, or the "
+    "folder of LEAF's files or of Flower's partitions"
+)
 
 
 def from_file(
@@ -38,6 +41,8 @@ def from_file(
     - Folder of images: a sub-folder for each class, images of one size; uint8 [H, W, 1] or [H, W, 3].
     - Folder of Hugging Face's `save_to_disk`, or hf:NAME of the hub: the images, the column of equally long lists, or
       all columns as numbers; the split "test" is the test set.
+    - LEAF's files, or their folder, and the folder of Flower's partitions: see `pfl_jax.data.interchange`; the column
+      of the clients is client.
 
     Args:
       data: the file, the folder, or hf:NAME.
@@ -135,6 +140,10 @@ def _read(data: str | Path, label: str | None, client: str | None, *, by_rows: b
     if isinstance(source, str) or read_folders.is_hugging_face(source):
         splits = read_folders.splits(source)
         return read_folders.of_splits(source, splits, None, label or "label", client), "Hugging Face"
+    if read_clients.is_leaf(source):
+        return read_clients.leaf(source, label, client), "LEAF"
+    if read_clients.is_flower(source):
+        return read_clients.flower(source, label, client), "Flower"
     if source.is_dir():
         return read_folders.image_folder(source, label, client), "image folder"
     if source.suffix.lower() == ".npz":

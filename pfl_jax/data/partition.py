@@ -115,7 +115,8 @@ def dirichlet(
     training set are its training examples and the others its test examples.
 
     Clients share no examples, and have at least one for training and one for testing. All examples are used unless
-    sizes are limited.
+    sizes are limited. If none of `dirichlet_counts.MAX_TRIES` draws gives every client its minimum, examples of the
+    last draw are moved from the largest clients to those that are too small, with a warning that says how many.
 
     Args:
       dataset, num_clients, seed: see `grouped`.
@@ -127,8 +128,7 @@ def dirichlet(
       test_size: maximum number of a client's test examples; by default unlimited.
 
     Raises:
-      InvalidInput: an option is out of range, or none of `dirichlet_counts.MAX_TRIES` draws gives every client its
-        minimum.
+      InvalidInput: an option is out of range, or there are too few examples for so many clients of the minimal size.
 
     Example:
       >>> from pfl_jax import data

@@ -16,7 +16,7 @@ from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.layers import Activation, ConvBlock, Dense, assemble, leaky_relu
 from pfl_jax.networks.resnet import resnet8, resnet8_bn, resnet18, resnet18_bn
-from pfl_jax.networks.text import text_gru, text_mean
+from pfl_jax.networks.text import bag_of_words, char_lstm, text_gru, text_mean
 
 
 class Backbone(nn.Module):
@@ -147,17 +147,40 @@ def lenet5(input_shape: Sequence[int], num_classes: int) -> Model:
     return _model(Backbone(blocks, (120, 84), nn.relu), input_shape, num_classes)
 
 
+def leaf_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
+    """Network of LEAF for FEMNIST: convolutions with 32 and 64 channels (5x5, padding 2), pooling, 2048 units, ReLU.
+
+    6,603,710 parameters for images of 28x28x1 and 62 classes.
+
+    Args:
+      input_shape: (height, width, channels) of the images.
+      num_classes: K.
+
+    Raises:
+      InvalidInput: if the images are too small.
+
+    Reference:
+      Caldas et al. LEAF: A Benchmark for Federated Settings. 2018, and its code.
+    """
+    blocks = ((32, 5, 2), (64, 5, 2))
+    _check_size(input_shape, blocks, "leaf_cnn")
+    return _model(Backbone(blocks, (2048,), nn.relu), input_shape, num_classes)
+
+
 MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
     "fedpac_cnn": fedpac_cnn,
     "fedavg_cnn": fedavg_cnn,
     "mlp": mlp,
     "lenet5": lenet5,
+    "leaf_cnn": leaf_cnn,
     "resnet8": resnet8,
     "resnet18": resnet18,
     "resnet8_bn": resnet8_bn,
     "resnet18_bn": resnet18_bn,
     "text_mean": text_mean,
     "text_gru": text_gru,
+    "char_lstm": char_lstm,
+    "bag_of_words": bag_of_words,
 }
 """name -> factory(input_shape, num_classes) -> Model"""
 

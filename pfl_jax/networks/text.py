@@ -1,6 +1,7 @@
-"""Small text classifiers over integer tokens [B, T]; token 0 is padding."""
+"""Small networks over integer tokens [B, T]; token 0 is padding."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.layers import Dense, assemble
+from pfl_jax.tasks import NEXT_SYMBOL
 
 VOCABULARY = 10_000
 """Rows of the embedding by default."""
@@ -35,12 +37,17 @@ def vocabulary_of(tokens: np.ndarray) -> int:
     return int(np.clip(int(tokens.max(initial=0)) + 1, 2, MOST_WORDS))
 
 
-def _embed(x: jax.Array, vocabulary: int, width: int) -> tuple[jax.Array, jax.Array]:
-    """Embeddings [B, T, width] of tokens, and which of them are words; inside a compact module."""
+def _known(x: jax.Array, vocabulary: int) -> jax.Array:
+    """Tokens [B, T] below the size of the vocabulary."""
     # Federations of floats give tokens as floats.
     tokens = jnp.maximum(x.astype(jnp.int32), 0)
     # Tokens beyond the vocabulary share its rows, but never that of the padding.
-    tokens = jnp.where(tokens < vocabulary, tokens, 1 + (tokens - 1) % (vocabulary - 1))
+    return jnp.where(tokens < vocabulary, tokens, 1 + (tokens - 1) % (vocabulary - 1))
+
+
+def _embed(x: jax.Array, vocabulary: int, width: int) -> tuple[jax.Array, jax.Array]:
+    """Embeddings [B, T, width] of tokens, and which of them are words; inside a compact module."""
+    tokens = _known(x, vocabulary)
     return nn.Embed(vocabulary, width, name="embedding")(tokens), tokens > 0
 
 
@@ -93,7 +100,7 @@ class LastState(nn.Module):
 
 def _check(input_shape: Sequence[int], vocabulary: int, width: int) -> None:
     if len(input_shape) != 1:
-        raise InvalidInput(f"a text classifier needs tokens of shape (length,), not {tuple(input_shape)}")
+        raise InvalidInput(f"a network over tokens needs tokens of shape (length,), not {tuple(input_shape)}")
     if vocabulary < 2 or width < 1:
         raise InvalidInput(f"vocabulary must be at least 2 and width at least 1, not {vocabulary} and {width}")
 
@@ -138,5 +145,84 @@ def text_gru(input_shape: Sequence[int], num_classes: int, vocabulary: int = VOC
     return assemble(LastState(vocabulary, width), width, input_shape, num_classes, jnp.int32)
 
 
-TEXT_MODELS = ("text_mean", "text_gru")
+class StatesOfTwoLayers(nn.Module):
+    """States of the second of two LSTM layers over the symbols: [B, T] -> features [B, T, width].
+
+    Attributes:
+      vocabulary: rows of the embedding.
+      embedding: its width.
+      width: of the layers.
+    """
+
+    vocabulary: int
+    embedding: int
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        states, _ = _embed(x, self.vocabulary, self.embedding)
+        for layer in (1, 2):
+            states = nn.RNN(nn.OptimizedLSTMCell(self.width, name=f"lstm{layer}"))(states)  # pyright: ignore
+        return cast(jax.Array, states)
+
+
+def char_lstm(
+    input_shape: Sequence[int], num_classes: int, vocabulary: int = VOCABULARY, embedding: int = 8, width: int = 256
+) -> Model:
+    """Two LSTM layers over embedded symbols, and the next symbol at each place: logits [B, T, K].
+
+    Its task is the next symbol; 823,172 parameters for 100 symbols.
+
+    Args:
+      input_shape: (length,) of a sequence of symbols, 0 where it is padded.
+      num_classes: K, the number of symbols.
+      vocabulary: rows of the embedding; larger symbols share them.
+      embedding: its width.
+      width: of the layers and the features, d.
+
+    Raises:
+      InvalidInput: the inputs are no sequences, or there are no symbols.
+
+    Reference:
+      McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017, Section 3.
+    """
+    _check(input_shape, vocabulary, width)
+    backbone = StatesOfTwoLayers(vocabulary, embedding, width)
+    return assemble(backbone, width, input_shape, num_classes, jnp.int32)._replace(task=NEXT_SYMBOL)
+
+
+def bag_of_words(input_shape: Sequence[int], num_classes: int, vocabulary: int = VOCABULARY) -> Model:
+    """Logistic regression on the frequencies of the words of a text: a head alone.
+
+    5,000,500 parameters for 500 labels.
+
+    Args:
+      input_shape: (length,) of a sequence of words, 0 where it is padded.
+      num_classes: K, or the number of labels.
+      vocabulary: number of features, d; larger words share them.
+
+    Raises:
+      InvalidInput: the inputs are no sequences, or there are no words.
+
+    Reference:
+      Reddi et al. Adaptive Federated Optimization. ICLR 2021, Appendix C.5 (tag prediction).
+    """
+    _check(input_shape, vocabulary, 1)
+
+    def features(params, x):
+        words = _known(x, vocabulary)
+        counts = jnp.zeros((len(x), vocabulary)).at[jnp.arange(len(x))[:, None], words].add(words > 0)
+        return counts / jnp.maximum(jnp.sum(words > 0, axis=1, keepdims=True), 1)
+
+    head = Dense(num_classes)
+    return Model(
+        init=lambda key: {"backbone": {}, "head": head.init(key, jnp.zeros((1, vocabulary)))["params"]},
+        features=features,
+        classify=lambda params, features: cast(jax.Array, head.apply({"params": params}, features)),
+        num_features=vocabulary,
+        num_classes=num_classes,
+    )
+
+
+TEXT_MODELS = ("text_mean", "text_gru", "char_lstm", "bag_of_words")
 """Names in MODELS of the networks over tokens."""

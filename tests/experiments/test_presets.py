@@ -12,6 +12,7 @@ from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import assignments, parse
 from experiments.papers import published, settings
 from pfl_jax.data import SPECS
+from pfl_jax.data.natural import NATURAL
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import MODELS
 
@@ -22,7 +23,7 @@ def figure(dataset, words, is_real=True):
 
 
 def test_every_experiment_has_a_preset_and_every_value_has_a_taker():
-    assert sorted(presets.DEFAULT_PRESET) == sorted(DATASETS) == sorted([*SPECS, "custom", "fortunes"])
+    assert sorted(presets.DEFAULT_PRESET) == sorted(DATASETS) == sorted([*SPECS, *NATURAL, "custom", "fortunes"])
     takers = {field.name for field in dataclasses.fields(Options)}
     for method in METHODS:
         takers |= method_options(method).keys()

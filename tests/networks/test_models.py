@@ -11,6 +11,7 @@ from reference import convolve
 from pfl_jax import InvalidInput
 from pfl_jax.networks import models, resnet, text
 from pfl_jax.networks.models import MODELS, fedavg_cnn, fedpac_cnn, is_convolutional, mlp
+from pfl_jax.tasks import NEXT_SYMBOL
 
 GREY, COLOUR, DIGITS = (28, 28, 1), (32, 32, 3), (8, 8, 1)
 
@@ -135,12 +136,14 @@ KEY = jax.random.key(0)
         ("resnet18_bn", (32, 32, 3), 10, 0),
         ("text_mean", (20,), 2, 0),
         ("text_gru", (20,), 2, 0),
+        ("leaf_cnn", (28, 28, 1), 62, 0),
+        ("bag_of_words", (20,), 500, 0),
     ],
 )
 def test_the_docstring_has_the_number_of_parameters(name, shape, classes, position):
     model = MODELS[name](shape, classes)
     params = jax.eval_shape(model.init, KEY)
-    told = re.findall(r"\b(\d{2,3}(?:,\d{3})+)\b", MODELS[name].__doc__ or "")[position]
+    told = re.findall(r"\b(\d{1,3}(?:,\d{3})+)\b", MODELS[name].__doc__ or "")[position]
     assert f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}" == told
     assert is_convolutional(model) == (len(shape) == 3)
     kind = jnp.float32 if len(shape) == 3 else jnp.int32
@@ -199,6 +202,28 @@ def test_padding_changes_nothing_and_order_only_the_gru(name):
     # Empty texts, unknown words and tokens as floats.
     assert np.isfinite(apply(params, jnp.array([[0, 0, 0, 0, 0], [10_000, 123_456, -1, 1, 1]]))).all()
     np.testing.assert_array_equal(apply(params, jnp.array([[3.0, 7, 9, 0, 0]])), plain)
+
+
+def test_a_bag_of_words_is_linear_in_the_frequencies():
+    """Padding does not count, and a word beyond the vocabulary shares the feature of another one."""
+    model = text.bag_of_words((6,), 3, vocabulary=5)
+    params = jax.tree.map(lambda leaf: leaf + 1.0, model.init(jax.random.key(0)))
+    found = model.apply(params, jnp.array([[1, 2, 2, 8, 0, 0], [0, 0, 0, 0, 0, 0]]))
+    kernel, bias = (np.asarray(params["head"][name]) for name in ("kernel", "bias"))
+    np.testing.assert_allclose(found[0], (kernel[1] + 2 * kernel[2] + kernel[4]) / 4 + bias, rtol=1e-5)
+    np.testing.assert_allclose(found[1], bias, rtol=1e-6)
+
+
+def test_a_character_is_predicted_from_those_before_it():
+    model = text.char_lstm((6,), 9, vocabulary=9, width=4)
+    params = model.init(jax.random.key(0))
+    assert model.task is NEXT_SYMBOL
+    first, other = (model.apply(params, jnp.array([symbols])) for symbols in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 8, 5, 6]))
+    assert first.shape == (1, 6, 9)
+    np.testing.assert_array_equal(first[0, :3], other[0, :3])
+    assert (np.abs(first - other)[0, 3:].max(axis=1) > 1e-6).all()
+    leaves = jax.tree.leaves(jax.eval_shape(text.char_lstm((80,), 100, vocabulary=100).init, jax.random.key(0)))
+    assert f"{sum(leaf.size for leaf in leaves):,} parameters" in text.char_lstm.__doc__
 
 
 def test_a_vocabulary_has_a_row_for_each_token_and_bounds():

@@ -14,5 +14,10 @@ def line_of(number, received, trained, middle=None, *, counts, newcomers=None, s
     """Line of a run's log, from `Scores` after aggregation, after training and, if given, in the middle."""
     scores = {"received": received, "trained": trained, "before_aggregation": middle}
     measured = {name: one for name, one in scores.items() if one is not None}
-    counters = {"bytes_up": 1_000_000 * number, "bytes_down": 2_000_000 * number, "seconds": seconds, "examples_per_second": speed}
+    counters = {
+        "bytes_up": 1_000_000 * number,
+        "bytes_down": 2_000_000 * number,
+        "seconds": seconds,
+        "examples_per_second": speed,
+    }
     return evaluation(number, measured, counts, newcomers) | counters

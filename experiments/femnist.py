@@ -1,0 +1,13 @@
+"""FEMNIST, handwritten digits and letters by writer: LEAF (Caldas et al. 2018), with its network; not in a paper here.
+
+    python -m experiments.femnist --data emnist_all.sqlite.lzma --method fedper
+
+The first 100 of 3,400 writers in TFF's file, or of LEAF's folder; ten of them in each of 200 rounds. All of them:
+--num-clients 3400. docs/natural.md says where the files are.
+"""
+
+from experiments.cli.exit_codes import leave
+from experiments.run.command import main
+
+if __name__ == "__main__":
+    leave(main("femnist"))

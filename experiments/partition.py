@@ -1,0 +1,137 @@
+"""Partitions as files: the rows of each client, drawn, and exchanged with LEAF and Flower.
+
+    python -m experiments.partition --dataset digits --partition dirichlet --num-clients 10 --to digits.json
+
+Takes the options of the experiment that --dataset names, and trains nothing. Every experiment takes the file in place
+of a partition's name: `--partition digits.json`.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from rich.console import Console
+
+from experiments import unknown_dataset
+from experiments.cli import request as parsing
+from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.own_code import label
+from experiments.cli.parser import Argument, parse
+from experiments.cli.presets import DEFAULT_PRESET
+from experiments.host.console import Terminal, print_line
+from experiments.run.build import divide_and_tell, load_examples
+from experiments.show.pictures import Heat, Picture
+from experiments.show.pictures import save as draw
+from pfl_jax.data import interchange, partition_files
+from pfl_jax.data.allocation import Partition
+from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput
+
+File = Annotated[Path | None, Argument(metavar="FILE")]
+NewFolder = Annotated[Path | None, Argument(metavar="DIR")]
+
+DRAWINGS = (".png", ".svg", ".pdf")
+
+MOST_CLIENTS = 500
+"""Clients that a picture shows."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Command line; at least one file is wanted."""
+
+    dataset: Annotated[str, Argument(text=", ".join(DEFAULT_PRESET))] = "digits"
+    to: File = None
+    """New .json file of the partition."""
+    picture: File = None
+    """Picture of classes by clients, .png, .svg or .pdf."""
+    npz: File = None
+    """The clients' rows as an .npz file for experiments.custom --client-column client."""
+    leaf: NewFolder = None
+    """New folder of the clients' rows as LEAF's JSON."""
+    flower: NewFolder = None
+    """New folder of the clients' rows as Flower's partitions; needs pip install datasets."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write what is asked for, with command-line arguments, by default those of this process; return the exit code."""
+
+    def work() -> None:
+        words, rest = parse(
+            Words, "experiments.partition", __doc__, sys.argv[1:] if arguments is None else arguments, more=True
+        )
+        _check(words)
+        _write(words, parsing.parse(words.dataset, rest), Terminal())
+
+    return exit_code(work)
+
+
+def _check(words: Words) -> None:
+    if words.dataset not in DEFAULT_PRESET:
+        raise InvalidInput(unknown_dataset(words.dataset))
+    files = {
+        "--to": (words.to, (".json",)),
+        "--picture": (words.picture, DRAWINGS),
+        "--npz": (words.npz, (".npz",)),
+    }
+    if not any((words.to, words.picture, words.npz, words.leaf, words.flower)):
+        raise InvalidInput("missing: --to, --picture, --npz, --leaf or --flower, what to write; see --help")
+    for option, (path, endings) in files.items():
+        if path is not None and path.suffix not in endings:
+            raise InvalidInput(f"{option} {path}: the name ends in {' or '.join(endings)}")
+        if path is not None and path.exists():
+            raise InvalidInput(f"{option} {path} is there already: give another name, or remove it")
+
+
+def _write(words: Words, request: parsing.Request, console: Console) -> None:
+    request, dataset = load_examples(request, console)
+    parts = divide_and_tell(request.options, dataset, console)
+    number = len(parts.train)
+    is_natural = request.options.partition == "natural"
+    names = dataset.client_names if is_natural else [f"{one:0{len(str(number - 1))}d}" for one in range(number)]
+    writers: dict[Path | None, Callable[[Path], None]] = {
+        words.to: lambda path: partition_files.save(path, parts, dataset),
+        words.picture: lambda path: draw(picture(dataset, parts, label(request.options.partition)), path),
+        words.npz: lambda path: interchange.write_npz(path, dataset, parts, names),
+        words.leaf: lambda path: interchange.write_leaf(path, dataset, parts, names),
+        words.flower: lambda path: interchange.write_flower(path, dataset, parts),
+    }
+    for path, write in writers.items():
+        if path is not None:
+            write(path.expanduser())
+            print_line(console, f"{number} clients of {dataset.description} in {path}")
+
+
+def picture(dataset: Dataset, parts: Partition, words: str) -> Picture:
+    """Picture of the training examples of each class by client, the clients from left to right.
+
+    Args:
+      dataset: with classes.
+      parts: its partition.
+      words: name of the partition.
+    """
+    if not dataset.num_classes:
+        raise InvalidInput(f"--picture: {dataset.description} has no classes, which it would show")
+    y = np.concatenate([dataset.train_y, dataset.test_y])
+    table = np.stack([np.bincount(y[rows], minlength=dataset.num_classes) for rows in parts.train[:MOST_CLIENTS]])
+    sizes = [len(rows) for rows in parts.train]
+    caption = f"{len(sizes)} clients with {min(sizes)} to {max(sizes)} training examples of {dataset.description}."
+    if len(sizes) > MOST_CLIENTS:
+        caption += f" The first {MOST_CLIENTS} are shown."
+    heat = Heat(
+        title="",
+        x_label="client",
+        y_label="class",
+        matrix=table.T.tolist(),
+        rows=dataset.class_names,
+        totals=table.sum(axis=1).tolist(),
+        unit="training examples",
+    )
+    return Picture(f"Partition {words}", caption, [heat])
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,272 @@
+"""Federations with their own clients: writers, roles of plays, users; from the files of LEAF and of TFF.
+
+`data` is the folder of LEAF's files (`train/` and `test/`, made by its preprocess.sh), TFF's SQLite file (.sqlite,
+also .lzma, .xz or .gz, which is unpacked beside it), or the folder of TFF's HDF5 files; docs/natural.md says where they
+come from. Clients are the first ones by name. LEAF's and TFF's split within users is kept. Where LEAF split by user, so
+that nobody has both training and test rows, each user's rows are divided here, and the users of `test/` come last.
+"""
+
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfl_jax.data import own_files, read_clients, tff
+from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput
+
+LENGTH = 80
+"""Characters of an example of Shakespeare, in LEAF's files and as TFF's users cut them."""
+
+PADDING, UNKNOWN, BEGIN, END = range(4)
+"""Symbols before those of characters."""
+
+CHARACTERS = {ord(character): number for number, character in enumerate("\n" + string.printable[:95], start=END + 1)}
+"""Character -> its symbol: a line's end, and the 95 printable ones of ASCII."""
+
+WORDS, TAGS, MOST_WORDS = 10_000, 500, 100
+"""Words and tags that are told apart, the most frequent ones, and most words of an example."""
+
+
+class Limits(NamedTuple):
+    """How much of a file is read: the number of clients, and of each the first training and test examples; None is all.
+
+    `test_fraction` is the share of test rows where a split by user left a client none.
+    """
+
+    clients: int | None = None
+    train: int | None = None
+    test: int | None = None
+    test_fraction: float = 0.25
+
+
+EVERYTHING, A_HUNDRED = Limits(), Limits(100, 500, 100)
+"""All that there is, and 100 clients of at most 500 training and 100 test examples."""
+
+
+class _Client(NamedTuple):
+    """A client's training and test rows: inputs and targets of each."""
+
+    name: str
+    train: tuple[Any, Any]
+    test: tuple[Any, Any]
+
+
+def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
+    """Handwritten digits, upper and lower case letters, 62 classes, by writer: uint8 [28, 28, 1], 255 is the paper.
+
+    Args:
+      data: see the module.
+      limits: what is read of it.
+
+    Raises:
+      InvalidInput: no such files, or they are damaged, or have fewer clients.
+
+    Reference:
+      Caldas et al. LEAF: A Benchmark for Federated Settings. 2018.
+    """
+    path = _path(data)
+    if not read_clients.is_leaf(path):
+        found = tff.read(
+            path, ("all_train", "all_test"), ("pixels", "label"), limits.clients, (limits.train, limits.test)
+        )
+        clients = (_Client(name, *((rows["pixels"], rows["label"]) for rows in sets)) for name, *sets in found)
+    else:
+        clients = _leaf_clients(path, limits)
+
+    def rows(images, labels):
+        # Both keep pixels divided by 255, in which nothing is lost; `write_leaf` writes whole numbers.
+        x = np.asarray(images, np.float32).reshape(-1, 28, 28, 1)
+        scale = 1 if x.max(initial=0) > 1 else 255
+        return np.round(scale * x).astype(np.uint8), np.asarray(labels, np.int32).reshape(-1)
+
+    return _dataset("femnist", data, clients, rows, limits, num_classes=62)._replace(mean=(0.0,), std=(1.0,))
+
+
+def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
+    """Next character of Shakespeare's plays by role: symbols int32 [80], targets int32 [80], -1 where there is none.
+
+    Of LEAF's files the only target is the character after the 80 of an example. TFF's have texts: each begins and ends
+    with a symbol of its own and is cut into pieces of 80, in which every character is a target.
+
+    Args:
+      data, limits: see `femnist`.
+
+    Raises:
+      InvalidInput: see `femnist`.
+
+    Reference:
+      McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017; Caldas et
+      al. 2018. Their alphabets have 80 and 86 characters, ours those of ASCII.
+    """
+    path = _path(data)
+    if read_clients.is_leaf(path):
+        return _dataset("shakespeare", data, _leaf_clients(path, limits), _next_of_leaf, limits)
+    # A text has many examples: the limits hold for these.
+    found = tff.read(path, ("train", "test"), ("snippets",), limits.clients)
+    clients = (_Client(name, *((rows["snippets"], None) for rows in sets)) for name, *sets in found)
+    return _dataset("shakespeare", data, clients, _next_of_texts, limits)
+
+
+def stackoverflow_tags(data: str | Path, limits: Limits = A_HUNDRED) -> Dataset:
+    """Tags of questions and answers on Stack Overflow by user: numbers of words int32 [100], flags of 500 tags.
+
+    Words are those of the text and the title, numbered from 1 by their frequency in the training rows that are read,
+    the 10,000 most frequent ones; 10,001 is any other. Longer texts are cut off, shorter ones padded with 0.
+
+    Args:
+      data: TFF's files, see `femnist`.
+      limits: what is read of it; all would be 135,818,730 examples.
+
+    Raises:
+      InvalidInput: see `femnist`.
+
+    Reference:
+      Reddi et al. Adaptive Federated Optimization. ICLR 2021, which counts words and tags over all users.
+    """
+    found = tff.read(
+        _path(data), ("train", "test"), ("tokens", "title", "tags"), limits.clients, (limits.train, limits.test)
+    )
+    clients = [
+        _Client(name, *(([*map(_words, one["tokens"], one["title"])], [*map(_tags, one["tags"])]) for one in sets))
+        for name, *sets in found
+    ]
+    words, tags = (
+        _most_frequent((word for client in clients for row in client.train[part] for word in row), number)
+        for part, number in enumerate((WORDS, TAGS))
+    )
+
+    def rows(texts, labels):
+        x, y = np.zeros((len(texts), MOST_WORDS), np.int32), np.zeros((len(texts), len(tags)), np.int32)
+        for row, text in zip(x, texts, strict=True):
+            row[: len(text)] = [1 + words.get(word, WORDS) for word in text[:MOST_WORDS]]
+        for row, label in zip(y, labels, strict=True):
+            row[[tags[tag] for tag in label if tag in tags]] = 1
+        return x, y
+
+    return _dataset("stackoverflow_tags", data, clients, rows, limits)
+
+
+NATURAL: dict[str, Callable[[str | Path, Limits], Dataset]] = {
+    "femnist": femnist,
+    "shakespeare": shakespeare,
+    "stackoverflow_tags": stackoverflow_tags,
+}
+"""Federations by name: (data, limits) -> Dataset."""
+
+
+def _path(data: str | Path) -> Path:
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise InvalidInput(f"{data} is not there: data is LEAF's folder of train/ and test/, or TFF's .sqlite file")
+    if not read_clients.is_leaf(path) and not tff.is_tff(path):
+        raise InvalidInput(f"{data} has no files of LEAF (train/*.json and test/*.json) or TFF (*_train.h5, *_test.h5)")
+    return path
+
+
+def _leaf_clients(path: Path, limits: Limits) -> Iterator[_Client]:
+    """Clients of LEAF's files: the users with training and test rows, or, split by user, all with divided rows."""
+    train, test = (
+        {name: (x, y) for name, x, y in read_clients.leaf_users(read_clients.leaf_files(path).get(split, [])) if x}
+        for split in ("train", "test")
+    )
+    if both := sorted(train.keys() & test.keys()):
+        yield from (_Client(name, train[name], test[name]) for name in both[: limits.clients])
+        return
+    # Those of test/ last, and all of them: they are the ones that do not take part in training.
+    kept = None if limits.clients is None else max(1, limits.clients - len(test))
+    for name, (x, y) in [*sorted(train.items())[:kept], *sorted(test.items())][: limits.clients]:
+        cut = len(y) - min(max(round(limits.test_fraction * len(y)), 1), len(y) - 1)
+        if len(y) < 2:
+            raise InvalidInput(
+                f"{path}: user {name} has {len(y)} sample, and needs one for training and one for testing"
+            )
+        yield _Client(name, (x[:cut], y[:cut]), (x[cut:], y[cut:]))
+
+
+def _dataset(
+    name: str,
+    data: str | Path,
+    clients: Iterable[_Client],
+    rows: Callable[[Any, Any], tuple[np.ndarray, np.ndarray]],
+    limits: Limits,
+    num_classes: int = 0,
+) -> Dataset:
+    """Data set of clients; `rows` makes arrays of a client's inputs and targets as they are in the files."""
+    names, sets = [], ([], [])
+    for client in clients:
+        for made, given, most in zip(sets, (client.train, client.test), (limits.train, limits.test), strict=True):
+            try:
+                x, y = rows(*given)
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                raise InvalidInput(f"{data} is not {name}: client {client.name} has other rows ({error})") from None
+            made.append((x[:most], y[:most]))
+        names.append(client.name)
+    if limits.clients is not None and len(names) != limits.clients:
+        raise InvalidInput(f"{data} has {len(names)} clients with training and test rows, not {limits.clients}")
+    (train_x, train_y, train_client), (test_x, test_y, test_client) = map(_together, sets)
+    if num_classes and max(train_y.max(), test_y.max()) >= num_classes:
+        raise InvalidInput(f"{data} is not {name}: it has a label above {num_classes - 1}")
+    source = "LEAF" if read_clients.is_leaf(_path(data)) else "TFF"
+    return Dataset(
+        name=name,
+        source=source,
+        origin=own_files.digest(data),
+        is_real=True,
+        train_x=train_x,
+        train_y=train_y,
+        test_x=test_x,
+        test_y=test_y,
+        num_classes=num_classes,
+        mean=None,
+        std=None,
+        keep_split=True,
+        train_client=train_client,
+        test_client=test_client,
+        client_names=tuple(names),
+    )
+
+
+def _together(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, targets and numbers of the clients of all rows."""
+    owners = np.repeat(np.arange(len(rows), dtype=np.int32), [len(y) for _, y in rows])
+    return np.concatenate([x for x, _ in rows]), np.concatenate([y for _, y in rows]), owners
+
+
+def _symbols(text: str) -> list[int]:
+    return [CHARACTERS.get(ord(character), UNKNOWN) for character in text]
+
+
+def _next_of_leaf(texts: Sequence[str], after: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    x = np.array([_symbols(text) for text in texts], np.int32)
+    y = np.full(x.shape, -1, np.int32)
+    y[:, -1] = [_symbols(character)[0] for character in after]
+    return x, y
+
+
+def _next_of_texts(texts: Sequence[bytes], _: None) -> tuple[np.ndarray, np.ndarray]:
+    pieces = []
+    for text in texts:
+        symbols = [BEGIN, *_symbols(text.decode("utf-8", "replace")), END]
+        places = np.full((-(-(len(symbols) - 1) // LENGTH), LENGTH, 2), (PADDING, -1), np.int32)
+        places.reshape(-1, 2)[: len(symbols) - 1] = np.stack([symbols[:-1], symbols[1:]], axis=1)
+        pieces.append(places)
+    x, y = np.moveaxis(np.concatenate(pieces), -1, 0)
+    return np.ascontiguousarray(x), np.ascontiguousarray(y)
+
+
+def _words(text: bytes, title: bytes) -> list[str]:
+    return f"{text.decode('utf-8', 'replace')} {title.decode('utf-8', 'replace')}".split()
+
+
+def _tags(text: bytes) -> list[str]:
+    return [tag for tag in text.decode("utf-8", "replace").split("|") if tag]
+
+
+def _most_frequent(words: Iterable[str], number: int) -> dict[str, int]:
+    """Words and their numbers, from the most frequent one, 0; those of equal frequency by the alphabet."""
+    counts = sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0]))
+    return {word: place for place, (word, _) in enumerate(counts[:number])}

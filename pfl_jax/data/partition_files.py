@@ -1,0 +1,136 @@
+"""Partitions as files: one JSON of the rows of each client, with the name and the digest of the data they are rows of.
+
+    {"source": "digits (scikit-learn digits)", "digest": "6c2f...", "train_rows": 1287, "test_rows": 510,
+     "clients": [{"train": [4, 17], "test": [1290]}, ...]}
+
+Rows are counted through the training examples and on through the test examples, which begin at `train_rows`.
+"""
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfl_jax.atomic_write import write_text
+from pfl_jax.data import checks
+from pfl_jax.data.allocation import Partition
+from pfl_jax.data.rows import Rows, blocks
+from pfl_jax.data.sources import Dataset
+from pfl_jax.errors import InvalidInput, one_line
+
+
+def digest(dataset: Dataset) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of all examples, in their order.
+
+    Args:
+      dataset: inputs and labels of any kind; how pixels are normalized, and names of classes, are no part of it.
+    """
+    whole = hashlib.sha256()
+    for array in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y):
+        array = array if isinstance(array, Rows) else np.asarray(array)
+        whole.update(f"{array.dtype.str}{list(array.shape)}".encode())
+        for _, block in blocks(array):
+            whole.update(np.ascontiguousarray(block).tobytes())
+    return whole.hexdigest()[:16]
+
+
+def save(path: str | Path, parts: Partition, dataset: Dataset) -> None:
+    """Write a partition as a file.
+
+    Args:
+      path: the file, which is replaced if it is there.
+      parts: of `pfl_jax.data.partition`, or of your own.
+      dataset: the data that it divides.
+
+    Raises:
+      InvalidInput: the partition does not fit the data.
+      CannotWrite: the file cannot be written.
+
+    Example:
+      >>> import tempfile
+      >>> from pathlib import Path
+      >>> from pfl_jax import data
+      >>> digits = data.load("digits")
+      >>> file = Path(tempfile.mkdtemp()) / "digits.json"
+      >>> data.partition_files.save(file, data.partition.iid(digits, num_clients=4), digits)
+      >>> parts = data.partition_files.load(file, digits)
+      >>> [len(rows) for rows in parts.train]
+      [322, 322, 322, 321]
+    """
+    sizes = len(dataset.train_y), len(dataset.test_y)
+    parts = checks.partition(parts, *sizes)
+    splits = [split for split in checks.SPLITS if getattr(parts, split) is not None]
+    tables = zip(*(getattr(parts, split) for split in splits), strict=True)
+    clients = [{split: rows.tolist() for split, rows in zip(splits, client, strict=True)} for client in tables]
+    about = {"source": dataset.description, "digest": digest(dataset), "train_rows": sizes[0], "test_rows": sizes[1]}
+    write_text(Path(path), json.dumps(about | {"clients": clients}) + "\n")
+
+
+def load(path: str | Path, dataset: Dataset) -> Partition:
+    """Partition of a file, with exactly its rows.
+
+    Args:
+      path: written by `save`, or by others in the same form.
+      dataset: the data that it is of.
+
+    Raises:
+      InvalidInput: the file cannot be read, is of other data, or has a row that is not there, a row twice, or one for
+        training and for test.
+    """
+    content, found = _read(path), digest(dataset)
+    if content["digest"] != found:
+        raise InvalidInput(
+            f"{path} divides {content['source']} with the digest {content['digest']}, not {dataset.description} with "
+            f"{found}: load the data as it was, with the same options"
+        )
+    return _parts(path, content, len(dataset.train_y), len(dataset.test_y))
+
+
+def rows_of(path: str | Path) -> Partition:
+    """Partition of a file without its data: checked for all but what only the data shows.
+
+    Args:
+      path: see `load`.
+
+    Raises:
+      InvalidInput: see `load`.
+    """
+    content = _read(path)
+    return _parts(path, content, content["train_rows"], content["test_rows"])
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    """Content of a file, whose fields are there and of the right type."""
+    path = Path(path).expanduser()
+    try:
+        status = path.stat()
+        return _content(path, (status.st_size, status.st_mtime_ns))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} cannot be read as a partition: {one_line(error, 100)}") from None
+
+
+@functools.lru_cache(maxsize=4)
+def _content(path: Path, stamp: tuple[int, int]) -> dict[str, Any]:
+    """Content of a file, read again if its size or time, `stamp`, changes."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    kinds = {"source": str, "digest": str, "train_rows": int, "test_rows": int, "clients": list}
+    for name, kind in kinds.items():
+        if not isinstance(content, dict) or type(content.get(name)) is not kind:
+            raise ValueError(f"it has no {name}, or of a wrong type")
+    for number, client in enumerate(content["clients"]):
+        if not isinstance(client, dict) or not {"train", "test"} <= client.keys() <= checks.SPLITS.keys():
+            raise ValueError(f"client {number} has no rows by the names train and test")
+    return content
+
+
+def _parts(path: str | Path, content: dict[str, Any], num_train: int, num_test: int) -> Partition:
+    clients = content["clients"]
+    train, test, validation = ([one.get(split, []) for one in clients] for split in ("train", "test", "validation"))
+    parts = Partition(train, test, validation if any(validation) else None, pooled=True)
+    try:
+        return checks.partition(parts, num_train, num_test)
+    except (InvalidInput, ValueError, OverflowError) as error:
+        raise InvalidInput(f"{path}: {one_line(error)}") from None

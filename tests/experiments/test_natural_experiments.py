@@ -1,0 +1,148 @@
+"""`python -m experiments.femnist` and the other natural federations, from files of the true formats."""
+
+import json
+
+import client_files
+import numpy as np
+import pytest
+from rich.console import Console
+from trees import assert_same
+
+from experiments.cli.effects import relevant_options
+from experiments.cli.request import parse
+from experiments.cli.run_command import RunCommand
+from experiments.partition import main as partition
+from experiments.run import build
+from experiments.run.cached_runs import inspect
+from experiments.run.command import main
+from pfl_jax.base import at_round
+from pfl_jax.errors import InvalidInput
+from pfl_jax.tasks import MULTI_LABEL, NEXT_SYMBOL
+
+RUN = ["--participation", "1", "--rounds", "1", "--devices", "1", "--no-compilation-cache"]
+SMALL = ["--data", "data", "--num-clients", "3", "--model", "mlp", "--hidden", "4", "--method", "fedper", *RUN]
+
+
+def samples(seed, number):
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 256, (number, 784)) / 255
+    return x.round(4).tolist(), rng.integers(0, 62, number).tolist()
+
+
+@pytest.fixture
+def leaf(tmp_path, monkeypatch):
+    """LEAF's folder `data` of three writers in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    sets = {split: {f"f{n}": samples(n, size + n) for n in range(3)} for split, size in (("train", 5), ("test", 2))}
+    client_files.write_leaf(tmp_path / "data", sets)
+    return tmp_path / "data"
+
+
+def experiment(dataset, words):
+    return build.build_experiment(parse(dataset, words), Console(quiet=True))
+
+
+@pytest.mark.without_f1_auc
+def test_femnist_from_the_files_to_the_results(leaf, capsys):
+    assert main("femnist", [*SMALL, "--out", "run"]) == 0
+    config = json.loads((leaf.parent / "run" / "config.json").read_text())
+    assert config["data"]["client_names"] == ["f0", "f1", "f2"]
+    assert (config["train_examples"], config["test_examples"]) == ([5, 6, 7], [2, 3, 4])
+    assert config["options"]["data"] == str(leaf)
+    assert "3 clients with 5 to 7 training examples, participation 1, natural" in capsys.readouterr().out
+    # Files and how much of them is read are what makes a run.
+    same = RunCommand("femnist", tuple(SMALL))
+    assert inspect(same, "run") == "finished"
+    assert {"num_clients", "train_size", "test_size", "data_digest"} <= relevant_options(same.request()).keys()
+    with pytest.raises(InvalidInput, match="--train-size None, not 5"):
+        inspect(RunCommand("femnist", (*SMALL, "--train-size", "5")), "run")
+    for file in (leaf / "test").iterdir():
+        file.write_text(file.read_text() + " ")
+    with pytest.raises(InvalidInput, match="on data with the digest"):
+        inspect(same, "run")
+
+
+def test_rows_and_clients_are_limited(leaf):
+    found = experiment("femnist", [*SMALL, "--train-size", "3", "--test-size", "1"])
+    assert np.asarray(found.data.train_count).tolist() == [3, 3, 3]
+    assert found.counts.test.tolist() == [1, 1, 1]
+    other = experiment("femnist", [*SMALL, "--partition", "iid", "--train-size", "4"])
+    assert np.asarray(other.data.train_count).tolist() == [4, 4, 4]
+
+
+def test_the_users_of_a_split_by_user_can_be_held_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    client_files.write_leaf(
+        tmp_path / "data", {"train": {"a": samples(0, 8), "c": samples(1, 8)}, "test": {"b": samples(2, 4)}}
+    )
+    found = experiment("femnist", [*SMALL, "--held-out-clients", "1", "--test-fraction", "0.5"])
+    assert np.asarray(found.data.train_count).tolist() == [4, 4]
+    assert np.asarray(found.newcomers.test_count).tolist() == [2]
+
+
+def test_a_partition_of_them_is_a_file(leaf):
+    files = ["--to", "own.json", "--picture", "own.png", "--leaf", "again"]
+    assert partition(["--dataset", "femnist", *SMALL[:4], *files]) == 0
+    first, again = (experiment("femnist", [*SMALL, *more]) for more in ([], ["--partition", "own.json"]))
+    np.testing.assert_array_equal(first.data.train_index, again.data.train_index)
+    assert_same(experiment("femnist", ["--data", "again", *SMALL[2:]]).data, first.data)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "task", "features"),
+    [
+        ("shakespeare", NEXT_SYMBOL, {"snippets": b"To be, or not to be: that is the question"}),
+        ("stackoverflow_tags", MULTI_LABEL, {"tokens": b"join two tables", "title": b"sql", "tags": b"sql|join"}),
+    ],
+)
+def test_the_others_have_their_tasks_and_networks(dataset, task, features, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    clients = {name: [features] * 2 for name in "ab"}
+    client_files.write_sqlite("data.sqlite", {"train": clients, "test": clients})
+    found = experiment(dataset, ["--data", "data.sqlite", "--num-clients", "2"])
+    assert at_round(found.method, 0).task.name == task.name
+    assert found.request.options.model in ("char_lstm", "bag_of_words")
+    # Their runs say which file they read.
+    console = Console(record=True, width=200)
+    build.load_examples(parse(dataset, ["--data", "data.sqlite", "--num-clients", "2"]), console)
+    assert "Note: the SHA-256 of data.sqlite is" in console.export_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dataset", "rounds", "score", "most"),
+    [("shakespeare", 6, "received_per_client", 2.8), ("stackoverflow_tags", 5, "received_loss_per_client", 0.1)],
+)
+def test_the_others_learn(dataset, rounds, score, most, tmp_path, monkeypatch):
+    """Losses of a model that knows nothing: log 22 = 3.1 for the largest symbol here, log 2 for a tag."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+
+    def one(client):
+        words = rng.choice(["select", "join", "from"] if client == "a" else ["div", "class", "css"], 6)
+        tags = b"sql" if client == "a" else b"html"
+        return {"snippets": b"to be or not to be " * 8, "tokens": " ".join(words).encode(), "title": b"", "tags": tags}
+
+    sets = {split: {name: [one(name) for _ in range(12)] for name in "ab"} for split in ("train", "test")}
+    client_files.write_sqlite("data.sqlite", sets)
+    words = ["--data", "data.sqlite", "--num-clients", "2", "--method", "fedavg", "--batch-size", "4", *RUN]
+    assert main(dataset, [*words, "--rounds", str(rounds), "--eval-every", str(rounds), "--out", "run"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert max(summary[score]) < most
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give --data"),
+        (["--data", "nowhere"], "nowhere is not there"),
+        (["--data", "data", "--num-clients", "4"], "data has 3 clients with training and test rows, not 4"),
+        (["--data", "data", "--label", "y"], "--label is for your own data"),
+        (["--data", "data", "--source", "tfds"], "femnist reads --data"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words, message, leaf, capsys):
+    assert main("femnist", words) == 2
+    text = capsys.readouterr().err
+    assert message in text
+    assert text.count("\n") == 1
