@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = vit(x.shape[1:], dataset.num_classes, config=CONFIG)
         params = pretrain(model, x[first], dataset.train_y[first])
         right = jnp.argmax(jax.jit(model.apply)(params, test_x), axis=1) == dataset.test_y
-        write_binary(WEIGHTS, lambda file: np.savez(file, **timm(params["backbone"]["encoder"])))
+        weights: dict[str, Any] = timm(params["backbone"]["encoder"])
+        write_binary(WEIGHTS, lambda file: np.savez(file, **weights))
         for name, inputs, labels in (
             ("vit-train.npz", x[second], dataset.train_y[second]),
             ("vit-test.npz", test_x, dataset.test_y),
@@ -67,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def pixels(dataset: data.Dataset, images: np.ndarray) -> np.ndarray:
     """Normalized images [P, H, W, C], float32."""
-    return ((images / np.float32(255) - dataset.mean) / dataset.std).astype(np.float32)
+    mean, std = np.asarray(dataset.mean), np.asarray(dataset.std)
+    return ((images / np.float32(255) - mean) / std).astype(np.float32)
 
 
 def pretrain(model: Model, x: np.ndarray, y: np.ndarray) -> PyTree:

@@ -63,7 +63,8 @@ def adapted(options: Options, model: Model, input_shape: tuple[int, ...], dtype:
     """Model with the adapters and the split of the options."""
     kind, number = ADAPTERS.parse(options.adapter, "--adapter")
     if kind != "none":
-        size, kinds = int(number or 0), {"input_dtype": dtype, "frozen_dtype": options.frozen_dtype}
+        size = int(number or 0)
+        kinds: dict[str, Any] = {"input_dtype": dtype, "frozen_dtype": options.frozen_dtype}
         where = kinds | {"targets": options.targets or ""}
         if kind == "linear_probe":
             model = adapters.linear_probe(model, input_shape, **kinds)
