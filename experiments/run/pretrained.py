@@ -65,7 +65,7 @@ def adapted(options: Options, model: Model, input_shape: tuple[int, ...], dtype:
     if kind != "none":
         size = int(number or 0)
         kinds: dict[str, Any] = {"input_dtype": dtype, "frozen_dtype": options.frozen_dtype}
-        where = kinds | {"targets": options.targets or ""}
+        where: dict[str, Any] = kinds | {"targets": options.targets or ""}
         if kind == "linear_probe":
             model = adapters.linear_probe(model, input_shape, **kinds)
         elif kind == "prompts":
