@@ -29,7 +29,7 @@ SECTIONS = {
     **dict.fromkeys(("growth", "memory_growth"), "growth"),
     **dict.fromkeys(("variants", "chunks"), "sections"),
     "sweep": "growth",
-    **{name: name for name in ("client_counts", "large_cohorts", "processes", "pfllib", "jax_versions")},
+    **{name: name for name in ("client_counts", "large_cohorts", "adapted", "processes", "pfllib", "jax_versions")},
 }
 """Name of a section, and of the function that measures it -> its module."""
 
