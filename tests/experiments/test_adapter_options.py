@@ -86,9 +86,9 @@ def test_layers_that_no_training_changes(adapter, layers):
 
 
 def test_a_linear_probe_begins_with_the_states_of_all_layers():
-    first = experiment([*RUN, "--adapter", "linear_probe", "--method", "fedavg"])
+    first = built(*BERT, "--adapter", "linear_probe", "--method", "fedavg")
     assert first.traffic.up == 4 * (8 + 1) * 2
-    base = experiment([*RUN, "--method", "fedavg"])
+    base = built(*BERT, "--method", "fedavg")
     backbone = base.method.init_server(jax.random.key(0)), first.method.init_server(jax.random.key(0))
     wanted, found = (
         one.method.work.model.features(server["backbone"], one.dataset.test_x)
@@ -98,7 +98,7 @@ def test_a_linear_probe_begins_with_the_states_of_all_layers():
 
 
 def test_the_frozen_parameters_have_the_type_of_the_option():
-    frozen = experiment([*LAST, "--method", "fedper", "--frozen-dtype", "bfloat16"]).method.frozen
+    frozen = experiment("--method", "fedper", "--frozen-dtype", "bfloat16").method.frozen
     assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen.read())} == {"bfloat16"}
 
 

@@ -132,8 +132,8 @@ def test_other_files_and_sizes_are_refused(weights, tmp_path):
     path, _ = weights
     with pytest.raises(InvalidInput, match="safetensors"):
         read_weights(tmp_path / "model.bin")
-    with pytest.raises(InvalidInput, match="first must be from 0 to 2"):
-        bert(path, 6, num_classes=3, first=3)
+    with pytest.raises(InvalidInput, match="first must be from 0 to 3"):
+        bert(path, 6, num_classes=3, first=4)
     with pytest.raises(InvalidInput, match="length must be from 1 to 9"):
         bert(path, 10, num_classes=3)
 
