@@ -152,8 +152,6 @@ def explained(
                 "the method's model is for classification, and this federation's targets are no classes: give it "
                 "another task, such as model._replace(task=tasks.REGRESSION)"
             ) from error
-        if not method.work.model.num_features:
-            raise InvalidInput(NO_FEATURES) from error
         model, x = method.work.model, jax.eval_shape(lambda data: client_data(data, 0, "test").x, one)
         try:
             jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
@@ -163,6 +161,8 @@ def explained(
                 f"({type(reason).__name__}: {first_line(reason)}): build it for dataset.input_shape and "
                 "dataset.num_classes"
             ) from error
+        if not model.num_features:
+            raise InvalidInput(NO_FEATURES) from error
         raise
 
 

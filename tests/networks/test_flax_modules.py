@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pfl_jax import ClientData, InvalidInput, LocalTraining, Settings, methods, models, networks, run, tasks
+from pfl_jax import ClientData, InvalidInput, LocalTraining, Settings, data, methods, models, networks, run, tasks
 from pfl_jax.base import NO_FEATURES
 from pfl_jax.methods import METHODS
 from pfl_jax.networks import adapters, from_flax
@@ -276,3 +276,11 @@ def test_what_finds_nothing_or_everything_is_one_line(personal, words):
     with pytest.raises(InvalidInput, match=words) as error:
         networks.split(perceptron(), personal=personal)
     assert "\n" not in str(error.value)
+
+
+def test_inputs_that_a_split_model_does_not_take_are_named():
+    personal = networks.split(models.mlp((6,), 3), personal="^head")
+    federation = data.federate([(np.zeros((8, 5), np.float32), [0, 1] * 4)] * 2)
+    method = methods.fedper(personal, LocalTraining(batch_size=4))
+    with pytest.raises(InvalidInput, match=r"does not take this federation's inputs \[5\]"):
+        next(iter(run(method, federation, Settings(rounds=1), jax.random.key(0))))
