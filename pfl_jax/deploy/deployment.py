@@ -6,6 +6,7 @@ compiled programs. The server's state is in the server, a client's in a file of 
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
@@ -122,8 +123,7 @@ class Deployment:
             # A client that diverged sends nothing.
             answers = {client: arrays for client, arrays in answers.items() if arrays}
             arrived = np.isin(clients, list(answers))
-            if arrived.any():
-                server = self._aggregated(server, index, cohort, answers)
+            server = self._aggregated(server, index, cohort, answers) if answers else server
             if not all_finite(server):
                 raise Diverged(index + 1, [])
             last[clients[arrived]] = index + 1
@@ -144,7 +144,7 @@ class Deployment:
         """The server's state after the round with this index."""
         clients, message = np.asarray(cohort.clients).tolist(), self._shapes[2]
         expected = (*message, jax.ShapeDtypeStruct((), jnp.int32))
-        absent = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), expected)
+        absent = zeros(expected)
         parts = [as_tree(expected, answers[client]) if client in answers else absent for client in clients]
         rows, _, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
         # The order in which the simulation adds up: floating-point sums depend on it.
@@ -176,7 +176,8 @@ class Deployment:
         Raises:
           InvalidInput: a request of an earlier round than the file's, or a file of another method.
         """
-        (server,) = as_tree(self._shapes[:1], request.arrays, missing=True)
+        unread = itertools.compress(named(zeros(self._shapes[:1])).items(), map(operator.not_, self._read_by_clients))
+        (server,) = as_tree(self._shapes[:1], dict(unread) | request.arrays)
         state, last = self._state(client, train, request.arrived, file)
         if request.kind == "evaluate":
             return named(self._score(server, state, train, test, request.round, client).by_name)
@@ -216,13 +217,11 @@ class Deployment:
         return at_round(self.method, 0).init_client(key, self._first_server(), train)
 
     @partial(jax.jit, static_argnums=(0, 2))
-    def _sample(self, index: jax.Array | int, size: int) -> Cohort:
+    def _sample(self, index: jax.Array, size: int) -> Cohort:
         return sample_cohort(self.key, index, jnp.ones(self.num_clients, jnp.int32), size, self.settings)
 
     @partial(jax.jit, static_argnums=0)
-    def _train(
-        self, server, state, train: ClientData, index, client
-    ) -> tuple[PyTree, tuple[PyTree, PyTree], jax.Array]:
+    def _train(self, server, state, train: ClientData, index, client) -> tuple[PyTree, PyTree, jax.Array]:
         """A client's next state, the two parts of its message, and whether all that is finite."""
         method, key = at_round(self.method, index), fold_in(fold_in(self.key, index), client)
         result = method.local(key, server, state, train)
@@ -239,8 +238,7 @@ class Deployment:
     @partial(jax.jit, static_argnums=0)
     def _aggregate(self, index, server: PyTree, rows: PyTree, sums: PyTree, cohort: Cohort) -> PyTree:
         # Nothing depends on the clients' states: that was checked.
-        size = len(cohort.clients)
-        clients = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), self._shapes[1])
+        clients = zeros(stacked(self._shapes[1], len(cohort.clients)))
         return self._with_clients(index, server, rows, sums, cohort, clients)[0]
 
     def _with_clients(self, index, server, rows, sums, cohort: Cohort, clients) -> tuple[PyTree, PyTree]:
@@ -275,8 +273,8 @@ class Deployment:
     def _settled_from(self) -> list[int]:
         """For each leaf of a client's state after a round, the leaf of its trained state that it is."""
         size, (server, client, (rows, sums)) = self.settings.cohort_size(self.num_clients, 0), self._shapes
-        cohort = jax.eval_shape(lambda: self._sample(0, size))
-        rows, clients = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), (rows, client))
+        cohort = jax.eval_shape(lambda: self._sample(jnp.int32(0), size))
+        rows, clients = stacked((rows, client), size)
         jaxpr = jax.make_jaxpr(self._with_clients)(0, server, rows, sums, cohort, clients).jaxpr
         number = len(jax.tree.leaves(client))
         inputs, outputs = (part[len(part) - number :] for part in (jaxpr.invars, jaxpr.outvars))
@@ -288,27 +286,28 @@ class Deployment:
         return [inputs.index(out) for out in outputs]
 
 
+def zeros(shapes: PyTree) -> PyTree:
+    """Zeros of these shapes and types."""
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def stacked(shapes: PyTree, size: int) -> PyTree:
+    """Shapes of `size` trees of these shapes, stacked."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), shapes)
+
+
 def named(tree: PyTree) -> Arrays:
     """Leaves of a tree by their paths, as NumPy arrays."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
-def as_tree(shapes: PyTree, arrays: Arrays, *, missing: bool = False) -> PyTree:
-    """Tree of arrays that were `named`.
-
-    Args:
-      shapes: shapes and types of the tree's leaves.
-      arrays: name -> array.
-      missing: whether leaves that are not there become zeros.
-
-    Raises:
-      InvalidInput: a leaf is not there, or of another shape or type.
-    """
+def as_tree(shapes: PyTree, arrays: Arrays) -> PyTree:
+    """Tree of these shapes and types, of arrays that were `named`; InvalidInput if one is not there, or is another."""
 
     def find(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        array = arrays.get(name, np.zeros(leaf.shape, leaf.dtype) if missing else None)
+        array = arrays.get(name)
         if array is None or (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
             raise InvalidInput(f"{name}: expected {word(leaf)}, got {word(array)}: is it of the same method and model?")
         return array

@@ -3,6 +3,7 @@
 The sums of `pfl_jax.base.Mean` are plain: Flower's secure aggregation is for its older interface of strategies only.
 """
 
+import importlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,38 +27,39 @@ def client_app(
 ) -> Any:
     """`flwr.clientapp.ClientApp` of a method.
 
-    Each SuperNode is one client. Its node configuration has the client's number, partition-id, from 0, and the folder
-    of its state, state-folder, which has one file for each run.
+    Each SuperNode is one client. Its node configuration has the client's number from 0, partition-id, and the folder of
+    its state, state-folder, which gets one file for each run.
 
     Args:
       deploy: function that makes the run's `Deployment`, the same at all clients and the server.
       load: function that gives a client's examples for training and for tests.
     """
-    from flwr.app import ConfigRecord, Context, Message, RecordDict
-    from flwr.clientapp import ClientApp
-
-    app = ClientApp()
+    flower, app = _flower("app"), _flower("clientapp").ClientApp()
 
     @app.query()
-    def number(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"client": ConfigRecord({"number": _node(context)[0]})}), reply_to=message)
+    def number(message, context):
+        content = flower.RecordDict({"client": flower.ConfigRecord({"number": _node(context)[0]})})
+        return flower.Message(content, reply_to=message)
 
-    def answer(message: Message, context: Context) -> Message:
-        client, folder = _node(context)
-        asked, arrays = message.content.config_records["request"], message.content.array_records["arrays"]
+    @app.train()
+    @app.evaluate()
+    def answer(message, context):
+        (client, folder), content = _node(context), message.content
         kind = "train" if message.metadata.message_type == "train" else "evaluate"
-        request = Request(kind, asked["round"], asked["arrived"], {name: one.numpy() for name, one in arrays.items()})
-        file = folder / f"{context.run_id}-{client}.npz"
-        answered = deploy(context.run_config).answer(client, request, *load(context.run_config, client), file)
-        return Message(RecordDict({"arrays": _record(answered)}), reply_to=message)
+        asked = content.config_records["request"]
+        request = Request(kind, asked["round"], asked["arrived"], _arrays(content.array_records["arrays"]))
+        file, data = folder / f"{context.run_id}-{client}.npz", load(context.run_config, client)
+        answered = deploy(context.run_config).answer(client, request, *data, file)
+        return flower.Message(flower.RecordDict({"arrays": _record(answered)}), reply_to=message)
 
-    app.train()(answer)
-    app.evaluate()(answer)
     return app
 
 
 def server_app(
-    deploy: Callable[[Config], Deployment], report: Callable[[Config, DeployedRound], object], *, timeout: float = 600
+    deploy: Callable[[Config], Deployment],
+    report: Callable[[Config, DeployedRound], object],
+    *,
+    timeout: float = 600,
 ) -> Any:
     """`flwr.serverapp.ServerApp` of a method; it waits for all clients, and then begins.
 
@@ -67,13 +69,10 @@ def server_app(
       timeout: seconds for which a round waits for answers. Clients without one, also those whose SuperNode is not
         connected or whose app failed, are absent in the round.
     """
-    from flwr.app import Context
-    from flwr.serverapp import Grid, ServerApp
-
-    app = ServerApp()
+    app = _flower("serverapp").ServerApp()
 
     @app.main()
-    def main(grid: Grid, context: Context) -> None:
+    def main(grid, context):
         deployment, nodes = deploy(context.run_config), _Nodes(grid, timeout)
         while missing := {*range(deployment.num_clients)} - nodes.connected().keys():
             logger.info("waiting for clients %s", sorted(missing))
@@ -85,51 +84,49 @@ def server_app(
 
 
 class _Nodes:
-    """Clients' SuperNodes, as the server reaches them.
-
-    Args:
-      grid: Flower's connection to the SuperNodes.
-      timeout: seconds that an exchange takes at most.
-    """
+    """Clients' SuperNodes as the server reaches them by Flower's `grid`, waiting at most `timeout` seconds."""
 
     def __init__(self, grid: Any, timeout: float):
-        self._grid = grid
-        self._timeout = timeout
+        self._grid, self._timeout, self._flower = grid, timeout, _flower("app")
         self._clients: dict[int, int] = {}
 
     def connected(self) -> dict[int, int]:
         """Client number -> node; of a client that was started anew, the node that came last."""
-        from flwr.app import Message, RecordDict
-
         nodes = list(self._grid.get_node_ids())
-        unknown = [Message(RecordDict(), node, "query") for node in nodes if node not in self._clients]
-        for reply in self._exchange(unknown):
-            self._clients[reply.metadata.src_node_id] = int(reply.content.config_records["client"]["number"])
+        content = self._flower.RecordDict()
+        unknown = [self._flower.Message(content, node, "query") for node in nodes if node not in self._clients]
+        for node, reply in self._exchange(unknown).items():
+            self._clients[node] = reply.config_records["client"]["number"]
         return {client: node for node, client in self._clients.items() if node in nodes}
 
     def ask(self, requests: dict[int, Request]) -> tuple[dict[int, Arrays], Traffic]:
         """Bring requests to clients, see `pfl_jax.deploy.deployment.Ask`; bytes are those of the serialized arrays."""
-        from flwr.app import ConfigRecord, Message, RecordDict
-
         nodes, messages = self.connected(), []
         for client, request in requests.items():
             if client in nodes:
-                config = ConfigRecord({"round": request.round, "arrived": request.arrived})
-                content = RecordDict({"request": config, "arrays": _record(request.arrays)})
-                messages.append(Message(content, nodes[client], request.kind, ttl=self._timeout))
-        replies = self._exchange(messages)
-        found = {self._clients[reply.metadata.src_node_id]: reply.content.array_records["arrays"] for reply in replies}
-        answers = {client: {name: one.numpy() for name, one in record.items()} for client, record in found.items()}
+                config = self._flower.ConfigRecord({"round": request.round, "arrived": request.arrived})
+                content = self._flower.RecordDict({"request": config, "arrays": _record(request.arrays)})
+                messages.append(self._flower.Message(content, nodes[client], request.kind, ttl=self._timeout))
+        replies = {node: reply.array_records["arrays"] for node, reply in self._exchange(messages).items()}
+        answers = {self._clients[node]: _arrays(record) for node, record in replies.items()}
         down = _size(message.content.array_records["arrays"] for message in messages)
-        return answers, Traffic(up=_size(found.values()), down=down)
+        return answers, Traffic(up=_size(replies.values()), down=down)
 
-    def _exchange(self, messages: list[Any]) -> list[Any]:
-        """Replies without errors that arrive in time."""
+    def _exchange(self, messages: list[Any]) -> dict[int, Any]:
+        """Node -> content of its reply, of replies without errors that arrive in time."""
         replies = list(self._grid.send_and_receive(messages, timeout=self._timeout)) if messages else []
         for reply in replies:
             if reply.has_error():
                 logger.warning("no answer of node %s: %s", reply.metadata.src_node_id, reply.error)
-        return [reply for reply in replies if not reply.has_error()]
+        return {reply.metadata.src_node_id: reply.content for reply in replies if not reply.has_error()}
+
+
+def _flower(name: str) -> Any:
+    """Module of Flower; it is imported when an app is made."""
+    try:
+        return importlib.import_module(f"flwr.{name}")
+    except ImportError as error:
+        raise InvalidInput(f"Flower is missing: pip install 'pfl_jax[flower]' ({error})") from error
 
 
 def _node(context: Any) -> tuple[int, Path]:
@@ -142,9 +139,12 @@ def _node(context: Any) -> tuple[int, Path]:
 
 
 def _record(arrays: Arrays) -> Any:
-    from flwr.app import Array, ArrayRecord
+    flower = _flower("app")
+    return flower.ArrayRecord({name: flower.Array(array) for name, array in arrays.items()})
 
-    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+def _arrays(record: Any) -> Arrays:
+    return {name: array.numpy() for name, array in record.items()}
 
 
 def _size(records: Iterable[Any]) -> int:
