@@ -17,9 +17,6 @@ from pfl_jax.deploy import Deployment
 from pfl_jax.deploy.flower import client_app, server_app
 from pfl_jax.methods import METHODS
 
-TIMEOUT = 60
-"""Seconds for which a round waits for its clients."""
-
 
 def federation(config):
     """The digits, spread over the clients by a Dirichlet distribution of their classes."""
@@ -54,5 +51,5 @@ def report(config, result):
         append_line(Path(config["history"]), json.dumps(line))
 
 
-server = server_app(deploy, report, timeout=TIMEOUT)
+server = server_app(deploy, report)
 client = client_app(deploy, load)

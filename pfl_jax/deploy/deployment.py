@@ -137,15 +137,15 @@ class Deployment:
     def _requests(
         self, kind: Literal["train", "evaluate"], clients: np.ndarray, completed: int, last: np.ndarray, server: PyTree
     ) -> dict[int, Request]:
-        arrays = dict(itertools.compress(named((server,)).items(), self._read_by_clients))
+        arrays = dict(itertools.compress(_named((server,)).items(), self._read_by_clients))
         return {int(client): Request(kind, completed, int(last[client]), arrays) for client in clients}
 
     def _aggregated(self, server: PyTree, index: int, cohort: Cohort, answers: dict[int, Arrays]) -> PyTree:
         """The server's state after the round with this index."""
         clients, message = np.asarray(cohort.clients).tolist(), self._shapes[2]
         expected = (*message, jax.ShapeDtypeStruct((), jnp.int32))
-        absent = zeros(expected)
-        parts = [as_tree(expected, answers[client]) if client in answers else absent for client in clients]
+        absent = _zeros(expected)
+        parts = [_as_tree(expected, answers[client]) if client in answers else absent for client in clients]
         rows, _, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
         # The order in which the simulation adds up: floating-point sums depend on it.
         terms = [parts[position][1] for position in np.asarray(largest_first(counts))]
@@ -176,19 +176,19 @@ class Deployment:
         Raises:
           InvalidInput: a request of an earlier round than the file's, or a file of another method.
         """
-        unread = itertools.compress(named(zeros(self._shapes[:1])).items(), map(operator.not_, self._read_by_clients))
-        (server,) = as_tree(self._shapes[:1], dict(unread) | request.arrays)
+        unread = itertools.compress(_named(_zeros(self._shapes[:1])).items(), map(operator.not_, self._read_by_clients))
+        (server,) = _as_tree(self._shapes[:1], dict(unread) | request.arrays)
         state, last = self._state(client, train, request.arrived, file)
         if request.kind == "evaluate":
-            return named(self._score(server, state, train, test, request.round, client).by_name)
+            return _named(self._score(server, state, train, test, request.round, client).by_name)
         if last > request.round:
             raise InvalidInput(f"client {client}: round {last} is trained already, and its state is kept")
         state, message, finite = self._train(server, state, train, request.round, client)
         if not finite:
             return {}
-        saved = named((state, np.int32(request.round + 1)))
+        saved = _named((state, np.int32(request.round + 1)))
         write_binary(file, lambda opened: np.savez(opened, allow_pickle=False, **saved))
-        return named((*message, np.sum(train.mask, dtype=np.int32)))
+        return _named((*message, np.sum(train.mask, dtype=np.int32)))
 
     def _state(self, client: int, train: ClientData, arrived: int, file: Path) -> tuple[PyTree, int]:
         """State of a client, and the round of its last training; 0 if there was none."""
@@ -197,7 +197,7 @@ class Deployment:
         expected = jax.eval_shape(self._first_client, train, client)
         try:
             with open_npz(file) as stored:
-                state, last = as_tree((expected, jax.ShapeDtypeStruct((), jnp.int32)), dict(stored))
+                state, last = _as_tree((expected, jax.ShapeDtypeStruct((), jnp.int32)), dict(stored))
         except BAD_NPZ as error:
             raise InvalidInput(f"{file} is no state of this client: {error}") from error
         if arrived == last:
@@ -238,7 +238,7 @@ class Deployment:
     @partial(jax.jit, static_argnums=0)
     def _aggregate(self, index, server: PyTree, rows: PyTree, sums: PyTree, cohort: Cohort) -> PyTree:
         # Nothing depends on the clients' states: that was checked.
-        clients = zeros(stacked(self._shapes[1], len(cohort.clients)))
+        clients = _zeros(_stacked(self._shapes[1], len(cohort.clients)))
         return self._with_clients(index, server, rows, sums, cohort, clients)[0]
 
     def _with_clients(self, index, server, rows, sums, cohort: Cohort, clients) -> tuple[PyTree, PyTree]:
@@ -266,7 +266,7 @@ class Deployment:
 
         server, client, _ = self._shapes
         jaxpr = jax.make_jaxpr(both)(server, client, self.example).jaxpr
-        found = live(jaxpr, jaxpr.outvars)
+        found = _live(jaxpr, jaxpr.outvars)
         return [variable in found for variable in jaxpr.invars[: len(jax.tree.leaves(server))]]
 
     @cached_property
@@ -274,11 +274,11 @@ class Deployment:
         """For each leaf of a client's state after a round, the leaf of its trained state that it is."""
         size, (server, client, (rows, sums)) = self.settings.cohort_size(self.num_clients, 0), self._shapes
         cohort = jax.eval_shape(lambda: self._sample(jnp.int32(0), size))
-        rows, clients = stacked((rows, client), size)
+        rows, clients = _stacked((rows, client), size)
         jaxpr = jax.make_jaxpr(self._with_clients)(0, server, rows, sums, cohort, clients).jaxpr
         number = len(jax.tree.leaves(client))
         inputs, outputs = (part[len(part) - number :] for part in (jaxpr.invars, jaxpr.outvars))
-        used = live(jaxpr, jaxpr.outvars[: len(jaxpr.outvars) - number])
+        used = _live(jaxpr, jaxpr.outvars[: len(jaxpr.outvars) - number])
         if not used.isdisjoint(inputs) or not all(out in inputs for out in outputs):
             raise InvalidInput(
                 "this method cannot be deployed: its server reads or computes states of clients, which are not there"
@@ -286,24 +286,24 @@ class Deployment:
         return [inputs.index(out) for out in outputs]
 
 
-def zeros(shapes: PyTree) -> PyTree:
+def _zeros(shapes: PyTree) -> PyTree:
     """Zeros of these shapes and types."""
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def stacked(shapes: PyTree, size: int) -> PyTree:
+def _stacked(shapes: PyTree, size: int) -> PyTree:
     """Shapes of `size` trees of these shapes, stacked."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), shapes)
 
 
-def named(tree: PyTree) -> Arrays:
+def _named(tree: PyTree) -> Arrays:
     """Leaves of a tree by their paths, as NumPy arrays."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
-def as_tree(shapes: PyTree, arrays: Arrays) -> PyTree:
-    """Tree of these shapes and types, of arrays that were `named`; InvalidInput if one is not there, or is another."""
+def _as_tree(shapes: PyTree, arrays: Arrays) -> PyTree:
+    """Tree of these shapes and types, of arrays from `_named`; InvalidInput if one is not there, or is another."""
 
     def find(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -315,7 +315,7 @@ def as_tree(shapes: PyTree, arrays: Arrays) -> PyTree:
     return jax.tree_util.tree_map_with_path(find, shapes)
 
 
-def live(jaxpr: Jaxpr, outputs: Sequence[Any]) -> set[Var]:
+def _live(jaxpr: Jaxpr, outputs: Sequence[Any]) -> set[Var]:
     """Variables of a program on which some of its outputs depend; an inner program counts as one operation."""
     found = {out for out in outputs if isinstance(out, Var)}
     for operation in reversed(jaxpr.eqns):

@@ -25,7 +25,7 @@ logger = logging.getLogger("flwr")
 def client_app(
     deploy: Callable[[Config], Deployment], load: Callable[[Config, int], tuple[ClientData, ClientData]]
 ) -> Any:
-    """`flwr.clientapp.ClientApp` of a method.
+    """ClientApp of Flower for a method.
 
     Each SuperNode is one client. Its node configuration has the client's number from 0, partition-id, and the folder of
     its state, state-folder, which gets one file for each run.
@@ -55,25 +55,21 @@ def client_app(
     return app
 
 
-def server_app(
-    deploy: Callable[[Config], Deployment],
-    report: Callable[[Config, DeployedRound], object],
-    *,
-    timeout: float = 600,
-) -> Any:
-    """`flwr.serverapp.ServerApp` of a method; it waits for all clients, and then begins.
+def server_app(deploy: Callable[[Config], Deployment], report: Callable[[Config, DeployedRound], object]) -> Any:
+    """ServerApp of Flower for a method; it waits for all clients, and then begins.
+
+    An exchange waits for `timeout` seconds of the configuration, by default 600. Clients that did not answer by then,
+    also those whose SuperNode is not connected or whose app failed, are absent in the round.
 
     Args:
       deploy: see `client_app`.
       report: function of the configuration and a round's result, called after each round.
-      timeout: seconds for which a round waits for answers. Clients without one, also those whose SuperNode is not
-        connected or whose app failed, are absent in the round.
     """
     app = _flower("serverapp").ServerApp()
 
     @app.main()
     def main(grid, context):
-        deployment, nodes = deploy(context.run_config), _Nodes(grid, timeout)
+        deployment, nodes = deploy(context.run_config), _Nodes(grid, context.run_config.get("timeout", 600))
         while missing := {*range(deployment.num_clients)} - nodes.connected().keys():
             logger.info("waiting for clients %s", sorted(missing))
             time.sleep(1)
