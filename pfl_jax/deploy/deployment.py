@@ -1,7 +1,7 @@
 """A run as its server and each of its clients compute it, whatever carries the messages between them.
 
-Keys, cohorts and the order of sums are those of `pfl_jax.run`, which it equals, to the rounding of differently
-compiled programs. The server's state is in the server, a client's in a file of the client; messages are arrays by name.
+Keys and cohorts are those of `pfl_jax.run`, which it equals, to the rounding of differently compiled programs. The
+server's state is in the server, a client's in a file of the client; messages are arrays by name.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from jax.random import fold_in
 
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.base import ClientData, Cohort, Method, MethodSchedule, PRNGKey, PyTree, Scores, at_round
-from pfl_jax.engine.cohort import Settings, evaluated_clients, largest_first, sample_cohort
+from pfl_jax.engine.cohort import Settings, evaluated_clients, sample_cohort
 from pfl_jax.engine.communication import Traffic
 from pfl_jax.errors import Diverged, InvalidInput, word
 from pfl_jax.messages import join, split
@@ -147,9 +147,7 @@ class Deployment:
         absent = _zeros(expected)
         parts = [_as_tree(expected, answers[client]) if client in answers else absent for client in clients]
         rows, _, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
-        # The order in which the simulation adds up: floating-point sums depend on it.
-        terms = [parts[position][1] for position in np.asarray(largest_first(counts))]
-        sums = reduce(partial(jax.tree.map, np.add), terms, absent[1])
+        sums = reduce(partial(jax.tree.map, np.add), [terms for _, terms, _ in parts])
         present = jnp.array([client in answers for client in clients])
         cohort = dataclasses.replace(cohort, counts=jnp.asarray(counts), present=present)
         return self._aggregate(jnp.int32(index), server, rows, sums, cohort)

@@ -89,8 +89,9 @@ class _Nodes:
     def connected(self) -> dict[int, int]:
         """Client number -> node; of a client that was started anew, the node that came last."""
         nodes = list(self._grid.get_node_ids())
-        content = self._flower.RecordDict()
-        unknown = [self._flower.Message(content, node, "query") for node in nodes if node not in self._clients]
+        unknown = [
+            self._message(self._flower.RecordDict(), node, "query") for node in nodes if node not in self._clients
+        ]
         for node, reply in self._exchange(unknown).items():
             self._clients[node] = reply.config_records["client"]["number"]
         return {client: node for node, client in self._clients.items() if node in nodes}
@@ -102,11 +103,15 @@ class _Nodes:
             if client in nodes:
                 config = self._flower.ConfigRecord({"round": request.round, "arrived": request.arrived})
                 content = self._flower.RecordDict({"request": config, "arrays": _record(request.arrays)})
-                messages.append(self._flower.Message(content, nodes[client], request.kind, ttl=self._timeout))
+                messages.append(self._message(content, nodes[client], request.kind))
         replies = {node: reply.array_records["arrays"] for node, reply in self._exchange(messages).items()}
         answers = {self._clients[node]: _arrays(record) for node, record in replies.items()}
         down = _size(message.content.array_records["arrays"] for message in messages)
         return answers, Traffic(up=_size(replies.values()), down=down)
+
+    def _message(self, content: Any, node: int, kind: str) -> Any:
+        # A node that comes back later does not get it.
+        return self._flower.Message(content, node, kind, ttl=self._timeout)
 
     def _exchange(self, messages: list[Any]) -> dict[int, Any]:
         """Node -> content of its reply, of replies without errors that arrive in time."""

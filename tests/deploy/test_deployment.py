@@ -70,8 +70,8 @@ def assert_equal_runs(mine, other):
 @pytest.mark.parametrize(
     "name",
     [
-        "fedproto_g",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedrep", "ditto", "pfedme", "fedgh")),
+        "fedas",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedrep", "ditto", "pfedme", "fedproto_g")),
     ],
 )
 def test_ten_rounds_equal_the_simulation(name, tmp_path):
@@ -113,6 +113,17 @@ def test_a_client_that_diverges_sends_nothing_and_keeps_its_state(tmp_path):
     (only,) = deployment.rounds(Wire(deployment, tmp_path))
     assert not only.arrived.any()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_diverges_ends_the_run(tmp_path):
+    method = tiny_method("fedper")
+
+    def aggregate(key, server, clients, messages, cohort):
+        return jax.tree.map(lambda leaf: leaf / 0, server), clients, {}
+
+    deployment = deployed(method._replace(aggregate=aggregate))
+    with pytest.raises(pfl_jax.Diverged, match="round 1: what the server computed"):
+        next(deployment.rounds(Wire(deployment, tmp_path)))
 
 
 def test_a_schedule_is_that_of_the_simulation(tmp_path):

@@ -64,6 +64,7 @@ class Grid:
 
         for message in messages:
             node = message.metadata.dst_node_id
+            assert message.metadata.ttl == timeout == 5
             if node in self.dead:
                 yield Message(Error(code=0, reason="it is dead"), reply_to=message)
             else:
@@ -118,7 +119,7 @@ def test_a_node_without_its_configuration_is_told(tmp_path):
     grid = Grid(tmp_path)
     grid.nodes[10] = {"partition-id": 0}
     with pytest.raises(InvalidInput, match="--node-config"):
-        server_app(deploy, print)(grid, SimpleNamespace(run_config={}))
+        server_app(deploy, print)(grid, SimpleNamespace(run_config={"timeout": 5}))
 
 
 # docs/deploy.md
