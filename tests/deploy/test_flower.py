@@ -190,7 +190,7 @@ def test_the_commands_of_the_page_run_a_federation_whose_client_dies_and_returns
     monkeypatch.syspath_prepend(ROOT / "experiments/flower")
     import digits_app
 
-    changed = {"method": "scaffold", "rounds": 8, "timeout": 30, "history": str(tmp_path / "history.jsonl")}
+    changed = {"method": "fedper", "rounds": 8, "timeout": 30, "history": str(tmp_path / "history.jsonl")}
     machine = Machine(tmp_path)
     try:
         machine.start("link", machine.link)
@@ -228,4 +228,4 @@ def test_the_commands_of_the_page_run_a_federation_whose_client_dies_and_returns
     for line, result in zip(lines, deployment.rounds(ask), strict=True):
         for got, want in zip(line["loss"], result.received["loss"], strict=True):
             # Json has NaN too: the client did not answer.
-            assert np.isnan(got) or got == pytest.approx(float(want), rel=1e-4)
+            assert np.isnan(got) or got == pytest.approx(float(want), rel=1e-3)
