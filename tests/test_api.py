@@ -37,11 +37,11 @@ INTERNAL = {
 }
 """Modules that are imported by others here, and promise nothing to users."""
 
-FOLDERS = ("data", "engine", "methods", "networks", "primitives", "testing", "wrappers")
+FOLDERS = ("data", "deploy", "engine", "methods", "networks", "primitives", "testing", "wrappers")
 MODULES = {path.stem for path in ROOT.glob("*.py")} | {
     f"{folder}.{path.stem}" for folder in FOLDERS for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"
 }
-PUBLIC = [*sorted(MODULES - INTERNAL - {"__init__"}), "data", "methods", "networks", "primitives", "testing"]
+PUBLIC = [*sorted(MODULES - INTERNAL - {"__init__"}), "data", "deploy", "methods", "networks", "primitives", "testing"]
 DOCUMENTED = [f"pfl_jax.{name}" for name in PUBLIC]
 
 HEAVY = {"jaxopt", "matplotlib", "sklearn", "tensorflow", "tensorflow_datasets"}

@@ -19,7 +19,7 @@ FLOORS = [
     {"pfl_jax.messages"},
     {"pfl_jax.wrappers"},
     {"pfl_jax.engine", "pfl_jax.methods"},
-    {"pfl_jax.privacy", "pfl_jax.testing"},
+    {"pfl_jax.deploy", "pfl_jax.privacy", "pfl_jax.testing"},
     {"pfl_jax"},
     # The experiments. The package itself knows their names, and imports nothing.
     {"experiments"},

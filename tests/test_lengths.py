@@ -120,7 +120,7 @@ def test_extras_are_the_requirements():
     assert extra("dev") == requirements("requirements-dev.txt")
     assert set(PROJECT["project"]["dependencies"]) < extra("data") < extra("experiments")
     assert list(PROJECT["project"]["optional-dependencies"]) == [
-        *("data", "experiments", "export", "text", "huggingface", "dp", "cuda", "dev")
+        *("data", "experiments", "export", "text", "huggingface", "dp", "flower", "cuda", "dev")
     ]
 
 

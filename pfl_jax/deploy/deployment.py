@@ -1,0 +1,322 @@
+"""A run as its server and each of its clients compute it, whatever carries the messages between them.
+
+Keys and cohorts are those of `pfl_jax.run`, which it equals, to the rounding of differently compiled programs. The
+server's state is in the server, a client's in a file of the client; messages are arrays by name.
+"""
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, Var
+from jax.random import fold_in
+
+from pfl_jax.atomic_write import write_binary
+from pfl_jax.base import ClientData, Cohort, Method, MethodSchedule, PRNGKey, PyTree, Scores, at_round
+from pfl_jax.engine.cohort import Settings, evaluated_clients, sample_cohort
+from pfl_jax.engine.communication import Traffic
+from pfl_jax.errors import Diverged, InvalidInput, word
+from pfl_jax.messages import join, split
+from pfl_jax.primitives.metrics import no_scores, score
+from pfl_jax.primitives.tree import all_finite
+from pfl_jax.safe_read import BAD_NPZ, open_npz
+from pfl_jax.streams import EVALUATION, INITIALIZATION
+
+Arrays: TypeAlias = dict[str, np.ndarray]
+"""Arrays of a message or a file by name: the path of a leaf in its tree."""
+
+
+class Request(NamedTuple):
+    """Message of the server to one client.
+
+    Attributes:
+      kind: "train" asks for local training, "evaluate" for the scores of the model that the client would deploy.
+      round: number of completed rounds.
+      arrived: number of the last round, from 1, whose message of this client arrived; 0 for none.
+      arrays: the parts of the server's state that clients read.
+    """
+
+    kind: Literal["train", "evaluate"]
+    round: int
+    arrived: int
+    arrays: Arrays
+
+
+Ask: TypeAlias = Callable[[dict[int, Request]], tuple[dict[int, Arrays], Traffic]]
+"""Requests by client number -> the answers that arrived, and the bytes sent to clients (down) and back (up)."""
+
+
+class DeployedRound(NamedTuple):
+    """Result of one round at the server.
+
+    Attributes:
+      round: number of the round, counted from 1.
+      server: the server's state after the round.
+      cohort: [M], numbers of the drawn clients, ascending.
+      arrived: [M], bool: whether the client's message arrived. Without any, the server's state stays as it was.
+      received: Scores [N] as of `pfl_jax.RoundResult`, NaN for clients that did not answer; None if not evaluated.
+      traffic: bytes of all messages of the training of this round, as they were sent.
+    """
+
+    round: int
+    server: PyTree
+    cohort: np.ndarray
+    arrived: np.ndarray
+    received: Scores | None
+    traffic: Traffic
+
+
+@dataclass(frozen=True, eq=False)
+class Deployment:
+    """What server and clients of a run agree on before it begins; each of them makes it anew from the same program.
+
+    Attributes:
+      method: the method, or a schedule, see `pfl_jax.run`.
+      settings: rounds, participation, stragglers and evaluations; what else goes wrong is left to the world.
+      key: the run's key. Everybody knows it: it hides nothing.
+      num_clients: number of clients N.
+      example: examples of any client, or their shapes and types with a leading axis n; their values are not read.
+
+    Raises:
+      InvalidInput: settings that simulate failures, or a method that cannot be deployed: with a `Method.survey`, or
+        whose server reads the clients' states or computes new ones, which are not at the server.
+    """
+
+    method: Method | MethodSchedule
+    settings: Settings
+    key: PRNGKey
+    num_clients: int
+    example: ClientData
+
+    def __post_init__(self) -> None:
+        if self.settings.drop_rate or self.settings.attackers or self.settings.before_aggregation:
+            raise InvalidInput("drop_rate, attackers and before_aggregation are for simulations only: leave them out")
+        if at_round(self.method, 0).survey is not None:
+            raise InvalidInput("this method cannot be deployed: its server asks all clients before the first round")
+        self._settled_from  # noqa: B018, the check of the server's aggregation
+
+    # What the server does.
+
+    def rounds(self, ask: Ask) -> Iterator[DeployedRound]:
+        """The rounds of the run, at the server.
+
+        Args:
+          ask: function that brings requests to clients, see `Ask`. Clients without an answer are absent.
+
+        Raises:
+          Diverged: the server's state is NaN or infinite. A client that diverges is absent.
+          InvalidInput: an answer of another method.
+        """
+        server, last = self._first_server(), np.zeros(self.num_clients, int)
+        for index in range(self.settings.rounds):
+            cohort = self._sample(jnp.int32(index), self.settings.cohort_size(self.num_clients, index))
+            clients = np.asarray(cohort.clients)
+            answers, traffic = ask(self._requests("train", clients, index, last, server))
+            # A client that diverged sends nothing.
+            answers = {client: arrays for client, arrays in answers.items() if arrays}
+            arrived = np.isin(clients, list(answers))
+            server = self._aggregated(server, index, cohort, answers) if answers else server
+            if not all_finite(server):
+                raise Diverged(index + 1, [])
+            last[clients[arrived]] = index + 1
+            received = None
+            if self.settings.is_evaluated(index + 1):
+                chosen = np.asarray(evaluated_clients(self.key, self.num_clients, self.settings))
+                answers, _ = ask(self._requests("evaluate", chosen, index + 1, last, server))
+                received = self._scores(answers)
+            yield DeployedRound(index + 1, server, clients, arrived, received, traffic)
+
+    def _requests(
+        self, kind: Literal["train", "evaluate"], clients: np.ndarray, completed: int, last: np.ndarray, server: PyTree
+    ) -> dict[int, Request]:
+        arrays = dict(itertools.compress(_named((server,)).items(), self._read_by_clients))
+        return {int(client): Request(kind, completed, int(last[client]), arrays) for client in clients}
+
+    def _aggregated(self, server: PyTree, index: int, cohort: Cohort, answers: dict[int, Arrays]) -> PyTree:
+        """The server's state after the round with this index."""
+        clients, message = np.asarray(cohort.clients).tolist(), self._shapes[2]
+        expected = (*message, jax.ShapeDtypeStruct((), jnp.int32))
+        absent = _zeros(expected)
+        parts = [_as_tree(expected, answers[client]) if client in answers else absent for client in clients]
+        rows, _, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+        sums = reduce(partial(jax.tree.map, np.add), [terms for _, terms, _ in parts])
+        present = jnp.array([client in answers for client in clients])
+        cohort = dataclasses.replace(cohort, counts=jnp.asarray(counts), present=present)
+        return self._aggregate(jnp.int32(index), server, rows, sums, cohort)
+
+    def _scores(self, answers: dict[int, Arrays]) -> Scores:
+        scores = no_scores(self.num_clients, at_round(self.method, 0).task)
+        for client, arrays in answers.items():
+            for name, value in arrays.items():
+                scores.by_name[name][client] = value  # pyright: ignore[reportIndexIssue]
+        return scores
+
+    # What a client does.
+
+    def answer(self, client: int, request: Request, train: ClientData, test: ClientData, file: Path) -> Arrays:
+        """Answer of a client to the server; nothing, if the client diverged.
+
+        Args:
+          client: the client's number.
+          request: message of the server.
+          train, test: the client's examples.
+          file: the client's state, of this run only, in an existing folder; it is written after a training. A client
+            without one has never been trained.
+
+        Raises:
+          InvalidInput: a request of an earlier round than the file's, or a file of another method.
+        """
+        unread = itertools.compress(_named(_zeros(self._shapes[:1])).items(), map(operator.not_, self._read_by_clients))
+        (server,) = _as_tree(self._shapes[:1], dict(unread) | request.arrays)
+        state, last = self._state(client, train, request.arrived, file)
+        if request.kind == "evaluate":
+            return _named(self._score(server, state, train, test, request.round, client).by_name)
+        if last > request.round:
+            raise InvalidInput(f"client {client}: round {last} is trained already, and its state is kept")
+        state, message, finite = self._train(server, state, train, request.round, client)
+        if not finite:
+            return {}
+        saved = _named((state, np.int32(request.round + 1)))
+        write_binary(file, lambda opened: np.savez(opened, allow_pickle=False, **saved))
+        return _named((*message, np.sum(train.mask, dtype=np.int32)))
+
+    def _state(self, client: int, train: ClientData, arrived: int, file: Path) -> tuple[PyTree, int]:
+        """State of a client, and the round of its last training; 0 if there was none."""
+        if not file.exists():
+            return self._first_client(train, client), 0
+        expected = jax.eval_shape(self._first_client, train, client)
+        try:
+            with open_npz(file) as stored:
+                state, last = _as_tree((expected, jax.ShapeDtypeStruct((), jnp.int32)), dict(stored))
+        except BAD_NPZ as error:
+            raise InvalidInput(f"{file} is no state of this client: {error}") from error
+        if arrived == last:
+            leaves, structure = jax.tree.flatten(state)
+            state = jax.tree.unflatten(structure, [leaves[origin] for origin in self._settled_from])
+        return state, int(last)
+
+    # Programs.
+
+    @partial(jax.jit, static_argnums=0)
+    def _first_server(self) -> PyTree:
+        return at_round(self.method, 0).init_server(fold_in(fold_in(self.key, INITIALIZATION), self.num_clients))
+
+    @partial(jax.jit, static_argnums=0)
+    def _first_client(self, train: ClientData, client: jax.Array | int) -> PyTree:
+        key = fold_in(fold_in(self.key, INITIALIZATION), client)
+        return at_round(self.method, 0).init_client(key, self._first_server(), train)
+
+    @partial(jax.jit, static_argnums=(0, 2))
+    def _sample(self, index: jax.Array, size: int) -> Cohort:
+        return sample_cohort(self.key, index, jnp.ones(self.num_clients, jnp.int32), size, self.settings)
+
+    @partial(jax.jit, static_argnums=0)
+    def _train(self, server, state, train: ClientData, index, client) -> tuple[PyTree, PyTree, jax.Array]:
+        """A client's next state, the two parts of its message, and whether all that is finite."""
+        method, key = at_round(self.method, index), fold_in(fold_in(self.key, index), client)
+        result = method.local(key, server, state, train)
+        finite = all_finite((result.client, result.message))
+        return result.client, split(result.message, jnp.ones((), bool)), finite
+
+    @partial(jax.jit, static_argnums=0)
+    def _score(self, server, state, train: ClientData, test: ClientData, completed, client) -> Scores:
+        method = at_round(self.method, jnp.maximum(completed - 1, 0))
+        key = fold_in(fold_in(fold_in(self.key, EVALUATION), completed), client)
+        personal = method.personalize(key, server, state, train)
+        return score(method.predict, personal, test, method.task)
+
+    @partial(jax.jit, static_argnums=0)
+    def _aggregate(self, index, server: PyTree, rows: PyTree, sums: PyTree, cohort: Cohort) -> PyTree:
+        # Nothing depends on the clients' states: that was checked.
+        clients = _zeros(_stacked(self._shapes[1], len(cohort.clients)))
+        return self._with_clients(index, server, rows, sums, cohort, clients)[0]
+
+    def _with_clients(self, index, server, rows, sums, cohort: Cohort, clients) -> tuple[PyTree, PyTree]:
+        """Aggregation as in the simulation: the server's next state, and those of the cohort's clients."""
+        key = fold_in(fold_in(self.key, index), self.num_clients)
+        server, clients, _ = at_round(self.method, index).aggregate(key, server, clients, join(rows, sums), cohort)
+        return server, clients
+
+    # What is known from shapes alone.
+
+    @cached_property
+    def _shapes(self) -> tuple[PyTree, PyTree, tuple[PyTree, PyTree]]:
+        """Shapes of the server's state, of a client's, and of the two parts of its message."""
+        server, client = jax.eval_shape(self._first_server), jax.eval_shape(self._first_client, self.example, 0)
+        return server, client, jax.eval_shape(self._train, server, client, self.example, 0, 0)[1]
+
+    @cached_property
+    def _read_by_clients(self) -> list[bool]:
+        """For each leaf of the server's state, whether training or evaluation reads it."""
+
+        def both(server, state, examples):
+            # Not as compiled functions, which would read all that they are given.
+            trained, scored = (type(self).__dict__[name].__wrapped__ for name in ("_train", "_score"))
+            return trained(self, server, state, examples, 0, 0), scored(self, server, state, examples, examples, 0, 0)
+
+        server, client, _ = self._shapes
+        jaxpr = jax.make_jaxpr(both)(server, client, self.example).jaxpr
+        found = _live(jaxpr, jaxpr.outvars)
+        return [variable in found for variable in jaxpr.invars[: len(jax.tree.leaves(server))]]
+
+    @cached_property
+    def _settled_from(self) -> list[int]:
+        """For each leaf of a client's state after a round, the leaf of its trained state that it is."""
+        size, (server, client, (rows, sums)) = self.settings.cohort_size(self.num_clients, 0), self._shapes
+        cohort = jax.eval_shape(lambda: self._sample(jnp.int32(0), size))
+        rows, clients = _stacked((rows, client), size)
+        jaxpr = jax.make_jaxpr(self._with_clients)(0, server, rows, sums, cohort, clients).jaxpr
+        number = len(jax.tree.leaves(client))
+        inputs, outputs = (part[len(part) - number :] for part in (jaxpr.invars, jaxpr.outvars))
+        used = _live(jaxpr, jaxpr.outvars[: len(jaxpr.outvars) - number])
+        if not used.isdisjoint(inputs) or not all(out in inputs for out in outputs):
+            raise InvalidInput(
+                "this method cannot be deployed: its server reads or computes states of clients, which are not there"
+            )
+        return [inputs.index(out) for out in outputs]
+
+
+def _zeros(shapes: PyTree) -> PyTree:
+    """Zeros of these shapes and types."""
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def _stacked(shapes: PyTree, size: int) -> PyTree:
+    """Shapes of `size` trees of these shapes, stacked."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), shapes)
+
+
+def _named(tree: PyTree) -> Arrays:
+    """Leaves of a tree by their paths, as NumPy arrays."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _as_tree(shapes: PyTree, arrays: Arrays) -> PyTree:
+    """Tree of these shapes and types, of arrays from `_named`; InvalidInput if one is not there, or is another."""
+
+    def find(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        array = arrays.get(name)
+        if array is None or (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
+            raise InvalidInput(f"{name}: expected {word(leaf)}, got {word(array)}: is it of the same method and model?")
+        return array
+
+    return jax.tree_util.tree_map_with_path(find, shapes)
+
+
+def _live(jaxpr: Jaxpr, outputs: Sequence[Any]) -> set[Var]:
+    """Variables of a program on which some of its outputs depend; an inner program counts as one operation."""
+    found = {out for out in outputs if isinstance(out, Var)}
+    for operation in reversed(jaxpr.eqns):
+        if not found.isdisjoint(operation.outvars):
+            found |= {given for given in operation.invars if isinstance(given, Var)}
+    return found
