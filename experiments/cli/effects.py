@@ -10,7 +10,6 @@ from experiments.cli.options import (
     MODEL_OPTIONS,
     NO_TARGETS,
     OWN_DATA,
-    PARTITION_OPTIONS,
     PROCESSES,
     Options,
     flag,
@@ -26,6 +25,16 @@ RESULT_NEUTRAL = {
 }
 """Options that do not change the results of a run; of --source and --data, only the data that was loaded matters. See
 `result_neutral` for the exception."""
+
+
+PARTITION_OPTIONS = {
+    "grouped": ("s", "train_size", "size_choices", "test_size"),
+    "pathological": ("pathological_protocol", "train_size", "size_choices", "test_size"),
+    "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
+    "iid": ("train_size", "size_choices", "test_size"),
+    "natural": (),
+}
+"""partition -> the options that apply to it."""
 
 
 def result_neutral(options: Mapping[str, Any]) -> set[str]:
@@ -74,6 +83,9 @@ def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
 def fixed_rounds(options: Options) -> str:
     """Option that makes a round's results depend on the number of rounds, which then cannot be added to; "" without
     one."""
+    if options.buffer is not None:
+        # More rounds may have clients that begin with earlier states than those that are kept.
+        return "--buffer"
     if options.full_last_round and options.participation < 1:
         return "--full-last-round"
     cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
@@ -100,6 +112,8 @@ def unread(request: Request) -> dict[str, str]:
         whys |= dict.fromkeys(("attack", "attackers", "attack_scale"), why)
     elif options.attack == "labels":
         whys["attack_scale"] = "with --attack labels"
+    if options.buffer is not None:
+        whys["participation"] = "with --buffer"
     if options.participation == 1:
         # Nobody is drawn where all take part.
         names = ("straggler_fraction", "straggler_rate", "full_last_round")

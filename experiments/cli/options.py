@@ -128,6 +128,13 @@ class Options:
     """Share of the clients that attack, the same ones in all rounds; at least 0 and below 1."""
     attack_scale: Positive = 1.0
     """Factor of the flipped update or of the noise."""
+    device_trace: str | None = None
+    """JSON file of the clients' devices, see docs/time.md: cohorts are drawn among available clients, a round takes as
+    long as its slowest, and evaluations have the virtual time."""
+    buffer: Count | None = None
+    """Asynchronous rounds (FedBuff): number of messages of a step of the server (with --device-trace)."""
+    concurrency: Count | None = None
+    """Number of clients that train at once (with --buffer)."""
     held_out_clients: int = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""
@@ -283,6 +290,9 @@ class Options:
             check_value(flag(name), getattr(self, name), kind)
         if self.accept_other_code and self.resume is None:
             raise InvalidInput("--accept-other-code needs --resume")
+        for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
+            if getattr(self, name) is not None and getattr(self, needed) is None:
+                raise InvalidInput(f"{flag(name)} needs {flag(needed)}")
         if self.attackers and self.attack is None:
             raise InvalidInput("--attackers needs --attack: labels, signs or noise")
         if self.dp_clip is None and self.dp_noise > 0:
@@ -312,15 +322,6 @@ KINDS = get_type_hints(Options, include_extras=True)
 
 PROCESSES = {"distributed", "coordinator", "num_processes", "process_id"}
 """Options of distributed runs."""
-
-PARTITION_OPTIONS = {
-    "grouped": ("s", "train_size", "size_choices", "test_size"),
-    "pathological": ("pathological_protocol", "train_size", "size_choices", "test_size"),
-    "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
-    "iid": ("train_size", "size_choices", "test_size"),
-    "natural": (),
-}
-"""partition -> the options that apply to it."""
 
 
 def flag(name: str) -> str:

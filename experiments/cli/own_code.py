@@ -38,6 +38,10 @@ def is_own(name: str | None) -> TypeGuard[str]:
     return name is not None and (name.endswith(".py") or ".py:" in name)
 
 
+FILES = ("weights", "device_trace")
+"""Options with the name of a file that is no code."""
+
+
 def label(name: str) -> str:
     """Name for people, whatever the folder: "my_method.py:fedavgm"; a built-in one's own."""
     return Path(name).name if is_own(name) else name
@@ -59,9 +63,10 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
             function(kind, name)
             path = _path(name)
             found[kind] = {"file": str(path), "digest": _load(path)[1]}
-    if values["weights"] is not None:
-        path = weights_file(values["weights"])
-        found["weights"] = {"file": str(path), "digest": _read(path)[1]}
+    for kind in FILES:
+        if values[kind] is not None:
+            path = weights_file(values[kind])
+            found[kind] = {"file": str(path), "digest": _read(path)[1]}
     return found
 
 
@@ -75,8 +80,9 @@ def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
     """Raise InvalidInput unless an entry of `files` still has the text that a run began with; nothing is executed."""
     path = Path(entry["file"])
     if _read(path)[1] != entry["digest"]:
+        option = kind.replace("_", "-")
         raise InvalidInput(
-            f"the run began with another text of {path}, its --{kind}: bring that back, or start the run anew"
+            f"the run began with another text of {path}, its --{option}: bring that back, or start the run anew"
         )
 
 

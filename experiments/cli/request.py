@@ -9,7 +9,7 @@ from typing import Any
 from experiments.cli import parser, presets
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
 from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, Options, flag, option_words
-from experiments.cli.own_code import files, identifier, is_own, label, method_factory, weights_file
+from experiments.cli.own_code import FILES, files, identifier, is_own, label, method_factory, weights_file
 from experiments.cli.parser import Group, Option, options_of, summary, unknown_option
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
@@ -52,7 +52,8 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         (
             "client",
             "The number of clients, and their participation in rounds.",
-            "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate held_out_clients",
+            "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate device_trace "
+            "buffer concurrency held_out_clients",
         ),
         (
             "robustness",
@@ -155,10 +156,14 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     values, given = {name: option.default for name, option in every.items()} | found, frozenset(found)
     hyper_parameters = {name: values[name] for name in own}
     options = _checked(dataset, Options(**{name: values[name] for name in common}), given)
-    if options.weights is not None:
-        # Absolute: a run is resumed and exported from other folders too.
-        options = dataclasses.replace(options, weights=str(weights_file(options.weights)))
+    for name in FILES:
+        if (file := getattr(options, name)) is not None:
+            # Absolute: a run is resumed and exported from other folders too.
+            options = dataclasses.replace(options, **{name: str(weights_file(file))})
     options.check()
+    for name in ("full_last_round", "straggler_fraction", "drop_rate") if options.device_trace is not None else ():
+        if getattr(options, name):
+            raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
     _check_processes(options)
     if options.mesh is not None:
         options, given = _on_mesh(options, given)

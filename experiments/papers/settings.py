@@ -133,7 +133,7 @@ so are the measure and the batches of the preset."""
 
 _UNKNOWN_IN_PLACE = {
     *("resume", "keep_state", "held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule"),
-    *("attack", "attackers", "attack_scale", "server_mean", "compress"),
+    *("attack", "attackers", "attack_scale", "server_mean", "compress", "device_trace", "buffer", "concurrency"),
     *PROCESSES,
 }
 """Options that runs with alignment in place do not have. They do without those that only place or store the work."""

@@ -185,10 +185,16 @@ def headline(experiment: Experiment) -> str:
     return (
         f"{experiment.dataset.description}: {label(options.method)}({own}), {label(options.model)}, "
         f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
-        f"participation {options.participation:g}, {_division(options)}{sample}, "
+        f"{_participation(options)}, {_division(options)}{sample}, "
         f"on {device_name(options)}, chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, "
         f"devices idle {unused.devices:.1%})"
     )
+
+
+def _participation(options: Options) -> str:
+    if options.buffer is None:
+        return f"participation {options.participation:g}"
+    return f"asynchronous ({options.concurrency} clients at once, {options.buffer} messages a step)"
 
 
 def _division(options: Options) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from experiments import unknown_dataset
 from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
 from experiments.cli.options import PROCESSES, Options, flag, option_words
-from experiments.cli.own_code import KINDS, check_unchanged, label
+from experiments.cli.own_code import FILES, KINDS, check_unchanged, label
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import Request, parse
 from experiments.folder.load import read_config, read_json
@@ -113,7 +113,7 @@ def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") 
             # Before it is executed.
             check_unchanged(kind, entry)
             name = values[kind].rpartition(":")[2]
-            values[kind] = entry["file"] if kind == "weights" else f"{entry['file']}:{name}"
+            values[kind] = entry["file"] if kind in FILES else f"{entry['file']}:{name}"
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         if values["epochs"] is None:

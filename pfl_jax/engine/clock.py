@@ -188,9 +188,11 @@ def schedule(
 
 
 def read_devices(path: str | Path) -> Devices:
-    """Devices from a JSON file, {"devices": [{"seconds_per_example": s, "bytes_per_second": b}, ...]}.
+    """Read the devices of clients from a file.
 
-    A device that is not always available also has "period", in seconds, and "available", [[start, end], ...].
+    Args:
+      path: JSON, {"devices": [{"seconds_per_example": s, "bytes_per_second": b}, ...]}. A device that is not always
+        available also has "period", in seconds, and "available", [[start, end], ...].
 
     Raises:
       InvalidInput: the file cannot be read, or is of another form.

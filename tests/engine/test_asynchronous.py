@@ -18,6 +18,7 @@ from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import Update
 from pfl_jax.methods import make_method
+from pfl_jax.streams import INITIALIZATION
 from pfl_jax.testing.comparison import assert_close
 from pfl_jax.wrappers.buffered import stale, with_versions
 
@@ -58,8 +59,6 @@ def test_rounds_of_late_clients():
 
 def first_key():
     """The key with which the engine makes the server of three clients."""
-    from pfl_jax.streams import INITIALIZATION
-
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(4), INITIALIZATION), 3)
 
 
@@ -94,13 +93,8 @@ def test_parts_of_a_late_message(tau):
     close(message["own"], Mean(jnp.array([1.0, -2.0]), factor * jnp.array([4.0, 2.0])))
 
 
-LIMITS = [
-    "fedavg",
-    "fedper",
-    "fedpac",
-    "ditto",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "fedas", "fedproto_g", "fedem")),
-]
+MORE = ("ditto", "scaffold", "fedas", "fedproto_g", "fedem")
+LIMITS = ["fedper", "fedpac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", *MORE))]
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -113,12 +107,16 @@ def test_equal_devices_and_a_buffer_of_all_are_the_synchronous_run(name):
     np.testing.assert_array_equal(everyone.seconds, [7, 14, 21])
 
 
-@pytest.mark.parametrize("values", [{}, {"client_clip": 0.5, "server_optimizer": "sgd"}])
-@pytest.mark.parametrize("name", LIMITS[:3])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("fedper", {"client_clip": 0.5, "server_optimizer": "sgd"}),
+        pytest.param("fedpac", {"client_clip": 0.5}, marks=pytest.mark.slow),
+        pytest.param("scaffold", {"compress": "quantize:8", "server_mean": "median"}, marks=pytest.mark.slow),
+    ],
+)
 def test_rounds_in_which_nobody_is_late_are_plain_ones(name, values):
     """Also where later rounds need the earlier states, bit for bit."""
-    if values and name == "fedpac":
-        values = {"client_clip": 0.5}
     method, clients = tiny_method(name, **values), [[0, 1], [1, 2], [0, 2], [0, 1]]
     plain = last(method, Settings(rounds=3, schedule=planned(clients, np.zeros((4, 2), int))))
     later = last(method, Settings(rounds=3, schedule=planned(clients, [[0, 0]] * 3 + [[2, 1]])))
@@ -134,10 +132,8 @@ def test_chunks_devices_places_and_interruptions_change_nothing(name):
     first = next(simulate.run(method, tiny_federation(SIZES), settings, jax.random.key(4))).state
     chex.assert_trees_all_equal(last(method, settings, state=first).state.server, want.state.server)
     for got in (
-        last(method, Settings(rounds=3, chunk=2, schedule=STALE)),
-        last(method, settings, data=tiny_federation(SIZES, pad=7)),
+        last(method, Settings(rounds=3, chunk=2, schedule=STALE), state_on="host"),
         last(method, settings, mesh=simulate.client_mesh(jax.devices()[:2])),
-        last(method, settings, state_on="host"),
     ):
         assert_close(got.state, want.state)
         np.testing.assert_allclose(got.received["loss"], want.received["loss"], rtol=1e-4)
