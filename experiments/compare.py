@@ -206,7 +206,8 @@ def with_target(
     sign = 1 if compared.higher_is_better else -1
     for name, *_ in rows:
         runs = [run for run in named[name].counted if run.seed in compared.seeds]
-        good = [[one for one in run.lines if sign * (one[protocol]["mean"] - target) >= 0] for run in runs]
+        known = [[one for one in run.lines if (one.get(protocol) or {}).get("mean") is not None] for run in runs]
+        good = [[one for one in lines if sign * (one[protocol]["mean"] - target) >= 0] for lines in known]
         first = [lines[0] for lines in good] if all(good) else []
         rounds.append(f"{np.mean([one['round'] for one in first]):.1f}" if first else NOTHING)
         timed = first and all(VIRTUAL in one for one in first)
