@@ -52,9 +52,9 @@ def relevant_options(request: Request) -> dict[str, Any]:
     values = resolve_defaults(dataclasses.asdict(options) | request.hyper_parameters)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
     unused = unread(request).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
-    if options.local_steps is None:
-        # Its runs are those of before there was this option.
-        unused.add("local_steps")
+    # Runs without these options are those of before there were any.
+    later = ("local_steps", "device_trace", "buffer", "concurrency")
+    unused |= {name for name in later if getattr(options, name) is None}
     # The data determines it.
     unused |= {"vocabulary"} - request.given
     unused |= {"num_clients"} if options.partition == "natural" else set()
@@ -114,10 +114,10 @@ def unread(request: Request) -> dict[str, str]:
         whys["attack_scale"] = "with --attack labels"
     if options.buffer is not None:
         whys["participation"] = "with --buffer"
-    if options.participation == 1:
+    if options.participation == 1 or options.device_trace is not None:
         # Nobody is drawn where all take part.
-        names = ("straggler_fraction", "straggler_rate", "full_last_round")
-        whys |= dict.fromkeys(names, "with --participation 1")
+        why = "with --participation 1" if options.device_trace is None else "with --device-trace"
+        whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), why)
     elif not options.straggler_fraction:
         whys["straggler_rate"] = "without --straggler-fraction"
     if not (dataset in SPECS and SPECS[dataset].fedpac):

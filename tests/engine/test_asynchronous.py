@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 from full_batches import SGD, SIZES, assert_model, train, training_examples
+from message_shapes import message_shapes
 from problems import tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import simulate
@@ -16,8 +17,9 @@ from pfl_jax.base import ClientData, LocalResult, Mean
 from pfl_jax.engine.clock import Devices, Schedule, schedule
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import Update
-from pfl_jax.methods import make_method
+from pfl_jax.messages import Update, has_means
+from pfl_jax.methods import METHODS, make_method
+from pfl_jax.privacy import budgets
 from pfl_jax.streams import INITIALIZATION
 from pfl_jax.testing.comparison import assert_close
 from pfl_jax.wrappers.buffered import stale, with_versions
@@ -137,6 +139,30 @@ def test_chunks_devices_places_and_interruptions_change_nothing(name):
     ):
         assert_close(got.state, want.state)
         np.testing.assert_allclose(got.received["loss"], want.received["loss"], rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_that_sends_a_mean_can_be_late(name):
+    """States keep their shapes; where nothing is summed, there is one line."""
+    engine = simulate.build(tiny_method(name), Settings(rounds=3, schedule=STALE))
+    data = tiny_federation(SIZES)
+    state = jax.eval_shape(engine.init, data, jax.random.key(0))
+    if not has_means(message_shapes(name)[2]):
+        with pytest.raises(InvalidInput, match="methods that send a Mean"):
+            jax.eval_shape(lambda data, state: engine.round(data, state, 2), data, state)
+        return
+    after, _ = jax.eval_shape(lambda data, state: engine.round(data, state, 2), data, state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+    assert jax.eval_shape(engine.evaluate, data, after)["loss"].shape == (3,)
+
+
+def test_privacy_counts_the_rounds_of_the_schedule():
+    values = {"client_clip": 1.0, "client_noise": 1.0}
+    (budget,) = budgets("fedavg", values, Settings(rounds=3, schedule=STALE), np.array(SIZES), jax.random.key(0))
+    assert budget.uses.tolist() == [1, 2, 2]
+    # Who comes is no uniform draw.
+    assert budget.cohort is None
 
 
 def test_an_attacker_turns_the_update_that_it_trained():
