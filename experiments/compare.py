@@ -18,11 +18,11 @@ from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.options import Protocol
 from experiments.cli.parser import Argument, parse
 from experiments.folder import load, stored_runs
-from experiments.folder.run_folder import write_text
+from experiments.folder.run_folder import VIRTUAL, write_text
 from experiments.folder.stored_runs import Group
-from experiments.host.console import Terminal, print_text
+from experiments.host.console import Terminal, duration, print_text
 from experiments.show.pictures import Picture, Ranks, save
-from experiments.show.tables import markdown, number, terminal
+from experiments.show.tables import NOTHING, markdown, number, terminal
 from pfl_jax.compare import Difference, critical_difference, difference, holm, mean_ranks, share_worse
 from pfl_jax.errors import InvalidInput
 
@@ -42,6 +42,8 @@ class Options:
     """Evaluation protocol of the scores."""
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
     """Also write the table to a new file, .md."""
+    target: float | None = None
+    """Also show after how many rounds, and which virtual time, the mean first reaches this score."""
     plot: Annotated[Path | None, Argument(metavar="FILE")] = None
     """Also draw the mean ranks with the critical difference to a new file: .png, .svg or .pdf."""
 
@@ -83,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups, _ = stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(options.runs)])
         compared = read(groups, options.eval_protocol)
         heads, rows, notes = table(compared, options.reference)
+        if options.target is not None:
+            heads, rows = with_target(heads, rows, groups, compared, options.eval_protocol, options.target)
         console = Terminal()
         console.print(terminal(heads, rows, title=f"{compared.data}, {compared.axis} after round {compared.round}"))
         for note in notes:
@@ -186,6 +190,32 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
             row.append("—" if rather is None else f"{100 * rather:.0f} %")
         rows.append(row)
     return heads, rows, _notes(compared, reference, found)
+
+
+def with_target(
+    heads: list[str],
+    rows: list[list[str]],
+    groups: Sequence[Group],
+    compared: Compared,
+    protocol: Protocol,
+    target: float,
+) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of `table` with the rounds, and of runs with --device-trace the virtual time, until the mean over
+    clients first reaches a target: means over the runs, a dash where one does not reach it."""
+    named, rounds, times = {one.label: one for one in groups}, [], []
+    sign = 1 if compared.higher_is_better else -1
+    for name, *_ in rows:
+        runs = [run for run in named[name].counted if run.seed in compared.seeds]
+        known = [[one for one in run.lines if (one.get(protocol) or {}).get("mean") is not None] for run in runs]
+        good = [[one for one in lines if sign * (one[protocol]["mean"] - target) >= 0] for lines in known]
+        first = [lines[0] for lines in good] if all(good) else []
+        rounds.append(f"{np.mean([one['round'] for one in first]):.1f}" if first else NOTHING)
+        timed = first and all(VIRTUAL in one for one in first)
+        times.append(duration(float(np.mean([one[VIRTUAL] for one in first]))) if timed else NOTHING)
+    columns = {f"rounds to {target:g}": rounds, f"time to {target:g}": times}
+    if {*times} == {NOTHING}:
+        del columns[f"time to {target:g}"]
+    return [*heads, *columns], [[*row, *more] for row, *more in zip(rows, *columns.values(), strict=True)]
 
 
 def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> list[str]:

@@ -23,6 +23,12 @@ class Unsummed(Mean):
     __slots__: tuple[str, ...] = ()
 
 
+class Update(Mean):
+    """`Mean` whose value is what is added to received parameters, not such parameters themselves."""
+
+    __slots__: tuple[str, ...] = ()
+
+
 def is_mean(part: PyTree) -> bool:
     """Whether a part of a message is a `Mean`; for the argument `is_leaf` of jax.tree.map."""
     return isinstance(part, Mean)

@@ -3,6 +3,7 @@
 import contextlib
 import doctest
 import json
+import pickle
 import re
 import shlex
 import sys
@@ -28,6 +29,7 @@ from experiments.run.command import main
 from experiments.run.estimate import examples_visited
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import Cohort, LocalTraining, primitives, simulate, tasks
+from pfl_jax.engine.clock import read_devices
 from pfl_jax.methods import make_method
 
 # README.md and the pages of evaluation, training and adapters
@@ -63,6 +65,32 @@ def test_the_example_of_validation_runs(capsys):
     rounds = printed(capsys)
     assert [len(words) for words in rounds] == [3, 3]
     assert all(0 < float(word) <= 1 for words in rounds for word in words[1:])
+
+
+def test_devices_of_the_page_are_the_committed_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    executed(block("docs/time.md", "draw.lognormal"))
+    assert Path("devices.json").read_text() == (ROOT / "results/devices.json").read_text()
+
+
+def test_traces_of_fedscale_become_devices(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    behavior = {"duration": 9, "inactive": [4, 4, 60], "finish_time": 90, "active": [0, 4, 50], "model": "phone"}
+    pickles = {"client_device_capacity": {7: {"computation": 100.0, "communication": 80.0}}}
+    for name, content in (pickles | {"client_behave_trace": {3: behavior}}).items():
+        Path(name).write_bytes(pickle.dumps(content))
+    executed(block("docs/time.md", "client_behave_trace"))
+    devices = read_devices("devices.json")
+    assert (devices.seconds_per_example.tolist(), devices.bytes_per_second.tolist()) == ([0.3], [10240])
+    assert devices.available == [(90, [(0, 4), (50, 60)])]
+
+
+@pytest.mark.slow
+def test_the_example_of_virtual_time_runs(capsys):
+    executed(block("docs/time.md", "clock.schedule("))
+    times = [float(words[0]) for words in printed(capsys)]
+    assert len(times) == 8
+    assert times == sorted(times)
 
 
 @pytest.mark.slow

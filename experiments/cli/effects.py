@@ -4,18 +4,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import parse_schedule, unread_by_method, unread_by_wrappers
-from experiments.cli.options import (
-    CUSTOM,
-    MODEL_OPTIONS,
-    NO_TARGETS,
-    OWN_DATA,
-    PARTITION_OPTIONS,
-    PROCESSES,
-    WITH_FILES,
-    Options,
-    flag,
-)
+from experiments.cli.options import CUSTOM, MODEL_OPTIONS, NO_TARGETS, OWN_DATA, PROCESSES, WITH_FILES, Options
 from experiments.cli.own_code import by_content, is_partition_file, label
 from experiments.cli.request import Request
 from pfl_jax.data.natural import NATURAL
@@ -28,6 +19,16 @@ RESULT_NEUTRAL = {
 }
 """Options that do not change the results of a run; of --source and --data, only the data that was loaded matters. See
 `result_neutral` for the exception."""
+
+
+PARTITION_OPTIONS = {
+    "grouped": ("s", "train_size", "size_choices", "test_size"),
+    "pathological": ("pathological_protocol", "train_size", "size_choices", "test_size"),
+    "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
+    "iid": ("train_size", "size_choices", "test_size"),
+    "natural": (),
+}
+"""partition -> the options that apply to it."""
 
 
 def result_neutral(options: Mapping[str, Any]) -> set[str]:
@@ -45,9 +46,9 @@ def relevant_options(request: Request) -> dict[str, Any]:
     values = resolve_defaults(dataclasses.asdict(options) | request.hyper_parameters)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
     unused = unread(request).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
-    if options.local_steps is None:
-        # Its runs are those of before there was this option.
-        unused.add("local_steps")
+    # Runs without these options are those of before there were any.
+    later = ("local_steps", "device_trace", "buffer", "concurrency")
+    unused |= {name for name in later if getattr(options, name) is None}
     # The data determines it.
     unused |= {"vocabulary"} - request.given
     if (options.partition == "natural" and request.dataset == CUSTOM) or is_partition_file(options.partition):
@@ -77,6 +78,9 @@ def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
 def fixed_rounds(options: Options) -> str:
     """Option that makes a round's results depend on the number of rounds, which then cannot be added to; "" without
     one."""
+    if options.buffer is not None:
+        # More rounds may have clients that begin with earlier states than those that are kept.
+        return "--buffer"
     if options.full_last_round and options.participation < 1:
         return "--full-last-round"
     cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
@@ -105,10 +109,12 @@ def unread(request: Request) -> dict[str, str]:
         whys |= dict.fromkeys(("attack", "attackers", "attack_scale"), why)
     elif options.attack == "labels":
         whys["attack_scale"] = "with --attack labels"
-    if options.participation == 1:
+    if options.buffer is not None:
+        whys["participation"] = "with --buffer"
+    if options.participation == 1 or options.device_trace is not None:
         # Nobody is drawn where all take part.
-        names = ("straggler_fraction", "straggler_rate", "full_last_round")
-        whys |= dict.fromkeys(names, "with --participation 1")
+        why = "with --participation 1" if options.device_trace is None else "with --device-trace"
+        whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), why)
     elif not options.straggler_fraction:
         whys["straggler_rate"] = "without --straggler-fraction"
     if not (dataset in SPECS and SPECS[dataset].fedpac):

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.cli.options import KINDS, flag, option_words
+from experiments.cli.flags import flag, option_words
+from experiments.cli.options import KINDS
 from experiments.cli.own_code import is_own, method_factory, option_kind
 from experiments.cli.parser import Option, entries
 from pfl_jax.base import Method

@@ -1,9 +1,9 @@
 """Options that all experiments have, with any method; presets.py has their default values."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
+from experiments.cli.flags import flag
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition import PARTITIONS
 from pfl_jax.data.specs import PixelNormalization, Source
@@ -134,6 +134,13 @@ class Options:
     """Share of the clients that attack, the same ones in all rounds; at least 0 and below 1."""
     attack_scale: Positive = 1.0
     """Factor of the flipped update or of the noise."""
+    device_trace: str | None = None
+    """JSON file of the clients' devices, see docs/time.md: cohorts are drawn among available clients, a round takes as
+    long as its slowest, and evaluations have the virtual time."""
+    buffer: Count | None = None
+    """Asynchronous rounds (FedBuff): number of messages of a step of the server (with --device-trace)."""
+    concurrency: Count | None = None
+    """Number of clients that train at once (with --buffer)."""
     held_out_clients: int = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""
@@ -289,6 +296,9 @@ class Options:
             check_value(flag(name), getattr(self, name), kind)
         if self.accept_other_code and self.resume is None:
             raise InvalidInput("--accept-other-code needs --resume")
+        for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
+            if getattr(self, name) is not None and getattr(self, needed) is None:
+                raise InvalidInput(f"{flag(name)} needs {flag(needed)}")
         if self.attackers and self.attack is None:
             raise InvalidInput("--attackers needs --attack: labels, signs or noise")
         if self.dp_clip is None and self.dp_noise > 0:
@@ -318,34 +328,6 @@ KINDS = get_type_hints(Options, include_extras=True)
 
 PROCESSES = {"distributed", "coordinator", "num_processes", "process_id"}
 """Options of distributed runs."""
-
-PARTITION_OPTIONS = {
-    "grouped": ("s", "train_size", "size_choices", "test_size"),
-    "pathological": ("pathological_protocol", "train_size", "size_choices", "test_size"),
-    "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
-    "iid": ("train_size", "size_choices", "test_size"),
-    "natural": (),
-}
-"""partition -> the options that apply to it; none to a file."""
-
-
-def flag(name: str) -> str:
-    """Option as written on the command line, such as --train-size."""
-    return "--" + name.replace("_", "-")
-
-
-def option_words(values: Mapping[str, Any]) -> list[str]:
-    """Options as command-line arguments: ["--rounds", "30", "--size-choices", "300", "600", "--no-drop-last"]."""
-    words = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            words.append(flag(name if value else f"no_{name}"))
-        elif str(value).startswith("-"):
-            # argparse takes such a text, as -1e-05, for an option.
-            words.append(f"{flag(name)}={value}")
-        else:
-            words += [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
-    return words
 
 
 def _require(condition: bool, name: str, rule: str, value: Any) -> None:

@@ -40,6 +40,10 @@ def is_own(name: str | None) -> TypeGuard[str]:
     return name is not None and (name.endswith(".py") or ".py:" in name)
 
 
+FILES = ("weights", "device_trace")
+"""Options with the name of a file that is no code."""
+
+
 def is_partition_file(name: str) -> bool:
     """Whether a value of --partition names a file."""
     return name.endswith(".json")
@@ -66,7 +70,7 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
             function(kind, name)
             path = _path(name)
             found[kind] = {"file": str(path), "digest": _load(path)[1]}
-    others = {} if values["weights"] is None else {"weights": weights_file(values["weights"])}
+    others = {kind: weights_file(values[kind]) for kind in FILES if values[kind] is not None}
     if is_partition_file(values["partition"]):
         others["partition"] = Path(values["partition"])
     return found | {kind: {"file": str(path), "digest": _read(path)[1]} for kind, path in others.items()}
@@ -82,8 +86,9 @@ def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
     """Raise InvalidInput unless an entry of `files` still has the text that a run began with; nothing is executed."""
     path = Path(entry["file"])
     if _read(path)[1] != entry["digest"]:
+        option = kind.replace("_", "-")
         raise InvalidInput(
-            f"the run began with another text of {path}, its --{kind}: bring that back, or start the run anew"
+            f"the run began with another text of {path}, its --{option}: bring that back, or start the run anew"
         )
 
 

@@ -20,7 +20,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from experiments.cli.options import flag
+from experiments.cli.flags import flag
 from experiments.cli.own_code import is_own
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import check_value, describe, hint, literals, notes_of, parts, unknown

@@ -8,9 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli import parser, presets
+from experiments.cli.flags import flag, option_words
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
-from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, WITH_FILES, Options, flag, option_words
-from experiments.cli.own_code import files, identifier, is_own, is_partition_file, label, method_factory, weights_file
+from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, WITH_FILES, Options
+from experiments.cli.own_code import (
+    FILES,
+    files,
+    identifier,
+    is_own,
+    is_partition_file,
+    label,
+    method_factory,
+    weights_file,
+)
 from experiments.cli.parser import Group, Option, options_of, summary, unknown_option
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition_files import rows_of
@@ -58,7 +68,8 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         (
             "client",
             "The number of clients, and their participation in rounds.",
-            "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate held_out_clients",
+            "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate device_trace "
+            "buffer concurrency held_out_clients",
         ),
         (
             "robustness",
@@ -163,10 +174,14 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     options = _checked(dataset, Options(**{name: values[name] for name in common}), given)
     if is_partition_file(options.partition):
         options = _with_rows(options, given)
-    if options.weights is not None:
-        # Absolute: a run is resumed and exported from other folders too.
-        options = dataclasses.replace(options, weights=str(weights_file(options.weights)))
+    for name in FILES:
+        if (file := getattr(options, name)) is not None:
+            # Absolute: a run is resumed and exported from other folders too.
+            options = dataclasses.replace(options, **{name: str(weights_file(file))})
     options.check()
+    for name in ("full_last_round", "straggler_fraction", "drop_rate") if options.device_trace is not None else ():
+        if getattr(options, name):
+            raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
     _check_processes(options)
     if options.mesh is not None:
         options, given = _on_mesh(options, given)

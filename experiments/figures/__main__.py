@@ -21,7 +21,7 @@ from rich.console import Console
 
 from experiments.cli import parser
 from experiments.cli.exit_codes import leave
-from experiments.cli.options import flag
+from experiments.cli.flags import flag
 from experiments.cli.parser import Argument, Names, choose
 from experiments.figures import fedas, fedpac
 from experiments.figures.figure import Figure, Runs, compose

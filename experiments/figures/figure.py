@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from experiments.cli import parser, presets
-from experiments.cli.effects import relevant_options
-from experiments.cli.options import PARTITION_OPTIONS, option_words
+from experiments.cli.effects import PARTITION_OPTIONS, relevant_options
+from experiments.cli.flags import option_words
 from experiments.cli.own_code import label
 from experiments.cli.parser import by_option, given
 from experiments.cli.run_command import RunCommand

@@ -12,12 +12,13 @@ from experiments.folder.run_folder import (
     METRICS,
     SUMMARY,
     VALIDATION,
+    VIRTUAL,
     digest_of_content,
     digest_of_file,
 )
 from pfl_jax.errors import InvalidInput
 
-COUNTERS = ("bytes_up", "bytes_down", "seconds")
+COUNTERS = ("bytes_up", "bytes_down", "seconds", VIRTUAL)
 """Entries of an evaluation beside its scores."""
 CLIENTS = "last_clients"
 """Entry of `Result.rounds` with the scores of the single clients after the last round."""
@@ -90,8 +91,8 @@ class Result(NamedTuple):
       config, summary: content of config.json and summary.json, in a committed file without single clients.
       rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
         `pfl_jax.primitives.metrics.Summary`; "validation" -> the same on validation examples, where there are any;
-        "bytes_up", "bytes_down" and "seconds" -> [R]; "last_clients" -> each protocol's name -> the clients' primary
-        score [N] in the last one, None for a client without one.
+        COUNTERS -> [R]; "last_clients" -> each protocol's name -> the clients' primary score [N] in the last one, None
+        for a client without one.
       command, commit, version: of a committed result.
     """
 

@@ -38,6 +38,9 @@ VALIDATION = "validation"
 HONEST, ATTACKERS = "honest", "attackers"
 """Entries of an evaluation with the summaries of honest clients and of attackers, by protocol."""
 
+VIRTUAL = "virtual_seconds"
+"""Entry of an evaluation with the time at which its round ends, of runs with --device-trace."""
+
 DIGESTS = "digests"
 """Entry of the summary: name of a run's file -> its digest, against damage and not against intent."""
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.effects import relevant_options
+from experiments.cli.flags import option_words
 from experiments.cli.hyper_parameters import defaults
-from experiments.cli.options import PROTOCOLS, WITH_FILES, Options, Protocol, option_words
+from experiments.cli.options import PROTOCOLS, WITH_FILES, Options, Protocol
 from experiments.cli.own_code import label
 from experiments.cli.request import Request
 from experiments.folder import load

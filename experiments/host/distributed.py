@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import experiments
 from experiments.cli.exit_codes import INVALID, print_line
-from experiments.cli.options import flag
+from experiments.cli.flags import flag
 from experiments.cli.own_code import by_content
 from experiments.cli.request import Request
 from experiments.host.jax_config import devices

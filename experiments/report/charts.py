@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.cli.own_code import label
+from experiments.folder.run_folder import VIRTUAL
 from experiments.folder.stored_runs import Group, Run
 from experiments.show import curves as by_round
 from experiments.show.curves import headline, shown
@@ -67,22 +68,32 @@ def _points(series: Series) -> list[str]:
 
 
 def curves(groups: Sequence[Group]) -> list[Chart]:
-    """Mean accuracy of each group: against rounds, and against bytes where runs count them, for each protocol."""
+    """Mean accuracy of each group: against rounds, and against bytes and virtual time where runs have them, for each
+    protocol."""
     panels = [dataclasses.replace(one, title=PROTOCOL_TITLES[one.title]) for one in by_round.curves(groups)]
-    by_bytes = [_by_bytes(shown(groups), panel) for panel in panels]
-    return [Chart(panel) for panel in [*panels, *by_bytes] if panel is not None]
+    others = [_against(shown(groups), panel, *axis) for axis in _AXES for panel in panels]
+    return [Chart(panel) for panel in [*panels, *others] if panel is not None]
 
 
-def _by_bytes(groups: Sequence[Group], panel: Lines) -> Lines | None:
+_AXES = (
+    ("bytes sent", "MB up and down, all clients together", ("bytes_up", "bytes_down"), 1e6),
+    ("virtual time", "hours of virtual time", (VIRTUAL,), 3600.0),
+)
+"""What curves are drawn against besides rounds: title, label, entries of an evaluation to add up, and their unit."""
+
+
+def _against(
+    groups: Sequence[Group], panel: Lines, by: str, x_label: str, names: Sequence[str], unit: float
+) -> Lines | None:
     made = []
     for group, line in zip(groups, panel.series, strict=True):
         lines = [group.lines(int(number)) for number in line.x]
-        known = lines and all("bytes_up" in one for row in lines for one in row)
-        x = [float(np.mean([one["bytes_up"] + one["bytes_down"] for one in row])) / 1e6 for row in lines if known]
+        known = lines and all(names[0] in one for row in lines for one in row)
+        x = [float(np.mean([sum(one[name] for name in names) for one in row])) / unit for row in lines if known]
         made.append(dataclasses.replace(line, x=x, mark=None) if known else Series(line.label, [], []))
     if not any(line.x and line.x[-1] for line in made):
         return None
-    return Lines(f"{panel.title}, by bytes sent", "MB up and down, all clients together", panel.y_label, made)
+    return Lines(f"{panel.title}, by {by}", x_label, panel.y_label, made)
 
 
 def clients(groups: Sequence[Group]) -> list[Chart]:

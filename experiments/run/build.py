@@ -15,15 +15,7 @@ from rich.console import Console
 
 from experiments.cli import effects
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
-from experiments.cli.options import (
-    CUSTOM,
-    MODEL_OPTIONS,
-    PARTITION_OPTIONS,
-    PRETRAINED,
-    TARGETS,
-    WITH_FILES,
-    Options,
-)
+from experiments.cli.options import CUSTOM, MODEL_OPTIONS, PRETRAINED, TARGETS, WITH_FILES, Options
 from experiments.cli.own_code import is_own, is_partition_file, label, make_model, method_factory, said, with_loss
 from experiments.cli.request import Request, assignments
 from experiments.folder.run_folder import Counts
@@ -37,7 +29,7 @@ from pfl_jax.data import allocation, federated, partition, partition_files, sour
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.rows import as_rows
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine import chunking, placement
+from pfl_jax.engine import chunking, clock, placement
 from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.communication import Traffic, traffic
 from pfl_jax.engine.store import Federation
@@ -202,7 +194,11 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
     if options.held_out_clients:
         data, newcomers = federated.hold_out(data, options.held_out_clients)
     counts = np.asarray(data.train_count)
-    method, budgets = make_method(request, dataset), privacy_of(request, settings, counts)
+    method = make_method(request, dataset)
+    if options.device_trace is not None:
+        planned = schedule_of(request, settings, counts, traffic(method, data))
+        settings = dataclasses.replace(settings, participation=1.0, schedule=planned)
+    budgets = privacy_of(request, settings, counts)
     settings = chunking.resolved(settings, method, counts, devices=len(devices(options)))
     frozen = at_round(method, 0).frozen
 
@@ -211,6 +207,22 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
 
     newcomers = None if newcomers is None else finished(newcomers)
     return Experiment(request, dataset, finished(data), method, settings, newcomers, budgets)
+
+
+def schedule_of(request: Request, settings: simulate.Settings, counts: np.ndarray, sent: Traffic) -> clock.Schedule:
+    """Rounds of clients with these numbers of training examples on the devices of --device-trace."""
+    options = request.options
+    assert options.device_trace is not None
+    devices = clock.read_devices(options.device_trace)
+    visits = np.array([request.visits(1, count) for count in counts.tolist()])
+    return clock.schedule(
+        devices,
+        devices.seconds(visits, sent.up, sent.down),
+        options.rounds,
+        buffer=options.buffer or settings.cohort_size(len(counts), 0),
+        concurrency=options.concurrency,
+        seed=options.seed,
+    )
 
 
 def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray) -> tuple[Budget, ...]:
@@ -308,7 +320,7 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
     """Partition that the options ask for; InvalidInput where clients would mostly train on each other's examples."""
     if is_partition_file(options.partition):
         return _with_validation(options, partition_files.rows_of(options.partition))
-    named = {name: getattr(options, name) for name in PARTITION_OPTIONS[options.partition]}
+    named = {name: getattr(options, name) for name in effects.PARTITION_OPTIONS[options.partition]}
     for protocol in ("dirichlet_protocol", "pathological_protocol"):
         if protocol in named:
             named["protocol"] = named.pop(protocol)

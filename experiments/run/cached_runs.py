@@ -15,8 +15,9 @@ from rich.console import Console
 
 from experiments.cli.effects import RESULT_NEUTRAL, relevant_options, resolve_defaults
 from experiments.cli.exit_codes import INTERRUPTED
+from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import defaults
-from experiments.cli.options import Options, flag
+from experiments.cli.options import Options
 from experiments.cli.own_code import FILES, by_content
 from experiments.cli.request import Request
 from experiments.cli.run_command import RunCommand

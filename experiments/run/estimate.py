@@ -34,7 +34,7 @@ def examples_visited(request: Request) -> int:
         # The whole dataset, training and test examples together, three quarters of it for training.
         spec = SPECS.get(request.dataset)
         size = round(0.75 * sum((spec and spec.published) or (0, 0)) / clients)
-    cohort = max(1, round(options.participation * clients))
+    cohort = options.buffer or max(1, round(options.participation * clients))
     return options.rounds * request.visits(cohort, cohort * size)
 
 

@@ -6,10 +6,11 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.cli.options import FIELD, PROTOCOLS, Average, flag
+from experiments.cli.flags import flag
+from experiments.cli.options import FIELD, PROTOCOLS, Average
 from experiments.cli.own_code import label
 from experiments.cli.request import Request
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, VIRTUAL, Line, best
 from experiments.host.console import duration, print_line, print_notice
 from experiments.papers import published, settings
 from experiments.run.records import device_name, privacy_record
@@ -17,7 +18,7 @@ from experiments.run.rounds import Run
 from experiments.show.run_table import results_table
 from pfl_jax.errors import Diverged, InvalidInput
 
-_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down")
+_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", VIRTUAL)
 """Entries of the last evaluation that the summary repeats."""
 
 
@@ -99,7 +100,8 @@ def print_results(run: Run, console: Console) -> None:
     paper_is = "best pooled" if pooled else "last"
     console.print(results_table(run.lines, task, title, options.eval_protocol, beside, paper_is=paper_is))
     if last["round"] < options.rounds:
-        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {last['round']}")
+        when = f", after {duration(last[VIRTUAL])} of virtual time" if VIRTUAL in last else ""
+        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {last['round']}{when}")
     if run.counts.diverged:
         print_notice(console, f"clients were left out {run.counts.diverged} times because they had diverged")
     if options.plot:
@@ -109,4 +111,5 @@ def print_results(run: Run, console: Console) -> None:
         save_curves(run.folder.path)
     for budget in experiment.privacy:
         print_line(console, f"spent for every {budget.unit}: {budget.spent(last['round'])}")
-    print_line(console, f"{last['round']} rounds in {duration(last['seconds'])}; results in {run.folder.path}")
+    virtual = f" ({duration(last[VIRTUAL])} of virtual time)" if VIRTUAL in last else ""
+    print_line(console, f"{last['round']} rounds in {duration(last['seconds'])}{virtual}; results in {run.folder.path}")

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.cli.effects import fixed_rounds, relevant_options
+from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import documented_info, unread_by_method
-from experiments.cli.options import Options, flag
+from experiments.cli.options import Options
 from experiments.cli.own_code import label, method_factory
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
@@ -185,10 +186,16 @@ def headline(experiment: Experiment) -> str:
     return (
         f"{experiment.dataset.description}: {label(options.method)}({own}), {label(options.model)}, "
         f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
-        f"participation {options.participation:g}, {_division(options)}{sample}, "
+        f"{_participation(options)}, {_division(options)}{sample}, "
         f"on {device_name(options)}, chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, "
         f"devices idle {unused.devices:.1%})"
     )
+
+
+def _participation(options: Options) -> str:
+    if options.buffer is None:
+        return f"participation {options.participation:g}"
+    return f"asynchronous ({options.concurrency} clients at once, {options.buffer} messages a step)"
 
 
 def _division(options: Options) -> str:

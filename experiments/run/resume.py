@@ -7,7 +7,8 @@ from typing import Any
 
 from experiments import unknown_dataset
 from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
-from experiments.cli.options import PROCESSES, Options, flag, option_words
+from experiments.cli.flags import flag, option_words
+from experiments.cli.options import PROCESSES, Options
 from experiments.cli.own_code import FILES, KINDS, check_unchanged, label
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import Request, parse

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from rich.console import Console
 
-from experiments.folder.run_folder import METRICS, Line, RunFolder, digest, evaluation, rounded
+from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded
 from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
@@ -125,6 +125,9 @@ class Run:
         line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
         line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
         line["cohort"] = result.cohort.tolist()
+        if (schedule := self.experiment.settings.schedule) is not None:
+            line[VIRTUAL] = rounded(float(schedule.seconds[result.round - 1]))
+            line["staleness"] = schedule.staleness[result.round - 1].tolist()
         if missing := result.cohort[~result.arrived].tolist():
             line["missing"] = missing
         if info := info_record(result.info):

@@ -25,7 +25,8 @@ from experiments import DATASETS, unknown_dataset
 from experiments.cli import parser
 from experiments.cli.effects import RESULT_NEUTRAL, relevant_options
 from experiments.cli.exit_codes import leave
-from experiments.cli.options import Options, flag, option_words
+from experiments.cli.flags import flag, option_words
+from experiments.cli.options import Options
 from experiments.cli.own_code import label
 from experiments.cli.parser import Argument
 from experiments.cli.request import Request
@@ -146,6 +147,9 @@ class Sweep(batch.Batch):
             request = job.cell.request()
             real, relevant = request.real_numbers(), relevant_options(request)
             fixed = {name: value for name, value in relevant.items() if name not in real}
+            if request.options.device_trace is not None:
+                # Each seed has a schedule of its own.
+                fixed["seed"] = request.options.seed
             found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)
         return list(found.values())
 

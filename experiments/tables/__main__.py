@@ -22,7 +22,7 @@ from rich.console import Console
 
 from experiments.cli import parser
 from experiments.cli.exit_codes import leave
-from experiments.cli.options import flag
+from experiments.cli.flags import flag
 from experiments.cli.parser import Argument, Names, Switch, choose
 from experiments.folder import load
 from experiments.folder.load import Result

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli.effects import relevant_options, resolve_defaults
-from experiments.cli.options import flag
+from experiments.cli.flags import flag
 from experiments.cli.parser import slug
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.folder.load import Result

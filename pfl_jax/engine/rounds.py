@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Cohort, Info, Method, MethodSchedule, Personal, PRNGKey, PyTree, Scores, at_round
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, sample_cohort
+from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, sample_cohort, staleness
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
 from pfl_jax.engine.store import Federation, Places
 from pfl_jax.errors import InvalidInput
@@ -29,6 +29,7 @@ from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
 from pfl_jax.wrappers.attacks import attacked
+from pfl_jax.wrappers.buffered import stale, with_versions
 
 
 class Outcome(NamedTuple):
@@ -102,7 +103,7 @@ class Stages:
 
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
         """The server's state before the first round."""
-        method, num_clients = at_round(self.method, 0), data.num_clients
+        method, num_clients = self._method(0), data.num_clients
         with bound(method.frozen, data.frozen):
             server = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
         survey = method.survey
@@ -132,7 +133,7 @@ class Stages:
 
     def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, places: Places) -> PyTree:
         """States before the first round of the clients in these places, leaves [D, W, ...]."""
-        method = at_round(self.method, 0)
+        method = self._method(0)
 
         def init_one(own, data, shared, client):
             server, key = shared
@@ -163,10 +164,11 @@ class Stages:
           The next server state, the next scores of the clients' models right after their own last training, the
           cohort's next states, leaves [M, ...], and the outcome.
         """
-        method, round_key = at_round(self.method, round_index), fold_in(key, round_index)
+        method, round_key = self._method(round_index), fold_in(key, round_index)
 
-        def train_one(own, data, shared, index, present, state):
+        def train_one(own, data, shared, index, present, late, state):
             server, round_key = shared
+            own = own if late is None else stale(own, late)
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             scores = score_client(method, result.personal, data, index)
             finite = all_finite((result.client, result.message))
@@ -174,7 +176,7 @@ class Stages:
             return Training(choose(finite, result.client, state), messages, scores, finite), terms
 
         positions, places = self._places(data, cohort.clients)
-        rows = (gather(cohort.present, positions), rows)
+        rows = (*gather((cohort.present, staleness(round_index, self.settings)), positions), rows)
         training, sums = self._map(train_one, method, data, key, (server, round_key), places, *rows)
         training = in_client_order(positions, len(cohort.clients), training, data.mesh or self.mesh)
         present = cohort.present & training.finite
@@ -258,7 +260,11 @@ class Stages:
 
     def _last_method(self, rounds: jax.Array) -> Method:
         """Method of the last of `rounds` completed rounds; of the first round if there are none."""
-        return at_round(self.method, jnp.maximum(rounds - 1, 0))
+        return self._method(jnp.maximum(rounds - 1, 0))
+
+    def _method(self, index: int | jax.Array) -> Method:
+        """Method of a round, whose server keeps the earlier states with which clients begin."""
+        return with_versions(at_round(self.method, index), self.settings.versions)
 
     def _places(self, data: Federation, clients: jax.Array) -> tuple[jax.Array, Places]:
         """Positions [D, W] in `clients` [M] of the clients in the devices' places, and the places."""

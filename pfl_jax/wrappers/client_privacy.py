@@ -10,7 +10,7 @@ import optax
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
-from pfl_jax.messages import received, reference
+from pfl_jax.messages import Update, received, reference
 from pfl_jax.streams import CLIENT_NOISE
 
 
@@ -64,7 +64,7 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
         known = _reference(method, result.message, server)
         update = jax.tree.map(jnp.subtract, _mean_of(result.message).value, known)
         factor = clip / jnp.maximum(optax.tree.norm(update), clip)
-        clipped = Mean(jax.tree.map(lambda leaf: factor * leaf, update), jnp.ones(()))
+        clipped = Update(jax.tree.map(lambda leaf: factor * leaf, update), jnp.ones(()))
         return result._replace(message=_with_mean(result.message, clipped))
 
     def aggregate(key, server, clients, messages, cohort):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_folders import SMALL, write_run
 
-from experiments.compare import main, read, table
+from experiments.compare import main, read, table, with_target
 from experiments.folder import stored_runs
 from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, apart, as_svg, draw, over_seeds, save
 from pfl_jax.compare import difference
@@ -92,6 +92,24 @@ def test_the_files_of_the_command(runs, tmp_path, capsys):
     assert all(f">{name}<" in picture for name in LEVELS)
     assert main([str(runs[0]), "--out", str(out)]) == 2
     assert "is there already" in capsys.readouterr().err
+
+
+def test_time_to_a_target(runs, capsys):
+    """80 is reached by fedpac in the first evaluation, by fedper in the second, and by local with one seed alone."""
+    folder, _ = runs
+    assert main([str(folder), "--target", "80"]) == 0
+    assert "time to 80" not in " ".join(capsys.readouterr().out.split())
+    groups, _ = stored_runs.group([stored_runs.read(one) for one in stored_runs.find([folder])])
+    means = {"fedpac": (80, 70), "fedper": (79.9, 81), "local": (60, 60)}
+    for group in groups:
+        for run in group.runs:
+            for line, mean in zip(run.lines, means[group.method], strict=True):
+                line["received"]["mean"] = 90 if (group.method, run.seed) == ("local", 1) else mean
+                line["virtual_seconds"] = 100 * line["round"] + run.seed
+    heads, rows, _ = table(read(groups, "received"))
+    heads, rows = with_target(heads, rows, groups, compared(folder), "received", 80)
+    assert heads[-2:] == ["rounds to 80", "time to 80"]
+    assert [row[-2:] for row in rows] == [["2.0", "3:21"], ["4.0", "6:41"], ["—", "—"]]
 
 
 def edit(path, **changes):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from run_folders import FakeRuns
 
-from experiments.cli.options import option_words
+from experiments.cli.flags import option_words
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
 from experiments.figures import __main__ as figures

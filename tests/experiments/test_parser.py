@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import pytest
 
 from experiments.cli import parser
+from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
-from experiments.cli.options import Options, flag
+from experiments.cli.options import Options
 from experiments.cli.parser import MAX_COLUMNS
 from experiments.cli.request import GROUPS, SELECTION
 from experiments.run.command import main

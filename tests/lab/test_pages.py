@@ -17,6 +17,7 @@ WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "privacy", "
 WRITTEN |= {
     "docs/distributed.md",
     "docs/other-tasks.md",
+    "docs/time.md",
     *(f"docs/figures/{name}.svg" for name in ("results", "privacy", "robustness")),
 }
 
@@ -28,7 +29,7 @@ def checkout(tmp_path):
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
     (tmp_path / "results").mkdir()
-    for name in ("benchmark.jsonl", "other_tasks.jsonl"):
+    for name in ("benchmark.jsonl", "other_tasks.jsonl", "time.md"):
         shutil.copy(ROOT / "results" / name, tmp_path / "results")
     store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
     return tmp_path
@@ -44,7 +45,7 @@ def test_the_command_makes_all_and_check_says_what_differs(checkout, capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert {name for name in WRITTEN if name in err} == WRITTEN - {
-        f"docs/{name}.md" for name in ("performance", "distributed", "other-tasks")
+        f"docs/{name}.md" for name in ("performance", "distributed", "other-tasks", "time")
     }
     assert command.main([], checkout) == 0
     assert set(capsys.readouterr().out.split()) == WRITTEN

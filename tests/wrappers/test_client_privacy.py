@@ -10,7 +10,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from pfl_jax import Cohort, InvalidInput, LocalResult, Mean, Method
 from pfl_jax.data import client_data
 from pfl_jax.engine import mapping
-from pfl_jax.messages import join, split
+from pfl_jax.messages import join, map_means, split
 from pfl_jax.methods import METHODS, make_method, recipes_of
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 
@@ -109,7 +109,8 @@ def test_clients_send_clipped_updates_of_what_they_received(names):
             rows, terms = jax.vmap(split, in_axes=(0, None))(ones[1], jnp.ones((), bool))
             cohort = Cohort(jnp.zeros(1, jnp.int32), jnp.array([20]), jnp.ones(1, bool), 4)
             joined = join(rows, mapping.add_up(terms))
-            return message, method.aggregate(KEY, server, ones[0], joined, cohort)
+            means = map_means(lambda part: Mean(*part), message, rest=lambda leaf: leaf)
+            return means, method.aggregate(KEY, server, ones[0], joined, cohort)
 
         # Shapes and structure are those of the plain method, throughout.
         results = [jax.eval_shape(lambda server, m=m: round_of(m, server), server) for m in (plain, method)]

@@ -4,8 +4,8 @@
     python -m experiments.lab.pages --check   # exit code 2 where it is not what the results give
 
 docs/results.md and docs/fedas.md as a whole, with their templates beside this file; the parts between
-<!-- made: NAME --> and <!-- end of made --> of README, docs/privacy.md, docs/robustness.md, docs/performance.md and
-docs/other-tasks.md; and the pictures in docs/figures/.
+<!-- made: NAME --> and <!-- end of made --> of README, docs/privacy.md, docs/robustness.md, docs/performance.md,
+docs/other-tasks.md and docs/time.md; and the pictures in docs/figures/.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Tables and pictures of docs/privacy.md and docs/robustness.md: short runs of five methods by setting."""
+"""Tables and pictures of docs/privacy.md and docs/robustness.md, of five methods by setting, and of docs/time.md."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +18,16 @@ Found: TypeAlias = dict[str, list[Result | None]]
 
 
 def made(root: Path) -> Made:
-    """Parts and pictures of both pages of a checkout; InvalidInput if a result is damaged, or a mark is missing."""
+    """Parts and pictures of the pages of a checkout; InvalidInput if a result is damaged, or a mark is missing."""
     library = Library(root / ROOT.name)
     every = {block: _found(block, library) for block in SHORT}
     texts, pictures = {}, {}
     for name, (text, picture) in {"privacy": _privacy(every["privacy"]), "robustness": _robustness(every)}.items():
         page = root / f"docs/{name}.md"
         texts[page], pictures[root / FIGURES / f"{name}.svg"] = filled(page, {name: text}), picture
+    page, table = root / "docs/time.md", root / ROOT.name / "time.md"
+    # The page has a heading of its own.
+    texts[page] = filled(page, {"time": table.read_text().partition("\n")[2]})
     return Made(texts, pictures)
 
 

@@ -1,0 +1,214 @@
+"""Virtual time: how fast clients' devices are and when they are available, and what they do in which round.
+
+Time does not depend on values, so that a run's events are simulated on the host before anything is trained. Their
+result is a `Schedule`, which `pfl_jax.Settings` takes. docs/time.md has an example and the format of the files.
+"""
+
+import bisect
+import heapq
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import Count, check_arguments
+
+Availability: TypeAlias = tuple[float, Sequence[Sequence[float]]]
+"""A period in seconds, and the intervals [start, end) within it in which a client can begin its work, ascending."""
+
+TICK = 1e-6
+"""Seconds by which a client may begin before its interval: sums of times are rounded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Devices:
+    """Devices of the clients.
+
+    Attributes:
+      seconds_per_example: [N], seconds of training on one example.
+      bytes_per_second: [N], of what a client receives and sends.
+      available: `Availability` of each client, None for always. A client that has begun also finishes.
+
+    Raises:
+      InvalidInput: numbers that are not positive, or intervals that are not ascending within their period.
+    """
+
+    seconds_per_example: np.ndarray
+    bytes_per_second: np.ndarray
+    available: Sequence[Availability | None]
+
+    def __post_init__(self) -> None:
+        if not len(self.seconds_per_example) == len(self.bytes_per_second) == len(self.available) > 0:
+            raise InvalidInput("devices need a speed, a bandwidth and an availability, or None, for each client")
+        speeds = np.stack([self.seconds_per_example, self.bytes_per_second]).astype(np.float64)
+        for client, (pair, one) in enumerate(zip(speeds.T, self.available, strict=True)):
+            if not (np.isfinite(pair) & (pair > 0)).all():
+                raise InvalidInput(f"device {client} must have positive seconds_per_example and bytes_per_second")
+            edges = [0.0] if one is None else [0, *(edge for interval in one[1] for edge in interval), one[0]]
+            # Starts are below ends, and an interval may begin where the one before it ends.
+            steps = np.diff(edges)
+            if one is not None and (len(edges) % 2 or len(edges) < 4 or min(steps) < 0 or min(steps[1::2]) <= 0):
+                raise InvalidInput(f"device {client} must have ascending intervals [start, end] within its period")
+
+    def seconds(self, examples: np.ndarray, bytes_up: int, bytes_down: int) -> np.ndarray:
+        """Seconds [n] of the work of the first n clients in a round, download and upload included.
+
+        Args:
+          examples: [n], examples that each visits, an example of several epochs in each of them.
+          bytes_up, bytes_down: what a client sends and receives, see `pfl_jax.engine.communication.traffic`.
+        """
+        number = len(examples)
+        moved = (bytes_up + bytes_down) / np.asarray(self.bytes_per_second[:number], np.float64)
+        return np.asarray(examples) * np.asarray(self.seconds_per_example[:number], np.float64) + moved
+
+    def wait(self, client: int, now: float) -> float:
+        """Seconds from `now` until a client is available; 0 if it is."""
+        if (available := self.available[client]) is None:
+            return 0.0
+        period, intervals = available
+        time = (now + TICK) % period
+        place = bisect.bisect_right(intervals, time, key=lambda one: one[0])
+        if place and time < intervals[place - 1][1]:
+            return 0.0
+        following = intervals[place][0] if place < len(intervals) else intervals[0][0] + period
+        return following - time + TICK
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Schedule:
+    """Who sends a message in which round, how old it is, and when the round ends.
+
+    Attributes:
+      clients: [R, K], int32, distinct client numbers of each round, ascending.
+      staleness: [R, K], int32, number of server steps between a client's download and the round's own step; 0 for a
+        client that trained from the latest state.
+      seconds: [R], virtual time of each server step, ascending.
+
+    Raises:
+      InvalidInput: other shapes, clients that are not ascending, or a staleness of more rounds than there were.
+    """
+
+    clients: np.ndarray
+    staleness: np.ndarray
+    seconds: np.ndarray
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.clients)
+        if len(shape) != 2 or shape != np.shape(self.staleness) or shape[:1] != np.shape(self.seconds):
+            raise InvalidInput("a schedule has clients [R, K], staleness [R, K] and seconds [R]")
+        if np.min(self.clients) < 0 or np.any(np.diff(self.clients) <= 0):
+            raise InvalidInput("the clients of a schedule's round must be distinct, and in ascending order")
+        if np.min(self.staleness) < 0 or np.any(np.max(self.staleness, axis=1) > np.arange(shape[0])):
+            raise InvalidInput("the staleness of a schedule's round must be between 0 and the number of rounds before")
+        if np.any(np.diff(self.seconds) < 0):
+            raise InvalidInput("the seconds of a schedule must ascend")
+
+    @property
+    def largest_staleness(self) -> int:
+        """Largest staleness of all rounds."""
+        return int(np.max(self.staleness))
+
+
+@check_arguments
+def schedule(
+    devices: Devices,
+    seconds: np.ndarray,
+    rounds: Count,
+    *,
+    buffer: Count,
+    concurrency: Count | None = None,
+    seed: int = 0,
+) -> Schedule:
+    """Simulate the events of synchronous or asynchronous rounds.
+
+    Asynchronous, `concurrency` clients train at any time. A client that finishes puts its message into the buffer, and
+    another one begins with the server's latest state. When the buffer has `buffer` messages, the server takes its step.
+    Whoever trains, or has a message in the buffer, does not begin again. Synchronous, `buffer` clients begin after each
+    step, and the step waits for the slowest. Either way those who begin are drawn uniformly among the available
+    clients; where there are too few, the free places are taken as soon as clients become available. Messages that
+    arrive at the same time arrive before anybody begins, so that equal devices, all available, with as many messages
+    in the buffer as clients at once are a synchronous run.
+
+    Args:
+      devices: of the clients, at least N.
+      seconds: [N], seconds of each client's work, see `Devices.seconds`.
+      rounds: R, server steps.
+      buffer: K, messages of a step.
+      concurrency: clients that train at once; None for synchronous rounds.
+      seed: of the draws, of a generator of NumPy.
+
+    Raises:
+      InvalidInput: more messages in the buffer, or clients at once, than clients; fewer devices than clients.
+
+    Reference:
+      Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba. Federated Learning with Buffered Asynchronous Aggregation.
+      AISTATS 2022. Algorithm 1 (FedBuff).
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax.engine.clock import Devices, schedule
+      >>> devices = Devices(np.array([1.0, 1.0, 5.0]), np.full(3, 1e6), [None] * 3)
+      >>> found = schedule(devices, devices.seconds(np.full(3, 10), 0, 0), 3, buffer=2, concurrency=3)
+      >>> found.clients.tolist(), found.staleness.tolist(), found.seconds.tolist()
+      ([[0, 1], [0, 1], [0, 1]], [[0, 0], [0, 0], [0, 0]], [10.0, 20.0, 30.0])
+    """
+    clients, rng = len(seconds), np.random.default_rng(seed)
+    if len(devices.available) < clients:
+        raise InvalidInput(f"there are {len(devices.available)} devices, and {clients} clients: each needs its own")
+    for name, number in (("buffer", buffer), ("concurrency", concurrency or 1)):
+        if number > clients:
+            raise InvalidInput(f"{name} must be at most the number of clients, {clients}, not {number}")
+    idle, now = np.ones(clients, bool), 0.0
+    # (end, client, server steps before its start), and (client, staleness).
+    training: list[tuple[float, int, int]] = []
+    waiting: list[tuple[int, int]] = []
+    steps: list[tuple[list[tuple[int, int]], float]] = []
+    while len(steps) < rounds:
+        free = buffer - len(training) - len(waiting) if concurrency is None else concurrency - len(training)
+        for client in rng.permutation(np.flatnonzero(idle)).tolist() if free > 0 else ():
+            if free and devices.wait(client, now) == 0:
+                heapq.heappush(training, (now + float(seconds[client]), client, len(steps)))
+                idle[client], free = False, free - 1
+        events = [training[0][0]] if training else []
+        if free > 0:
+            events += [now + devices.wait(client, now) for client in np.flatnonzero(idle).tolist()]
+        now = min(events)
+        while training and training[0][0] <= now and len(steps) < rounds:
+            _, client, begun = heapq.heappop(training)
+            waiting.append((client, len(steps) - begun))
+            if len(waiting) == buffer:
+                steps.append((sorted(waiting), now))
+                idle[[client for client, _ in waiting]], waiting = True, []
+    pairs = np.array([pairs for pairs, _ in steps], np.int32)
+    return Schedule(pairs[..., 0], pairs[..., 1], np.array([time for _, time in steps]))
+
+
+def read_devices(path: str | Path) -> Devices:
+    """Read the devices of clients from a file.
+
+    Args:
+      path: JSON, {"devices": [{"seconds_per_example": s, "bytes_per_second": b}, ...]}. A device that is not always
+        available also has "period", in seconds, and "available", [[start, end], ...].
+
+    Raises:
+      InvalidInput: the file cannot be read, or is of another form.
+    """
+    try:
+        rows = json.loads(Path(path).expanduser().read_text())["devices"]
+        speeds = [np.array([float(row[name]) for row in rows]) for name in ("seconds_per_example", "bytes_per_second")]
+        available = [
+            (float(row["period"]), [(float(start), float(end)) for start, end in row["available"]])
+            if "available" in row
+            else None
+            for row in rows
+        ]
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise InvalidInput(f"{path} is no trace of devices ({why}); docs/time.md has the format") from None
+    return Devices(speeds[0], speeds[1], available)
