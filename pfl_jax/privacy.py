@@ -254,7 +254,7 @@ def _example_budget(privacy: Privacy | None, values, settings, counts, rounds, d
 def _client_budget(privacy: Privacy, values, settings, counts, rounds, delta) -> Budget:
     size, clients = settings.cohort_size(len(counts), 0), len(counts)
     uniform = size < clients and not settings.full_last_round and not settings.straggler_fraction
-    uniform = uniform and settings.schedule is None
+    uniform = uniform and settings.timetable is None
     return Budget(
         unit="client",
         clip=float(values["client_clip"]),

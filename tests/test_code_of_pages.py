@@ -87,7 +87,7 @@ def test_traces_of_fedscale_become_devices(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_example_of_virtual_time_runs(capsys):
-    executed(block("docs/time.md", "clock.schedule("))
+    executed(block("docs/time.md", "clock.timetable("))
     times = [float(words[0]) for words in printed(capsys)]
     assert len(times) == 8
     assert times == sorted(times)

@@ -196,8 +196,8 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
     counts = np.asarray(data.train_count)
     method = make_method(request, dataset)
     if options.device_trace is not None:
-        planned = schedule_of(request, settings, counts, traffic(method, data))
-        settings = dataclasses.replace(settings, participation=1.0, schedule=planned)
+        planned = timetable_of(request, settings, counts, traffic(method, data))
+        settings = dataclasses.replace(settings, participation=1.0, timetable=planned)
     budgets = privacy_of(request, settings, counts)
     settings = chunking.resolved(settings, method, counts, devices=len(devices(options)))
     frozen = at_round(method, 0).frozen
@@ -209,13 +209,13 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
     return Experiment(request, dataset, finished(data), method, settings, newcomers, budgets)
 
 
-def schedule_of(request: Request, settings: simulate.Settings, counts: np.ndarray, sent: Traffic) -> clock.Schedule:
+def timetable_of(request: Request, settings: simulate.Settings, counts: np.ndarray, sent: Traffic) -> clock.Timetable:
     """Rounds of clients with these numbers of training examples on the devices of --device-trace."""
     options = request.options
     assert options.device_trace is not None
     devices = clock.read_devices(options.device_trace)
     visits = np.array([request.visits(1, count) for count in counts.tolist()])
-    return clock.schedule(
+    return clock.timetable(
         devices,
         devices.seconds(visits, sent.up, sent.down),
         options.rounds,

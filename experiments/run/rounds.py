@@ -125,9 +125,9 @@ class Run:
         line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
         line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
         line["cohort"] = result.cohort.tolist()
-        if (schedule := self.experiment.settings.schedule) is not None:
-            line[VIRTUAL] = rounded(float(schedule.seconds[result.round - 1]))
-            line["staleness"] = schedule.staleness[result.round - 1].tolist()
+        if (timetable := self.experiment.settings.timetable) is not None:
+            line[VIRTUAL] = rounded(float(timetable.seconds[result.round - 1]))
+            line["staleness"] = timetable.staleness[result.round - 1].tolist()
         if missing := result.cohort[~result.arrived].tolist():
             line["missing"] = missing
         if info := info_record(result.info):

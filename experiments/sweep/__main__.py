@@ -148,7 +148,7 @@ class Sweep(batch.Batch):
             real, relevant = request.real_numbers(), relevant_options(request)
             fixed = {name: value for name, value in relevant.items() if name not in real}
             if request.options.device_trace is not None:
-                # Each seed has a schedule of its own.
+                # Each seed has a timetable of its own.
                 fixed["seed"] = request.options.seed
             found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)
         return list(found.values())

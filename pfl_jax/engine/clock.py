@@ -1,7 +1,7 @@
 """Virtual time: how fast clients' devices are and when they are available, and what they do in which round.
 
 Time does not depend on values, so that a run's events are simulated on the host before anything is trained. Their
-result is a `Schedule`, which `pfl_jax.Settings` takes. docs/time.md has an example and the format of the files.
+result is a `Timetable`, which `pfl_jax.Settings` takes. docs/time.md has an example and the format of the files.
 """
 
 import bisect
@@ -79,7 +79,7 @@ class Devices:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Schedule:
+class Timetable:
     """Who sends a message in which round, how old it is, and when the round ends.
 
     Attributes:
@@ -99,13 +99,13 @@ class Schedule:
     def __post_init__(self) -> None:
         shape = np.shape(self.clients)
         if len(shape) != 2 or shape != np.shape(self.staleness) or shape[:1] != np.shape(self.seconds):
-            raise InvalidInput("a schedule has clients [R, K], staleness [R, K] and seconds [R]")
+            raise InvalidInput("a timetable has clients [R, K], staleness [R, K] and seconds [R]")
         if np.min(self.clients) < 0 or np.any(np.diff(self.clients) <= 0):
-            raise InvalidInput("the clients of a schedule's round must be distinct, and in ascending order")
+            raise InvalidInput("the clients of a timetable's round must be distinct, and in ascending order")
         if np.min(self.staleness) < 0 or np.any(np.max(self.staleness, axis=1) > np.arange(shape[0])):
-            raise InvalidInput("the staleness of a schedule's round must be between 0 and the number of rounds before")
+            raise InvalidInput("the staleness of a timetable's round must be between 0 and the number of rounds before")
         if np.any(np.diff(self.seconds) < 0):
-            raise InvalidInput("the seconds of a schedule must ascend")
+            raise InvalidInput("the seconds of a timetable must ascend")
 
     @property
     def largest_staleness(self) -> int:
@@ -114,7 +114,7 @@ class Schedule:
 
 
 @check_arguments
-def schedule(
+def timetable(
     devices: Devices,
     seconds: np.ndarray,
     rounds: Count,
@@ -122,7 +122,7 @@ def schedule(
     buffer: Count,
     concurrency: Count | None = None,
     seed: int = 0,
-) -> Schedule:
+) -> Timetable:
     """Simulate the events of synchronous or asynchronous rounds.
 
     Asynchronous, `concurrency` clients train at any time. A client that finishes puts its message into the buffer, and
@@ -150,9 +150,9 @@ def schedule(
 
     Example:
       >>> import numpy as np
-      >>> from pfl_jax.engine.clock import Devices, schedule
+      >>> from pfl_jax.engine.clock import Devices, timetable
       >>> devices = Devices(np.array([1.0, 1.0, 5.0]), np.full(3, 1e6), [None] * 3)
-      >>> found = schedule(devices, devices.seconds(np.full(3, 10), 0, 0), 3, buffer=2, concurrency=3)
+      >>> found = timetable(devices, devices.seconds(np.full(3, 10), 0, 0), 3, buffer=2, concurrency=3)
       >>> found.clients.tolist(), found.staleness.tolist(), found.seconds.tolist()
       ([[0, 1], [0, 1], [0, 1]], [[0, 0], [0, 0], [0, 0]], [10.0, 20.0, 30.0])
     """
@@ -184,7 +184,7 @@ def schedule(
                 steps.append((sorted(waiting), now))
                 idle[[client for client, _ in waiting]], waiting = True, []
     pairs = np.array([pairs for pairs, _ in steps], np.int32)
-    return Schedule(pairs[..., 0], pairs[..., 1], np.array([time for _, time in steps]))
+    return Timetable(pairs[..., 0], pairs[..., 1], np.array([time for _, time in steps]))
 
 
 def read_devices(path: str | Path) -> Devices:

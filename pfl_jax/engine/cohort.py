@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Cohort, PRNGKey
-from pfl_jax.engine.clock import Schedule
+from pfl_jax.engine.clock import Timetable
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import AboveZero, BelowOne, Count, Fraction, Positive, check_values
 from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
@@ -37,8 +37,8 @@ class RoundSettings:
       eval_clients: number of clients that are evaluated by `received`, drawn once for a run; the others' scores are
         NaN. None evaluates all. Not with `Settings.before_aggregation`, whose mean over a sample would count cohorts
         too often.
-      schedule: who takes part in which round, and how old the state is from which each client trains, as
-        `pfl_jax.engine.clock.schedule` simulates it; None draws cohorts.
+      timetable: who takes part in which round, and how old the state is from which each client trains, as
+        `pfl_jax.engine.clock.timetable` simulates it; None draws cohorts.
     """
 
     straggler_fraction: Fraction = 0.0
@@ -49,20 +49,20 @@ class RoundSettings:
     attackers: BelowOne = 0.0
     attack_scale: Positive = 1.0
     eval_clients: Count | None = None
-    schedule: Schedule | None = None
+    timetable: Timetable | None = None
 
     def __post_init__(self) -> None:
         check_values(vars(self), get_type_hints(type(self), include_extras=True))
         if self.attackers and self.attack is None:
             raise InvalidInput("attackers needs an attack: labels, signs or noise")
-        for name in _DRAWS if self.schedule is not None else ():
+        for name in _DRAWS if self.timetable is not None else ():
             if (value := getattr(self, name, None)) != getattr(type(self), name, None):
-                raise InvalidInput(f"{name} {value} cannot be given with a schedule, which says who takes part")
+                raise InvalidInput(f"{name} {value} cannot be given with a timetable, which says who takes part")
 
     @property
     def versions(self) -> int:
-        """Number of earlier states of the server that clients may begin with, see `schedule`."""
-        return 0 if self.schedule is None else self.schedule.largest_staleness
+        """Number of earlier states of the server that clients may begin with, see `timetable`."""
+        return 0 if self.timetable is None else self.timetable.largest_staleness
 
     def arrivals(self, cohort_size: int) -> int:
         """Number of messages of a cohort that arrive."""
@@ -96,15 +96,15 @@ class Settings(RoundSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.schedule is not None and self.rounds > (there := len(self.schedule.seconds)):
-            raise InvalidInput(f"rounds is {self.rounds}, and the schedule has {there}")
+        if self.timetable is not None and self.rounds > (there := len(self.timetable.seconds)):
+            raise InvalidInput(f"rounds is {self.rounds}, and the timetable has {there}")
         if self.before_aggregation and self.eval_clients is not None:
             raise InvalidInput("eval_clients cannot be given with before_aggregation, which needs the scores of all")
 
     def cohort_size(self, num_clients: int, round_index: int) -> int:
         """Cohort size M of the round with this index, counted from 0."""
-        if self.schedule is not None:
-            return self.schedule.clients.shape[1]
+        if self.timetable is not None:
+            return self.timetable.clients.shape[1]
         if self.full_last_round and round_index == self.rounds - 1:
             return num_clients
         return max(1, round(self.participation * num_clients))
@@ -156,8 +156,8 @@ def sample_cohort(
       settings: fraction and rate of stragglers, and the drop rate.
     """
     (num_clients,) = counts.shape
-    if settings.schedule is not None:
-        clients = _scheduled(settings.schedule, round_index, num_clients, size)
+    if settings.timetable is not None:
+        clients = _from_timetable(settings.timetable, round_index, num_clients, size)
         sizes = counts[clients]
     elif size == num_clients:
         # Nothing is drawn: random numbers are what takes a small program longest to compile.
@@ -172,20 +172,20 @@ def sample_cohort(
     return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients)
 
 
-def _scheduled(schedule: Schedule, round_index: jax.Array, num_clients: int, size: int) -> jax.Array:
-    """Clients of a round of a schedule: int32 [M], ascending."""
-    if (last := int(schedule.clients.max())) >= num_clients:
-        raise InvalidInput(f"the schedule has a client {last}, and the federation has {num_clients}")
-    if size != schedule.clients.shape[1]:
-        raise InvalidInput(f"the schedule has {schedule.clients.shape[1]} clients in a round, not {size}")
-    return jnp.asarray(schedule.clients, jnp.int32)[round_index]
+def _from_timetable(timetable: Timetable, round_index: jax.Array, num_clients: int, size: int) -> jax.Array:
+    """Clients of a round of a timetable: int32 [M], ascending."""
+    if (last := int(timetable.clients.max())) >= num_clients:
+        raise InvalidInput(f"the timetable has a client {last}, and the federation has {num_clients}")
+    if size != timetable.clients.shape[1]:
+        raise InvalidInput(f"the timetable has {timetable.clients.shape[1]} clients in a round, not {size}")
+    return jnp.asarray(timetable.clients, jnp.int32)[round_index]
 
 
 def staleness(round_index: jax.Array, settings: RoundSettings) -> jax.Array | None:
-    """Staleness [M] of the clients of a round of the settings' schedule; None if it is 0 in all rounds."""
-    if settings.schedule is None or not settings.versions:
+    """Staleness [M] of the clients of a round of the settings' timetable; None if it is 0 in all rounds."""
+    if settings.timetable is None or not settings.versions:
         return None
-    return jnp.asarray(settings.schedule.staleness, jnp.int32)[round_index]
+    return jnp.asarray(settings.timetable.staleness, jnp.int32)[round_index]
 
 
 def _drawn(key: PRNGKey, round_index: jax.Array, num_clients: int, size: int, settings: RoundSettings) -> jax.Array:

@@ -14,7 +14,7 @@ from problems import tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.base import ClientData, LocalResult, Mean
-from pfl_jax.engine.clock import Devices, Schedule, schedule
+from pfl_jax.engine.clock import Devices, Timetable, timetable
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import Update, has_means
@@ -26,7 +26,7 @@ from pfl_jax.wrappers.buffered import stale, with_versions
 
 
 def planned(clients, staleness):
-    return Schedule(np.array(clients), np.array(staleness), np.arange(len(clients)))
+    return Timetable(np.array(clients), np.array(staleness), np.arange(len(clients)))
 
 
 STALE = planned([[0, 1], [0, 2], [1, 2]], [[0, 0], [0, 1], [2, 1]])
@@ -43,7 +43,7 @@ def last(method, settings, data=None, state=None, **options):
 def test_rounds_of_late_clients():
     """w <- w + sum_i n_i s_i (v_i - w_then) / sum_i n_i, from the state that each client began with."""
     method = make_method("fedavg", tiny_model(), **SGD, batch_size=32, epochs=3)
-    result = last(method, Settings(rounds=3, schedule=STALE))
+    result = last(method, Settings(rounds=3, timetable=STALE))
     data, states = training_examples(), [reference.to_numpy(method.init_server(first_key()))]
     for row, late in zip(STALE.clients, STALE.staleness, strict=True):
         w, total = states[-1], dict.fromkeys(states[-1], 0.0)
@@ -102,8 +102,8 @@ LIMITS = ["fedper", "fedpac", *(pytest.param(name, marks=pytest.mark.slow) for n
 @pytest.mark.parametrize("name", LIMITS)
 def test_equal_devices_and_a_buffer_of_all_are_the_synchronous_run(name):
     pool = Devices(np.ones(3), np.ones(3), [None] * 3)
-    everyone = schedule(pool, np.full(3, 7.0), 3, buffer=3, concurrency=3)
-    want, got = (last(tiny_method(name), Settings(rounds=3, schedule=one)) for one in (None, everyone))
+    everyone = timetable(pool, np.full(3, 7.0), 3, buffer=3, concurrency=3)
+    want, got = (last(tiny_method(name), Settings(rounds=3, timetable=one)) for one in (None, everyone))
     chex.assert_trees_all_equal(got.state._replace(key=()), want.state._replace(key=()))
     chex.assert_trees_all_equal(got.received, want.received)
     np.testing.assert_array_equal(everyone.seconds, [7, 14, 21])
@@ -120,8 +120,8 @@ def test_equal_devices_and_a_buffer_of_all_are_the_synchronous_run(name):
 def test_rounds_in_which_nobody_is_late_are_plain_ones(name, values):
     """Also where later rounds need the earlier states, bit for bit."""
     method, clients = tiny_method(name, **values), [[0, 1], [1, 2], [0, 2], [0, 1]]
-    plain = last(method, Settings(rounds=3, schedule=planned(clients, np.zeros((4, 2), int))))
-    later = last(method, Settings(rounds=3, schedule=planned(clients, [[0, 0]] * 3 + [[2, 1]])))
+    plain = last(method, Settings(rounds=3, timetable=planned(clients, np.zeros((4, 2), int))))
+    later = last(method, Settings(rounds=3, timetable=planned(clients, [[0, 0]] * 3 + [[2, 1]])))
     chex.assert_trees_all_equal(later.state.server.plain, plain.state.server)
     chex.assert_trees_all_equal(later.state.clients, plain.state.clients)
     chex.assert_trees_all_equal(later.received, plain.received)
@@ -129,12 +129,12 @@ def test_rounds_in_which_nobody_is_late_are_plain_ones(name, values):
 
 @pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
 def test_chunks_devices_places_and_interruptions_change_nothing(name):
-    method, settings = tiny_method(name), Settings(rounds=3, chunk=1, schedule=STALE)
+    method, settings = tiny_method(name), Settings(rounds=3, chunk=1, timetable=STALE)
     want = last(method, settings)
     first = next(simulate.run(method, tiny_federation(SIZES), settings, jax.random.key(4))).state
     chex.assert_trees_all_equal(last(method, settings, state=first).state.server, want.state.server)
     for got in (
-        last(method, Settings(rounds=3, chunk=2, schedule=STALE), state_on="host"),
+        last(method, Settings(rounds=3, chunk=2, timetable=STALE), state_on="host"),
         last(method, settings, mesh=simulate.client_mesh(jax.devices()[:2])),
     ):
         assert_close(got.state, want.state)
@@ -145,7 +145,7 @@ def test_chunks_devices_places_and_interruptions_change_nothing(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_that_sends_a_mean_can_be_late(name):
     """States keep their shapes; where nothing is summed, there is one line."""
-    engine = simulate.build(tiny_method(name), Settings(rounds=3, schedule=STALE))
+    engine = simulate.build(tiny_method(name), Settings(rounds=3, timetable=STALE))
     data = tiny_federation(SIZES)
     state = jax.eval_shape(engine.init, data, jax.random.key(0))
     if not has_means(message_shapes(name)[2]):
@@ -157,9 +157,9 @@ def test_every_method_that_sends_a_mean_can_be_late(name):
     assert jax.eval_shape(engine.evaluate, data, after)["loss"].shape == (3,)
 
 
-def test_privacy_counts_the_rounds_of_the_schedule():
+def test_privacy_counts_the_rounds_of_the_timetable():
     values = {"client_clip": 1.0, "client_noise": 1.0}
-    (budget,) = budgets("fedavg", values, Settings(rounds=3, schedule=STALE), np.array(SIZES), jax.random.key(0))
+    (budget,) = budgets("fedavg", values, Settings(rounds=3, timetable=STALE), np.array(SIZES), jax.random.key(0))
     assert budget.uses.tolist() == [1, 2, 2]
     # Who comes is no uniform draw.
     assert budget.cohort is None
@@ -167,7 +167,7 @@ def test_privacy_counts_the_rounds_of_the_schedule():
 
 def test_an_attacker_turns_the_update_that_it_trained():
     """One that is late flips what it adds to the state that it began with."""
-    settings = {"rounds": 2, "schedule": planned([[0], [1]], [[0], [1]]), "attack": "signs", "attackers": 0.99}
+    settings = {"rounds": 2, "timetable": planned([[0], [1]], [[0], [1]]), "attack": "signs", "attackers": 0.99}
     method = make_method("fedavg", tiny_model(), **SGD, batch_size=32, epochs=3)
     w0, data = reference.to_numpy(method.init_server(first_key())), training_examples()
     v0, v1 = (train(w0, *data[client]) for client in (0, 1))
@@ -179,15 +179,18 @@ def test_an_attacker_turns_the_update_that_it_trained():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: Settings(rounds=4, schedule=STALE), "rounds is 4, and the schedule has 3"),
-        (lambda: Settings(rounds=3, schedule=STALE, participation=0.5), "participation 0.5 cannot be given with a sch"),
-        (lambda: Settings(rounds=3, schedule=STALE, full_last_round=True), "full_last_round True cannot"),
-        (lambda: Settings(rounds=3, schedule=STALE, drop_rate=0.2), "drop_rate 0.2 cannot be given with a schedule"),
-        (lambda: Settings(rounds=3, schedule=STALE, straggler_fraction=0.2), "straggler_fraction 0.2 cannot"),
-        (lambda: last(tiny_method("local"), Settings(rounds=3, schedule=STALE)), "methods that send a Mean"),
+        (lambda: Settings(rounds=4, timetable=STALE), "rounds is 4, and the timetable has 3"),
         (
-            lambda: last(tiny_method("fedavg"), Settings(rounds=1, schedule=STALE), tiny_federation((9, 5))),
-            "the schedule has a client 2, and the federation has 2",
+            lambda: Settings(rounds=3, timetable=STALE, participation=0.5),
+            "participation 0.5 cannot be given with",
+        ),
+        (lambda: Settings(rounds=3, timetable=STALE, full_last_round=True), "full_last_round True cannot"),
+        (lambda: Settings(rounds=3, timetable=STALE, drop_rate=0.2), "drop_rate 0.2 cannot be given with a timetable"),
+        (lambda: Settings(rounds=3, timetable=STALE, straggler_fraction=0.2), "straggler_fraction 0.2 cannot"),
+        (lambda: last(tiny_method("local"), Settings(rounds=3, timetable=STALE)), "methods that send a Mean"),
+        (
+            lambda: last(tiny_method("fedavg"), Settings(rounds=1, timetable=STALE), tiny_federation((9, 5))),
+            "the timetable has a client 2, and the federation has 2",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pfl_jax.engine.clock import Devices, Schedule, read_devices, schedule
+from pfl_jax.engine.clock import Devices, Timetable, read_devices, timetable
 from pfl_jax.errors import InvalidInput
 
 
@@ -28,12 +28,12 @@ def test_three_clients_by_hand():
     0 and 1 arrive at 2 and 3: step at 3. They begin again, and arrive at 5 and 6: step at 6. At 7 client 2 arrives with
     what it trained from the first state; at 8 client 0: step.
     """
-    found = schedule(devices([2, 3, 7]), np.array([2.0, 3.0, 7.0]), 4, buffer=2, concurrency=3)
+    found = timetable(devices([2, 3, 7]), np.array([2.0, 3.0, 7.0]), 4, buffer=2, concurrency=3)
     # Client 1 had begun at 6, and arrives at 9; 0 and 2 begin at 8, and 0 arrives at 10.
     want = [[0, 1], [0, 1], [0, 2], [0, 1]], [[0, 0], [0, 0], [0, 2], [0, 1]], [3, 6, 8, 10]
     assert rows(found) == want
     # Synchronous, each step waits for the slowest of its two.
-    found = schedule(devices([2, 3, 7]), np.array([2.0, 3.0, 7.0]), 20, buffer=2)
+    found = timetable(devices([2, 3, 7]), np.array([2.0, 3.0, 7.0]), 20, buffer=2)
     slowest = np.array([2.0, 3.0, 7.0])[found.clients].max(axis=1)
     np.testing.assert_array_equal(np.diff(found.seconds, prepend=0), slowest)
     assert found.largest_staleness == 0
@@ -45,11 +45,11 @@ def test_availability_by_hand():
     pool = devices([1, 1], [(10.0, [(0.0, 1.0)]), (10.0, [(2.0, 5.0)])])
     assert [pool.wait(0, now) for now in (0.0, 0.9)] == [0, 0]
     np.testing.assert_allclose([pool.wait(0, 1.0), pool.wait(1, 1.0), pool.wait(1, 26.0)], [9, 1, 6], atol=1e-5)
-    found = schedule(pool, np.array([4.0, 1.0]), 3, buffer=1, concurrency=1)
+    found = timetable(pool, np.array([4.0, 1.0]), 3, buffer=1, concurrency=1)
     # 0 trains until 4, and 1 until 5, when nobody is available until 10.
     assert (found.clients.ravel().tolist(), found.staleness.ravel().tolist()) == ([0, 1, 0], [0, 0, 0])
     np.testing.assert_allclose(found.seconds, [4, 5, 14], atol=1e-5)
-    found = schedule(pool, np.array([4.0, 1.0]), 2, buffer=2)
+    found = timetable(pool, np.array([4.0, 1.0]), 2, buffer=2)
     # A synchronous round takes who comes, and the next one begins when it is over.
     np.testing.assert_allclose(found.seconds, [4, 14], atol=1e-5)
 
@@ -80,7 +80,7 @@ def test_events_against_a_simulation_second_by_second(seed):
     def open_at(client, now):
         return client % 2 or 3 <= now % 24 < 7 or 9 + client <= now % 24 < 24
 
-    found = schedule(devices(np.ones(7), opens), seconds.astype(float), 40, buffer=buffer, concurrency=7)
+    found = timetable(devices(np.ones(7), opens), seconds.astype(float), 40, buffer=buffer, concurrency=7)
     clients, staleness, times = second_by_second(seconds.tolist(), open_at, 40, buffer)
     assert rows(found)[:2] == (clients, staleness)
     np.testing.assert_allclose(found.seconds, times, atol=1e-3)
@@ -89,7 +89,7 @@ def test_events_against_a_simulation_second_by_second(seed):
 
 def test_draws_are_those_of_the_seed_and_do_not_favor_anybody():
     def drawn(seed, rounds=600, concurrency=4):
-        return schedule(devices(np.ones(9)), np.ones(9), rounds, buffer=4, concurrency=concurrency, seed=seed)
+        return timetable(devices(np.ones(9)), np.ones(9), rounds, buffer=4, concurrency=concurrency, seed=seed)
 
     assert rows(drawn(1)) == rows(drawn(1)) != rows(drawn(2))
     # More rounds go on, and nothing changes in those before.
@@ -128,16 +128,19 @@ def test_a_file_of_devices(tmp_path):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: schedule(devices([1, 1]), np.ones(3), 1, buffer=1), "there are 2 devices, and 3 clients"),
-        (lambda: schedule(devices([1, 1]), np.ones(2), 1, buffer=3), "buffer must be at most the number of clients, 2"),
-        (lambda: schedule(devices([1, 1]), np.ones(2), 1, buffer=1, concurrency=3), "concurrency must be at most"),
-        (lambda: schedule(devices([1, 1]), np.ones(2), 1, buffer=0), "buffer must be at least 1, not 0"),
-        (lambda: Schedule(np.array([[1, 1]]), np.zeros((1, 2)), np.ones(1)), "distinct, and in ascending order"),
-        (lambda: Schedule(np.array([[0]]), np.ones((1, 1)), np.ones(1)), "number of rounds before"),
-        (lambda: Schedule(np.array([[0]]), np.zeros((1, 2)), np.ones(1)), "clients .R, K., staleness .R, K."),
-        (lambda: Schedule(np.zeros((2, 1)), np.zeros((2, 1)), np.array([2, 1])), "seconds of a schedule must ascend"),
+        (lambda: timetable(devices([1, 1]), np.ones(3), 1, buffer=1), "there are 2 devices, and 3 clients"),
+        (
+            lambda: timetable(devices([1, 1]), np.ones(2), 1, buffer=3),
+            "buffer must be at most the number of clients",
+        ),
+        (lambda: timetable(devices([1, 1]), np.ones(2), 1, buffer=1, concurrency=3), "concurrency must be at most"),
+        (lambda: timetable(devices([1, 1]), np.ones(2), 1, buffer=0), "buffer must be at least 1, not 0"),
+        (lambda: Timetable(np.array([[1, 1]]), np.zeros((1, 2)), np.ones(1)), "distinct, and in ascending order"),
+        (lambda: Timetable(np.array([[0]]), np.ones((1, 1)), np.ones(1)), "number of rounds before"),
+        (lambda: Timetable(np.array([[0]]), np.zeros((1, 2)), np.ones(1)), "clients .R, K., staleness .R, K."),
+        (lambda: Timetable(np.zeros((2, 1)), np.zeros((2, 1)), np.array([2, 1])), "seconds of a timetable must ascend"),
     ],
 )
-def test_what_cannot_be_scheduled_is_refused(call, said):
+def test_what_has_no_timetable_is_refused(call, said):
     with pytest.raises(InvalidInput, match=said):
         call()

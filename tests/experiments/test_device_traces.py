@@ -12,12 +12,13 @@ from experiments.folder.load import read_result
 from experiments.run import batch
 from experiments.run.command import main
 from experiments.sweep.__main__ import Sweep
-from pfl_jax.engine.clock import read_devices, schedule
+from pfl_jax.engine.clock import read_devices, timetable
 
 pytestmark = pytest.mark.without_f1_auc
 
 SMALL = "--method fedper --num-clients 5 --train-size 30 --test-size 10 --batch-size 10 --epochs 2 --rounds 6"
-WORDS = [*SMALL.split(), "--eval-every", "1", "--no-compilation-cache", "--devices", "1", "--chunk", "5"]
+EVERY = "--eval-every 1 --no-compilation-cache --devices 1 --schedule lr=exponential:0.9"
+WORDS = [*SMALL.split(), *EVERY.split()]
 LATE = ["--buffer", "2", "--concurrency", "4"]
 
 
@@ -40,7 +41,7 @@ def test_a_run_its_resumption_and_its_virtual_time(trace, tmp_path, capsys):
     config, lines = json.loads((whole / "config.json").read_text()), log(whole)
     sent = config["bytes_per_client_and_round"]
     seconds = read_devices(trace).seconds(np.full(5, 2 * 30), sent["up"], sent["down"])
-    want = schedule(read_devices(trace), seconds, 6, buffer=2, concurrency=4)
+    want = timetable(read_devices(trace), seconds, 6, buffer=2, concurrency=4)
     assert [line["cohort"] for line in lines] == want.clients.tolist()
     assert [line["staleness"] for line in lines] == want.staleness.tolist()
     np.testing.assert_allclose([line["virtual_seconds"] for line in lines], want.seconds, atol=1e-4)
@@ -89,7 +90,7 @@ def test_runs_are_told_apart_by_what_the_trace_says(trace):
     assert notes(request, request.given, "cpu") == ["--participation has no effect with --buffer"]
 
 
-def test_seeds_of_a_sweep_have_schedules_of_their_own(trace):
+def test_seeds_of_a_sweep_have_timetables_of_their_own(trace):
     def groups(*more):
         sweep = batch.read(Sweep, ["--dataset", "digits", "--seeds", "3", "--grid", "lr=0.1,0.2", *WORDS, *more])
         return [len(group) for group in sweep.groups([job for one in sweep.settings() for job in sweep.jobs_of(one)])]
