@@ -31,17 +31,15 @@ from pfl_jax.tasks import CLASSIFICATION, Task
 
 KINDS = ("method", "model", "loss")
 """Options that take FILE.py:NAME."""
-FILES = (*KINDS, "partition")
-"""Options that may name a file by whose text runs are told apart."""
+OTHER_FILES = ("weights", "device_trace")
+"""Options with the name of a file that is no code."""
+FILES = (*KINDS, "partition", *OTHER_FILES)
+"""Options that may name a file by whose content runs are told apart."""
 
 
 def is_own(name: str | None) -> TypeGuard[str]:
     """Whether the value of an option names a file of the user's, not something built in or nothing."""
     return name is not None and (name.endswith(".py") or ".py:" in name)
-
-
-FILES = ("weights", "device_trace")
-"""Options with the name of a file that is no code."""
 
 
 def is_partition_file(name: str) -> bool:
@@ -70,7 +68,7 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
             function(kind, name)
             path = _path(name)
             found[kind] = {"file": str(path), "digest": _load(path)[1]}
-    others = {kind: weights_file(values[kind]) for kind in FILES if values[kind] is not None}
+    others = {kind: weights_file(values[kind]) for kind in OTHER_FILES if values[kind] is not None}
     if is_partition_file(values["partition"]):
         others["partition"] = Path(values["partition"])
     return found | {kind: {"file": str(path), "digest": _read(path)[1]} for kind, path in others.items()}

@@ -12,7 +12,7 @@ from experiments.cli.flags import flag, option_words
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
 from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, WITH_FILES, Options
 from experiments.cli.own_code import (
-    FILES,
+    OTHER_FILES,
     files,
     identifier,
     is_own,
@@ -174,7 +174,7 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     options = _checked(dataset, Options(**{name: values[name] for name in common}), given)
     if is_partition_file(options.partition):
         options = _with_rows(options, given)
-    for name in FILES:
+    for name in OTHER_FILES:
         if (file := getattr(options, name)) is not None:
             # Absolute: a run is resumed and exported from other folders too.
             options = dataclasses.replace(options, **{name: str(weights_file(file))})

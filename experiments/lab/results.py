@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from experiments.cli.own_code import FILES
+from experiments.cli.own_code import OTHER_FILES
 from experiments.cli.own_data import is_file
 from experiments.folder import load
 from experiments.folder.run_folder import DIGESTS
@@ -55,7 +55,7 @@ def distill(folder: Path) -> committed.Record:
         options = config["options"] | {"out": None, "resume": None}
         # Of files the name: folders are those of one machine, and their digest is there.
         options |= {
-            name: Path(options[name]).name for name in ("data", "test_data", *FILES) if is_file(options.get(name))
+            name: Path(options[name]).name for name in ("data", "test_data", *OTHER_FILES) if is_file(options.get(name))
         }
         return {
             "commit": commit_of(config["versions"]["pfl_jax"]),
