@@ -13,7 +13,7 @@ from jax.random import fold_in
 
 from pfl_jax.base import Client, Message, Method, PRNGKey, Server
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import has_means, map_means, received, reference
+from pfl_jax.messages import Update, has_means, map_means, received, reference
 from pfl_jax.streams import ATTACK
 
 Attack: TypeAlias = Literal["labels", "signs", "noise"]
@@ -95,7 +95,8 @@ def _perturbed(
         return base + scale * length * noise
 
     def of_mean(part):
-        base, _ = reference(part.value, known)
+        # An update has no received parameters: it is a difference from them already.
+        base = jax.tree.map(jnp.zeros_like, part.value) if isinstance(part, Update) else reference(part.value, known)[0]
         wrong = jax.tree.map(of_array, part.value, base)
         return part._replace(value=jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, part.value))
 

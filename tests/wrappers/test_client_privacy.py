@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
@@ -12,6 +13,7 @@ from pfl_jax.data import client_data
 from pfl_jax.engine import mapping
 from pfl_jax.messages import join, map_means, split
 from pfl_jax.methods import METHODS, make_method, recipes_of
+from pfl_jax.wrappers.attacks import attacked
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 
 KEY = jax.random.key(0)
@@ -126,3 +128,13 @@ def test_a_method_whose_server_takes_no_mean_of_parameters_is_refused():
 
     with pytest.raises(InvalidInput, match="whose server takes a mean of parameters"):
         jax.eval_shape(local, jax.eval_shape(wrapped.init_server, KEY))
+
+
+def test_an_attacker_flips_its_clipped_update():
+    private = private_clients(echo(), ClientPrivacy(client_clip=1.0))
+    server, client = private.init_server(KEY), jnp.asarray(CHANGES[1])
+    honest = private.local(KEY, server, client, ()).message
+    flipped = attacked(private, "signs", jnp.array(True), scale=2.0, num_classes=2)
+    found = flipped.local(KEY, server, client, ()).message
+    assert float(optax.tree.norm(honest.value)) == pytest.approx(1.0)
+    chex.assert_trees_all_close(found.value, jax.tree.map(lambda leaf: -2.0 * leaf, honest.value), rtol=1e-6)
