@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -188,7 +189,7 @@ def _fedas(library: Library) -> list[list[str]]:
 def _field(one: Comparison, library: Library) -> dict[str, object]:
     """Comparison of all methods, for the template."""
     field, sample = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).cell
-    words = " ".join((*field.words, "--rounds", str(field.rounds)))
+    words = shlex.join((*field.words, "--rounds", str(field.rounds)))
     options = sample.request().options
     # Every command line of FIELDS fixes the number of test examples.
     tested = options.num_clients * cast(int, options.test_size)
@@ -220,7 +221,7 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
             "kB sent",
         ],
         "is_short": is_short,
-        "variants": {name: f"--method {' '.join(words)}" for name, words in VARIANTS.items() if name in field.methods},
+        "variants": {name: f"--method {shlex.join(words)}" for name, words in VARIANTS.items() if name in field.methods},
         "runs": sum(run.name in library.named for run in one.runs),
         "rows": rows,
         "tested": tested,
