@@ -221,7 +221,7 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
             "kB sent",
         ],
         "is_short": is_short,
-        "variants": {name: f"--method {shlex.join(words)}" for name, words in VARIANTS.items() if name in field.methods},
+        "variants": {one: f"--method {shlex.join(own)}" for one, own in VARIANTS.items() if one in field.methods},
         "runs": sum(run.name in library.named for run in one.runs),
         "rows": rows,
         "tested": tested,
