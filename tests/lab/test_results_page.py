@@ -234,7 +234,8 @@ def test_released_code_stands_beside_ours(tmp_path):
 
 def options_of(command):
     """Options of a command line, each with its values, paths without folders; 20.0 is 20."""
-    return {tuple(Path(word).name.removesuffix(".0") for word in part.split()) for part in command.split(" --")[1:]}
+    parts = command.replace("'", "").split(" --")[1:]
+    return {tuple(Path(word).name.removesuffix(".0") for word in part.split()) for part in parts}
 
 
 def test_each_committed_result_is_the_run_that_its_name_says():
