@@ -17,10 +17,11 @@ from experiments.lab.benchmark.records import Row, Section
 from experiments.lab.benchmark.workload import Scale, Setup
 from pfl_jax import LocalTraining, build, data, methods
 from pfl_jax.engine.cohort import RoundSettings
+from pfl_jax.engine.mapping import client_mesh
 from pfl_jax.networks import adapters, pretrained
 
 TOKENS, EXAMPLES, BATCH, CLASSES, RANK, ROUNDS, RATE, MOMENTUM = 32, 64, 16, 24, 8, 3, 0.1, 0.9
-CLIENTS = (1, 8, 32)
+CLIENTS = (1, 8)
 FROZEN = 4
 """Layers below the lowest adapter."""
 
@@ -70,7 +71,9 @@ def _ours(x: np.ndarray, y: np.ndarray, first: int) -> Row:
     model = adapters.lora(base, x.shape[2:], rank=RANK, targets="layer_[45]/(query|value)", input_dtype=x.dtype)
     method = methods.fedper(model, LocalTraining(lr=RATE, momentum=MOMENTUM, batch_size=BATCH))
     federation = data.federate(rows, num_classes=CLASSES).with_frozen(model.frozen)
-    engine = build(method, RoundSettings(chunk=None)).jit()
+    # A CPU has a device for each core.
+    mesh = client_mesh() if len(y) > 1 else None
+    engine = build(method, RoundSettings(chunk=None), mesh=mesh).jit()
     state = engine.init(federation, jax.random.key(0))
 
     def one_round():
