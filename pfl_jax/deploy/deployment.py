@@ -97,8 +97,9 @@ class Deployment:
     example: ClientData
 
     def __post_init__(self) -> None:
-        if self.settings.drop_rate or self.settings.attackers or self.settings.before_aggregation:
-            raise InvalidInput("drop_rate, attackers and before_aggregation are for simulations only: leave them out")
+        for name in ("drop_rate", "attackers", "before_aggregation", "timetable"):
+            if getattr(self.settings, name):
+                raise InvalidInput(f"{name} is for simulations only: leave it out")
         if at_round(self.method, 0).survey is not None:
             raise InvalidInput("this method cannot be deployed: its server asks all clients before the first round")
         self._settled_from  # noqa: B018, the check of the server's aggregation

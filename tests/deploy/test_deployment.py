@@ -8,6 +8,7 @@ import pytest
 import pfl_jax
 from pfl_jax.data.federated import client_data
 from pfl_jax.deploy import Deployment, Request
+from pfl_jax.engine.clock import Timetable
 from pfl_jax.engine.communication import Traffic, traffic
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -162,7 +163,13 @@ def test_a_server_that_only_reads_the_states_is_refused():
 def test_a_survey_and_simulated_failures_are_refused():
     with pytest.raises(InvalidInput, match="asks all clients before the first round"):
         deployed(tiny_method("feddbe"))
-    for option in ({"drop_rate": 0.3}, {"attack": "signs", "attackers": 0.3}, {"before_aggregation": True}):
+    two = Timetable(np.array([[0, 1]]), np.zeros((1, 2), int), np.ones(1))
+    for option in (
+        {"drop_rate": 0.3},
+        {"attack": "signs", "attackers": 0.3},
+        {"before_aggregation": True},
+        {"rounds": 1, "participation": 1.0, "timetable": two},
+    ):
         with pytest.raises(InvalidInput, match="for simulations only"):
             deployed(tiny_method("fedavg"), **option)
 
