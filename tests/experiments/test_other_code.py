@@ -73,6 +73,23 @@ def test_each_part_of_the_code_is_compared(tmp_path, edit):
         assert tuple(version.by_other_code(changed, trust) for trust in ("sources", "version", "all")) == others
 
 
+def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys):
+    out = tmp_path / "sweep"
+    assert sweep.main([*SWEEP, "--out", str(out)]) == 0
+    before = (out / "runs" / "seed-0" / CONFIG).read_bytes()
+    edit()
+    capsys.readouterr()
+    assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 of 2 runs are there" in said
+    assert "are of other code than today's" in said
+    for seed in (0, 1):
+        assert read_config(out / "runs" / f"seed-{seed}")["versions"]["pfl_jax"] == "edited"
+    # The old run lies where the old code can use it, and no report takes it for one of these.
+    assert (out / "other-code" / "1" / "runs" / "seed-0" / CONFIG).read_bytes() == before
+    assert sorted(stored_runs.find([out])) == [out / "runs" / f"seed-{seed}" for seed in (0, 1)]
+
+
 @pytest.mark.slow
 def test_a_group_of_other_code_does_not_go_on(tmp_path, edit, monkeypatch, capsys):
     out, save = tmp_path / "sweep", execute._save
