@@ -4,7 +4,7 @@
 
 writes its weights under timm's names, in float16, to results/vit.npz, and the other half and the test images to
 vit-train.npz and vit-test.npz in the present folder: `experiments.lab.queue --only field-images` compares methods with
-adapters on them. Ten passes take four minutes on two cores.
+adapters on them. Ten passes take two minutes on two cores.
 """
 
 from collections.abc import Sequence

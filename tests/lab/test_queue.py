@@ -104,6 +104,13 @@ def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp
         assert options.on_nan == ("stop" if block == "field-digits" else "skip-client")
 
 
+@pytest.mark.parametrize("block", ["field-texts", "field-images"])
+def test_a_variant_has_its_own_adapter(block):
+    adapters = {name: tuned_run(block, name, "0.1").cell.request().options.adapter for name in field.methods(block)}
+    own = {"ffa_lora": "ffa_lora:8", "linear_local": "linear_probe", "linear_fedavg": "linear_probe"}
+    assert adapters == dict.fromkeys(adapters, "lora:8") | own
+
+
 @pytest.fixture
 def small_field(runs, monkeypatch):
     """A comparison of three methods, the best one of which has three seeds; the second of two rates is the better."""

@@ -59,7 +59,7 @@ _LIKE_FASHION_MNIST = (
 
 _IMAGES = (
     *("--data", "vit-train.npz", "--test-data", "vit-test.npz", "--data-digest", "09a114a7a74d1cee"),
-    *("--model", "vit", "--weights", "results/vit.npz", "--adapter", "lora:4", "--targets", "layer_[23]/(query|value)"),
+    *("--model", "vit", "--weights", "results/vit.npz", "--adapter", "lora:8", "--targets", "layer_[23]/(query|value)"),
     *("--partition", "grouped", "--s", "20", "--shift", "rotation", "--num-clients", "20", "--train-size", "100"),
     *("--test-size", "100", "--momentum", "0.9", "--weight-decay", "0", "--batch-size", "16", "--epochs", "1"),
     *("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
@@ -194,7 +194,8 @@ def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, searc
     if rounds < field.rounds:
         name += " search"
     own = VARIANTS.get(method, (method, *_OWN_STEPS.get(method, ())))
-    arguments = ("--method", own[0], "--lr", rate, *own[1:], *field.words, "--rounds", str(rounds))
+    # What a variant has of its own comes last, and counts.
+    arguments = ("--method", own[0], "--lr", rate, *field.words, *own[1:], "--rounds", str(rounds))
     return PlannedRun(block, RunCommand(field.dataset, arguments, seed), name, f"{block}/{slug(name)}/seed-{seed}")
 
 
