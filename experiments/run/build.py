@@ -89,6 +89,12 @@ class Experiment:
         """Bytes that one client sends and receives in a round."""
         return traffic(self.method, self.data)
 
+    @functools.cached_property
+    def weights_digest(self) -> str | None:
+        """Digest of the file of pretrained weights, which no checkpoint has; None without."""
+        options = self.request.options
+        return pretrained.digest(options) if options.model in PRETRAINED else None
+
     def state_shapes(self) -> Any:
         """Shapes and types of the state's leaves."""
         engine = simulate.build(self.method, self.settings)

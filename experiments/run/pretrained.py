@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from experiments.cli.options import ADAPTERS, Options
 from experiments.cli.own_code import weights_file
+from experiments.folder.run_folder import digest_of_file
 from experiments.host.console import print_line
 from experiments.host.jax_config import cache_folder
 from pfl_jax.atomic_write import make_folder, write_binary
@@ -41,6 +42,11 @@ def texts(options: Options) -> Dataset:
 def weights_of(options: Options) -> Path:
     """File of the pretrained weights."""
     return weights_file(str(minilm_folder()) if options.weights is None else options.weights)
+
+
+def digest(options: Options) -> str:
+    """Digest of the file of the pretrained weights, 16 hexadecimal digits."""
+    return digest_of_file(weights_of(options))
 
 
 def model_of(options: Options, dataset: Dataset, outputs: int) -> Model:
@@ -95,20 +101,25 @@ def frozen_layers(options: Options) -> int:
 
 def with_states(options: Options, dataset: Dataset, console: Console) -> Dataset:
     """Dataset whose inputs are the states below the lowest adapter, computed once and cached; others as they are."""
-    if options.model != "bert" or options.distributed or len(dataset.input_shape) != 1:
+    if options.model != "bert" or len(dataset.input_shape) != 1:
         return dataset
     layers, path, tokens = frozen_layers(options), weights_of(options), [dataset.train_x, dataset.test_x]
     cache, tokens = cache_folder(), np.concatenate(tokens)
     if not layers or cache is None or tokens.size * 4 * read_config(path).width > MOST_STATES:
         return dataset
-    key = hashlib.sha256(tokens.tobytes() + hashlib.sha256(path.read_bytes()).digest()).hexdigest()[:16]
+    dtype = options.frozen_dtype
+    key = hashlib.sha256(tokens.tobytes() + f"{digest(options)}{dtype}".encode()).hexdigest()[:16]
     stored = cache.parent / "states" / f"{key}-{layers}.npy"
     if stored.is_file():
         states = np.load(stored, mmap_mode="r")
     else:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task(f"States of {layers} frozen layers", total=len(tokens))
-            states = bert_states(path, tokens, layers, notify=lambda done: bar.update(task, completed=done))
+
+            def notify(done: int) -> None:
+                bar.update(task, completed=done)
+
+            states = bert_states(path, tokens, layers, frozen_dtype=dtype, notify=notify)
         make_folder(stored.parent)
         write_binary(stored, lambda file: np.save(file, states))
         print_line(console, f"States of {layers} frozen layers: {states.nbytes / 2**20:,.0f} MiB in {stored}")

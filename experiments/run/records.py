@@ -63,6 +63,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "own_code": request.own_code or None,
         "procedure": request.procedure or None,
         "validation_examples": None if counts.validation is None else counts.validation.tolist(),
+        "weights_digest": experiment.weights_digest,
         "attackers": None if counts.attackers is None else np.flatnonzero(counts.attackers).tolist(),
         "task": None if counts.task.scores == CLASSIFICATION.scores else _task_record(counts.task),
     }
@@ -87,6 +88,8 @@ def identity(experiment: Experiment) -> dict[str, Any]:
     if not fixed_rounds(request.options):
         del options[flag("rounds")]
     named = {"dataset": request.dataset, **options, "--seed": request.options.seed}
+    if experiment.weights_digest is not None:
+        named["weights"] = experiment.weights_digest
     versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", *source_versions())}
     return {
         "run": named | {"data": experiment.dataset.description},

@@ -183,6 +183,7 @@ def bert_states(
     layers: int,
     *,
     config: BertConfig | None = None,
+    frozen_dtype: Any = jnp.float32,
     batch_size: int = 64,
     notify: Callable[[int], object] = lambda done: None,
 ) -> np.ndarray:
@@ -194,12 +195,14 @@ def bert_states(
       path, config: see `bert`.
       tokens: int [P, T], 0 where they are padded.
       layers: number of layers, from 1.
+      frozen_dtype: of their parameters, see `pfl_jax.networks.adapters.lora`; states are float32.
       batch_size: examples computed at once.
       notify: called with the number of examples that are done.
     """
     config = read_config(Path(path)) if config is None else config
     encoder = BertEncoder(config, last=layers)
-    variables = {"params": _weights(Path(path), config, 0, layers)}
+    weights = jax.tree.map(lambda leaf: leaf.astype(frozen_dtype), _weights(Path(path), config, 0, layers))
+    variables = {"params": jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)}
     states = jax.jit(encoder.apply)
     found = np.empty((*tokens.shape, config.width), np.float32)
     for start in range(0, len(tokens), batch_size):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from run_folders import log
+from safetensors.numpy import save_file
 from tiny_bert import write_bert
 
 from experiments.cli.request import parse
@@ -15,7 +16,7 @@ from experiments.export import main as export
 from experiments.run import build, pretrained
 from experiments.run.command import main
 from experiments.run.loaded_run import load_run
-from experiments.run.records import configuration
+from experiments.run.records import check_identity, configuration, identity
 from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput
@@ -97,9 +98,17 @@ def test_a_linear_probe_begins_with_the_states_of_all_layers():
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_the_frozen_parameters_have_the_type_of_the_option():
-    frozen = experiment("--method", "fedper", "--frozen-dtype", "bfloat16").method.frozen
+def test_the_frozen_parameters_have_the_type_of_the_option(monkeypatch):
+    words = ("--method", "fedper", "--frozen-dtype", "bfloat16")
+    frozen = experiment(*words).method.frozen
     assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen.read())} == {"bfloat16"}
+    # Those below the lowest adapter too: its states are those of rounded weights.
+    tokens = {name: array for name, array in np.load("texts.npz").items()}["x"]
+    states = pretrained.bert_states("model.npz", tokens, 2, frozen_dtype="bfloat16")
+    dataset = experiment(*words).dataset
+    found = np.sort(np.concatenate([dataset.train_x, dataset.test_x]), axis=0)
+    np.testing.assert_allclose(found, np.sort(states, axis=0), atol=1e-6)
+    assert np.abs(states - pretrained.bert_states("model.npz", tokens, 2)).max() > 1e-4
 
 
 def test_an_adapter_in_the_embeddings_leaves_no_layer_below():
@@ -175,6 +184,21 @@ def test_a_run_goes_on_with_the_weights_it_began_with(here, tmp_path, capsys):
     assert main("custom", ["--resume", str(tmp_path)]) == 2
     assert "model.npz, its --weights" in capsys.readouterr().err
     (here / "model.npz").write_bytes(before)
+
+
+def test_checkpoints_know_the_weights_that_are_used_by_default(here, tmp_path, monkeypatch):
+    def stored_beside(factor):
+        stored = {name: factor * array for name, array in np.load("model.npz").items()}
+        save_file(stored, tmp_path / "model.safetensors")
+        return built(*words, "--method", "fedper")
+
+    words = [word for word in MODEL if word not in ("--weights", "model.npz")]
+    (tmp_path / "config.json").write_bytes((here / "config.json").read_bytes())
+    monkeypatch.setattr(pretrained, "minilm_folder", lambda: tmp_path)
+    before = identity(stored_beside(1))
+    check_identity(before, stored_beside(1), tmp_path, pytest.fail)
+    with pytest.raises(InvalidInput, match="of another run: they were written with weights"):
+        check_identity(before, stored_beside(2), tmp_path, pytest.fail)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.mapping import client_mesh
 from pfl_jax.networks import adapters, pretrained
 
-TOKENS, EXAMPLES, BATCH, CLASSES, RANK, ROUNDS, RATE, MOMENTUM = 32, 64, 16, 24, 8, 3, 0.1, 0.9
-CLIENTS = (1, 8)
+TOKENS, EXAMPLES, BATCH, EPOCHS, CLASSES, RANK, ROUNDS, RATE, MOMENTUM = 32, 64, 16, 1, 24, 8, 3, 0.1, 0.9
+CLIENTS = (1, 8, 32)
 FROZEN = 4
 """Layers below the lowest adapter."""
 
@@ -37,7 +37,7 @@ def adapted(setup: Setup) -> Section:
             rows.append({"clients": clients, "by": by} | in_process(side, setup.scale, clients=clients))
     note = (
         f"FedPer, rank {RANK} beside query and value of the last two layers, {EXAMPLES} examples of {TOKENS} tokens a "
-        f"client, batches of {BATCH}, one pass; all clients under one vmap; median of {ROUNDS} rounds"
+        f"client, batches of {BATCH}, {EPOCHS} epoch; all clients under one vmap; median of {ROUNDS} rounds"
     )
     return Section("Adapters on a pretrained transformer", rows, note)
 
@@ -69,7 +69,7 @@ def _ours(x: np.ndarray, y: np.ndarray, first: int) -> Row:
     rows = [{"x": own, "y": labels, "test_x": own[:1], "test_y": labels[:1]} for own, labels in zip(x, y, strict=True)]
     base = pretrained.bert(_weights(), TOKENS, CLASSES, first=first)
     model = adapters.lora(base, x.shape[2:], rank=RANK, targets="layer_[45]/(query|value)", input_dtype=x.dtype)
-    method = methods.fedper(model, LocalTraining(lr=RATE, momentum=MOMENTUM, batch_size=BATCH))
+    method = methods.fedper(model, LocalTraining(lr=RATE, momentum=MOMENTUM, batch_size=BATCH, epochs=EPOCHS))
     federation = data.federate(rows, num_classes=CLASSES).with_frozen(model.frozen)
     # A CPU has a device for each core.
     mesh = client_mesh() if len(y) > 1 else None
@@ -88,7 +88,7 @@ def _measured(one_round: Callable[[], Any], clients: int) -> Row:
     seconds = measure.medians(ROUNDS, {"round": one_round})["round"]
     return {
         "s/round": seconds,
-        "examples/s": clients * EXAMPLES / seconds,
+        "examples/s": clients * EXAMPLES * EPOCHS / seconds,
         "peak MiB": measure.peak_memory() / measure.MIB,
         "before the round MiB": before / measure.MIB,
     }
@@ -107,11 +107,12 @@ def peft_loop(scale: Scale, clients: int) -> Row:
 
     def train(head, inputs, labels):
         optimizer = torch.optim.SGD([*shared.values(), *head.parameters()], lr=RATE, momentum=MOMENTUM)
-        for rows in torch.randperm(EXAMPLES).split(BATCH):
-            features = torch.nn.functional.normalize(model(inputs[rows]).last_hidden_state.mean(1))
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(head(features), labels[rows]).backward()
-            optimizer.step()
+        for _ in range(EPOCHS):
+            for rows in torch.randperm(EXAMPLES).split(BATCH):
+                features = torch.nn.functional.normalize(model(inputs[rows]).last_hidden_state.mean(1))
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(head(features), labels[rows]).backward()
+                optimizer.step()
 
     def one_round():
         start = {name: weight.detach().clone() for name, weight in shared.items()}
