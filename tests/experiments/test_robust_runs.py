@@ -114,11 +114,13 @@ def test_every_output_of_a_run_has_its_budget(tmp_path, capsys):
     assert f"spent for every client: epsilon {client['epsilon']:.4g}" in printed
 
 
-def test_noise_of_the_queue_is_that_of_its_epsilons():
-    for epsilon in PRIVACY_NOISE:
+@pytest.mark.parametrize(("block", "rounds", "size"), [("privacy", 30, 600), ("privacy-adapters", 10, 500)])
+def test_noise_of_the_queue_is_that_of_its_epsilons(block, rounds, size):
+    for epsilon in PRIVACY_NOISE[block]:
         for method in SHORT_METHODS:
-            request = short_run("privacy", method, f"epsilon={epsilon}").cell.request()
-            uses = 30 * on_linear_model(METHODS[method], request.hyper_parameters).privacy.passes
-            exact = gaussian_noise(epsilon, uses, 0.1 / (20 * 600))
+            request = short_run(block, method, f"epsilon={epsilon}").cell.request()
+            uses = rounds * on_linear_model(METHODS[method], request.hyper_parameters).privacy.passes
+            exact = gaussian_noise(epsilon, uses, 0.1 / (20 * size))
             assert exact <= request.options.dp_noise <= exact + 0.01
             assert (request.options.dp_clip, request.options.dp_delta) == (1.0, None)
+            assert (request.options.rounds, request.options.train_size) == (rounds, size)

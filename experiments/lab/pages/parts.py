@@ -10,7 +10,7 @@ from pfl_jax.errors import InvalidInput
 
 FIGURES = Path("docs/figures")
 
-_PART = re.compile(r"(<!-- made: (?P<name>\w+) -->\n).*?(<!-- end of made -->\n)", re.DOTALL)
+_PART = re.compile(r"(<!-- made: (?P<name>[\w-]+) -->\n).*?(<!-- end of made -->\n)", re.DOTALL)
 
 
 class Made(NamedTuple):

@@ -8,7 +8,7 @@ from experiments.cli.options import ALWAYS, Protocol
 from experiments.folder.load import Result
 from experiments.folder.run_folder import HONEST
 from experiments.lab.pages.parts import FIGURES, Made, filled
-from experiments.lab.queue.planned import SHORT, SHORT_METHODS, short_run
+from experiments.lab.queue.planned import PRIVACY_NOISE, SHORT, SHORT_METHODS, short_run
 from experiments.run.committed import ROOT, Library
 from experiments.show.pictures import ACCURACY, Lines, Picture, Series
 from experiments.show.tables import NOTHING, markdown
@@ -22,9 +22,9 @@ def made(root: Path) -> Made:
     library = Library(root / ROOT.name)
     every = {block: _found(block, library) for block in SHORT}
     texts, pictures = {}, {}
-    for name, (text, picture) in {"privacy": _privacy(every["privacy"]), "robustness": _robustness(every)}.items():
+    for name, (parts, picture) in {"privacy": _privacy(every), "robustness": _robustness(every)}.items():
         page = root / f"docs/{name}.md"
-        texts[page], pictures[root / FIGURES / f"{name}.svg"] = filled(page, {name: text}), picture
+        texts[page], pictures[root / FIGURES / f"{name}.svg"] = filled(page, parts), picture
     page, table = root / "docs/time.md", root / ROOT.name / "time.md"
     # The page has a heading of its own.
     texts[page] = filled(page, {"time": table.read_text().partition("\n")[2]})
@@ -38,16 +38,17 @@ def _found(block: str, library: Library) -> Found:
     }
 
 
-def _privacy(found: Found) -> tuple[str, Picture]:
-    """Table and picture of methods with differential privacy of single examples."""
-    epsilons = [setting.replace("=", " ") for setting in SHORT["privacy"]]
+def _privacy(every: dict[str, Found]) -> tuple[dict[str, str], Picture]:
+    """Tables of methods with differential privacy of single examples, and a picture of the first one."""
+    epsilons, found = [setting.replace("=", " ") for setting in SHORT["privacy"]], every["privacy"]
     panels = [_panel(protocol, "privacy of single examples", epsilons, found, protocol) for protocol in ALWAYS]
     title = "Accuracy with differential privacy of single examples, Fashion-MNIST"
     caption = "Mean accuracy over clients after round 30, settings as on the page; no point: not finished."
-    return _table(epsilons, found, lambda run: _accuracies(run, 2)), Picture(title, caption, panels, 2)
+    tables = {block: _table(epsilons, every[block], lambda run: _accuracies(run, 2)) for block in PRIVACY_NOISE}
+    return tables, Picture(title, caption, panels, 2)
 
 
-def _robustness(every: dict[str, Found]) -> tuple[str, Picture]:
+def _robustness(every: dict[str, Found]) -> tuple[dict[str, str], Picture]:
     """Tables and picture of methods with compressed messages, and under attack."""
     compressed, attacked = every["compression"], every["attacks"]
     compressions, means = ([f"`{setting}`" for setting in SHORT[block]] for block in ("compression", "attacks"))
@@ -68,7 +69,8 @@ def _robustness(every: dict[str, Found]) -> tuple[str, Picture]:
         _panel("a fifth flip signs: honest clients", "--server-mean", SHORT["attacks"], attacked),
     ]
     caption = "Mean accuracy over clients (received) after round 30, settings as on the page; no point: not finished."
-    return text, Picture("Accuracy with compression, and under attack, Fashion-MNIST", caption, panels, 2)
+    title = "Accuracy with compression, and under attack, Fashion-MNIST"
+    return {"robustness": text}, Picture(title, caption, panels, 2)
 
 
 def _table(heads: Sequence[str], found: Found, text: Callable[[Result], str]) -> str:
