@@ -4,10 +4,13 @@ Results on embedded data are never compared with the paper's, and deviations fro
 """
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from scipy import stats
 
 from experiments.cli.effects import relevant_options, resolve_defaults
 from experiments.cli.flags import flag
@@ -36,13 +39,24 @@ def place(row: Published) -> Path:
 
 
 class Entry(NamedTuple):
-    """Our accuracies by finished seed and the published one at a place; `is_real` is None without a result."""
+    """Our accuracies by finished seed and the published one at a place.
+
+    Attributes:
+      row: the published accuracy.
+      accuracies: seed -> accuracy in percent.
+      description: of the data; None without a result.
+      is_real: whether the data is the dataset, not its stand-in; None without a result.
+      deviations: option -> its value here and in the paper, where they differ.
+      error: half of the 95 % interval of our mean in points, from the spread between the clients of all seeds
+        (Student's t); the paper's own is unknown. None if the table has no means over clients in the last round.
+    """
 
     row: Published
     accuracies: dict[int, float]
     description: str | None
     is_real: bool | None
     deviations: dict[str, tuple[Any, Any]]
+    error: float | None = None
 
     @property
     def column(self) -> Column:
@@ -113,7 +127,18 @@ def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
         "; ".join(dict.fromkeys(one["description"] for one in data)),
         _one_kind({one["is_real"] for one in data}, row.dataset),
         _deviations(row, [result.config for result in results]),
+        _error([result.rounds[measure.protocol] for result in results]) if measure[1:] == ("last", "clients") else None,
     )
+
+
+def _error(scores: Sequence[dict[str, list[Any]]]) -> float | None:
+    """Half of the 95 % interval of the mean over the clients of some runs in the last round, see `Entry`."""
+    counts, spreads = ([one.get(name, [None])[-1] for one in scores] for name in ("clients", "std"))
+    if None in counts or None in spreads:
+        return None
+    clients, freedom = sum(counts), sum(counts) - len(scores)
+    squares = sum(count * spread**2 for count, spread in zip(counts, spreads, strict=True))
+    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(squares / freedom / clients) if freedom > 0 else None
 
 
 def compare(paper: str, number: int, entries: Sequence[Entry], measure: Measure, seeds: int) -> Comparison:
@@ -160,6 +185,8 @@ def notes(comparison: Comparison) -> list[str]:
     over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
     lines = [f"Each place: our {of[comparison.measure.average]}, {over} / the paper's figure / the difference."]
+    if any(entry.error is not None for entry in entries):
+        lines.append("± of the difference: the 95 % interval of our mean, from the spread between our clients.")
     usual = settings.MEASURES[comparison.paper]
     if procedure := entries[0].row.procedure:
         lines.append(f"Procedure {procedure}, {settings.PROCEDURES[procedure].title}.")

@@ -72,18 +72,25 @@ def _heading(comparison: Comparison, column: Column, line: str) -> str:
 
 
 def _place(entry: Entry | None, seeds: int, line: str) -> str:
-    """Our accuracy, the paper's and the difference."""
+    """Our accuracy, the paper's, and the difference with the interval of ours."""
     if entry is None:
         return ""
     ours = number(entry.mean) + ("" if entry.std is None else f" ± {entry.std:.2f}")
     if 0 < len(entry.accuracies) < seeds:
         ours += f" ({len(entry.accuracies)} of {seeds})"
-    return f"{ours}{line}{number(entry.published)} / {number(entry.difference, '+.2f')}"
+    return f"{ours}{line}{number(entry.published)} / {difference_text(entry)}"
+
+
+def difference_text(entry: Entry) -> str:
+    """Difference to the published accuracy, with half of the 95 % interval of ours where there is one."""
+    text = number(entry.difference, "+.2f")
+    return text if entry.difference is None or entry.error is None else f"{text} ± {entry.error:.2f}"
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
     """Record of one place."""
     values = {"mean": entry.mean, "std": entry.std, "paper": entry.published, "difference": entry.difference}
+    values["error"] = entry.error
     return {
         **{name: getattr(entry.row, name) for name in ("dataset", "clients", "setting", "method")},
         "data": entry.description,

@@ -103,7 +103,7 @@ def test_the_frozen_parameters_have_the_type_of_the_option(monkeypatch):
     frozen = experiment(*words).method.frozen
     assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen.read())} == {"bfloat16"}
     # Those below the lowest adapter too: its states are those of rounded weights.
-    tokens = {name: array for name, array in np.load("texts.npz").items()}["x"]
+    tokens = np.load("texts.npz")["x"]
     states = pretrained.bert_states("model.npz", tokens, 2, frozen_dtype="bfloat16")
     dataset = experiment(*words).dataset
     found = np.sort(np.concatenate([dataset.train_x, dataset.test_x]), axis=0)

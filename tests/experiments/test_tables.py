@@ -6,7 +6,9 @@ import json
 import shlex
 import statistics
 
+import numpy as np
 import pytest
+import scipy.stats
 from rich.console import Console
 from run_folders import FakeRuns
 
@@ -17,7 +19,7 @@ from experiments.papers import published, settings
 from experiments.run import batch, cached_runs, run
 from experiments.tables import __main__ as tables
 from experiments.tables import layout
-from experiments.tables.comparison import Entry, compare
+from experiments.tables.comparison import Entry, _error, compare
 from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -72,6 +74,10 @@ def test_a_table_beside_the_papers_figures(runs, tmp_path, capsys):
     assert place["std"] == pytest.approx(statistics.stdev(ours), abs=1e-3)
     assert (place["paper"], place["seeds"], place["deviations"]) == (85.68, 3, {})
     assert place["difference"] == pytest.approx(52 - 85.68, abs=1e-3)
+    # Of 20 clients of each seed, apart from their own seed's mean.
+    clients = np.tile([5.0, -5.0], 30)
+    error = scipy.stats.t.ppf(0.975, 57) * np.sqrt(np.sum(clients**2) / 57 / 60)
+    assert place["error"] == pytest.approx(error, abs=1e-3)
     text = capsys.readouterr().out
     assert "FedPAC, Table 5" in text
     title = "after aggregation (received), in the last round, mean over clients, on fashion_mnist"
@@ -180,6 +186,12 @@ def test_deviations_are_said(runs, tmp_path):
     assert "- Not as in the paper on fashion_mnist: --lr 0.02 instead of 0.01.\n" in text
     place = places(tmp_path)["fashion_mnist", "local"]
     assert place["deviations"] == {"rounds": {"here": 50, "paper": 200}, "lr": {"here": 0.02, "paper": 0.01}}
+
+
+def test_the_interval_of_one_run_is_that_of_its_clients():
+    clients = np.random.default_rng(0).normal(80, 5, 20)
+    low, high = scipy.stats.ttest_1samp(clients, 0).confidence_interval()
+    assert _error([{"std": [0.0, clients.std()], "clients": [20, 20]}]) == pytest.approx((high - low) / 2)
 
 
 def test_a_stand_in_never_passes_for_the_dataset(runs, tmp_path, capsys):

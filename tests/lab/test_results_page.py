@@ -17,9 +17,10 @@ from experiments.lab.pages.picture import METHODS, picture
 from experiments.lab.pages.results import compared_clients, page, readme_table
 from experiments.lab.queue.field import FIELDS, Comparison, possible_runs, search_runs, tuned_run
 from experiments.lab.queue.planned import planned_runs
+from experiments.papers.settings import MEASURES
 from experiments.run import committed
 from experiments.run.committed import Library
-from experiments.tables.comparison import Entry
+from experiments.tables.comparison import Entry, entry
 from pfl_jax.compare import difference
 
 ROOT = committed.ROOT.parent
@@ -67,16 +68,19 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
     means = [store(tmp_path, f"{MAIN}/fedpac/seed-{seed}", level) for seed, level in ((0, 89.0), (1, 90.0), (2, 89.5))]
     mean, std = np.mean(means), np.std(means, ddof=1)
     text = made(tmp_path)[0]
-    ends = [one.rounds["received"]["mean"] for one in Library(tmp_path / "results").named.values()]
+    every = list(Library(tmp_path / "results").named.values())
+    ends = [one.rounds["received"]["mean"] for one in every]
+    error = entry(published_in(SECTIONS[0])[0], every, MEASURES["fedpac"]).error
     last = f"{np.min(ends):.2f} to {np.max(ends):.2f}"
-    expected = f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {mean - 91.83:+.2f} | {last} | {mean - 1:.2f} |"
+    apart = f"{mean - 91.83:+.2f} ± {error:.2f}"
+    expected = f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {apart} | {last} | {mean - 1:.2f} |"
     assert expected in single(text, "fedpac", 1, "fedpac")
     assert expected in single(text, "fedpac", 2, "fedpac")
     # The replication's FedPAC is the same run beside another figure.
     other = single(text, "fedpac_replication", 1, "fedpac (replicated)")
-    assert f"| {mean:.2f} ± {std:.2f} (3) | 91.95 | {mean - 91.95:+.2f} |" in other
+    assert f"| {mean:.2f} ± {std:.2f} (3) | 91.95 | {mean - 91.95:+.2f} ± {error:.2f} |" in other
     readme = made(tmp_path)[1]
-    assert f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {mean - 91.83:+.2f} |" in readme
+    assert f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {apart} |" in readme
     # README has all places of the main table, the page no place without a run.
     assert "| `local` | — | 85.68 | — |  |" in readme
     assert "`local`" not in text.split("## All methods")[0]
@@ -131,7 +135,8 @@ def test_it_counts_what_agrees_and_what_is_known_of_the_rest(tmp_path):
     assert verdict() == f"plausible: {cause.cause} `--finetune-epochs 10`: not run yet."
     for level, name in ((88.0, "supported"), (80.0, "refuted")):
         mean = store(tmp_path, f"{MAIN}/fedbabu-finetune-epochs-10/seed-0", level)
-        assert verdict() == f"{name}: {cause.cause} `--finetune-epochs 10`: {mean:.2f} ({mean - 89.68:+.2f})."
+        told = f"{name}: {cause.cause} `--finetune-epochs 10`: {mean:.2f} ({mean - 89.68:+.2f} ± "
+        assert verdict().startswith(told)
     readme = made(tmp_path)[1]
     assert "3 of 92 published Fashion-MNIST accuracies have a run, from 3 runs; 1 of them" in readme
     # The same run in three tables and the replication's.

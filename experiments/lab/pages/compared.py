@@ -69,6 +69,12 @@ class Compared(NamedTuple):
         return is_close(self.entry)
 
     @property
+    def is_beyond(self) -> bool | None:
+        """Whether the difference is larger than the interval of our accuracy; None if there is nothing to compare."""
+        entry = self.entry
+        return None if entry.difference is None or entry.error is None else abs(entry.difference) > entry.error
+
+    @property
     def verdict(self) -> str:
         """What is known of the cause of a large difference: "supported", "refuted", "plausible" or "open"."""
         if self.cause is None:

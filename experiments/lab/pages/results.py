@@ -45,6 +45,7 @@ from experiments.run.committed import Library
 from experiments.show import tables
 from experiments.show.tables import NOTHING, number
 from experiments.tables.comparison import Entry
+from experiments.tables.layout import difference_text
 
 TEMPLATE = Path(__file__).with_name("results.md.jinja")
 
@@ -87,9 +88,18 @@ def page(library: Library, found: Found, released: Sequence[Released]) -> str:
         TEMPLATE,
         finished=finished,
         counts=_counts(list(itertools.chain(*found.values()))),
+        beyond=[sum(one.is_beyond is so for one in itertools.chain(*found.values())) for so in (True, False)],
         close=CLOSE,
         last=LAST,
-        heads=["method", "ours", "paper", "difference", f"last {LAST}", "trained", f"cause, beyond {CLOSE:g} point"],
+        heads=[
+            "method",
+            "ours",
+            "paper",
+            "difference, 95 %",
+            f"last {LAST}",
+            "trained",
+            f"cause, beyond {CLOSE:g} point",
+        ],
         rows=lambda there: [_row(one) for one in there],
         single=[[f"{one.entry.row.source}; {one.entry.row.clients} clients", *_row(one)] for one in single],
         collaboration=_collaboration(found[SECTIONS[1]]),
@@ -106,7 +116,7 @@ def page(library: Library, found: Found, released: Sequence[Released]) -> str:
 
 def readme_table(library: Library, found: Found) -> str:
     """Table of README: all rows of the main table, and what the others come to."""
-    heads = ["method", "ours", "paper", "difference", f"cause, beyond {CLOSE:g} point"]
+    heads = ["method", "ours", "paper", "difference, 95 %", f"cause, beyond {CLOSE:g} point"]
     rows = [
         [f"`{one.entry.row.method}`", *_numbers(one.entry), one.verdict if one.is_close is False else ""]
         for one in found[SECTIONS[0]]
@@ -169,9 +179,9 @@ def _collaboration(ablation: Sequence[Compared]) -> tuple[float, float] | None:
 
 
 def _numbers(entry: Entry) -> list[str]:
-    """Our accuracy, the paper's, and the difference."""
+    """Our accuracy, the paper's, and the difference with the interval of ours."""
     ours = tables.mean_text(list(entry.accuracies.values()))
-    return [ours, number(entry.published), number(entry.difference, "+.2f")]
+    return [ours, number(entry.published), difference_text(entry)]
 
 
 def _fedas(library: Library) -> list[list[str]]:
