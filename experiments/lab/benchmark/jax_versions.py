@@ -1,9 +1,11 @@
 """Local training of FedPAC's network with each form of its first layer, by version of JAX; a minute for each."""
 
+import functools
 import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.child import in_process
@@ -28,7 +30,7 @@ def jax_versions(setup: Setup) -> Section:
         rows.append(row | {"chosen / best of the first": row[f"{row['chosen']}, ms"] / best})
     note = (
         f"{scale.epochs} epochs of {scale.examples} examples in batches of {scale.batch_size}, one core; medians "
-        f"of {3 * scale.repetitions[0]} in turn"
+        f"of {3 * scale.repetitions[0]} in turn; forward and gradients: one convolution of the second layer"
     )
     return Section("Versions of JAX", rows, note)
 
@@ -44,4 +46,32 @@ def first_layer(scale: Scale) -> Row:
         programs[form]()
     times = measure.medians(3 * scale.repetitions[0], programs)
     row: dict[str, Any] = {"jax": jax.__version__, "chosen": next(form for form in FORMS if FORMS[form] == chosen)}
-    return row | {f"{form}, ms": 1e3 * seconds for form, seconds in times.items()}
+    row |= {f"{form}, ms": 1e3 * seconds for form, seconds in times.items()}
+    return row | {f"{name}, ms": 1e3 * seconds / STEPS for name, seconds in _second_layer(scale).items()}
+
+
+STEPS = 60
+"""Repetitions of a map of the second layer in one program."""
+
+
+def _second_layer(scale: Scale) -> dict[str, float]:
+    """Seconds of STEPS repetitions of the three maps of the second layer, one after another, by map."""
+    batch = scale.batch_size
+    x, kernel, g = (jnp.ones(shape) for shape in ((batch, 12, 12, 16), (5, 5, 16, 32), (batch, 10, 10, 32)))
+    form = convolution.FORMS["direct"]
+    maps = {"forward": (form.convolve, x, kernel)}
+    maps |= {"input gradient": (form.input_gradient, g, kernel), "kernel gradient": (form.kernel_gradient, x, g)}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def repeated(fn, first, second):
+        def step(carry, _):
+            # Between barriers nothing is fused with the map, or leaves the loop.
+            inputs = jax.lax.optimization_barrier(first + carry)
+            return carry + 1e-9 * jax.lax.optimization_barrier(fn(1, inputs, second)).ravel()[0], None
+
+        return jax.lax.scan(step, 0.0, length=STEPS)[0]
+
+    programs = {name: functools.partial(repeated, *arguments) for name, arguments in maps.items()}
+    return measure.medians(
+        3 * scale.repetitions[0], {name: lambda run=run: run().block_until_ready() for name, run in programs.items()}
+    )
