@@ -9,7 +9,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial, reduce, wraps
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -24,6 +24,7 @@ from pfl_jax.base import ClientData, Cohort, Method, MethodSchedule, PRNGKey, Py
 from pfl_jax.engine.cohort import Settings, evaluated_clients, sample_cohort
 from pfl_jax.engine.communication import Traffic
 from pfl_jax.errors import Diverged, InvalidInput, word
+from pfl_jax.frozen import Frozen, bound
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite
@@ -72,6 +73,23 @@ class DeployedRound(NamedTuple):
     arrived: np.ndarray
     received: Scores | None
     traffic: Traffic
+
+
+def _program(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled method of a `Deployment`; the model's frozen parameters are an argument of the program."""
+
+    @partial(jax.jit, static_argnums=0)
+    def compiled(self: "Deployment", frozen: Frozen | None, *arguments: Any) -> Any:
+        with bound(None, frozen):
+            return function(self, *arguments)
+
+    @wraps(function)
+    def call(self: "Deployment", *arguments: Any) -> Any:
+        frozen = at_round(self.method, 0).frozen
+        # Inside another program they are its argument.
+        return compiled(self, frozen and dataclasses.replace(frozen, values=frozen.read()), *arguments)
+
+    return call
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,11 +224,11 @@ class Deployment:
 
     # Programs.
 
-    @partial(jax.jit, static_argnums=0)
+    @_program
     def _first_server(self) -> PyTree:
         return at_round(self.method, 0).init_server(fold_in(fold_in(self.key, INITIALIZATION), self.num_clients))
 
-    @partial(jax.jit, static_argnums=0)
+    @_program
     def _first_client(self, train: ClientData, client: jax.Array | int) -> PyTree:
         key = fold_in(fold_in(self.key, INITIALIZATION), client)
         return at_round(self.method, 0).init_client(key, self._first_server(), train)
@@ -219,7 +237,7 @@ class Deployment:
     def _sample(self, index: jax.Array, size: int) -> Cohort:
         return sample_cohort(self.key, index, jnp.ones(self.num_clients, jnp.int32), size, self.settings)
 
-    @partial(jax.jit, static_argnums=0)
+    @_program
     def _train(self, server, state, train: ClientData, index, client) -> tuple[PyTree, PyTree, jax.Array]:
         """A client's next state, the two parts of its message, and whether all that is finite."""
         method, key = at_round(self.method, index), fold_in(fold_in(self.key, index), client)
@@ -227,14 +245,14 @@ class Deployment:
         finite = all_finite((result.client, result.message))
         return result.client, split(result.message, jnp.ones((), bool)), finite
 
-    @partial(jax.jit, static_argnums=0)
+    @_program
     def _score(self, server, state, train: ClientData, test: ClientData, completed, client) -> Scores:
         method = at_round(self.method, jnp.maximum(completed - 1, 0))
         key = fold_in(fold_in(fold_in(self.key, EVALUATION), completed), client)
         personal = method.personalize(key, server, state, train)
         return score(method.predict, personal, test, method.task)
 
-    @partial(jax.jit, static_argnums=0)
+    @_program
     def _aggregate(self, index, server: PyTree, rows: PyTree, sums: PyTree, cohort: Cohort) -> PyTree:
         # Nothing depends on the clients' states: that was checked.
         clients = _zeros(_stacked(self._shapes[1], len(cohort.clients)))

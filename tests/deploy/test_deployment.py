@@ -12,8 +12,9 @@ from pfl_jax.engine.clock import Timetable
 from pfl_jax.engine.communication import Traffic, traffic
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
+from pfl_jax.networks import adapters
 from pfl_jax.primitives.tree import byte_count
-from pfl_jax.testing.problems import tiny_federation, tiny_model
+from pfl_jax.testing.problems import CLASSES, SHAPE, tiny_federation, tiny_model
 
 KEY = jax.random.key(3)
 FEDERATION = tiny_federation()
@@ -66,6 +67,28 @@ def assert_equal_runs(mine, other):
         assert (one.received is None) == (want.received is None)
         if one.received is not None:
             np.testing.assert_allclose(one.received["loss"], want.received["loss"], rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_parameters_are_an_argument_of_all_programs(tmp_path):
+    model = adapters.lora(pfl_jax.models.mlp(SHAPE, CLASSES), SHAPE, rank=2, targets="fc1")
+    method, traced = METHODS["ditto"](model, pfl_jax.LocalTraining(lr=0.1, batch_size=4)), []
+
+    def watched(function):
+        def call(*arguments):
+            traced.extend(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(model.frozen.read()))
+            return function(*arguments)
+
+        return call
+
+    names = ("init_client", "local", "aggregate", "personalize")
+    deployment = deployed(method._replace(**{name: watched(getattr(method, name)) for name in names}), rounds=2)
+    # Which leaves are read is seen from a jaxpr, that is not compiled.
+    assert any(deployment._read_by_clients)
+    traced.clear()
+    mine = list(deployment.rounds(Wire(deployment, tmp_path)))
+    assert traced
+    assert all(traced)
+    assert_equal_runs(mine, list(pfl_jax.run(method, FEDERATION, deployment.settings, KEY)))
 
 
 @pytest.mark.parametrize(
