@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import jax
 import numpy as np
 
 from experiments import compare
@@ -39,6 +40,7 @@ from experiments.lab.queue.planned import (
     SEEDS,
     fedas_run,
 )
+from experiments.lab.vit import CONFIG
 from experiments.papers.settings import MEASURES
 from experiments.run import committed
 from experiments.run.committed import Library
@@ -46,6 +48,9 @@ from experiments.show import tables
 from experiments.show.tables import NOTHING, number
 from experiments.tables.comparison import Entry
 from experiments.tables.layout import difference_text
+from pfl_jax.networks.pretrained import BertClassifier, BertConfig, BertEncoder
+from pfl_jax.networks.vit import VitClassifier
+from pfl_jax.primitives.tree import byte_count
 
 TEMPLATE = Path(__file__).with_name("results.md.jinja")
 
@@ -232,12 +237,28 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
         ],
         "is_short": is_short,
         "variants": {one: f"--method {shlex.join(own)}" for one, own in VARIANTS.items() if one in field.methods},
+        "whole": _whole_bytes(one.block),
         "runs": sum(run.name in library.named for run in one.runs),
         "rows": rows,
         "tested": tested,
         "share": 100 * share,
         "error": 100 * math.sqrt(share * (1 - share) / tested),
     }
+
+
+WHOLE = {
+    "field-texts": (BertClassifier(BertEncoder(BertConfig()), 24), jax.ShapeDtypeStruct((1, 1), np.int32)),
+    "field-images": (VitClassifier(CONFIG, 10), jax.ShapeDtypeStruct((1, 28, 28, 1), np.float32)),
+}
+"""Comparison of adapters -> the model beside whose frozen layers they are, and its inputs."""
+
+
+def _whole_bytes(block: str) -> int | None:
+    """Bytes of all parameters of the model of a comparison of adapters; None for another comparison."""
+    if block not in WHOLE:
+        return None
+    module, inputs = WHOLE[block]
+    return byte_count(jax.eval_shape(module.init, jax.random.key(0), inputs))
 
 
 def compared_clients(one: Comparison) -> compare.Compared | None:
