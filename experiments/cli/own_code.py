@@ -23,7 +23,7 @@ from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput, first_line, word
 from pfl_jax.hyper_parameters import hint, parts
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import SIGNATURE, arguments
+from pfl_jax.methods.factories import arguments, default_training
 from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.local_training import LocalTraining
@@ -117,16 +117,13 @@ def method_factory(name: str) -> Callable[..., Method]:
         return METHODS[name]
     factory = function("method", name)
     try:
-        every = list(inspect.signature(factory, eval_str=True).parameters.values())
+        own = arguments(factory)
+        default_training(factory)
+    except InvalidInput as error:
+        raise InvalidInput(f"--method {name}: {error}") from None
     except Exception as error:
         raise InvalidInput(f"--method {name}: its annotations cannot be read ({error})") from None
-    own = list(arguments(factory).values())
-    others = [one for one in every if one not in own]
-    is_plain = len(others) == 2 and others[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if not is_plain or others[1].name != "training" or not isinstance(others[1].default, LocalTraining):
-        named = ", ".join(one.name for one in others)
-        raise InvalidInput(f"--method {name} takes ({named}) before its keyword-only arguments: {SIGNATURE}")
-    for one in own:
+    for one in own.values():
         if one.default is inspect.Parameter.empty:
             raise InvalidInput(f"--method {name}: its option {one.name} needs a default")
         if one.name in vars(LocalTraining()):

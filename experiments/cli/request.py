@@ -55,55 +55,43 @@ OF_OTHER_FILES = ("label", "client_column", "test_data", "normalize")
 SELECTION = ("method", "preset")
 """Options that determine the defaults of all others; they come last in the method's own group."""
 
-GROUPS: dict[str, tuple[str, list[str]]] = {
-    heading: (text, names.split())
-    for heading, text, names in (
-        (
-            "data",
-            "The examples of each client.",
-            "data label client_column test_data test_fraction normalize data_digest source data_dir partition s beta "
-            "dirichlet_protocol min_size pathological_protocol train_size size_choices test_size val_fraction shift "
-            "pixel_normalization",
-        ),
-        (
-            "client",
-            "The number of clients, and their participation in rounds.",
-            "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate device_trace "
-            "buffer concurrency held_out_clients",
-        ),
-        (
-            "robustness",
-            "Attacks by clients, means that withstand them, and compressed messages.",
-            "attack attackers attack_scale server_mean compress",
-        ),
-        (
-            "training",
-            "The network, the rounds, and the local training of a client.",
-            "model task loss hidden vocabulary weights adapter targets frozen_dtype personal rounds lr momentum "
-            "weight_decay batch_size epochs local_steps optimizer clip_norm schedule drop_last shuffle augment "
-            "on_nan seed",
-        ),
-        (
-            "privacy",
-            "Differential privacy of examples or of whole clients; docs/privacy.md says what it covers.",
-            "dp_clip dp_noise dp_delta client_clip client_noise",
-        ),
-        (
-            "evaluation",
-            "When and how accuracy is evaluated.",
-            "eval_every eval_clients eval_protocol target_accuracy",
-        ),
-        (
-            "result",
-            "Output files, and resumption of an interrupted run.",
-            "out keep_state checkpoint_every keep_checkpoints resume accept_other_code plot tensorboard wandb",
-        ),
-        (
-            "device",
-            "Hardware and precision; up to rounding, results do not depend on these options.",
-            "devices mesh chunk state_on precision compilation_cache distributed coordinator num_processes process_id",
-        ),
-    )
+GROUPS = {
+    "data": (
+        "The examples of each client.",
+        "data label client_column test_data test_fraction normalize data_digest source data_dir partition s beta "
+        "dirichlet_protocol min_size pathological_protocol train_size size_choices test_size val_fraction shift "
+        "pixel_normalization",
+    ),
+    "client": (
+        "The number of clients, and their participation in rounds.",
+        "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate device_trace buffer "
+        "concurrency held_out_clients",
+    ),
+    "robustness": (
+        "Attacks by clients, means that withstand them, and compressed messages.",
+        "attack attackers attack_scale server_mean compress",
+    ),
+    "training": (
+        "The network, the rounds, and the local training of a client.",
+        "model task loss hidden vocabulary weights adapter targets frozen_dtype personal rounds lr momentum "
+        "weight_decay batch_size epochs local_steps optimizer clip_norm schedule drop_last shuffle augment on_nan seed",
+    ),
+    "privacy": (
+        "Differential privacy of examples or of whole clients; docs/privacy.md says what it covers.",
+        "dp_clip dp_noise dp_delta client_clip client_noise",
+    ),
+    "evaluation": (
+        "When and how accuracy is evaluated.",
+        "eval_every eval_clients eval_protocol target_accuracy",
+    ),
+    "result": (
+        "Output files, and resumption of an interrupted run.",
+        "out keep_state checkpoint_every keep_checkpoints resume accept_other_code plot tensorboard wandb",
+    ),
+    "device": (
+        "Hardware and precision; up to rounding, results do not depend on these options.",
+        "devices mesh chunk state_on precision compilation_cache distributed coordinator num_processes process_id",
+    ),
 }
 """Heading, to which the help adds the word "options" -> description of the group, and its options in order."""
 
@@ -285,11 +273,11 @@ def _on_mesh(options: Options, given: frozenset[str]) -> tuple[Options, frozense
 
 def _grouped(method: str, options: Mapping[str, Option]) -> list[Group]:
     """Groups of all options of a run, the method's own first."""
-    shared = {*SELECTION, *(name for _, names in GROUPS.values() for name in names)}
+    shared = {*SELECTION, *(name for _, names in GROUPS.values() for name in names.split())}
     text = summary(function_of(method_factory(method))) or label(method)
-    own = text, [*(name for name in options if name not in shared), *SELECTION]
+    own = text, " ".join([*(name for name in options if name not in shared), *SELECTION])
     return [
-        Group(heading, text, {name: options[name] for name in names if name in options})
+        Group(heading, text, {name: options[name] for name in names.split() if name in options})
         for heading, (text, names) in [(identifier(method), own), *GROUPS.items()]
     ]
 

@@ -1,7 +1,6 @@
 """Command line of one run; every error that the user can correct is one line."""
 
 import functools
-import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 from experiments import unknown_dataset
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code
+from experiments.cli.options import Options
 from experiments.cli.own_code import check_unchanged
-from experiments.cli.parser import given
+from experiments.cli.parser import Group, options_of, split
 from experiments.cli.presets import DEFAULT_PRESET
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -51,17 +51,15 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
 
 def _with_method(arguments: Sequence[str]) -> Sequence[str]:
     """The arguments, with the method of the run that --resume names: it decides which other options there are."""
-    if "method" in given(arguments):
-        return arguments
-    folders = [word.partition("=")[2] for word in arguments if word.startswith("--resume=")]
-    folders += [value for word, value in itertools.pairwise(arguments) if word == "--resume"]
-    if not folders or not folders[-1]:
+    both = {name: options_of(Options)[name] for name in ("method", "resume")}
+    said, _ = split(arguments, [Group("", "", both)])
+    if "method" in said or said.get("resume") is None:
         return arguments
     # Imported now, as all that only some commands need.
     from experiments.folder.load import read_config
 
     try:
-        config = read_config(Path(folders[-1]).expanduser())
+        config = read_config(Path(said["resume"]).expanduser())
         method = config["options"]["method"]
         if method not in METHODS:
             # Before it is executed.

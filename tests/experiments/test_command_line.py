@@ -29,11 +29,12 @@ SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epo
 
 def test_xla_flags_of_the_user_stand(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1 --xla_cpu_enable_fast_math=false")
-    jax_config._set_xla_flags({"xla_force_host_platform_device_count": 8, "xla_cpu_collective_timeout_seconds": 9})
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    jax_config.prepare_jax(devices=8)
     assert os.environ["XLA_FLAGS"].split() == [
         "--xla_force_host_platform_device_count=1",
         "--xla_cpu_enable_fast_math=false",
-        "--xla_cpu_collective_timeout_seconds=9",
+        "--xla_cpu_collective_call_terminate_timeout_seconds=604800",
     ]
 
 
@@ -207,8 +208,8 @@ def test_the_terminal_shows_a_bar():
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=160)
     with RoundProgress(console, 4, "received") as progress:
-        progress.update(1, 90.0, None, 100.0)
-        progress.update(2, 3.0, 81.25, 12345.0)
+        progress.completed(1, 90.0, None, 100.0)
+        progress.completed(2, 3.0, 81.25, 12345.0)
     shown = text.getvalue()
     assert "2/4" in shown
     assert "received 81.25 % · 12,345 examples/s · 0:06 left" in shown

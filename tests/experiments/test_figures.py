@@ -15,10 +15,9 @@ from experiments.cli.run_command import RunCommand
 from experiments.figures import __main__ as figures
 from experiments.figures import fedas
 from experiments.figures.__main__ import FIGURES, main
-from experiments.figures.fedas import SHARES, equal_steps
+from experiments.figures.fedas import SHARES, equal_steps, replace_first
 from experiments.figures.fedpac import by_group, heat_rounds
 from experiments.figures.figure import Runs, compose
-from experiments.figures.substitution import replace_first
 from experiments.folder import load
 from experiments.papers import settings
 from experiments.run import run

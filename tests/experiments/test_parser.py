@@ -108,7 +108,7 @@ def test_names_of_files_fit_on_the_file_systems(tmp_path):
 
 
 def test_every_option_is_in_one_group_of_the_help():
-    listed = [*SELECTION, *(name for _, names in GROUPS.values() for name in names)]
+    listed = [*SELECTION, *(name for _, names in GROUPS.values() for name in names.split())]
     assert len(listed) == len(set(listed))
     wrapped = {field.name for recipe in recipes_of(METHODS["fedpac"]) for field in dataclasses.fields(recipe)}
     options = {field.name for field in dataclasses.fields(Options)}
@@ -130,7 +130,7 @@ def test_help_shows_the_methods_own_options_first_and_then_groups(capsys, monkey
     assert re.search(r"--rounds INT\s+Communication rounds\. \(default: 40\)", text)
     # Every option once, in the order of the groups.
     shown = re.findall(r"^  (--[a-z][a-z0-9-]*)", text, re.MULTILINE)
-    shared = [*SELECTION, *(name for _, names in GROUPS.values() for name in names)]
+    shared = [*SELECTION, *(name for _, names in GROUPS.values() for name in names.split())]
     every = {field.name for field in dataclasses.fields(Options)} | method_options(method).keys()
     own = [name for name in method_options(method) if name not in shared]
     assert shown == [flag(name) for name in [*own, *shared] if name in every]

@@ -16,7 +16,7 @@ from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import batch, cached_runs, run
 from experiments.tables import __main__ as tables
-from experiments.tables import layout
+from experiments.tables import comparison
 from experiments.tables.comparison import Entry, compare
 from pfl_jax import InvalidInput
 
@@ -351,7 +351,7 @@ def test_a_table_too_wide_for_the_terminal_comes_in_blocks(runs, tmp_path):
     shown, _ = order.compare()
     console = Console(width=100)
     with console.capture() as text:
-        layout.show(shown, console)
+        comparison.show(shown, console)
     lines = text.get().splitlines()
     assert max(map(len, lines)) <= 100
     for row in ROWS:
