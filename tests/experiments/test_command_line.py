@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli import effects
 from experiments.cli.hyper_parameters import defaults, method_options
 from experiments.cli.request import parse
 from experiments.host import jax_config
@@ -231,34 +230,3 @@ def test_pixels_are_normalized_as_the_options_say():
     data = build.build_experiment(request, Console(quiet=True)).data
     pixels = np.asarray(data.x[data.train_index[0, 0]], np.float64)
     np.testing.assert_allclose(client_data(data, 0, "train").x[0], (pixels / 255 - 0.5) / 0.5, atol=1e-5)
-
-
-def test_sizes_are_a_list_that_ends_at_the_next_option():
-    request = parse("digits", ["--size-choices", "300", "600", "1200", "--rounds", "3"])
-    assert (request.options.size_choices, request.options.rounds) == ((300, 600, 1200), 3)
-    assert {"size_choices", "rounds"} <= request.given
-    assert parse("digits", ["--size-choices=300"]).options.size_choices == (300,)
-    assert parse("digits", ["--size-choices", "None"]).options.size_choices is None
-    assert parse("digits", []).options.size_choices is None
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--size-choices 30 60 --partition iid", []),
-        ("--size-choices 30 60 --train-size 30", ["--train-size has no effect with --size-choices"]),
-        ("--size-choices 30 60 --train-size 30 --partition dirichlet", ["--size-choices has no effect with"]),
-        ("--pathological-protocol clustered", ["--pathological-protocol has no effect with --partition grouped"]),
-        ("--pixel-normalization fedas", ["--pixel-normalization has no effect on digits, which both papers' settings"]),
-        ("--straggler-rate 0.5 --participation 0.5", ["--straggler-rate has no effect without --straggler-fraction"]),
-        ("--straggler-rate 0.5 --straggler-fraction 0.2 --participation 0.5", []),
-        ("--straggler-fraction 0.2 --participation 1", ["--straggler-fraction has no effect with --participation 1"]),
-        ("--num-clients 9 --eval-clients 8", []),
-        ("--num-clients 9 --eval-clients 9", ["--eval-clients has no effect with 9 clients"]),
-    ],
-)
-def test_settings_without_effect_are_said(words, said):
-    request = parse("digits", words.split())
-    found = effects.notes(request, request.given, "gpu")
-    assert len(found) == len(said)
-    assert all(note.startswith(beginning) for note, beginning in zip(found, said, strict=True))

@@ -15,7 +15,6 @@ from run_folders import log
 from test_command_line import process
 
 from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
 from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, processes
 from experiments.host.jax_config import devices
@@ -227,11 +226,6 @@ def test_without_a_cluster_the_line_says_what_to_give(monkeypatch):
     with pytest.raises(InvalidInput, match="--distributed found no cluster") as error:
         distributed._start(parse("digits", ["--distributed"]))
     assert "\n" not in str(error.value)
-
-
-def test_many_runs_have_one_process():
-    with pytest.raises(InvalidInput, match="--distributed is for single runs"):
-        RunCommand("digits", ("--distributed",)).request()
 
 
 def test_what_stopped_them_is_told_once():

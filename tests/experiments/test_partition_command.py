@@ -143,17 +143,10 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "missing: --to, --picture"),
-        (["--to", "new.txt"], "--to new.txt: the name ends in .json"),
-        (["--to", "parts.json"], "parts.json is there already"),
-        (["--to", "new.json", "--dataset", "digit"], "did you mean digits?"),
-        (["--to", "new.json", "--partition", "nothing.json"], "nothing.json cannot be read as a partition"),
-        (["--to", "new.json", "--partition", "group"], "did you mean grouped?"),
         (
             ["--to", "new.json", "--dataset", "emnist", "--source", "embedded", "--partition", "parts.json"],
             "divides digits",
         ),
-        (["--leaf", "new", "--val-fraction", "0.1"], "leave out --val-fraction"),
         (["--flower", "new"], "pip install datasets"),
     ],
 )

@@ -249,27 +249,6 @@ def test_the_best_setting_is_chosen_by_the_protocol_asked_for(tmp_path, pictures
     assert record["settings"][1]["validation"]["mean"] == pytest.approx(40)
 
 
-def test_of_errors_the_lowest_is_the_best(tmp_path, pictures):
-    task = {"name": "regression", "scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": []}
-
-    def change(path):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"task": task | {"higher_is_better": False}}))
-
-    words = ["--method", "fedper", "--grid", "lr=" + ",".join(f"0.0{number}" for number in range(1, 10))]
-    record, *_ = results(tmp_path, words, [((number / 10,), None) for number in range(1, 10)], change)
-    assert record["best"] == "lr=0.01"
-    assert "lr=0.09" not in [one.label for one in pictures[0].panels[0].series]
-
-
-def test_the_picture_has_the_best_settings_and_says_on_which_examples(tmp_path, pictures):
-    rates = [f"{0.01 * number:g}" for number in range(1, 11)]
-    words = ["--method", "fedper", "--grid", "lr=" + ",".join(rates)]
-    results(tmp_path, words, [((number / 20,), None) for number in range(1, 11)])
-    assert [one.label for one in pictures[0].panels[0].series] == [f"lr={rate}" for rate in rates[2:]]
-    assert "The best 8 of 10 settings on test examples, by received." in pictures[0].caption
-    assert "Black: the best, chosen on test examples, by received." in pictures[0].caption
-
-
 def test_without_validation_examples_the_best_setting_is_chosen_on_test_examples_and_says_so(tmp_path):
     words = ["--method", "fedper", "--seeds", "2", "--grid", "lr=0.05,0.1"]
     record, table, _ = results(tmp_path, words, [((float("nan"),), None), ((0.9,), None)])
