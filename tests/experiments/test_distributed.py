@@ -18,7 +18,7 @@ from experiments.cli.request import parse
 from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, processes
 from experiments.host.jax_config import devices
-from experiments.host.processes import LOST, Processes, _one_line
+from experiments.host.processes import LOST, _one_line
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 
@@ -233,13 +233,3 @@ def test_what_stopped_them_is_told_once():
     assert _one_line(["a", ""]) == "a"
     assert _one_line(["", "b"]) == "process 1: b"
     assert _one_line(["a", "b"]) == "process 0: a; process 1: b"
-
-
-def test_one_process_asks_nobody():
-    alone = Processes()
-    assert alone.exchange("here") == ["here"]
-    assert alone.agree(True)
-    assert not alone.agree(False)
-    assert alone.first_then_others(lambda: 3) == 3
-    with pytest.raises(InvalidInput, match="as it was"), alone.synchronized():
-        raise InvalidInput("as it was")

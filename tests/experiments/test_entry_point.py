@@ -63,13 +63,8 @@ def test_sizes_are_those_of_the_models():
 
 
 def test_amounts_in_words():
-    assert [in_words(amount) for amount in (0, 1023, 1024, 1536, 3 * 2**40)] == [
-        "0 B",
-        "1023 B",
-        "1 KiB",
-        "1.5 KiB",
-        "3 TiB",
-    ]
+    said = [in_words(amount) for amount in (0, 1023, 1024, 1536, 3 * 2**40)]
+    assert said == ["0 B", "1023 B", "1 KiB", "1.5 KiB", "3 TiB"]
 
 
 def test_the_table(capsys):

@@ -81,6 +81,14 @@ def test_results_do_not_depend_on_what_the_server_does_not_read():
     assert relevant_options(stepped).keys() & server == server - {"server_tau"}
 
 
+def test_fine_tuning_as_long_as_training_is_the_same_run_told_or_not():
+    untold, told, other = (
+        relevant_options(parse("fashion_mnist", ["--method", "fedavg_ft", *words]))
+        for words in ([], ["--finetune-epochs", "5"], ["--finetune-epochs", "4"])
+    )
+    assert untold == told != other
+
+
 def test_results_do_not_depend_on_stragglers_that_nobody_draws():
     def relevant(words):
         return relevant_options(parse("digits", words.split()))

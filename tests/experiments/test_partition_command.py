@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import shlex
 
 import numpy as np
 import pytest
-from pages import blocks
 from rich.console import Console
 from trees import assert_same
 
@@ -117,27 +115,6 @@ def test_rows_are_exchanged(file):
     # A custom's client column is its own: the same partition once more.
     assert partition(["--dataset", "custom", "--data", "leaf", *clients, "--to", "leaf.json"]) == 0
     assert_same(federation("custom", ["--data", "leaf", *clients, "--partition", "leaf.json"]), of_leaf)
-
-
-@pytest.mark.without_f1_auc
-def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = "".join(one for one in blocks("docs/data.md", "sh") if "digits.json" in one)
-    found = [shlex.split(line)[2:] for line in text.splitlines()]
-    assert [words[0] for words in found] == [
-        f"experiments.{name}" for name in ("partition", "digits", "partition", "custom")
-    ]
-    for module, *words in found:
-        name = module.removeprefix("experiments.")
-        code = partition(words) if name == "partition" else main(name, [*words, "--rounds", "1", *RUN[-3:]])
-        assert code == 0
-    assert [path.name for path in sorted(tmp_path.iterdir())] == [
-        "digits-leaf",
-        "digits.json",
-        "digits.npz",
-        "digits.png",
-        "runs",
-    ]
 
 
 @pytest.mark.parametrize(
