@@ -6,7 +6,6 @@ Takes the options of the experiment that --dataset names, and trains nothing. Ev
 of a partition's name: `--partition digits.json`.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,23 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write what is asked for, with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
-        words, rest = parse(
-            Words, "experiments.partition", __doc__, sys.argv[1:] if arguments is None else arguments, more=True
-        )
-        _check(words)
+        words, rest = parse(Words, "experiments.partition", __doc__, arguments, more=True)
+        if words.dataset not in DEFAULT_PRESET:
+            raise InvalidInput(unknown_dataset(words.dataset))
+        if not any((words.to, words.picture, words.npz, words.leaf, words.flower)):
+            raise InvalidInput("missing: --to, --picture, --npz, --leaf or --flower, what to write; see --help")
+        check_new("--to", words.to, ".json")
+        check_new("--picture", words.picture, *ENDINGS)
+        check_new("--npz", words.npz, ".npz")
         _write(words, parsing.parse(words.dataset, rest), Terminal())
 
     return exit_code(work)
-
-
-def _check(words: Words) -> None:
-    if words.dataset not in DEFAULT_PRESET:
-        raise InvalidInput(unknown_dataset(words.dataset))
-    if not any((words.to, words.picture, words.npz, words.leaf, words.flower)):
-        raise InvalidInput("missing: --to, --picture, --npz, --leaf or --flower, what to write; see --help")
-    check_new("--to", words.to, ".json")
-    check_new("--picture", words.picture, *ENDINGS)
-    check_new("--npz", words.npz, ".npz")
 
 
 def _write(words: Words, request: parsing.Request, console: Console) -> None:

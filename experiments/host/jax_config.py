@@ -114,9 +114,6 @@ def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
     not replace and warns about at each start.
     """
     cache, reported = jax.config.jax_compilation_cache_dir, set()  # pyright: ignore[reportAttributeAccessIssue]
-    if cache is None:
-        yield
-        return
     ends = {"reading": "cannot be read, and is compiled anew", "writing": "cannot be kept: the next start compiles too"}
     with warnings.catch_warnings():
         previous = warnings.showwarning

@@ -30,21 +30,16 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         request = parsing.parse(dataset, _with_method(arguments))
-        if request.options.distributed:
-            from experiments.host import distributed, jax_config
-
-            if distributed.CHILD in os.environ:
-                jax_config.prepare(request.options)
-                distributed.work_as_child(functools.partial(_run_together, request), request)
-            else:
-                codes.append(distributed.supervise(dataset, arguments))
+        if not request.options.distributed:
+            _run(request)
             return
-        request = _resumed(request)
-        # Imported now, so that errors and --help do not wait for it.
-        from experiments.host.console import Terminal
-        from experiments.run import run
+        from experiments.host import distributed, jax_config
 
-        run.run(request, Terminal())
+        if distributed.CHILD in os.environ:
+            jax_config.prepare(request.options)
+            distributed.work_as_child(functools.partial(_run, request), request)
+        else:
+            codes.append(distributed.supervise(dataset, arguments))
 
     return exit_code(work) or sum(codes)
 
@@ -71,20 +66,17 @@ def _with_method(arguments: Sequence[str]) -> Sequence[str]:
     return [*arguments, f"--method={method}"]
 
 
-def _resumed(request: parsing.Request) -> parsing.Request:
-    """Request of the run to resume; without --resume, the request itself."""
-    if request.options.resume is None:
-        return request
-    from experiments.run.resume import resumed
-
-    return resumed(request)
-
-
-def _run_together(request: parsing.Request, processes: "Processes") -> None:
-    """Run as one of several processes."""
+def _run(request: parsing.Request, processes: "Processes | None" = None) -> None:
+    """Run or resume, alone or as one of several processes."""
+    # Imported now, so that errors and --help do not wait for it.
     from experiments.host.console import Terminal
+    from experiments.host.processes import Processes
     from experiments.run import run
 
+    processes = processes or Processes()
     with processes.synchronized():
-        request = _resumed(request)
+        if request.options.resume is not None:
+            from experiments.run.resume import resumed
+
+            request = resumed(request)
     run.run(request, Terminal(quiet=not processes.is_first), processes=processes)

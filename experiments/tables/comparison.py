@@ -21,7 +21,7 @@ from experiments.folder.run_folder import rounded, strict_json
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.show.tables import NOTHING, comma_separated, markdown, number, terminal
+from experiments.show.tables import NOTHING, comma_separated, markdown, number, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 
@@ -100,9 +100,9 @@ class Comparison(NamedTuple):
     def title(self) -> str:
         """Title: table, kind of accuracy, and the data that was used."""
         data = dict.fromkeys(entry.description for entry in self.entries if entry.description)
-        table = settings.TABLES[self.paper, self.number]
+        title, *_ = settings.TABLES[self.paper, self.number]
         return (
-            f"{settings.PAPERS[self.paper]}, Table {self.number}: {table.title}. Accuracy in percent "
+            f"{settings.PAPERS[self.paper]}, Table {self.number}: {title}. Accuracy in percent "
             f"{self.measure.in_words()}" + (f", on {'; '.join(data)}" if data else ": no results yet")
         )
 
@@ -188,7 +188,7 @@ def notes(comparison: Comparison) -> list[str]:
     finished, wanted = sum(len(entry.accuracies) for entry in runnable), len(runnable) * comparison.seeds
     if finished < wanted:
         lines.append(f"{finished} of {wanted} runs are finished; {NOTHING} marks what is not there.")
-    return lines + list(settings.TABLES[comparison.paper, comparison.number].notes)
+    return lines + list(settings.TABLES[comparison.paper, comparison.number][1:])
 
 
 def is_runnable(row: Published) -> bool:
@@ -271,7 +271,7 @@ def _place(entry: Entry | None, seeds: int, line: str) -> str:
     """Our accuracy, the paper's and the difference."""
     if entry is None:
         return ""
-    ours = number(entry.mean) + ("" if entry.std is None else f" ± {entry.std:.2f}")
+    ours = with_deviation(entry.mean, entry.std)
     if 0 < len(entry.accuracies) < seeds:
         ours += f" ({len(entry.accuracies)} of {seeds})"
     return f"{ours}{line}{number(entry.published)} / {number(entry.difference, '+.2f')}"

@@ -58,8 +58,7 @@ def test_sizes_are_those_of_the_models():
     everything, head = byte_count(whole), byte_count(whole["head"])
     # FedAvg keeps nothing; FedPer keeps the head and sends the rest.
     assert sizes("digits", "fedavg", 1000, 50) == (0, everything, everything, everything)
-    found = sizes("digits", "fedper", 1000, 50)
-    assert (found.client, found.up) == (head, everything - head)
+    assert sizes("digits", "fedper", 1000, 50)[:2] == (head, everything - head)
 
 
 def test_amounts_in_words():
