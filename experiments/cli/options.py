@@ -291,7 +291,7 @@ class Options:
     """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
 
     def check(self) -> None:
-        """Raise InvalidInput for the first option that is out of range."""
+        """Raise InvalidInput for the first option that is out of range; what the library refuses, it refuses later."""
         for name, kind in KINDS.items():
             check_value(flag(name), getattr(self, name), kind)
         if self.accept_other_code and self.resume is None:
@@ -299,22 +299,12 @@ class Options:
         for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
             if getattr(self, name) is not None and getattr(self, needed) is None:
                 raise InvalidInput(f"{flag(name)} needs {flag(needed)}")
-        if self.attackers and self.attack is None:
-            raise InvalidInput("--attackers needs --attack: labels, signs or noise")
-        if self.dp_clip is None and self.dp_noise > 0:
-            raise InvalidInput("--dp-noise needs --dp-clip: noise alone does not make a gradient private")
-        if self.eval_clients is not None and self.eval_protocol == "before_aggregation":
-            raise InvalidInput("--eval-clients cannot be given with --eval-protocol before_aggregation")
         for name, models in MODEL_OPTIONS.items():
             if getattr(self, name) is not None and self.model not in models:
                 raise InvalidInput(f"{flag(name)} is for --model {listed(models, 'and')}, not for {self.model}")
         for name in ("hidden", "size_choices"):
             if (least := min(getattr(self, name) or [1])) < 1:
                 raise InvalidInput(f"{flag(name)} must be at least 1 each, not {least}")
-        # The data says later how many natural clients there are.
-        if self.partition != "natural" and self.held_out_clients >= self.num_clients:
-            left = f"must leave some of the {self.num_clients} clients"
-            raise InvalidInput(f"--held-out-clients {left}, not {self.held_out_clients}")
         target, is_percent = self.target_accuracy, self.task in (None, "classification")
         if target is not None and is_percent and not 0 < target <= 100:
             raise InvalidInput(f"--target-accuracy is a percentage, not {target:g}")

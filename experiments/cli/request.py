@@ -24,7 +24,6 @@ from experiments.cli.own_code import (
 from experiments.cli.parser import Group, Option, options_of, summary, unknown_option
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition_files import rows_of
-from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import listed
 from pfl_jax.methods import METHODS
@@ -167,9 +166,6 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
             # Absolute: a run is resumed and exported from other folders too.
             options = dataclasses.replace(options, **{name: str(weights_file(file))})
     options.check()
-    for name in ("full_last_round", "straggler_fraction", "drop_rate") if options.device_trace is not None else ():
-        if getattr(options, name):
-            raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
     _check_processes(options)
     if options.mesh is not None:
         options, given = _on_mesh(options, given)
@@ -189,8 +185,6 @@ def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
             f"--task {options.task} needs --model char_lstm, or FILE.py:NAME of one that gives logits [B, T, K]: "
             f"{options.model} gives one vector for each example"
         )
-    if options.task in TARGETS and options.shift != "none":
-        raise InvalidInput(f"--shift {options.shift} is for classification, and --task {options.task} has no classes")
     for name in ("source", "data_dir") if dataset in WITH_FILES else ():
         if getattr(options, name) != getattr(Options, name):
             raise InvalidInput(f"{flag(name)} is for the papers' data sets: {dataset} reads --data")
@@ -200,15 +194,9 @@ def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
                 raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
         if dataset in NATURAL:
             return options
-        if options.partition == "natural":
-            raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
         if options.task not in (None, "classification") and not is_own(options.model):
             raise InvalidInput(f"--task {options.task} is for your own data or model: labels of {dataset} are classes")
-        if options.augment and SPECS[dataset].shape[-1] != 3:
-            raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
         return options
-    if options.test_data is not None and options.test_fraction is not None:
-        raise InvalidInput("--test-fraction and --test-data cannot both be given")
     if options.client_column is None:
         if options.partition == "natural":
             raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")

@@ -179,6 +179,7 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
         ([*NATURAL, "--task", "regression", "--loss", "own.py:focal"], "--loss own.py:focal fails for outputs"),
         ([*NATURAL, "--task", "regression", "--loss", "own.py:of_examples"], "gives float32 [2], not one number"),
         ([*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
+        ([*DATA, "--task", "regression", "--shift", "labels"], "shift labels permutes classes"),
         ([*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
     ],
 )
