@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli.hyper_parameters import defaults, method_options
 from experiments.cli.request import parse
 from experiments.host import jax_config
 from experiments.host.console import RoundProgress, duration
 from experiments.run import build
 from experiments.run.command import main
 from pfl_jax.data import client_data
-from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import hyper_parameters
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
@@ -169,16 +166,6 @@ def refusal(capsys, dataset, words):
     assert captured.err.count("\n") == 1
     assert captured.err.endswith("\n")
     return captured.err
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_methods_options_are_its_factorys_arguments(name):
-    every = hyper_parameters(METHODS[name])
-    # These are the same for all methods.
-    common = {"optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "augment", "dp_clip", "dp_noise"}
-    assert defaults(name) == {option: every[option] for option in every if option not in common}
-    # Its docstring explains each one: what --help prints.
-    assert all(len(option.text) > 5 for option in method_options(name).values())
 
 
 def test_options_reach_where_they_belong():
