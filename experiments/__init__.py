@@ -1,6 +1,5 @@
 """Experiments of the papers from the command line: `python -m experiments.DATASET --method NAME`."""
 
-import difflib
 import importlib.util
 import os
 import signal
@@ -33,9 +32,10 @@ DATASETS = (
 
 def unknown_dataset(name: str) -> str:
     """Error for a dataset without an experiment, with the nearest one that has one."""
-    near = difflib.get_close_matches(name, DATASETS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown dataset '{name}' (there are {', '.join(DATASETS)}){hint}"
+    # Imported now: Python imports this package before all else.
+    from pfl_jax.hyper_parameters import unknown
+
+    return unknown("dataset", name, DATASETS)
 
 
 def _refuse_unknown_module() -> None:

@@ -15,13 +15,14 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.flags import check_new
 from experiments.cli.options import Protocol
 from experiments.cli.parser import Argument, parse
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import VIRTUAL, write_text
 from experiments.folder.stored_runs import Group
 from experiments.host.console import Terminal, duration, print_text
-from experiments.show.pictures import Picture, Ranks, save
+from experiments.show.pictures import ENDINGS, Picture, Ranks, save
 from experiments.show.tables import NOTHING, markdown, number, terminal
 from pfl_jax.compare import Difference, critical_difference, difference, holm, mean_ranks, share_worse
 from pfl_jax.errors import InvalidInput
@@ -79,9 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, _ = parse(Options, "experiments.compare", __doc__, arguments)
         if not options.runs:
             raise InvalidInput("missing: RUN, a folder above the runs to compare; see --help")
-        for path in filter(None, (options.out, options.plot)):
-            if path.expanduser().exists():
-                raise InvalidInput(f"{path} is there already: give another name, or remove it")
+        check_new("--out", options.out)
+        check_new("--plot", options.plot, *ENDINGS)
         groups, _ = stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(options.runs)])
         compared = read(groups, options.eval_protocol)
         heads, rows, notes = table(compared, options.reference)
@@ -128,16 +128,15 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
             row = line.get(f"{protocol}_per_client")
             if row is None:
                 raise InvalidInput(f"{run.folder} has no scores of its clients by {protocol} in round {last}")
-            rows.append(np.array([np.nan if value is None else value for value in row], np.float64))
+            # A client without a score has None, which is NaN.
+            rows.append(np.array(row, np.float64))
         found[name] = rows
     for position, seed in enumerate(seeds):
-        sizes = {name: runs[name][seed].config["train_examples"] for name in runs}
-        first, other = (
-            next(iter(sizes)),
-            next((name for name in sizes if sizes[name] != next(iter(sizes.values()))), ""),
-        )
-        if other:
-            raise InvalidInput(f"{first} and {other} have other clients with seed {seed}: give runs of one partition")
+        (first, size), *sizes = ((name, runs[name][seed].config["train_examples"]) for name in runs)
+        if others := [name for name, other in sizes if other != size]:
+            raise InvalidInput(
+                f"{first} and {others[0]} have other clients with seed {seed}: give runs of one partition"
+            )
         # Clients that one method does not score, as with --eval-clients, count in none.
         scored = np.all([np.isfinite(rows[position]) for rows in found.values()], axis=0)
         for rows in found.values():
@@ -174,13 +173,8 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
         # The worst first.
         ranked = [np.sort(row) if compared.higher_is_better else -np.sort(-row) for row in runs]
         tenth = np.mean([row[: max(1, len(row) // 10)].mean() for row in ranked])
-        row = [
-            name,
-            number(compared.mean(name)),
-            number(float(tenth)),
-            number(float(np.mean([one.std() for one in runs]))),
-        ]
-        one = found.get(name)
+        spread = np.mean([one.std() for one in runs])
+        row, one = [name, *(number(float(value)) for value in (compared.mean(name), tenth, spread))], found.get(name)
         row += ["—"] * 2 if one is None else [number(one.mean, "+.2f"), f"{one.low:+.2f} to {one.high:+.2f}"]
         if tests:
             row.append(number(adjusted.get(name), ".3f"))

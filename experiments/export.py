@@ -6,23 +6,34 @@ In a notebook, `from experiments.export import load_run, load_runs, read_metrics
 the evaluations of one run.
 """
 
+import json
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import jax
+import numpy as np
+from flax import serialization
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.flags import check_new
 from experiments.cli.parser import Argument, parse
 from experiments.folder.load import read_metrics
-from experiments.folder.models import ENDINGS, save
 from experiments.folder.stored_runs import load_runs
 from experiments.host.console import Terminal, print_line
 from experiments.run.loaded_run import LoadedRun, load_run
+from pfl_jax.atomic_write import write_binary
+from pfl_jax.base import Params
 from pfl_jax.errors import InvalidInput
 
 __all__ = ["LoadedRun", "load_run", "load_runs", "main", "read_metrics"]
+
+ENDINGS = (".safetensors", ".msgpack")
+
+_KINDS = {"float32": "F32", "float64": "F64", "float16": "F16", "int32": "I32", "int64": "I64", "uint8": "U8"}
 
 
 @dataclass(frozen=True)
@@ -46,12 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InvalidInput("missing: RUN, the folder of a finished run; see --help")
         if words.to is None:
             raise InvalidInput(f"missing: --to, a new file that ends in {' or '.join(ENDINGS)}; see --help")
-        target = words.to.expanduser()
-        if target.suffix not in ENDINGS:
-            raise InvalidInput(f"--to {words.to}: the name of a model's file ends in {' or '.join(ENDINGS)}")
-        if target.exists():
-            raise InvalidInput(f"--to {words.to} is there already: give another name, or remove it")
-        _export(load_run(words.run), words.client, target, Terminal())
+        check_new("--to", words.to, *ENDINGS)
+        _export(load_run(words.run), words.client, words.to.expanduser(), Terminal())
 
     return exit_code(work)
 
@@ -70,6 +77,40 @@ def _export(run: LoadedRun, client: int, target: Path, console: Console) -> None
         about |= {"mean": " ".join(map(str, dataset.mean)), "std": " ".join(map(str, dataset.std))}
     count = save(target, params, about)
     print_line(console, f"saved {count:,} parameters as {target}")
+
+
+def save(path: Path, params: Params, about: dict[str, str]) -> int:
+    """Write parameters to a new file; return how many there are.
+
+    In safetensors a parameter's name is its path, "backbone.conv1.kernel", beside metadata `about`; .msgpack is read by
+    `flax.serialization.msgpack_restore`.
+    """
+    arrays = jax.tree.map(np.asarray, params)
+    if path.suffix == ".msgpack":
+        content = serialization.msgpack_serialize(serialization.to_state_dict(arrays))
+    else:
+        content = _safetensors(arrays, about)
+    write_binary(path, lambda file: file.write(content))
+    return sum(leaf.size for leaf in jax.tree.leaves(arrays))
+
+
+def _safetensors(params: Params, about: dict[str, str]) -> bytes:
+    """Length of a header in eight bytes, the header as JSON, and the arrays, little-endian (huggingface.co/docs)."""
+    header: dict[str, object] = {"__metadata__": about}
+    parts, end = [], 0
+    for place, leaf in jax.tree_util.tree_leaves_with_path(params):
+        data = leaf.astype(leaf.dtype.newbyteorder("<")).tobytes()
+        header[jax.tree_util.keystr(place, simple=True, separator=".")] = {
+            "dtype": _KINDS[str(leaf.dtype)],
+            "shape": list(leaf.shape),
+            "data_offsets": [end, end + len(data)],
+        }
+        parts.append(data)
+        end += len(data)
+    text = json.dumps(header).encode()
+    # Arrays begin at a multiple of eight bytes.
+    text += b" " * (-len(text) % 8)
+    return b"".join([struct.pack("<Q", len(text)), text, *parts])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Takes the options of the experiment that --dataset names, and trains nothing. Ev
 of a partition's name: `--partition digits.json`.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,13 @@ from rich.console import Console
 from experiments import unknown_dataset
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code, leave
+from experiments.cli.flags import check_new
 from experiments.cli.own_code import label
 from experiments.cli.parser import Argument, parse
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.host.console import Terminal, print_line
 from experiments.run.build import divide_and_tell, load_examples
-from experiments.show.pictures import Heat, Picture
+from experiments.show.pictures import ENDINGS, Heat, Picture
 from experiments.show.pictures import save as draw
 from pfl_jax.data import interchange, partition_files
 from pfl_jax.data.allocation import Partition
@@ -32,8 +32,6 @@ from pfl_jax.errors import InvalidInput
 
 File = Annotated[Path | None, Argument(metavar="FILE")]
 NewFolder = Annotated[Path | None, Argument(metavar="DIR")]
-
-DRAWINGS = (".png", ".svg", ".pdf")
 
 MOST_CLIENTS = 500
 """Clients that a picture shows."""
@@ -60,30 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write what is asked for, with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
-        words, rest = parse(
-            Words, "experiments.partition", __doc__, sys.argv[1:] if arguments is None else arguments, more=True
-        )
-        _check(words)
+        words, rest = parse(Words, "experiments.partition", __doc__, arguments, more=True)
+        if words.dataset not in DEFAULT_PRESET:
+            raise InvalidInput(unknown_dataset(words.dataset))
+        if not any((words.to, words.picture, words.npz, words.leaf, words.flower)):
+            raise InvalidInput("missing: --to, --picture, --npz, --leaf or --flower, what to write; see --help")
+        check_new("--to", words.to, ".json")
+        check_new("--picture", words.picture, *ENDINGS)
+        check_new("--npz", words.npz, ".npz")
         _write(words, parsing.parse(words.dataset, rest), Terminal())
 
     return exit_code(work)
-
-
-def _check(words: Words) -> None:
-    if words.dataset not in DEFAULT_PRESET:
-        raise InvalidInput(unknown_dataset(words.dataset))
-    files = {
-        "--to": (words.to, (".json",)),
-        "--picture": (words.picture, DRAWINGS),
-        "--npz": (words.npz, (".npz",)),
-    }
-    if not any((words.to, words.picture, words.npz, words.leaf, words.flower)):
-        raise InvalidInput("missing: --to, --picture, --npz, --leaf or --flower, what to write; see --help")
-    for option, (path, endings) in files.items():
-        if path is not None and path.suffix not in endings:
-            raise InvalidInput(f"{option} {path}: the name ends in {' or '.join(endings)}")
-        if path is not None and path.exists():
-            raise InvalidInput(f"{option} {path} is there already: give another name, or remove it")
 
 
 def _write(words: Words, request: parsing.Request, console: Console) -> None:

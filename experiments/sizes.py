@@ -6,10 +6,9 @@ For one client: its state between rounds, and what it sends and receives in a ro
 and of the server, and what a round sends. Model and options are those of the dataset's preset.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 from rich.console import Console
@@ -32,16 +31,6 @@ from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.tree import byte_count
 
 
-class Sizes(NamedTuple):
-    """Bytes that a method's client keeps between rounds, that it sends and receives in a round, and that the server
-    keeps."""
-
-    client: int
-    up: int
-    down: int
-    server: int
-
-
 @dataclass(frozen=True)
 class Words:
     """Command line."""
@@ -59,17 +48,20 @@ class Words:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the sizes with command-line arguments, by default those of this process; return the exit code."""
-    return exit_code(lambda: _print(sys.argv[1:] if arguments is None else arguments, Terminal()))
+    return exit_code(lambda: _print(arguments, Terminal()))
 
 
-def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> Sizes:
-    """Sizes of a method with its dataset's preset, for N clients of `train_size` examples."""
+def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> tuple[int, int, int, int]:
+    """Bytes that a client keeps between rounds, sends and receives in a round, and that the server keeps.
+
+    Of a method with its dataset's preset, for N clients of `train_size` examples.
+    """
     request, spec = parse(dataset, ["--method", method]), SPECS[dataset]
     made = make_method(method, MODELS[request.options.model](spec.shape, spec.num_classes), **request.hyper_parameters)
     data = _shapes(spec, num_clients, train_size)
     state = jax.eval_shape(build(made, RoundSettings()).init, data, jax.random.key(0))
     sent = communication.traffic(made, data)
-    return Sizes(byte_count(state.clients) // num_clients, sent.up, sent.down, byte_count(state.server))
+    return byte_count(state.clients) // num_clients, sent.up, sent.down, byte_count(state.server)
 
 
 def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedData:
@@ -92,7 +84,7 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
     )
 
 
-def _print(words: Sequence[str], console: Console) -> None:
+def _print(words: Sequence[str] | None, console: Console) -> None:
     own, _ = parser.parse(Words, "experiments.sizes", __doc__, words)
     if own.dataset in WITH_FILES:
         raise InvalidInput("the sizes of your own data are in its run's config.json: bytes_per_client_and_round")
@@ -110,9 +102,8 @@ def _print(words: Sequence[str], console: Console) -> None:
     say("method", "a client's state", "sent by it", "sent to it", "server", f"{own.num_clients:,} states", "a round")
     say(*["---"] * 7)
     for method in methods:
-        found = sizes(own.dataset, method, own.num_clients, own.train_size)
-        of_round = cohort * (found.up + found.down)
-        amounts = (*found, own.num_clients * found.client, of_round)
+        client, up, down, server = sizes(own.dataset, method, own.num_clients, own.train_size)
+        amounts = (client, up, down, server, own.num_clients * client, cohort * (up + down))
         say(f"`{method}`", *map(in_words, amounts))
 
 

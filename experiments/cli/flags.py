@@ -1,7 +1,11 @@
-"""Options as they are written on the command line."""
+"""Options as they are written on the command line, and files that they name."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import listed
 
 
 def flag(name: str) -> str:
@@ -21,3 +25,11 @@ def option_words(values: Mapping[str, Any]) -> list[str]:
         else:
             words += [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
     return words
+
+
+def check_new(option: str, path: Path | None, *endings: str) -> None:
+    """Raise InvalidInput if an option names a file that is there, or whose name has none of the endings."""
+    if path is not None and endings and path.suffix not in endings:
+        raise InvalidInput(f"{option} {path}: the name ends in {listed(endings)}")
+    if path is not None and path.expanduser().exists():
+        raise InvalidInput(f"{option} {path} is there already: give another name, or remove it")

@@ -1,7 +1,7 @@
 """Options that all experiments have, with any method; presets.py has their default values."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_type_hints
 
 from experiments.cli.flags import flag
 from pfl_jax.data.natural import NATURAL
@@ -141,7 +141,7 @@ class Options:
     """Asynchronous rounds (FedBuff): number of messages of a step of the server (with --device-trace)."""
     concurrency: Count | None = None
     """Number of clients that train at once (with --buffer)."""
-    held_out_clients: int = 0
+    held_out_clients: Annotated[int, Range(0)] = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""
     partition: PartitionName = "grouped"
@@ -291,7 +291,7 @@ class Options:
     """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
 
     def check(self) -> None:
-        """Raise InvalidInput for the first option that is out of range."""
+        """Raise InvalidInput for the first option that is out of range; what the library refuses, it refuses later."""
         for name, kind in KINDS.items():
             check_value(flag(name), getattr(self, name), kind)
         if self.accept_other_code and self.resume is None:
@@ -299,28 +299,17 @@ class Options:
         for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
             if getattr(self, name) is not None and getattr(self, needed) is None:
                 raise InvalidInput(f"{flag(name)} needs {flag(needed)}")
-        if self.attackers and self.attack is None:
-            raise InvalidInput("--attackers needs --attack: labels, signs or noise")
-        if self.dp_clip is None and self.dp_noise > 0:
-            raise InvalidInput("--dp-noise needs --dp-clip: noise alone does not make a gradient private")
-        if self.eval_clients is not None and self.eval_protocol == "before_aggregation":
-            raise InvalidInput("--eval-clients cannot be given with --eval-protocol before_aggregation")
         for name, models in MODEL_OPTIONS.items():
             if getattr(self, name) is not None and self.model not in models:
                 raise InvalidInput(f"{flag(name)} is for --model {listed(models, 'and')}, not for {self.model}")
         for name in ("hidden", "size_choices"):
-            least = min(getattr(self, name) or [1])
-            _require(least >= 1, name, "must be at least 1 each", least)
-        _require(
-            # The data says later how many natural clients there are.
-            self.held_out_clients >= 0 and (self.partition == "natural" or self.held_out_clients < self.num_clients),
-            "held_out_clients",
-            f"must leave some of the {self.num_clients} clients",
-            self.held_out_clients,
-        )
-        if self.target_accuracy is not None and self.task in (None, "classification"):
-            _require(0 < self.target_accuracy <= 100, "target_accuracy", "is a percentage", self.target_accuracy)
-        _require(0 <= self.seed < 2**32, "seed", "must be between 0 and 4294967295", self.seed)
+            if (least := min(getattr(self, name) or [1])) < 1:
+                raise InvalidInput(f"{flag(name)} must be at least 1 each, not {least}")
+        target, is_percent = self.target_accuracy, self.task in (None, "classification")
+        if target is not None and is_percent and not 0 < target <= 100:
+            raise InvalidInput(f"--target-accuracy is a percentage, not {target:g}")
+        if not 0 <= self.seed < 2**32:
+            raise InvalidInput(f"--seed must be between 0 and {2**32 - 1}, not {self.seed}")
 
 
 KINDS = get_type_hints(Options, include_extras=True)
@@ -328,9 +317,3 @@ KINDS = get_type_hints(Options, include_extras=True)
 
 PROCESSES = {"distributed", "coordinator", "num_processes", "process_id"}
 """Options of distributed runs."""
-
-
-def _require(condition: bool, name: str, rule: str, value: Any) -> None:
-    if not condition:
-        shown = f"{value:g}" if isinstance(value, float) else value
-        raise InvalidInput(f"{flag(name)} {rule}, not {shown}")

@@ -23,7 +23,7 @@ from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput, first_line, word
 from pfl_jax.hyper_parameters import hint, parts
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import SIGNATURE, arguments
+from pfl_jax.methods.factories import arguments, default_training
 from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.local_training import LocalTraining
@@ -71,7 +71,7 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     others = {kind: weights_file(values[kind]) for kind in OTHER_FILES if values[kind] is not None}
     if is_partition_file(values["partition"]):
         others["partition"] = Path(values["partition"])
-    return found | {kind: {"file": str(path), "digest": _read(path)[1]} for kind, path in others.items()}
+    return found | {kind: {"file": str(path), "digest": _digest(read(path))} for kind, path in others.items()}
 
 
 def weights_file(name: str) -> Path:
@@ -83,7 +83,7 @@ def weights_file(name: str) -> Path:
 def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
     """Raise InvalidInput unless an entry of `files` still has the text that a run began with; nothing is executed."""
     path = Path(entry["file"])
-    if _read(path)[1] != entry["digest"]:
+    if _digest(read(path)) != entry["digest"]:
         option = kind.replace("_", "-")
         raise InvalidInput(
             f"the run began with another text of {path}, its --{option}: bring that back, or start the run anew"
@@ -117,16 +117,13 @@ def method_factory(name: str) -> Callable[..., Method]:
         return METHODS[name]
     factory = function("method", name)
     try:
-        every = list(inspect.signature(factory, eval_str=True).parameters.values())
+        own = arguments(factory)
+        default_training(factory)
+    except InvalidInput as error:
+        raise InvalidInput(f"--method {name}: {error}") from None
     except Exception as error:
         raise InvalidInput(f"--method {name}: its annotations cannot be read ({error})") from None
-    own = list(arguments(factory).values())
-    others = [one for one in every if one not in own]
-    is_plain = len(others) == 2 and others[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if not is_plain or others[1].name != "training" or not isinstance(others[1].default, LocalTraining):
-        named = ", ".join(one.name for one in others)
-        raise InvalidInput(f"--method {name} takes ({named}) before its keyword-only arguments: {SIGNATURE}")
-    for one in own:
+    for one in own.values():
         if one.default is inspect.Parameter.empty:
             raise InvalidInput(f"--method {name}: its option {one.name} needs a default")
         if one.name in vars(LocalTraining()):
@@ -209,20 +206,24 @@ def _path(name: str) -> Path:
     return Path(name.rpartition(":")[0]).expanduser().resolve()
 
 
-def _read(path: Path) -> tuple[bytes, str]:
-    """Text of a file, and its digest."""
+def read(path: Path) -> bytes:
+    """Content of a file; InvalidInput if it cannot be read."""
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    return text, hashlib.sha256(text).hexdigest()[:12]
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
 
 
 # Once in a process: a run's digest is that of the text that was executed.
 @functools.cache
 def _load(path: Path) -> tuple[types.ModuleType, str]:
     """Executed file and the digest of its text."""
-    text, digest = _read(path)
+    text = read(path)
+    digest = _digest(text)
     module = types.ModuleType(f"{path.stem}_{digest}")
     module.__file__ = str(path)
     # Dataclasses, flax modules among them, look up their own module there.

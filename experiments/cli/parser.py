@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from experiments.cli.flags import flag
-from experiments.cli.own_code import is_own
+from experiments.cli.own_code import is_own, is_partition_file
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import check_value, describe, hint, literals, notes_of, parts, unknown
 
@@ -33,10 +33,6 @@ MAX_METAVAR = 50
 
 MOST_BYTES = 255
 """Length of a file's name on the usual file systems."""
-
-OWN_FILE = "FILE.py:NAME"
-NAMES_A_FILE = {"partition": "FILE.json"}
-"""Option -> what a text beside its choices names, in place of OWN_FILE."""
 
 _Options = TypeVar("_Options")
 
@@ -155,7 +151,8 @@ def _settings(option: Option) -> dict[str, Any]:
     if parts(option.kind) == (bool,):
         action = "store_true" if form == "switch" else argparse.BooleanOptionalAction
         return {"action": action, "help": _escaped(text + default)}
-    metavar = option.argument.metavar or _metavar(option.kind, _file_of(option))
+    file = "FILE.json" if option.name == "partition" else "FILE.py:NAME"
+    metavar = option.argument.metavar or _metavar(option.kind, file)
     if len(metavar) > MAX_METAVAR:
         *names, last = metavar.split("|")
         text, metavar = f"{text} The names: {', '.join(names)}.", f"NAME|{last}"
@@ -170,11 +167,6 @@ def _settings(option: Option) -> dict[str, Any]:
 def _escaped(text: str) -> str:
     """Text that argparse prints as it is."""
     return text.replace("%", "%%")
-
-
-def _file_of(option: Option) -> str:
-    """What a text beside the option's choices names."""
-    return NAMES_A_FILE.get(option.name, OWN_FILE)
 
 
 def _metavar(kind: Any, file: str) -> str:
@@ -247,15 +239,11 @@ def _value(option: Option, kind: Any, text: str) -> Any:
             with contextlib.suppress(ValueError):
                 return part(text)
         # Beside choices, a text is the name of something of the user's own.
-        elif part is str and (not choices or _names_file(_file_of(option), text)):
+        elif part is str and (not choices or (is_partition_file if option.name == "partition" else is_own)(text)):
             return text
     if choices and not {int, float, types.NoneType} & {*members}:
         raise InvalidInput(unknown(flag(option.name).removeprefix("--"), text, choices))
     raise InvalidInput(f"{flag(option.name)} must be {describe(option.kind)}, not '{text}'{hint(text, choices)}")
-
-
-def _names_file(file: str, text: str) -> bool:
-    return is_own(text) if file == OWN_FILE else text.endswith(Path(file).suffix)
 
 
 def unknown_option(word: str, options: Mapping[str, Option]) -> str:

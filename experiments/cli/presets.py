@@ -5,21 +5,11 @@ Sizes are examples per client. Hyper-parameters apply to all methods that have a
 
 from typing import Any, TypeAlias
 
+from experiments import DATASETS
+
 Values: TypeAlias = dict[str, Any]
 
-DEFAULT_PRESET = {
-    "cifar100": "fedas",
-    "cifar10": "fedpac",
-    "cinic10": "fedpac",
-    "fashion_mnist": "fedpac",
-    "emnist": "fedpac",
-    "digits": "fedpac",
-    "custom": "fedpac",
-    "fortunes": "fedpac",
-    "femnist": "fedpac",
-    "shakespeare": "fedpac",
-    "stackoverflow_tags": "fedpac",
-}
+DEFAULT_PRESET = dict.fromkeys(DATASETS, "fedpac") | {"cifar100": "fedas"}
 """Default preset of each dataset: the first paper that reports results on it, FedPAC for those in neither paper."""
 
 PRESETS: dict[str, Values] = {

@@ -24,7 +24,6 @@ from experiments.cli.own_code import (
 from experiments.cli.parser import Group, Option, options_of, summary, unknown_option
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition_files import rows_of
-from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import listed
 from pfl_jax.methods import METHODS
@@ -55,55 +54,43 @@ OF_OTHER_FILES = ("label", "client_column", "test_data", "normalize")
 SELECTION = ("method", "preset")
 """Options that determine the defaults of all others; they come last in the method's own group."""
 
-GROUPS: dict[str, tuple[str, list[str]]] = {
-    heading: (text, names.split())
-    for heading, text, names in (
-        (
-            "data",
-            "The examples of each client.",
-            "data label client_column test_data test_fraction normalize data_digest source data_dir partition s beta "
-            "dirichlet_protocol min_size pathological_protocol train_size size_choices test_size val_fraction shift "
-            "pixel_normalization",
-        ),
-        (
-            "client",
-            "The number of clients, and their participation in rounds.",
-            "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate device_trace "
-            "buffer concurrency held_out_clients",
-        ),
-        (
-            "robustness",
-            "Attacks by clients, means that withstand them, and compressed messages.",
-            "attack attackers attack_scale server_mean compress",
-        ),
-        (
-            "training",
-            "The network, the rounds, and the local training of a client.",
-            "model task loss hidden vocabulary weights adapter targets frozen_dtype personal rounds lr momentum "
-            "weight_decay batch_size epochs local_steps optimizer clip_norm schedule drop_last shuffle augment "
-            "on_nan seed",
-        ),
-        (
-            "privacy",
-            "Differential privacy of examples or of whole clients; docs/privacy.md says what it covers.",
-            "dp_clip dp_noise dp_delta client_clip client_noise",
-        ),
-        (
-            "evaluation",
-            "When and how accuracy is evaluated.",
-            "eval_every eval_clients eval_protocol target_accuracy",
-        ),
-        (
-            "result",
-            "Output files, and resumption of an interrupted run.",
-            "out keep_state checkpoint_every keep_checkpoints resume accept_other_code plot tensorboard wandb",
-        ),
-        (
-            "device",
-            "Hardware and precision; up to rounding, results do not depend on these options.",
-            "devices mesh chunk state_on precision compilation_cache distributed coordinator num_processes process_id",
-        ),
-    )
+GROUPS = {
+    "data": (
+        "The examples of each client.",
+        "data label client_column test_data test_fraction normalize data_digest source data_dir partition s beta "
+        "dirichlet_protocol min_size pathological_protocol train_size size_choices test_size val_fraction shift "
+        "pixel_normalization",
+    ),
+    "client": (
+        "The number of clients, and their participation in rounds.",
+        "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate device_trace buffer "
+        "concurrency held_out_clients",
+    ),
+    "robustness": (
+        "Attacks by clients, means that withstand them, and compressed messages.",
+        "attack attackers attack_scale server_mean compress",
+    ),
+    "training": (
+        "The network, the rounds, and the local training of a client.",
+        "model task loss hidden vocabulary weights adapter targets frozen_dtype personal rounds lr momentum "
+        "weight_decay batch_size epochs local_steps optimizer clip_norm schedule drop_last shuffle augment on_nan seed",
+    ),
+    "privacy": (
+        "Differential privacy of examples or of whole clients; docs/privacy.md says what it covers.",
+        "dp_clip dp_noise dp_delta client_clip client_noise",
+    ),
+    "evaluation": (
+        "When and how accuracy is evaluated.",
+        "eval_every eval_clients eval_protocol target_accuracy",
+    ),
+    "result": (
+        "Output files, and resumption of an interrupted run.",
+        "out keep_state checkpoint_every keep_checkpoints resume accept_other_code plot tensorboard wandb",
+    ),
+    "device": (
+        "Hardware and precision; up to rounding, results do not depend on these options.",
+        "devices mesh chunk state_on precision compilation_cache distributed coordinator num_processes process_id",
+    ),
 }
 """Heading, to which the help adds the word "options" -> description of the group, and its options in order."""
 
@@ -179,9 +166,6 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
             # Absolute: a run is resumed and exported from other folders too.
             options = dataclasses.replace(options, **{name: str(weights_file(file))})
     options.check()
-    for name in ("full_last_round", "straggler_fraction", "drop_rate") if options.device_trace is not None else ():
-        if getattr(options, name):
-            raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
     _check_processes(options)
     if options.mesh is not None:
         options, given = _on_mesh(options, given)
@@ -201,8 +185,6 @@ def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
             f"--task {options.task} needs --model char_lstm, or FILE.py:NAME of one that gives logits [B, T, K]: "
             f"{options.model} gives one vector for each example"
         )
-    if options.task in TARGETS and options.shift != "none":
-        raise InvalidInput(f"--shift {options.shift} is for classification, and --task {options.task} has no classes")
     for name in ("source", "data_dir") if dataset in WITH_FILES else ():
         if getattr(options, name) != getattr(Options, name):
             raise InvalidInput(f"{flag(name)} is for the papers' data sets: {dataset} reads --data")
@@ -212,15 +194,9 @@ def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
                 raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
         if dataset in NATURAL:
             return options
-        if options.partition == "natural":
-            raise InvalidInput(f"--partition natural is for your own data: {dataset} has no clients of its own")
         if options.task not in (None, "classification") and not is_own(options.model):
             raise InvalidInput(f"--task {options.task} is for your own data or model: labels of {dataset} are classes")
-        if options.augment and SPECS[dataset].shape[-1] != 3:
-            raise InvalidInput(f"--augment is for color images, and those of {dataset} are gray")
         return options
-    if options.test_data is not None and options.test_fraction is not None:
-        raise InvalidInput("--test-fraction and --test-data cannot both be given")
     if options.client_column is None:
         if options.partition == "natural":
             raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
@@ -285,11 +261,11 @@ def _on_mesh(options: Options, given: frozenset[str]) -> tuple[Options, frozense
 
 def _grouped(method: str, options: Mapping[str, Option]) -> list[Group]:
     """Groups of all options of a run, the method's own first."""
-    shared = {*SELECTION, *(name for _, names in GROUPS.values() for name in names)}
+    shared = {*SELECTION, *(name for _, names in GROUPS.values() for name in names.split())}
     text = summary(function_of(method_factory(method))) or label(method)
-    own = text, [*(name for name in options if name not in shared), *SELECTION]
+    own = text, " ".join([*(name for name in options if name not in shared), *SELECTION])
     return [
-        Group(heading, text, {name: options[name] for name in names if name in options})
+        Group(heading, text, {name: options[name] for name in names.split() if name in options})
         for heading, (text, names) in [(identifier(method), own), *GROUPS.items()]
     ]
 

@@ -10,7 +10,6 @@ On embedded data the runs are small, and a figure takes some minutes on two core
 size and take hours.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,19 +74,12 @@ class Figures(MeasuredBatch):
                 raise InvalidInput(f"{flag(option)} has no effect on {self.content.title}")
         for dataset in self.datasets:
             runs = self.runs_on(dataset, real=True)
-            own = runs.varied | {"seed", "out", "resume", "method", "preset", "target_accuracy"}
+            own = runs.varied | {*self.content.fixed, "seed", "out", "resume", "method", "preset", "target_accuracy"}
             if fixed := sorted(parser.given(self.words) & own):
                 why = "whose runs have all their rounds" if fixed[0] == "target_accuracy" else "which sets it itself"
                 raise InvalidInput(f"{flag(fixed[0])} cannot be given for {self.content.title}, {why}")
-            # What a word means depends on the dataset and the method, not on what else the runs differ in.
-            for key in {own["method"]: key for key, own in runs.variants.items()}.values():
-                asked, usual = (
-                    vars(one.jobs[key][0].cell.request().options) for one in (runs, dataclasses.replace(runs, words=()))
-                )
-                for name in self.content.fixed:
-                    if asked[name] != usual[name]:
-                        rule = f"{flag(name)} must be {usual[name]} for {self.content.title}"
-                        raise InvalidInput(f"{rule}, not {asked[name]}")
+            # Words that mean nothing are refused now, before a folder is made.
+            assert runs.jobs
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))

@@ -1,14 +1,26 @@
 """Figures of FedAS (Yang, Huang, Ye. CVPR 2024)."""
 
 import functools
+from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from experiments.cli.presets import EVERY_BATCH
 from experiments.figures.fedpac import curves, line, of_methods
 from experiments.figures.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
+from experiments.run.loaded_run import load_run
 from experiments.show.pictures import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
+from pfl_jax import simulate
+from pfl_jax.base import Model, Params, PRNGKey, PyTree
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.primitives.fisher import diagonal_fisher
+from pfl_jax.primitives.losses import deployed_loss
+from pfl_jax.primitives.metrics import pooled, score
+from pfl_jax.primitives.tree import gather, merge
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Shares of the parameters that are replaced; the paper has 5 %."""
@@ -42,13 +54,6 @@ SHORT = {"rounds": 12, "train_size": 100, "test_size": 75, "lr": 0.05}
 
 def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
     """Accuracies with a share of the parameters replaced [S, C], and counts of test examples [C], for each seed."""
-    # Imported now: errors and --help need no JAX.
-    import jax
-
-    from experiments.figures.substitution import accuracies_after_replacement
-    from experiments.run.loaded_run import load_run
-    from pfl_jax.primitives.tree import merge
-
     found = []
     for job in runs.jobs["fedas",]:
         run = load_run(job.folder)
@@ -61,9 +66,48 @@ def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
     return found
 
 
-def _fisher(runs: Runs) -> list[Panel]:
-    from pfl_jax.primitives.metrics import pooled
+def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:
+    """Replace the round(share P) of P entries of params with the highest scores by those of `fresh`, all of one
+    structure."""
+    values, rebuild = ravel_pytree(params)
+    order = jnp.argsort(-ravel_pytree(scores)[0], stable=True)
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
+    return rebuild(jnp.where(rank < jnp.round(share * order.size), ravel_pytree(fresh)[0], values))
 
+
+def accuracies_after_replacement(
+    key: PRNGKey, model: Model, params: Params, data: FederatedData, clients: np.ndarray, shares: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Test accuracies of clients' models (leaves [N, ...]) after shares of their parameters are reset.
+
+    Those with the highest Fisher information on the client's training examples [S, C], or as many at random [S, C]. The
+    untrained values are a fresh draw of the model's initialization, the same for both (FedAS, Fig. 3a).
+    """
+
+    loss = deployed_loss(model)
+
+    @jax.jit
+    def one(data, client, params):
+        fresh_key, random_key = jax.random.split(jax.random.fold_in(key, client))
+        fresh = model.init(fresh_key)
+        fisher = diagonal_fisher(loss, params, client_data(data, client, "train"))
+        flat, rebuild = ravel_pytree(params)
+        random = rebuild(jax.random.uniform(random_key, flat.shape))
+        test = client_data(data, client, "test")
+
+        def accuracy(scores, share):
+            return score(model.apply, replace_first(params, fresh, scores, share), test)["accuracy"]
+
+        points = jnp.asarray(shares, jnp.float32)
+        return tuple(jax.lax.map(lambda share, s=scores: accuracy(s, share), points) for scores in (fisher, random))
+
+    # One client after another: the memory of one suffices.
+    rows = [one(data, jnp.int32(client), gather(params, client)) for client in clients]
+    highest, at_random = (np.stack([np.asarray(row[which]) for row in rows], axis=1) for which in (0, 1))
+    return highest, at_random
+
+
+def _fisher(runs: Runs) -> list[Panel]:
     percent, seeds = [100 * share for share in SHARES], replaced(runs)
 
     def means(one: dict[str, np.ndarray], name: str) -> list[float]:
@@ -88,10 +132,6 @@ def _fisher(runs: Runs) -> list[Panel]:
 
 def _straggler_bars(runs: Runs) -> Bars:
     """Aggregation weights in the last round of the first seed, in which all clients take part."""
-    import jax
-
-    from pfl_jax import simulate
-
     options = runs.config(("stragglers",))["options"]
     weights = runs.info(("stragglers",), "weights")[0][options["rounds"]]
     slow = np.asarray(simulate.stragglers(jax.random.key(0), len(weights), options["straggler_fraction"]))

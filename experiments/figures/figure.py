@@ -43,7 +43,7 @@ class Figure:
       methods, short_methods: those that are compared, on embedded data if they are fewer.
       short: what is smaller on embedded data.
       note: what the paper leaves open, for the caption.
-      fixed: common options on which the panels rely.
+      fixed: common options on which the panels rely, which cannot be given.
       named: hyper-parameter -> its value -> what it means, for the caption.
       measured: attributes of the paper's `Measure` on which the panels depend.
     """

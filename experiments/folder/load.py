@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli.options import FIELD, PROTOCOLS, Average, Protocol, Score
+from experiments.cli.own_code import read
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
@@ -13,8 +14,8 @@ from experiments.folder.run_folder import (
     SUMMARY,
     VALIDATION,
     VIRTUAL,
+    digest,
     digest_of_content,
-    digest_of_file,
 )
 from pfl_jax.errors import InvalidInput
 
@@ -31,7 +32,7 @@ def read_summary(folder: str | Path) -> dict[str, Any]:
     digests = summary.get(DIGESTS, {})
     # A summary that was written by hand has none, and nothing is checked.
     for name in (SUMMARY, CONFIG, METRICS) if digests else ():
-        found = digest_of_content(summary) if name == SUMMARY else digest_of_file(folder / name)
+        found = digest_of_content(summary) if name == SUMMARY else digest(read(folder / name))
         if not isinstance(digests, dict) or found != digests.get(name):
             raise InvalidInput(
                 f"{folder / name} is not as it was written: remove its folder, and the run is made again"
@@ -160,9 +161,7 @@ def _summaries(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[Any]
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+        return read(path).decode()
     except UnicodeDecodeError:
         raise _damaged(path) from None
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from experiments.cli.options import FIELD, Average, Protocol
+from experiments.cli.own_code import read
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
 from pfl_jax.engine import disk_state
@@ -179,7 +180,7 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary of a finished run, with the digests of its files."""
-        digests = {name: digest_of_file(self.path / name) for name in (CONFIG, METRICS)}
+        digests = {name: digest(read(self.path / name)) for name in (CONFIG, METRICS)}
         digests[SUMMARY] = digest_of_content(strict(summary))
         self.write(SUMMARY, summary | {DIGESTS: digests})
 
@@ -226,28 +227,17 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def digest_of_file(path: Path) -> str:
-    """Digest of a file's content; InvalidInput if it cannot be read."""
-    try:
-        return digest(path.read_bytes())
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-
-
 def digest_of_content(summary: Mapping[str, Any]) -> str:
     """Digest of a summary as JSON has it, without its digests."""
     return digest(json.dumps({k: v for k, v in summary.items() if k != DIGESTS}, sort_keys=True).encode())
 
 
-@contextlib.contextmanager
-def lock_run(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Lock a run while this process works on it: no other process can write into its folder or remove it."""
-    with _locked(folder / METRICS, f"another process is at work in {folder}: wait for it"):
-        yield
+    return _locked(folder / METRICS, f"another process is at work in {folder}: wait for it")
 
 
-@contextlib.contextmanager
-def lock_folder(folder: str | Path) -> Iterator[None]:
+def lock_folder(folder: str | Path) -> contextlib.AbstractContextManager[None]:
     """Lock a folder of several runs for this process; the folder is created if it does not exist.
 
     An interrupted run and a running one have the same files, so only the process with the lock may start it again.
@@ -256,10 +246,8 @@ def lock_folder(folder: str | Path) -> Iterator[None]:
     make_folder(folder)
     if any((folder / name).exists() for name in (CONFIG, METRICS)):
         raise InvalidInput(f"{folder} is the folder of a single run: give --out another folder")
-    with _locked(
-        folder / ".lock", f"another process is at work in {folder}: wait for it, or give --out another folder"
-    ):
-        yield
+    busy = f"another process is at work in {folder}: wait for it, or give --out another folder"
+    return _locked(folder / ".lock", busy)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from experiments.cli.hyper_parameters import defaults
 from experiments.cli.options import PROTOCOLS, WITH_FILES, Options, Protocol
 from experiments.cli.own_code import label
 from experiments.cli.request import Request
+from experiments.cli.run_command import RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
 from experiments.folder.version import OTHER_CODE
@@ -149,9 +149,8 @@ class Group:
         request = self.runs[0].request
         values = {**vars(request.options), **request.hyper_parameters}
         names = sorted((request.given & set(values)) - {"out", "resume", "method", "seed"})
-        words = ["python", "-m", f"experiments.{request.dataset}", "--method", request.options.method]
-        words += option_words({name: values[name] for name in names})
-        return shlex.join([*words, "--seed", str(self.runs[0].seed)])
+        words = ("--method", request.options.method, *option_words({name: values[name] for name in names}))
+        return RunCommand(request.dataset, words, self.runs[0].seed).command()
 
 
 def find(paths: Iterable[Path]) -> list[Path]:

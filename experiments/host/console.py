@@ -2,7 +2,6 @@
 
 import statistics
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -38,32 +37,18 @@ LINE_EVERY = 10.0
 """Seconds between two lines without a terminal."""
 
 
-class RoundProgress:
+class RoundProgress(Progress):
     """Display of round, score, examples per second and remaining time; a context manager."""
 
     def __init__(self, console: Console, rounds: int, headline: str, score: Score = CLASSIFICATION.primary):
-        self._console, self._rounds, self._headline = console, rounds, headline
-        self._unit = "%" if score.percent else score.name
+        columns = TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[status]}")
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._rounds, self._headline, self._unit = rounds, headline, "%" if score.percent else score.name
         self._durations: list[float] = []
         self._shown = float("-inf")
-        self._bar = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.fields[status]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=rounds, status="compiling")
+        self._bar = self.add_task("", total=rounds, status="compiling")
 
-    def __enter__(self) -> "RoundProgress":
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        self._bar.stop()
-
-    def update(self, number: int, seconds: float, accuracy: float | None, examples_per_second: float) -> None:
+    def completed(self, number: int, seconds: float, accuracy: float | None, examples_per_second: float) -> None:
         """Count one more completed round, from 1; `accuracy` is the latest mean over clients, None before the first
         evaluation."""
         self._durations.append(seconds)
@@ -74,11 +59,11 @@ class RoundProgress:
             left = statistics.median(self._durations[1:][-10:]) * (self._rounds - number)
             said.append(f"{duration(left)} left")
         status = " · ".join(said)
-        self._bar.update(self._task, completed=number, status=status)
+        self.update(self._bar, completed=number, status=status)
         now = time.monotonic()
-        if not self._console.is_terminal and (now - self._shown >= LINE_EVERY or number in (1, self._rounds)):
+        if not self.console.is_terminal and (now - self._shown >= LINE_EVERY or number in (1, self._rounds)):
             self._shown = now
-            print_line(self._console, f"round {number}/{self._rounds} · {status}")
+            print_line(self.console, f"round {number}/{self._rounds} · {status}")
 
 
 def duration(seconds: float) -> str:

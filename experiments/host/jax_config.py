@@ -21,11 +21,8 @@ MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32
 
 def prepare(options: Options) -> None:
     """Call `prepare_jax` with the values of the options."""
-    prepare_jax(
-        devices=None if options.devices == "auto" else options.devices,
-        precision=options.precision,
-        compilation_cache=options.compilation_cache,
-    )
+    count = None if options.devices == "auto" else options.devices
+    prepare_jax(devices=count, precision=options.precision, compilation_cache=options.compilation_cache)
 
 
 def prepare_jax(
@@ -34,16 +31,19 @@ def prepare_jax(
     """Make the settings that JAX needs before its first computation; on a CPU one device for each core by default."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = cores if devices is None else devices
-    _set_xla_flags(
-        {
-            # One device per core, with clients spread over them, uses the cores better than one device that splits
-            # every operation.
-            "xla_force_host_platform_device_count": count,
-            # XLA ends the process if a device waits longer for another one. The default of 60 seconds is too short for
-            # large models on a busy machine.
-            "xla_cpu_collective_call_terminate_timeout_seconds": 7 * 24 * 3600,
-        }
-    )
+    wanted = {
+        # One device per core, with clients spread over them, uses the cores better than one device that splits every
+        # operation.
+        "xla_force_host_platform_device_count": count,
+        # XLA ends the process if a device waits longer for another one. The default of 60 seconds is too short for
+        # large models on a busy machine.
+        "xla_cpu_collective_call_terminate_timeout_seconds": 7 * 24 * 3600,
+    }
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    # Those that the environment sets already stay.
+    known = {flag.partition("=")[0] for flag in flags}
+    flags += [f"--{name}={value}" for name, value in wanted.items() if f"--{name}" not in known]
+    os.environ["XLA_FLAGS"] = " ".join(flags)
     jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[precision])
     folder = cache_folder() if compilation_cache else None
     if folder is not None:
@@ -51,14 +51,6 @@ def prepare_jax(
         # Cache small programs too, so that the next start compiles nothing.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def _set_xla_flags(values: dict[str, int]) -> None:
-    """Add flags that the environment does not set yet."""
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    known = {flag.partition("=")[0] for flag in flags}
-    flags += [f"--{name}={value}" for name, value in values.items() if f"--{name}" not in known]
-    os.environ["XLA_FLAGS"] = " ".join(flags)
 
 
 def cache_folder() -> Path | None:
@@ -122,9 +114,6 @@ def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
     not replace and warns about at each start.
     """
     cache, reported = jax.config.jax_compilation_cache_dir, set()  # pyright: ignore[reportAttributeAccessIssue]
-    if cache is None:
-        yield
-        return
     ends = {"reading": "cannot be read, and is compiled anew", "writing": "cannot be kept: the next start compiles too"}
     with warnings.catch_warnings():
         previous = warnings.showwarning

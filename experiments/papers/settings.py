@@ -53,36 +53,29 @@ clients. FedAS: "the highest top-1 accuracy" (4.1), in the released code of the 
 round, over all test examples."""
 
 
-class Table(NamedTuple):
-    """Table of a paper; the notes are details that the paper does not state, and the choices made here."""
-
-    title: str
-    notes: tuple[str, ...] = ()
-
-
 _FULL_LAST_ROUND = (
     "All clients take part in the last round; FedPAC states this for 100 clients of its default partition."
 )
 _MODELS = "FedPAC does not state the number of models of HypCluster and FedEM here; the default is 3."
 _PROTOTYPES = "FedAS does not say which prototypes its FedProto uses; here the global ones, as in FedProto's own paper."
 
-TABLES: dict[tuple[str, int], Table] = {
-    ("fedpac", 1): Table("Main comparison (Section 6.2)"),
-    ("fedpac", 2): Table("Ablation (Section 6.2)"),
-    ("fedpac", 3): Table("Concept shift (Section 6.2)", ("FedPAC does not give its label permutations.",)),
-    ("fedpac", 4): Table("Single and multiple global models (C.4)"),
-    ("fedpac", 5): Table("FedProto (C.5)"),
-    ("fedpac", 6): Table("Clients of different sizes (C.6)", (_MODELS,)),
-    ("fedpac", 7): Table("Pathological partition (C.7)", (_MODELS,)),
-    ("fedpac", 8): Table("Dirichlet partition (C.8)", (_MODELS, _FULL_LAST_ROUND)),
-    ("fedpac", 9): Table("1000 clients of 50 examples (C.9)", (_FULL_LAST_ROUND,)),
-    ("fedpac", 10): Table("Feature skew (C.10)", ("FedPAC does not give its angles.",)),
-    ("fedpac_replication", 1): Table("Replication and prototype weights (Section 5)"),
-    ("fedas", 2): Table("CIFAR-100 (Section 4.2)", (_PROTOTYPES,)),
-    ("fedas", 3): Table("CIFAR-10 (Section 4.2)", (_PROTOTYPES,)),
-    ("fedas", 4): Table("Ablation (Section 4.3)"),
+TABLES: dict[tuple[str, int], tuple[str, ...]] = {
+    ("fedpac", 1): ("Main comparison (Section 6.2)",),
+    ("fedpac", 2): ("Ablation (Section 6.2)",),
+    ("fedpac", 3): ("Concept shift (Section 6.2)", "FedPAC does not give its label permutations."),
+    ("fedpac", 4): ("Single and multiple global models (C.4)",),
+    ("fedpac", 5): ("FedProto (C.5)",),
+    ("fedpac", 6): ("Clients of different sizes (C.6)", _MODELS),
+    ("fedpac", 7): ("Pathological partition (C.7)", _MODELS),
+    ("fedpac", 8): ("Dirichlet partition (C.8)", _MODELS, _FULL_LAST_ROUND),
+    ("fedpac", 9): ("1000 clients of 50 examples (C.9)", _FULL_LAST_ROUND),
+    ("fedpac", 10): ("Feature skew (C.10)", "FedPAC does not give its angles."),
+    ("fedpac_replication", 1): ("Replication and prototype weights (Section 5)",),
+    ("fedas", 2): ("CIFAR-100 (Section 4.2)", _PROTOTYPES),
+    ("fedas", 3): ("CIFAR-10 (Section 4.2)", _PROTOTYPES),
+    ("fedas", 4): ("Ablation (Section 4.3)",),
 }
-"""(paper, number) -> table, for all tables with accuracies."""
+"""(paper, number) -> title, and notes: details that the paper does not state, and the choices made here."""
 
 _GROUPED = "--partition grouped --s 20"
 _EVERYONE = "--participation 1.0"

@@ -16,7 +16,7 @@ from experiments.cli.exit_codes import exit_code
 from experiments.cli.options import Average, Protocol, Score
 from experiments.cli.parser import Folder, Hidden, Switch, parse
 from experiments.cli.run_command import RunCommand
-from experiments.folder.load import Result, read_config, read_summary
+from experiments.folder.load import Result, read_config, read_metrics, read_summary
 from experiments.folder.run_folder import CONFIG, lock_folder
 from experiments.folder.version import OTHER_CODE, Trust
 from experiments.host.console import Terminal, duration, print_line
@@ -109,7 +109,8 @@ class Batch(abc.ABC):
                 return f"finished, in {kept.path}", 0.0
             if state != "unfinished":
                 return state, float(state != "finished")
-            done, rounds = cached_runs.rounds_done(job.folder), job.cell.request().options.rounds
+            rounds, lines = job.cell.request().options.rounds, read_metrics(job.folder)
+            done = lines[-1]["round"] if lines else 0
             if (job.folder / CONFIG).exists():
                 # Those of its data, which may be embedded.
                 rounds = read_config(job.folder)["options"]["rounds"]

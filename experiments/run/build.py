@@ -202,9 +202,17 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
     counts = np.asarray(data.train_count)
     method = make_method(request, dataset)
     if options.device_trace is not None:
-        planned = timetable_of(request, settings, counts, traffic(method, data))
+        trace, sent = clock.read_devices(options.device_trace), traffic(method, data)
+        visits = np.array([request.visits(1, count) for count in counts.tolist()])
+        planned = clock.timetable(
+            *(trace, trace.seconds(visits, sent.up, sent.down), options.rounds),
+            buffer=options.buffer or settings.cohort_size(len(counts), 0),
+            concurrency=options.concurrency,
+            seed=options.seed,
+        )
         settings = dataclasses.replace(settings, participation=1.0, timetable=planned)
-    budgets = privacy_of(request, settings, counts)
+    factory, key = method_factory(options.method), jax.random.key(options.seed)
+    budgets = tuple(budgets_of(factory, _values(request), settings, counts, key, options.dp_delta))
     settings = chunking.resolved(settings, method, counts, devices=len(devices(options)))
     frozen = at_round(method, 0).frozen
 
@@ -215,39 +223,23 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
     return Experiment(request, dataset, finished(data), method, settings, newcomers, budgets)
 
 
-def timetable_of(request: Request, settings: simulate.Settings, counts: np.ndarray, sent: Traffic) -> clock.Timetable:
-    """Rounds of clients with these numbers of training examples on the devices of --device-trace."""
-    options = request.options
-    assert options.device_trace is not None
-    devices = clock.read_devices(options.device_trace)
-    visits = np.array([request.visits(1, count) for count in counts.tolist()])
-    return clock.timetable(
-        devices,
-        devices.seconds(visits, sent.up, sent.down),
-        options.rounds,
-        buffer=options.buffer or settings.cohort_size(len(counts), 0),
-        concurrency=options.concurrency,
-        seed=options.seed,
-    )
-
-
-def privacy_of(request: Request, settings: simulate.Settings, counts: np.ndarray) -> tuple[Budget, ...]:
-    """Budgets of differential privacy, for clients with these numbers of training examples."""
-    options = request.options
-    recipe = {name: getattr(options, name) for name in ("optimizer", "clip_norm", "local_steps", "dp_clip", "dp_noise")}
-    values, factory = recipe | _given(request.hyper_parameters), method_factory(options.method)
-    return tuple(budgets_of(factory, values, settings, counts, jax.random.key(options.seed), options.dp_delta))
+def _values(request: Request) -> dict[str, Any]:
+    """Hyper-parameters and fields of the recipe of local training, without epochs where --local-steps take their
+    place."""
+    names = ("optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "dp_clip", "dp_noise")
+    own = {name: value for name, value in request.hyper_parameters.items() if name != "epochs" or value is not None}
+    return {name: getattr(request.options, name) for name in names} | own
 
 
 def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
     """Method of the request, a schedule where hyper-parameters change with the round; `values` are in their place."""
     options = request.options
     model, factory = model_of(options, dataset), method_factory(options.method)
-    hyper_parameters = _given(request.hyper_parameters) | values
-    recipe = training_of(options, dataset)
+    hyper_parameters = _values(request) | values
+    augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
 
     def make(**changing: Any) -> Method:
-        return method_of(factory, model, **recipe, **hyper_parameters | changing)
+        return method_of(factory, model, augment=augment, **hyper_parameters | changing)
 
     try:
         method = make()
@@ -263,11 +255,6 @@ def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | M
     if not schedules:
         return method
     return lambda index: make(**scheduled(schedules, hyper_parameters, index, options.rounds))
-
-
-def _given(hyper_parameters: dict[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters without epochs where there are --local-steps in their place."""
-    return {name: value for name, value in hyper_parameters.items() if name != "epochs" or value is not None}
 
 
 def model_of(options: Options, dataset: Dataset) -> Model:
@@ -303,13 +290,6 @@ def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     # Without classes there is no shift, and so no group.
     groups = partition.num_groups(options.partition, dataset.num_classes) if dataset.num_classes else 1
     return {"shift": options.shift, "num_groups": groups}
-
-
-def training_of(options: Options, dataset: Dataset) -> dict[str, Any]:
-    """Fields of the recipe of local training that are options of every method."""
-    augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
-    names = ("optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "dp_clip", "dp_noise")
-    return {"augment": augment} | {name: getattr(options, name) for name in names}
 
 
 def divide_and_tell(options: Options, dataset: Dataset, console: Console) -> partition.Partition:

@@ -21,7 +21,7 @@ from experiments.cli.options import Options
 from experiments.cli.own_code import FILES, by_content
 from experiments.cli.request import Request
 from experiments.cli.run_command import RunCommand
-from experiments.folder.load import read_config, read_metrics, read_summary
+from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
 from experiments.folder.version import OTHER_CODE, Trust, by_other_code
 from experiments.host.signals import wait
@@ -111,12 +111,6 @@ def set_aside(files: Sequence[Path], root: Path) -> None:
                 path.rename(place / target)
     except OSError as error:
         raise InvalidInput(f"cannot move {files[0]}: {error.strerror or error}") from None
-
-
-def rounds_done(folder: Path) -> int:
-    """Last evaluated round of a run; InvalidInput if its log cannot be read."""
-    lines = read_metrics(folder) if (folder / METRICS).exists() else []
-    return lines[-1]["round"] if lines else 0
 
 
 def difference(request: Request, config: dict[str, Any], *, finished: bool = True) -> str:

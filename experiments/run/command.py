@@ -1,7 +1,6 @@
 """Command line of one run; every error that the user can correct is one line."""
 
 import functools
-import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 from experiments import unknown_dataset
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code
+from experiments.cli.options import Options
 from experiments.cli.own_code import check_unchanged
-from experiments.cli.parser import given
+from experiments.cli.parser import Group, options_of, split
 from experiments.cli.presets import DEFAULT_PRESET
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -30,38 +30,31 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
         if dataset not in DEFAULT_PRESET:
             raise InvalidInput(unknown_dataset(dataset))
         request = parsing.parse(dataset, _with_method(arguments))
-        if request.options.distributed:
-            from experiments.host import distributed, jax_config
-
-            if distributed.CHILD in os.environ:
-                jax_config.prepare(request.options)
-                distributed.work_as_child(functools.partial(_run_together, request), request)
-            else:
-                codes.append(distributed.supervise(dataset, arguments))
+        if not request.options.distributed:
+            _run(request)
             return
-        request = _resumed(request)
-        # Imported now, so that errors and --help do not wait for it.
-        from experiments.host.console import Terminal
-        from experiments.run import run
+        from experiments.host import distributed, jax_config
 
-        run.run(request, Terminal())
+        if distributed.CHILD in os.environ:
+            jax_config.prepare(request.options)
+            distributed.work_as_child(functools.partial(_run, request), request)
+        else:
+            codes.append(distributed.supervise(dataset, arguments))
 
     return exit_code(work) or sum(codes)
 
 
 def _with_method(arguments: Sequence[str]) -> Sequence[str]:
     """The arguments, with the method of the run that --resume names: it decides which other options there are."""
-    if "method" in given(arguments):
-        return arguments
-    folders = [word.partition("=")[2] for word in arguments if word.startswith("--resume=")]
-    folders += [value for word, value in itertools.pairwise(arguments) if word == "--resume"]
-    if not folders or not folders[-1]:
+    both = {name: options_of(Options)[name] for name in ("method", "resume")}
+    said, _ = split(arguments, [Group("", "", both)])
+    if "method" in said or said.get("resume") is None:
         return arguments
     # Imported now, as all that only some commands need.
     from experiments.folder.load import read_config
 
     try:
-        config = read_config(Path(folders[-1]).expanduser())
+        config = read_config(Path(said["resume"]).expanduser())
         method = config["options"]["method"]
         if method not in METHODS:
             # Before it is executed.
@@ -73,20 +66,17 @@ def _with_method(arguments: Sequence[str]) -> Sequence[str]:
     return [*arguments, f"--method={method}"]
 
 
-def _resumed(request: parsing.Request) -> parsing.Request:
-    """Request of the run to resume; without --resume, the request itself."""
-    if request.options.resume is None:
-        return request
-    from experiments.run.resume import resumed
-
-    return resumed(request)
-
-
-def _run_together(request: parsing.Request, processes: "Processes") -> None:
-    """Run as one of several processes."""
+def _run(request: parsing.Request, processes: "Processes | None" = None) -> None:
+    """Run or resume, alone or as one of several processes."""
+    # Imported now, so that errors and --help do not wait for it.
     from experiments.host.console import Terminal
+    from experiments.host.processes import Processes
     from experiments.run import run
 
+    processes = processes or Processes()
     with processes.synchronized():
-        request = _resumed(request)
+        if request.options.resume is not None:
+            from experiments.run.resume import resumed
+
+            request = resumed(request)
     run.run(request, Terminal(quiet=not processes.is_first), processes=processes)

@@ -74,16 +74,15 @@ class Library:
         self._by_kind: dict[tuple[Any, ...], list[Result]] = {}
         for file in sorted(root.glob("queue/*.jsonl")):
             for name, record in read(file).items():
-                self._add(name, record, file)
+                if "error" in record:
+                    self._diverged[name] = record["version"]
+                else:
+                    self._add(name, record, file)
 
     def _add(self, name: str, record: Record, file: Path) -> None:
-        if "error" in record:
-            self._diverged[name] = record["version"]
-            return
-        try:
-            one = Result(file, **{field: record[field] for field in FIELDS})
-        except KeyError as error:
-            raise InvalidInput(f"{file}: {name} has no {error}: remove its line, and run it again") from None
+        if missing := [field for field in FIELDS if field not in record]:
+            raise InvalidInput(f"{file}: {name} has no '{missing[0]}': remove its line, and run it again")
+        one = Result(file, **{field: record[field] for field in FIELDS})
         if one.version == method_version(one.config["options"]["method"]):
             self.named[name] = one
             self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)

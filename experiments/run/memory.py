@@ -27,15 +27,11 @@ def free_bytes(device: Any) -> int:
     figures = device.memory_stats() or {}
     if "bytes_limit" in figures:
         return figures["bytes_limit"] - figures["bytes_in_use"]
-    return int(_pages("SC_AVPHYS_PAGES", 2**32))
+    return int(machine_bytes("SC_AVPHYS_PAGES", 2**32))
 
 
-def machine_bytes() -> float:
-    """Memory of the machine; infinity where it is not known."""
-    return _pages("SC_PHYS_PAGES", math.inf)
-
-
-def _pages(name: str, unknown: float) -> float:
+def machine_bytes(name: str = "SC_PHYS_PAGES", unknown: float = math.inf) -> float:
+    """Memory of the machine, or of those pages that `os.sysconf` calls `name`; `unknown` where it is not known."""
     try:
         return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.cli.options import ADAPTERS, Options
-from experiments.cli.own_code import weights_file
-from experiments.folder.run_folder import digest_of_file
+from experiments.cli.own_code import read, weights_file
+from experiments.folder.run_folder import digest as digest_of
 from experiments.host.console import print_line
 from experiments.host.jax_config import cache_folder
 from pfl_jax.atomic_write import make_folder, write_binary
@@ -46,7 +46,7 @@ def weights_of(options: Options) -> Path:
 
 def digest(options: Options) -> str:
     """Digest of the file of the pretrained weights, 16 hexadecimal digits."""
-    return digest_of_file(weights_of(options))
+    return digest_of(read(weights_of(options)))
 
 
 def model_of(options: Options, dataset: Dataset, outputs: int) -> Model:

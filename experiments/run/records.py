@@ -183,22 +183,19 @@ def headline(experiment: Experiment) -> str:
     left_out = unread_by_method(options.method, values).keys() | {name for name in values if values[name] is None}
     left_out |= {name for name, plain in _PLAIN.items() if values.get(name) == plain}
     own = ", ".join(f"{name}={value}" for name, value in values.items() if name not in left_out)
+    cohorts = f"participation {options.participation:g}"
+    if options.buffer is not None:
+        cohorts = f"asynchronous ({options.concurrency} clients at once, {options.buffer} messages a step)"
     unused, wanted = unused_shares(experiment), experiment.settings.eval_clients
     is_sample = wanted is not None and wanted < data.num_clients
     sample = f", {wanted} of {data.num_clients} clients evaluated after aggregation" if is_sample else ""
     return (
         f"{experiment.dataset.description}: {label(options.method)}({own}), {label(options.model)}, "
         f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
-        f"{_participation(options)}, {_division(options)}{sample}, "
+        f"{cohorts}, {_division(options)}{sample}, "
         f"on {device_name(options)}, chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, "
         f"devices idle {unused.devices:.1%})"
     )
-
-
-def _participation(options: Options) -> str:
-    if options.buffer is None:
-        return f"participation {options.participation:g}"
-    return f"asynchronous ({options.concurrency} clients at once, {options.buffer} messages a step)"
 
 
 def _division(options: Options) -> str:

@@ -62,7 +62,7 @@ class Run:
     folder: RunFolder
     counts: Counts = field(default_factory=Counts)
     lines: list[Line] = field(default_factory=list)
-    track: Callable[[Line], None] | None = None
+    track: Callable[[Line], object] | None = None
     is_finished: bool = False
     has_warned: bool = False
 
@@ -217,7 +217,7 @@ def run_rounds(
                     observe(run.experiment, result)
             visits = sum(request.visits(len(result.cohort), result.examples) for result in results)
             known = [run.accuracy for run in runs if run.accuracy is not None]
-            progress.update(number, seconds, float(np.mean(known)) if known else None, visits / seconds)
+            progress.completed(number, seconds, float(np.mean(known)) if known else None, visits / seconds)
             is_last = number == options.rounds or all(run.has_reached_target() for run in runs)
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last

@@ -22,7 +22,7 @@ LONG = ("class_table", "train_examples", "test_examples", "validation_examples",
 """Entries of the configuration that W&B's page and committed results leave out: sizes of single clients, which follow
 from options and seed, and the descriptions of Info."""
 
-Track = Callable[[Line], None]
+Track = Callable[[Line], object]
 
 
 def check(options: Options) -> None:
@@ -51,18 +51,11 @@ def open_trackers(folder: RunFolder, options: Options, configuration: dict[str, 
     A tracker that is new in a resumed run receives the evaluations that are in the log.
     """
     past = read_metrics(folder.path) if options.tensorboard or options.wandb else []
+    opened = [_tensorboard(folder, past)] if options.tensorboard else []
+    opened += [_wandb(folder, configuration, past)] if options.wandb else []
     with contextlib.ExitStack() as stack:
-        tracks: list[Track] = []
-        if options.tensorboard:
-            tracks.append(stack.enter_context(_tensorboard(folder, past)))
-        if options.wandb:
-            tracks.append(stack.enter_context(_wandb(folder, configuration, past)))
-
-        def track(line: Line) -> None:
-            for one in tracks:
-                one(line)
-
-        yield track
+        tracks = [stack.enter_context(one) for one in opened]
+        yield lambda line: [track(line) for track in tracks]
 
 
 @contextlib.contextmanager

@@ -48,6 +48,9 @@ STYLE: dict[Any, Any] = {
 _NAME = 18
 """Characters of a line of a name."""
 
+ENDINGS = (".png", ".svg", ".pdf")
+"""Kinds of files of pictures."""
+
 LINE = 0.135
 """Inches of a line of text."""
 
@@ -233,15 +236,13 @@ def name_ends(axes: "Axes", height: float, ends: Sequence[tuple[str, tuple[float
 
 def apart(wanted: Sequence[float], sizes: Sequence[float]) -> np.ndarray:
     """Centers of intervals as near to the wanted ones as possible, in their order, in [0, 1] if all have room there."""
+    # Imported now, as matplotlib.
+    from scipy.optimize import isotonic_regression
+
     order = np.argsort(wanted, kind="stable")
     packed = np.cumsum(np.take(sizes, order)) - np.take(sizes, order) / 2
-    # Isotonic regression of the gap below each: neighbours that would overlap share their mean.
-    pools: list[list[float]] = []
-    for gap in np.take(wanted, order) - packed:
-        pools.append([gap])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    gaps = np.concatenate([[np.mean(pool)] * len(pool) for pool in pools])
+    # Of the gap below each: neighbours that would overlap share their mean.
+    gaps = isotonic_regression(np.take(wanted, order) - packed).x
     found = np.empty(len(order))
     found[order] = packed + np.clip(gaps, 0, max(0.0, 1 - sum(sizes)))
     return found

@@ -20,10 +20,16 @@ def number(value: float | None, form: str = ".2f") -> str:
     return NOTHING if value is None else f"{value:{form}}"
 
 
+def with_deviation(mean: float | None, deviation: float | None) -> str:
+    """Mean over seeds as text, followed by "± standard deviation" if there is one."""
+    return number(mean) + ("" if deviation is None else f" ± {deviation:.2f}")
+
+
 def mean_text(values: Sequence[float]) -> str:
     """Mean over seeds as text, followed by "± standard deviation (number of seeds)" if there are several."""
-    spread = f" ± {statistics.stdev(values):.2f} ({len(values)})" if len(values) > 1 else ""
-    return number(statistics.fmean(values) if values else None) + spread
+    several = len(values) > 1
+    text = with_deviation(statistics.fmean(values) if values else None, statistics.stdev(values) if several else None)
+    return f"{text} ({len(values)})" if several else text
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] | None = (0,)) -> str:

@@ -17,7 +17,7 @@ from experiments.host.console import print_line
 from experiments.run.batch import Job
 from experiments.show.curves import chosen_on, goodness, picture
 from experiments.show.pictures import save as save_picture
-from experiments.show.tables import markdown, number, terminal
+from experiments.show.tables import markdown, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
 
 NAME = "sweep"
@@ -52,7 +52,8 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     )
     heads = ["setting", *(name.replace("_pooled", ", pooled") for name in values[best.label])]
     texts = [
-        [f"{name} (best)" if name == best.label else name, *map(_figure, row.values())] for name, row in values.items()
+        [name + " (best)" * (name == best.label), *(with_deviation(one["mean"], one["std"]) for one in row.values())]
+        for name, row in values.items()
     ]
     console.print(terminal(heads, texts, title=title, caption=caption))
     record = {
@@ -99,7 +100,3 @@ def _record(per_seed: Sequence[float | None]) -> dict[str, Any]:
     mean = rounded(statistics.fmean(known)) if len(known) == len(per_seed) else None
     deviation = rounded(statistics.stdev(known)) if mean is not None and len(known) > 1 else None
     return {"mean": mean, "std": deviation, "per_seed": per_seed}
-
-
-def _figure(record: dict[str, Any]) -> str:
-    return number(record["mean"]) + ("" if record["std"] is None else f" ± {record['std']:.2f}")

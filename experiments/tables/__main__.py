@@ -33,7 +33,7 @@ from experiments.papers.published import Published
 from experiments.run import batch, committed
 from experiments.run.batch import MeasuredBatch
 from experiments.run.committed import Library
-from experiments.tables import comparison, layout
+from experiments.tables import comparison
 from experiments.tables.comparison import Comparison
 from pfl_jax.errors import InvalidInput
 
@@ -118,7 +118,7 @@ class Tables(MeasuredBatch):
         ]
 
     def jobs(self, console: Console) -> list[batch.Job]:
-        if (path := self.folder / layout.JSON).exists():
+        if (path := self.folder / comparison.JSON).exists():
             there = load.read_json(path)
             if (there.get("paper"), there.get("table")) != (self.paper, self.table):
                 raise InvalidInput(
@@ -167,13 +167,13 @@ class Tables(MeasuredBatch):
         return next(both), next(both)
 
     def update(self) -> None:
-        layout.save(self.compare()[1], self.folder)
+        comparison.save(self.compare()[1], self.folder)
 
     def finish(self, console: Console) -> None:
         shown, saved = self.compare()
-        layout.save(saved, self.folder)
-        layout.show(shown, console)
-        print_line(console, f"saved in {self.folder / layout.MARKDOWN}")
+        comparison.save(saved, self.folder)
+        comparison.show(shown, console)
+        print_line(console, f"saved in {self.folder / comparison.MARKDOWN}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -201,20 +201,6 @@ def test_checkpoints_know_the_weights_that_are_used_by_default(here, tmp_path, m
         check_identity(before, stored_beside(2), tmp_path, pytest.fail)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--adapter", "lora"], "--adapter lora:NUMBER must be a whole number"),
-        (["--adapter", "lora:0"], "lora:NUMBER must be at least 1"),
-        (["--model", "mlp"], "--weights is for --model bert and vit"),
-    ],
-)
-def test_what_does_not_fit_is_one_line(words, said, capsys):
-    assert main("custom", [*RUN, *words, "--out", "run"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
-
-
 def test_prompts_and_bert_are_for_tokens():
     with pytest.raises(InvalidInput, match="prompts is for --model bert"):
         built("--adapter", "prompts:2", "--model", "text_mean")

@@ -117,11 +117,6 @@ def edit(path, **changes):
     (path / "config.json").write_text(json.dumps(config | changes))
 
 
-def only_one_setting(folder):
-    for path in folder.glob("fed*"):
-        (path / "summary.json").unlink()
-
-
 def other_clients(folder):
     edit(folder / "local-1", train_examples=[21] * 5)
 
@@ -139,7 +134,6 @@ def no_common_seed(folder):
 @pytest.mark.parametrize(
     ("spoil", "more", "said"),
     [
-        (only_one_setting, [], "finished runs of two settings"),
         (other_clients, [], "have other clients with seed 1"),
         (other_data, [], "different data are not compared"),
         (no_common_seed, [], "no seed with a finished run of every setting"),
@@ -208,8 +202,6 @@ def test_lines_differ_without_colors_and_have_their_names_beside_them():
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        ([0.2, 0.8], [0.2, 0.8]),
-        ([0.5, 0.5, 0.5], [0.4, 0.5, 0.6]),
         ([1.0, 0.0], [0.95, 0.05]),
         ([0.52, 0.1, 0.5], [0.56, 0.1, 0.46]),
     ],

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -16,9 +15,7 @@ from experiments.lab.results import distill
 from experiments.run import build
 from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax import InvalidInput, LocalTraining, models, simulate
-from pfl_jax.data import federate, from_arrays, partition
-from pfl_jax.methods import make_method
+from pfl_jax import InvalidInput
 
 WINE = load_wine()
 GROWER = np.array(["north", "river", "hill", "south"])[np.argsort(np.argsort(WINE.data[:, 0])) * 4 // 178]
@@ -73,16 +70,6 @@ def test_natural_clients_from_the_file_to_the_results(wine, capsys, monkeypatch)
     ]
     np.testing.assert_allclose(accuracies, summary["received_per_client"], atol=1e-3)
     assert run.dataset.client_names == ("hill", "north", "river", "south")
-
-    # The same with the library alone.
-    dataset = from_arrays(WINE.data, WINE.target, client=GROWER, normalize=True)
-    data = federate(dataset, partition.natural(dataset))
-    model = models.mlp(dataset.input_shape, dataset.num_classes)
-    values = config["hyper_parameters"]
-    recipe = {name: values[name] for name in ("lr", "momentum", "weight_decay", "batch_size", "epochs")}
-    method = make_method("fedper", model, **vars(LocalTraining(**recipe)))
-    *_, last = simulate.run(method, data, simulate.Settings(rounds=8), jax.random.key(0))
-    np.testing.assert_allclose(100 * last.received["accuracy"].mean(), summary["received_accuracy"], atol=3)
 
 
 def test_widths_of_the_mlp(wine):

@@ -16,11 +16,10 @@ from run_folders import log
 from test_command_line import process
 
 from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
 from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, processes
 from experiments.host.jax_config import devices
-from experiments.host.processes import LOST, Processes, _one_line
+from experiments.host.processes import LOST, _one_line
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 
@@ -243,23 +242,8 @@ def test_without_a_cluster_the_line_says_what_to_give(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_many_runs_have_one_process():
-    with pytest.raises(InvalidInput, match="--distributed is for single runs"):
-        RunCommand("digits", ("--distributed",)).request()
-
-
 def test_what_stopped_them_is_told_once():
     assert _one_line(["a", "a"]) == "a"
     assert _one_line(["a", ""]) == "a"
     assert _one_line(["", "b"]) == "process 1: b"
     assert _one_line(["a", "b"]) == "process 0: a; process 1: b"
-
-
-def test_one_process_asks_nobody():
-    alone = Processes()
-    assert alone.exchange("here") == ["here"]
-    assert alone.agree(True)
-    assert not alone.agree(False)
-    assert alone.first_then_others(lambda: 3) == 3
-    with pytest.raises(InvalidInput, match="as it was"), alone.synchronized():
-        raise InvalidInput("as it was")

@@ -58,18 +58,12 @@ def test_sizes_are_those_of_the_models():
     everything, head = byte_count(whole), byte_count(whole["head"])
     # FedAvg keeps nothing; FedPer keeps the head and sends the rest.
     assert sizes("digits", "fedavg", 1000, 50) == (0, everything, everything, everything)
-    found = sizes("digits", "fedper", 1000, 50)
-    assert (found.client, found.up) == (head, everything - head)
+    assert sizes("digits", "fedper", 1000, 50)[:2] == (head, everything - head)
 
 
 def test_amounts_in_words():
-    assert [in_words(amount) for amount in (0, 1023, 1024, 1536, 3 * 2**40)] == [
-        "0 B",
-        "1023 B",
-        "1 KiB",
-        "1.5 KiB",
-        "3 TiB",
-    ]
+    said = [in_words(amount) for amount in (0, 1023, 1024, 1536, 3 * 2**40)]
+    assert said == ["0 B", "1023 B", "1 KiB", "1.5 KiB", "3 TiB"]
 
 
 def test_the_table(capsys):

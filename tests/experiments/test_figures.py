@@ -15,10 +15,9 @@ from experiments.cli.run_command import RunCommand
 from experiments.figures import __main__ as figures
 from experiments.figures import fedas
 from experiments.figures.__main__ import FIGURES, main
-from experiments.figures.fedas import SHARES, equal_steps
+from experiments.figures.fedas import SHARES, equal_steps, replace_first
 from experiments.figures.fedpac import by_group, heat_rounds
 from experiments.figures.figure import Runs, compose
-from experiments.figures.substitution import replace_first
 from experiments.folder import load
 from experiments.papers import settings
 from experiments.run import run
@@ -88,24 +87,6 @@ def test_the_runs_of_every_figure_parse_and_differ(paper, number):
         # And so is a size that is the usual one in both panels of FedPAC's Figure 1.
         once -= len(runs.methods) * ((paper, number) == ("fedpac", "1"))
         assert len({job.folder for jobs in runs.jobs.values() for job in jobs}) == 2 * once
-
-
-@pytest.mark.parametrize(
-    ("paper", "number", "wanted"),
-    [
-        ("fedpac", "1", {"rounds": 200, "num_clients": 20, "participation": 1.0}),
-        ("fedpac", "2", {"rounds": 50, "train_size": 1000}),
-        ("fedpac", "4", {"rounds": 200, "s": 20.0}),
-        ("fedas", "5", {"rounds": 40, "num_clients": 20, "participation": 0.6, "beta": 0.1, "partition": "dirichlet"}),
-    ],
-)
-def test_real_data_gets_the_papers_setting(paper, number, wanted, tmp_path):
-    runs = runs_of(paper, number, folder=tmp_path)
-    # The figure of FedPAC's text names these.
-    assert number != "4" or ({"fedfomo", "fedavg_ft", "ditto"} < set(runs.methods) and runs.methods[-1] == "fedpac")
-    for (job,) in runs.jobs.values():
-        options = vars(job.cell.request().options)
-        assert {name: options[name] for name in wanted} == wanted
 
 
 def test_batch_sizes_and_epochs_are_compared_at_equal_steps(tmp_path):

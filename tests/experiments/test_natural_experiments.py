@@ -129,20 +129,3 @@ def test_the_others_learn(dataset, rounds, score, most, tmp_path, monkeypatch):
     assert main(dataset, [*words, "--rounds", str(rounds), "--eval-every", str(rounds), "--out", "run"]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert max(summary[score]) < most
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "give --data"),
-        (["--data", "nowhere"], "nowhere is not there"),
-        (["--data", "data", "--num-clients", "4"], "data has 3 clients with training and test rows, not 4"),
-        (["--data", "data", "--label", "y"], "--label is for your own data"),
-        (["--data", "data", "--source", "tfds"], "femnist reads --data"),
-    ],
-)
-def test_what_cannot_be_is_one_line(words, message, leaf, capsys):
-    assert main("femnist", words) == 2
-    text = capsys.readouterr().err
-    assert message in text
-    assert text.count("\n") == 1

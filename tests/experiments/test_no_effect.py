@@ -41,6 +41,16 @@ CASES = [
     ("fedavg", "--server-tau 0.1", "--server-optimizer None"),
     ("fedavg", "--server-tau 0.1 --server-optimizer sgd", "--server-optimizer sgd"),
     ("fedavg", "--server-tau 0.1 --server-optimizer yogi", None),
+    ("fedavg", "--size-choices 30 60 --partition iid", None),
+    ("fedavg", "--train-size 30 --size-choices 30 60", "--size-choices"),
+    ("fedavg", "--size-choices 30 60 --train-size 30 --partition dirichlet", "--partition dirichlet"),
+    ("fedavg", "--pathological-protocol clustered", "--partition grouped"),
+    ("fedavg", "--pixel-normalization fedas", "on digits, which both papers' settings"),
+    ("fedavg", "--straggler-rate 0.5 --participation 0.5", "without --straggler-fraction"),
+    ("fedavg", "--straggler-rate 0.5 --straggler-fraction 0.2 --participation 0.5", None),
+    ("fedavg", "--straggler-fraction 0.2 --participation 1", "--participation 1"),
+    ("fedavg", "--eval-clients 8 --num-clients 9", None),
+    ("fedavg", "--eval-clients 9 --num-clients 9", "9 clients"),
 ]
 
 
@@ -51,7 +61,8 @@ def test_what_is_not_read_is_named(method, words, reason):
     if reason is None:
         assert said == []
     else:
-        assert any(note.startswith(f"{words.split()[0]} has no effect with {reason}") for note in said)
+        why = reason if reason.startswith(("on ", "without ")) else f"with {reason}"
+        assert any(note.startswith(f"{words.split()[0]} has no effect {why}") for note in said)
 
 
 def test_a_run_says_so():
@@ -68,6 +79,14 @@ def test_results_do_not_depend_on_what_the_server_does_not_read():
     server = {"server_optimizer", "server_lr", "server_momentum", "server_tau"}
     assert relevant_options(plain).keys() & server == {"server_optimizer"}
     assert relevant_options(stepped).keys() & server == server - {"server_tau"}
+
+
+def test_fine_tuning_as_long_as_training_is_the_same_run_told_or_not():
+    untold, told, other = (
+        relevant_options(parse("fashion_mnist", ["--method", "fedavg_ft", *words]))
+        for words in ([], ["--finetune-epochs", "5"], ["--finetune-epochs", "4"])
+    )
+    assert untold == told != other
 
 
 def test_results_do_not_depend_on_stragglers_that_nobody_draws():

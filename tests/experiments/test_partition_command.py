@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import shlex
 
 import numpy as np
 import pytest
-from pages import blocks
 from rich.console import Console
 from trees import assert_same
 
@@ -119,41 +117,13 @@ def test_rows_are_exchanged(file):
     assert_same(federation("custom", ["--data", "leaf", *clients, "--partition", "leaf.json"]), of_leaf)
 
 
-@pytest.mark.without_f1_auc
-def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = "".join(one for one in blocks("docs/data.md", "sh") if "digits.json" in one)
-    found = [shlex.split(line)[2:] for line in text.splitlines()]
-    assert [words[0] for words in found] == [
-        f"experiments.{name}" for name in ("partition", "digits", "partition", "custom")
-    ]
-    for module, *words in found:
-        name = module.removeprefix("experiments.")
-        code = partition(words) if name == "partition" else main(name, [*words, "--rounds", "1", *RUN[-3:]])
-        assert code == 0
-    assert [path.name for path in sorted(tmp_path.iterdir())] == [
-        "digits-leaf",
-        "digits.json",
-        "digits.npz",
-        "digits.png",
-        "runs",
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "missing: --to, --picture"),
-        (["--to", "new.txt"], "--to new.txt: the name ends in .json"),
-        (["--to", "parts.json"], "parts.json is there already"),
-        (["--to", "new.json", "--dataset", "digit"], "did you mean digits?"),
-        (["--to", "new.json", "--partition", "nothing.json"], "nothing.json cannot be read as a partition"),
-        (["--to", "new.json", "--partition", "group"], "did you mean grouped?"),
         (
             ["--to", "new.json", "--dataset", "emnist", "--source", "embedded", "--partition", "parts.json"],
             "divides digits",
         ),
-        (["--leaf", "new", "--val-fraction", "0.1"], "leave out --val-fraction"),
         (["--flower", "new"], "pip install datasets"),
     ],
 )

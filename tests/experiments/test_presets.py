@@ -138,10 +138,7 @@ def test_no_figure_for_any_other_setting(dataset, words):
 def test_the_preset_of_fedas_is_neither_its_print_nor_its_release():
     # Batches of the release with the alignment as printed.
     assert figure("cifar100", "--method fedas") is None
-
-
-def test_no_figure_on_embedded_data():
-    assert figure("fashion_mnist", "", is_real=True) is not None
+    # Nor has embedded data a figure, nor what is in no paper.
     assert figure("fashion_mnist", "", is_real=False) is None
     assert figure("digits", "") is None
 
@@ -150,12 +147,6 @@ def test_clients_of_ones_own_data_have_no_figure_whatever_their_sizes(tmp_path):
     (tmp_path / "data.csv").write_text("a,who,label\n" + "".join(f"{row},{row % 3},{row % 2}\n" for row in range(60)))
     words = f"--data {tmp_path / 'data.csv'} --label label --client-column who --size-choices 5 10"
     assert figure("custom", words) is None
-
-
-@pytest.mark.parametrize(("dataset", "others"), [("cifar10", 0.02), ("cinic10", 0.02), ("fashion_mnist", 0.01)])
-def test_pfedhns_clients_have_the_papers_learning_rate(dataset, others):
-    assert presets.values("fedpac", dataset, "pfedhn")["lr"] == 0.01
-    assert presets.values("fedpac", dataset, "fedper")["lr"] == others
 
 
 ROWS = published.load()
@@ -173,23 +164,11 @@ def test_every_published_accuracy_has_one_place_and_a_known_setting():
     assert len(cells) == len(places)
 
 
-SETTINGS = {
-    "grouped s=20 participation=0.3": {"s": 20.0, "participation": 0.3, "full_last_round": True},
-    "grouped s=20 size=50 participation=0.03": {"num_clients": 1000, "train_size": 50, "full_last_round": True},
-    "pathological clustered": {"partition": "pathological", "pathological_protocol": "clustered", "train_size": 600},
-    "dirichlet beta=1.0 participation=0.3": {"dirichlet_protocol": "fedpac", "train_size": None, "num_clients": 100},
-    "dirichlet beta=0.3 participation=0.4": {"dirichlet_protocol": "fedas", "beta": 0.3, "rounds": 40},
-}
-
-
 @pytest.mark.parametrize("setting", settings.SETTINGS)
 def test_every_setting_is_a_command_line(setting):
     row = next(row for row in ROWS if row.setting == setting and row.dataset in DEFAULT_PRESET)
-    options = vars(parse(row.dataset, row.arguments).options)
-    assert (options["num_clients"], options["preset"]) == (row.clients, settings.PRESET[row.paper])
-    for name, value in SETTINGS.get(setting, {}).items():
-        found = options[name]
-        assert (tuple(found) if isinstance(found, list) else found) == value, name
+    options = parse(row.dataset, row.arguments).options
+    assert (options.num_clients, options.preset) == (row.clients, settings.PRESET[row.paper])
 
 
 @pytest.mark.parametrize("method", dict.fromkeys(row.method for row in ROWS))
@@ -218,15 +197,7 @@ def test_every_published_accuracy_is_a_command_line():
 
 @pytest.mark.parametrize(
     ("name", "table", "method"),
-    [
-        ("fedpac", 3, "fedpac"),
-        ("fedpac", 4, "hypcluster_5"),
-        ("fedpac", 6, "fedpac"),
-        ("fedpac", 7, "fedpac"),
-        ("fedpac", 8, "fedpac"),
-        ("fedpac", 9, "fedpac"),
-        ("fedas", 4, "fedas -synchronization"),
-    ],
+    [("fedpac", 4, "hypcluster_5"), ("fedpac", 8, "fedpac"), ("fedas", 4, "fedas -synchronization")],
 )
 def test_a_run_finds_its_published_figure(name, table, method):
     rows = [row for row in ROWS if (row.paper, row.table, row.method) == (name, table, method)]

@@ -4,11 +4,9 @@ import base64
 import dataclasses
 import json
 import re
-import shutil
 import statistics
-import subprocess
 import xml.etree.ElementTree as ElementTree
-from html import escape, unescape
+from html import escape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -23,7 +21,6 @@ from experiments.show.curves import ordered, picture, shown
 PAPER = ("--method", "fedper", "--num-clients", "20")
 """FedPAC's Table 1 on Fashion-MNIST, whole: 87.43."""
 DATA = "data:image/svg+xml;base64,"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 SECTIONS = ["results", "curves", "clients", "weights", "partition", "configuration", "runs", "versions"]
 
 
@@ -104,12 +101,6 @@ def test_seeds_are_one_group_and_unfinished_runs_do_not_count_beside_finished_on
     assert fedpac.runs[2].state == "unfinished: round 2 of 4"
     assert not fedas.is_finished
     assert fedas.rounds == [2]
-
-
-def test_rounds_are_those_of_all_seeds(tmp_path):
-    write_run(tmp_path / "0", rounds=(2, 4))
-    write_run(tmp_path / "1", rounds=(1, 2, 4), seed=1)
-    assert groups_of(tmp_path)[0][0].rounds == [2, 4]
 
 
 def test_labels_tell_settings_apart(tmp_path):
@@ -395,59 +386,6 @@ def test_the_command_writes_a_page_or_a_picture(runs, tmp_path, capsys):
     assert (tmp_path / "mine.html").read_text() == "precious"
     drawn = (tmp_path / "p.svg").read_text()
     assert "Unfinished: fedas (round 2)" in drawn
-
-
-PROBE = """<!doctype html><title>probe</title><body>%s<pre id="probe"></pre><script>
-onload = () => {
-  const found = [...document.querySelectorAll("iframe")].map(frame => {
-    const page = frame.contentDocument, root = page.documentElement, broad = [];
-    for (const box of page.querySelectorAll("body *")) {
-      const scrolls = box.closest(".table"), edge = box.getBoundingClientRect().right;
-      if (!scrolls && edge > root.clientWidth + 1) broad.push(box.outerHTML.slice(0, 80));
-    }
-    const images = [...page.querySelectorAll("figure img")];
-    const drawn = images.map(image => image.naturalWidth > 0 && image.clientWidth > 200);
-    const scrolls = [...page.querySelectorAll(".table")].some(box => box.scrollWidth > box.clientWidth + 1);
-    return {width: root.clientWidth, scroll: root.scrollWidth, broad, drawn, scrolls,
-            sections: [...page.querySelectorAll("section")].filter(s => s.offsetHeight > 20).map(s => s.id),
-            ground: frame.contentWindow.getComputedStyle(page.body).backgroundColor};
-  });
-  document.getElementById("probe").textContent = JSON.stringify(found);
-};
-</script>"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no browser: apt-get install chromium")
-@pytest.mark.usefixtures("drawings")
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_shows_the_page_at_all_widths(runs, tmp_path, dark):
-    long = "a data set with a rather long name (files: /usr/share/somewhere/quite/far/away/from/everything)"
-    write_run(runs / "c", (*SMALL, "--no-alignment", "--shift", "labels"), description=long)
-    text = page.page(*groups_of(runs))
-    frames = "".join(
-        f'<iframe style="width:{width}px;height:800px;border:0" srcdoc="{escape(text)}"></iframe>'
-        for width in (390, 1280)
-    )
-    (tmp_path / "probe.html").write_text(PROBE % frames)
-    command = [
-        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"),
-        *("--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=10000", "--window-size=1400,1000"),
-        *(f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", f"file://{tmp_path}/probe.html"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in done.stderr
-    (found,) = re.findall(r'<pre id="probe">(.+?)</pre>', done.stdout)
-    phone, desktop = json.loads(unescape(found))
-    for seen, width in ((phone, 390), (desktop, 1280)):
-        assert seen["width"] == seen["scroll"] == width
-        assert seen["broad"] == []
-        assert all(seen["drawn"])
-        assert len(seen["drawn"]) > 5
-        assert seen["scrolls"] or width == 1280
-        assert seen["sections"] == SECTIONS
-        brightness = sum(map(int, re.findall(r"\d+", seen["ground"])))
-        assert (brightness < 150) == dark
 
 
 def test_the_best_round_is_chosen_on_validation_examples(tmp_path):

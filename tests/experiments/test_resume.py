@@ -107,14 +107,10 @@ def test_options_beside_resume_are_those_of_the_run_s_method(tmp_path, capsys):
     # It goes as far as the rounds.
     for words, message in (
         (["--mu", "0.1", "--rounds", "2"], "the run is finished"),
-        (["--mu", "0.2"], "the run is finished"),
         (["--mu", "0.2", "--rounds", "900"], "the run has --mu 0.1, not 0.2"),
-        (["--lam", "1"], "--lam is an option of"),
     ):
         assert main("digits", ["--resume", str(tmp_path / "prox"), *words]) == 2
         assert message in capsys.readouterr().err
-    assert main("digits", ["--resume", str(tmp_path), "--rounds", "2"]) == 2
-    assert "there is no run in it" in capsys.readouterr().err
 
 
 def test_a_run_with_a_target_goes_on_by_the_protocol_that_ends_it(tmp_path, capsys):

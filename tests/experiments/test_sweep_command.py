@@ -4,23 +4,20 @@ import io
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from rich.console import Console
 from run_folders import FakeRuns, log, untimed, write_run
-from scores import scores_of
 
 from experiments.folder import load
 from experiments.folder.run_folder import RunFolder
-from experiments.run import batch, build
+from experiments.run import batch
 from experiments.run.cached_runs import run_cell
 from experiments.run.command import main as run_alone
 from experiments.sweep import execute
 from experiments.sweep import results as sweep_results
 from experiments.sweep.__main__ import Sweep, main
-from pfl_jax import InvalidInput, RoundResult
-from pfl_jax.data import client_data
+from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -116,32 +113,6 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
         one, other = (untimed(path / folder.name / f"seed-{seed}") for path in (whole, cut))
         assert one == other
         assert (cut / folder.name / f"seed-{seed}" / "summary.json").is_file()
-
-
-def test_the_result_of_a_run_is_its_own():
-    rows = np.arange(6.0).reshape(2, 3)
-    scores = scores_of(rows)
-    finite = np.array([[True] * 3, [False] * 3])
-    result = RoundResult(
-        *(5, None, {"weights": rows}, rows.astype(int), rows > 3, finite, scores, scores, None, [70, 80], 1.5)
-    )
-    one = execute._of_run(result, 1)
-    assert (one.round, one.examples, one.seconds) == (5, 80, 1.5)
-    for found in (one.info["weights"], one.cohort, one.received["accuracy"], one.trained["loss"]):
-        np.testing.assert_array_equal(found, [3, 4, 5])
-    assert one.arrived.tolist() == [False, True, True]
-    assert not one.diverged.size
-
-
-def test_every_run_has_the_data_of_its_seed(tmp_path):
-    order = batch.read(Sweep, [*SWEEP, "--shift", "labels", "--out", str(tmp_path)])
-    jobs, quiet = order.jobs_of(("0.1",)), Console(quiet=True)
-    group = execute._group(jobs, *build.load_data(jobs[0].cell.request(), quiet), tmp_path)
-    for one, job in zip(group.runs, jobs, strict=True):
-        alone = build.build_experiment(job.cell.request(), quiet)
-        for client in range(4):
-            both = (client_data(data, client, "train") for data in (one.experiment.data, alone.data))
-            jax.tree.map(np.testing.assert_array_equal, *both)
 
 
 def test_values_with_other_signs_of_the_exponent_have_folders_of_their_own():
@@ -247,27 +218,6 @@ def test_the_best_setting_is_chosen_by_the_protocol_asked_for(tmp_path, pictures
     record, *_ = results(tmp_path, words, [((0.7,), (0.9,)), ((0.7,), (0.6,)), ((0.7,), (0.7,))])
     assert record["best"] == "lr=0.1"
     assert record["settings"][1]["validation"]["mean"] == pytest.approx(40)
-
-
-def test_of_errors_the_lowest_is_the_best(tmp_path, pictures):
-    task = {"name": "regression", "scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": []}
-
-    def change(path):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"task": task | {"higher_is_better": False}}))
-
-    words = ["--method", "fedper", "--grid", "lr=" + ",".join(f"0.0{number}" for number in range(1, 10))]
-    record, *_ = results(tmp_path, words, [((number / 10,), None) for number in range(1, 10)], change)
-    assert record["best"] == "lr=0.01"
-    assert "lr=0.09" not in [one.label for one in pictures[0].panels[0].series]
-
-
-def test_the_picture_has_the_best_settings_and_says_on_which_examples(tmp_path, pictures):
-    rates = [f"{0.01 * number:g}" for number in range(1, 11)]
-    words = ["--method", "fedper", "--grid", "lr=" + ",".join(rates)]
-    results(tmp_path, words, [((number / 20,), None) for number in range(1, 11)])
-    assert [one.label for one in pictures[0].panels[0].series] == [f"lr={rate}" for rate in rates[2:]]
-    assert "The best 8 of 10 settings on test examples, by received." in pictures[0].caption
-    assert "Black: the best, chosen on test examples, by received." in pictures[0].caption
 
 
 def test_without_validation_examples_the_best_setting_is_chosen_on_test_examples_and_says_so(tmp_path):

@@ -1,6 +1,8 @@
 """--task and --loss: own data whose labels are no classes, losses in files, and what does not fit."""
 
 import csv
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,10 +16,13 @@ from experiments.cli import own_data
 from experiments.cli.options import TARGETS
 from experiments.cli.request import parse
 from experiments.cli.run_command import RunCommand
-from experiments.folder import load
+from experiments.folder import load, stored_runs
+from experiments.report import charts, tables
+from experiments.report.__main__ import main as report
 from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
+from experiments.show.curves import picture
 from pfl_jax import InvalidInput, tasks
 from pfl_jax.data import own_files
 
@@ -25,7 +30,11 @@ OWN = """
 import flax.linen as nn
 import jax.numpy as jnp
 import optax
-from pfl_jax import tasks
+from pfl_jax import models, tasks
+
+
+def regressor(input_shape, num_classes):
+    return models.mlp(input_shape, 1, hidden=(8,))._replace(task=tasks.REGRESSION)
 
 
 def focal(logits, y, mask):
@@ -56,6 +65,8 @@ def net(input_shape, num_classes):
 RUN = ["--method", "fedavg", "--rounds", "2", "--epochs", "1", "--lr", "1e-6", "--no-compilation-cache"]
 DATA = ["--data", "table.csv", "--label", "target", "--normalize"]
 NATURAL = [*DATA, "--client-column", "group"]
+OF_DIGITS = ["--model", "own.py:regressor", "--method", "fedavg", "--num-clients", "4", "--train-size", "20"]
+OF_DIGITS = [*OF_DIGITS, "--test-size", "10", "--epochs", "1", "--eval-every", "1", "--no-compilation-cache"]
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +101,6 @@ def experiment(*words):
 
 
 def test_regression_from_the_table_to_the_results(here, capsys):
-    """`test_other_tasks.py` has all that follows."""
     words = [*NATURAL, *RUN, "--task", "regression"]
     assert main("custom", [*words, "--checkpoint-every", "1", "--target-accuracy", "200", "--out", "run"]) == 0
     shown = capsys.readouterr().out
@@ -173,30 +183,75 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "words", "message"),
+    ("words", "message"),
     [
-        ("digits", ["--loss", "own.py:fokal"], "the file has no fokal"),
-        ("custom", ["--data", "arrays.npz", "--label", "yes", "--task", "regression"], "y"),
-        ("custom", ["--data", "arrays.npz", "--label", "number", "--task", "binary"], "are no classes"),
-        (
-            *("custom", [*DATA, "--task", "next_symbol", "--model", "own.py:net"]),
-            "are not a number of a symbol at each place, as --task next_symbol wants them",
-        ),
-        (
-            "custom",
-            [*NATURAL, "--task", "regression", "--loss", "own.py:focal"],
-            "--loss own.py:focal fails for outputs",
-        ),
-        (
-            *("custom", [*NATURAL, "--task", "regression", "--loss", "own.py:of_examples"]),
-            "gives float32 [2], not one number, the mean over the real examples",
-        ),
-        ("custom", [*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
-        ("custom", [*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
+        ([*DATA, "--task", "next_symbol", "--model", "own.py:net"], "are not a number of a symbol at each place"),
+        ([*NATURAL, "--task", "regression", "--loss", "own.py:focal"], "--loss own.py:focal fails for outputs"),
+        ([*NATURAL, "--task", "regression", "--loss", "own.py:of_examples"], "gives float32 [2], not one number"),
+        ([*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
+        ([*DATA, "--task", "regression", "--shift", "labels"], "shift labels permutes classes"),
+        ([*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
     ],
 )
-def test_what_does_not_fit_is_one_line(dataset, words, message):
+def test_what_does_not_fit_is_one_line(words, message):
     with pytest.raises(InvalidInput) as raised:
-        build.build_experiment(parse(dataset, ["--method", "fedavg", *words]), Console(quiet=True))
+        experiment("--method", "fedavg", *words)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+# A task of the user's own model on digits.
+
+
+def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys):
+    assert main("digits", [*OF_DIGITS, "--lr", "0.01", "--rounds", "3", "--checkpoint-every", "1", "--out", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert "mean mse over clients" in shown
+    for heading in ("mae", "r2"):
+        assert heading in shown
+    assert re.search(r"round 3/3 · received \d+\.\d\d mse ·", shown)
+    lines, config = log(here / "run"), load.read_config(here / "run")
+    assert config["task"] == {
+        "name": "regression",
+        "scores": ["mse", "mae", "r2"],
+        "in_percent": [],
+        "higher_is_better": False,
+    }
+    own = {name for name in lines[0] if name.startswith("received")}
+    assert own == {"received", "received_per_client", "received_mae_per_client", "received_r2_per_client"}
+    means = [line["received"]["mean"] for line in lines]
+    assert {"mae", "r2", "worst_decile"} <= lines[0]["received"].keys()
+    assert lines[0]["received"]["worst_decile"] == max(lines[0]["received_per_client"])
+    best = json.loads((here / "run" / "summary.json").read_text())["best"]
+    assert best["received_accuracy"] == min(means) < max(means)
+    assert load.read_result(here / "run").accuracy("received", "best") == min(means)
+    # As from an uninterrupted run.
+    assert main("digits", ["--resume", "run", "--rounds", "4"]) == 0
+    assert [line["received"] for line in log(here / "run")[:3]] == [line["received"] for line in lines]
+    assert report(["run", "--out", "report.html"]) == 0
+    page = (here / "report.html").read_text()
+    assert "Values are of mse; in percent: none." in page
+    assert "Clients in order of their mse (received)" in page
+    text = re.sub("<(style|svg|pre|code).*?</\\1>", "", page, flags=re.DOTALL)
+    assert "accuracy" not in text.replace("--target-accuracy", "")
+    groups = stored_runs.group([stored_runs.read(here / "run")])[0]
+    assert {panel.y_label for panel in picture(groups).panels} == {"mse"}
+    columns = tables.results(groups)["received"].columns
+    assert columns[columns.index("Jain") + 1 :][:2] == ["mae", "r2"]
+    # All clients are in the histogram.
+    _, histogram = charts.clients(groups)
+    assert np.sum(histogram.panel.series[0].y) == 4
+
+
+def test_a_target_is_reached_from_above(here):
+    assert main("digits", [*OF_DIGITS, "--lr", "0.01", "--rounds", "6", "--out", "run"]) == 0
+    means = [line["received"]["mean"] for line in log(here / "run")]
+    # Files round.
+    target = sorted(means)[-2] + 0.001
+    assert (
+        main(
+            "digits", [*OF_DIGITS, "--lr", "0.01", "--rounds", "6", "--target-accuracy", str(target), "--out", "short"]
+        )
+        == 0
+    )
+    assert len(log(here / "short")) == next(number for number, mean in enumerate(means, 1) if mean <= target) < 6

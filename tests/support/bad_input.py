@@ -238,6 +238,7 @@ def _report() -> Iterator[Case]:
     yield Case("report other", "its configuration is another file", another)
     for words in ("--out missing/r.html", "--eval-protocol before_aggregation"):
         yield Case(f"report other {words}", "it is a run", lambda here: write_run(here / "other"))
+    yield Case("compare other", "it is a run", lambda here: write_run(here / "other"))
     two = lambda here: [write_run(here / "other" / name, description=name) for name in "ab"]  # noqa: E731
     yield Case("report other --plot x.png", "runs on two kinds of data", two)
     new = lambda here: write_run(here / "other", rounds=(), finished=False)  # noqa: E731
@@ -431,7 +432,7 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
       run: see `make_run`; it is copied.
       here: an empty folder, which becomes the current one meanwhile.
     """
-    from experiments import export, figures, sizes
+    from experiments import compare, export, figures, partition, sizes
     from experiments.figures.__main__ import main as figure
     from experiments.report.__main__ import main as report
     from experiments.run import command as cli
@@ -441,6 +442,7 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}
     commands |= {"export": export.main, "report": report, "sizes": sizes.main}
+    commands |= {"compare": compare.main, "partition": partition.main}
     assert figures
     shutil.copytree(run, here / "run")
     if case.prepare is not None:

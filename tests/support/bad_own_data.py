@@ -65,7 +65,6 @@ def _options() -> Iterator[Row]:
     csv, npz_ = "custom --data my.csv", "custom --data my.npz"
     yield f"{npz_} --task multi_label", "its labels are classes", npz()
     yield f"{npz_} --task binary", "there are three classes", npz(y=np.arange(12) % 3)
-    yield f"{npz_} --task regression --shift labels", "", npz()
     yield f"{csv} --client-column hospital --num-clients 5", "there are two hospitals", text(table())
     yield f"{csv} --client-column hospital --data-digest 0123456789abcdef", "", text(table())
     yield f"{npz_} --num-clients 50", "it has twelve rows", npz()

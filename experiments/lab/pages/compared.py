@@ -33,7 +33,7 @@ class Section(NamedTuple):
 
     @property
     def title(self) -> str:
-        name = settings.TABLES[self.paper, self.table].title
+        name = settings.TABLES[self.paper, self.table][0]
         return f"{settings.PAPERS[self.paper]}, Table {self.table}: {name}; {self.clients} clients"
 
 

@@ -46,8 +46,7 @@ from experiments.run import committed
 from experiments.run.committed import Library
 from experiments.show import tables
 from experiments.show.tables import NOTHING, number
-from experiments.tables.comparison import Entry
-from experiments.tables.layout import difference_text
+from experiments.tables.comparison import Entry, difference_text
 from pfl_jax.networks.pretrained import BertClassifier, BertConfig, BertEncoder
 from pfl_jax.networks.vit import VitClassifier
 from pfl_jax.primitives.tree import byte_count
