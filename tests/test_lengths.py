@@ -84,14 +84,6 @@ def test_no_other_file_lists_methods():
     assert {str(path.relative_to(ROOT)) for path in FILES if lists_of_methods(path.read_text())} == ALLOWED.keys()
 
 
-def test_lists_are_found():
-    assert lists_of_methods('KNOWN = {"fedavg": 1, "fedper": 2,\n  **dict.fromkeys(("local", "ditto", "apfl"))}') == [
-        1,
-        2,
-    ]
-    assert lists_of_methods('PAPERS = ("fedpac", "fedas")') == []
-
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

@@ -129,20 +129,6 @@ def own_clip(model, training=LocalTraining(), *, client_clip=3.0):
     return METHODS["fedavg"](model, training)
 
 
-@pytest.mark.parametrize(
-    ("factory", "values", "message"),
-    [
-        ("fedper", {"dp_clp": 1.0}, r"fedper has no hyper-parameter dp_clp .*; did you mean dp_clip\?"),
-        ("local", {"client_clip": 1.0}, "local has no hyper-parameter client_clip"),
-        (lambda model: None, EXAMPLE, "has no argument training with a default recipe: a method is made by NAME"),
-    ],
-)
-def test_what_no_method_can_be_made_of_is_refused(factory, values, message):
-    with pytest.raises(InvalidInput, match=message) as caught:
-        of(factory, **values)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_clip_of_an_own_method_promises_nothing():
     assert of(own_clip, client_clip=1.0) == []
 

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfl_jax import InvalidInput
-from pfl_jax.data import class_table, client_data, federate, federate_runs, hold_out, load
+from pfl_jax.data import class_table, client_data, federate, load
 from pfl_jax.data.partition import dirichlet
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
@@ -67,17 +66,3 @@ def test_class_table():
     for split in ("train", "test"):
         expected = [np.bincount(POOL_Y[rows], minlength=10) for rows in getattr(PARTITION, split)]
         np.testing.assert_array_equal(class_table(DATA, split), expected)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: hold_out(federate_runs(DATASET, [PARTITION] * 3), 1), "one federation, and this data has 3 runs"),
-        (lambda: federate_runs(DATASET, [PARTITION] * 3, seeds=[0, 1]), "a partition and a seed each"),
-        (lambda: federate_runs(DATASET, []), "a partition and a seed each"),
-    ],
-)
-def test_wrong_numbers_are_refused_in_one_line(call, message):
-    with pytest.raises(InvalidInput, match=message) as caught:
-        call()
-    assert "\n" not in str(caught.value)

@@ -105,9 +105,6 @@ def test_flower_and_back(tmp_path, monkeypatch):
 
 
 BROKEN = {
-    "no JSON": ("{", "is no file of LEAF"),
-    "no users": ('{"num_samples": []}', "it has no 'users'"),
-    "a user without data": ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "it has no 'a'"),
     "other counts": (
         '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1], [2]], "y": [1]}}}',
         "user a has 2 x and 1 y",
@@ -120,7 +117,6 @@ BROKEN = {
         '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1], [2, 3]], "y": [1, 0]}}}',
         "inputs of different shapes",
     ),
-    "nobody": ('{"users": [], "num_samples": [], "user_data": {}}', "has no users with samples"),
 }
 
 

@@ -75,12 +75,3 @@ def test_a_wrong_file_is_one_line(what, tmp_path):
         partition_files.load(path, SMALL)
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\ud800"])
-def test_what_is_no_partition_is_refused(text, tmp_path):
-    (tmp_path / "parts.json").write_bytes(text.encode(errors="surrogatepass"))
-    with pytest.raises(InvalidInput, match="cannot be read as a partition"):
-        partition_files.load(tmp_path / "parts.json", SMALL)
-    with pytest.raises(InvalidInput, match="cannot be read as a partition"):
-        partition_files.load(tmp_path / "nothing.json", SMALL)

@@ -146,16 +146,6 @@ def test_a_damaged_cache_is_rebuilt(prepared):
     assert not list((data_dir / "pfl_jax").glob("*.tmp"))
 
 
-def test_the_cache_alone_is_enough(prepared, tmp_path):
-    data_dir, loaded = prepared
-    (cache,) = (data_dir / "pfl_jax").glob("emnist-*.npz")
-    (tmp_path / "pfl_jax").mkdir()
-    (tmp_path / "pfl_jax" / cache.name).write_bytes(cache.read_bytes())
-    dataset = load("emnist", "auto", tmp_path, notify=quiet)
-    np.testing.assert_array_equal(dataset.test_x, loaded["emnist"].test_x)
-    assert dataset.description == loaded["emnist"].description
-
-
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(prepared, monkeypatch):
     data_dir, loaded = prepared
     (cache,) = (data_dir / "pfl_jax").glob("cinic10-*.npz")

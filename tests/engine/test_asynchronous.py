@@ -180,13 +180,7 @@ def test_an_attacker_turns_the_update_that_it_trained():
     ("call", "said"),
     [
         (lambda: Settings(rounds=4, timetable=STALE), "rounds is 4, and the timetable has 3"),
-        (
-            lambda: Settings(rounds=3, timetable=STALE, participation=0.5),
-            "participation 0.5 cannot be given with",
-        ),
-        (lambda: Settings(rounds=3, timetable=STALE, full_last_round=True), "full_last_round True cannot"),
         (lambda: Settings(rounds=3, timetable=STALE, drop_rate=0.2), "drop_rate 0.2 cannot be given with a timetable"),
-        (lambda: Settings(rounds=3, timetable=STALE, straggler_fraction=0.2), "straggler_fraction 0.2 cannot"),
         (lambda: last(tiny_method("local"), Settings(rounds=3, timetable=STALE)), "methods that send a Mean"),
         (
             lambda: last(tiny_method("fedavg"), Settings(rounds=1, timetable=STALE), tiny_federation((9, 5))),

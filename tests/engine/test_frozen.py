@@ -9,9 +9,7 @@ from problems import tiny_federation
 import pfl_jax
 from pfl_jax import InvalidInput, LocalTraining, Settings, methods, models, sweep
 from pfl_jax.engine import simulate
-from pfl_jax.engine.communication import traffic
 from pfl_jax.networks.adapters import lora
-from pfl_jax.primitives import byte_count
 
 DATA = tiny_federation()
 SHAPE = DATA.x.shape[1:]
@@ -80,19 +78,6 @@ def test_runs_of_a_sweep_share_the_base():
     alone = last(method(0.1))
     for one, other in zip(jax.tree.leaves(swept.state.server), jax.tree.leaves(alone.state.server), strict=True):
         np.testing.assert_allclose(one[0], other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_run_continues_from_a_state_and_its_traffic_is_that_of_the_adapters():
-    method = methods.fedper(adapted(), TRAINING)
-    first, *_ = simulate.run(method, DATA, Settings(rounds=1), jax.random.key(0))
-    (continued,) = simulate.run(method, DATA, Settings(rounds=2), jax.random.key(0), state=first.state)
-    for one, other in zip(
-        jax.tree.leaves(continued.state.server), jax.tree.leaves(last(method).state.server), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    params = jax.eval_shape(adapted().init, jax.random.key(0))
-    assert traffic(method, DATA).up == byte_count(params["backbone"])
 
 
 def test_an_engine_refuses_a_federation_without_them():

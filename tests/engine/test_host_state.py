@@ -13,7 +13,7 @@ from pfl_jax import InvalidInput, simulate
 from pfl_jax.data import client_data
 from pfl_jax.data.places import spread
 from pfl_jax.engine import disk_state, placement, store
-from pfl_jax.engine.disk_state import NAME, DiskLeaf
+from pfl_jax.engine.disk_state import DiskLeaf
 
 PLAIN = tiny_federation((9, 20, 14, 5, 12))
 DATA = PLAIN._replace(
@@ -70,20 +70,6 @@ def test_states_and_data_give_the_same_results_in_every_place(name, state_on, de
     # It goes on from a state of the same place.
     first = next(simulate.run(tiny_method(name), data, SETTINGS, jax.random.key(5), mesh=mesh, state_on=state_on))
     assert_same(play(name, **options, state=first.state), want[1:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "devices"), [("fedper", 1), ("fedpac", 1), ("fedas", 2), ("fedavg", 1)])
-def test_states_on_disk_give_bit_for_bit_what_states_on_the_host_give(name, devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_state, "BLOCK", 2)
-    mesh = simulate.client_mesh() if devices == 2 else None
-    on_host = play(name, mesh=mesh, state_on="host")
-    on_disk = play(name, mesh=mesh, state_on="disk", state_folder=tmp_path)
-    for one, other in zip(on_host, on_disk, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, (one.received, one.trained), (other.received, other.trained))
-        jax.tree.map(np.testing.assert_array_equal, *(each.state._replace(key=()) for each in (one, other)))
-    # FedAvg's clients have no state.
-    assert (tmp_path / NAME).exists() == (name != "fedavg")
 
 
 def test_initial_states_are_written_to_disk_in_blocks(tmp_path, monkeypatch):

@@ -18,17 +18,6 @@ def cohorts(settings, size, rounds, seed=0, counts=COUNTS):
     return [draw(index) for index in range(rounds)]
 
 
-def test_cohorts_are_distinct_clients_in_order_and_change():
-    drawn = cohorts(Settings(rounds=1), 4, 30)
-    for cohort in drawn:
-        clients = np.asarray(cohort.clients)
-        assert (np.diff(clients) > 0).all()
-        np.testing.assert_array_equal(cohort.counts, COUNTS[clients])
-    assert len({tuple(sorted(np.asarray(c.clients))) for c in drawn}) > 10
-    (everyone,) = cohorts(Settings(rounds=1), 10, 1)
-    np.testing.assert_array_equal(everyone.clients, np.arange(10))
-
-
 def test_cohorts_do_not_depend_on_the_precision():
     settings = Settings(rounds=1, drop_rate=0.5, straggler_fraction=0.4, straggler_rate=0.3)
     usual = cohorts(settings, 4, 20)

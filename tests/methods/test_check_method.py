@@ -155,17 +155,6 @@ def test_a_check_notices_a_wrong_round(check, alter, message):
         CHECKS[check](Altered(alter))
 
 
-def test_a_sound_method_passes_with_its_hyper_parameters():
-    seen = []
-
-    def aggregate(base, share, *arguments):
-        seen.append(share)
-        return base.aggregate(*arguments)
-
-    check_method(broken(aggregate=aggregate), skip=only("structure", "learning"), share=0.25)
-    assert seen[0] == 0.25
-
-
 def test_the_accuracy_is_the_callers():
     with pytest.raises(AssertionError, match=r"not above 0\.999"):
         check_method(broken(), accuracy=0.999, skip=only("learning"), lr=0.01, epochs=1)

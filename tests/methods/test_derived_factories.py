@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from experiments.cli.hyper_parameters import unread_by_method
-from experiments.cli.request import parse
-from experiments.run.command import main
 from pfl_jax import InvalidInput, LocalTraining, Settings, methods, simulate
 from pfl_jax.base import Privacy
 from pfl_jax.methods import make_method, recipes_of
@@ -63,6 +60,8 @@ def last_server(factory, values):
 )
 def test_it_takes_the_wrappers_of_what_it_is_made_of(factory):
     assert hyper_parameters(factory).keys() == hyper_parameters(methods.fedavg).keys()
+    with pytest.raises(InvalidInput, match="lr must not be negative"):
+        make_method(factory, tiny_model(), lr=-1.0)
     values = tuple(WRAPPED.items())
     chex.assert_trees_all_equal(last_server(factory, values), last_server(methods.fedavg, values))
 
@@ -114,21 +113,3 @@ def mine(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-@pytest.mark.parametrize("name", ["again", "logged"])
-def test_its_options_are_those_of_the_method(mine, name):
-    words = ["--server-optimizer", "yogi", "--dp-clip", "1", "--client-clip", "1", "--compress", "none"]
-    there = parse("digits", ["--method", f"mine.py:{name}", *words]).hyper_parameters
-    assert there == parse("digits", ["--method", "fedavg", *words]).hyper_parameters
-
-
-def test_a_partial_in_a_file_has_help_ranges_and_conditions(mine, capsys):
-    assert parse("digits", ["--method", "mine.py:prox"]).hyper_parameters["mu"] == 0.3
-    with pytest.raises(InvalidInput, match="--mu must not be negative"):
-        parse("digits", ["--method", "mine.py:prox", "--mu", "-1"])
-    request = parse("digits", ["--method", "mine.py:aligned", "--lam", "2"])
-    assert unread_by_method("mine.py:aligned", request.hyper_parameters)["lam"] == "--no-alignment"
-    with pytest.raises(SystemExit):
-        main("digits", ["--method", "mine.py:prox", "--help"])
-    assert "FedProx: FedAvg with a proximal term" in capsys.readouterr().out
