@@ -1,30 +1,16 @@
 """Files that are hostile, damaged or large: refused in one line, or read row by row."""
 
-import io
-import tarfile
 import tracemalloc
-import zipfile
 
 import archives
 import jax
 import numpy as np
 import pytest
-from damage import FUZZ, limit, mutations
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pfl_jax import InvalidInput, client_mesh, data
-from pfl_jax.data import SPECS, files, from_arrays, from_file, read_tables, rows, tfds
+from pfl_jax.data import files, from_arrays, from_file, rows
 from pfl_jax.data.rows import Rows
 from pfl_jax.engine import placement
-
-
-def refusal(load):
-    """The line that refuses a file, within ten seconds."""
-    with limit(10), pytest.raises(InvalidInput) as raised:
-        load()
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
 
 
 @pytest.fixture(autouse=True)
@@ -33,68 +19,7 @@ def _no_other_folders(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def npz(path, **members):
-    """Writes an archive of arrays; a member that is bytes is stored as it is."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            if not isinstance(content, bytes):
-                stream = io.BytesIO()
-                np.save(stream, content, allow_pickle=True)
-                content = stream.getvalue()
-            archive.writestr(f"{name}.npy", content)
-    return path
-
-
-def header(shape, kind="<f8"):
-    stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stream, {"descr": kind, "fortran_order": False, "shape": shape})
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize("shape", [(10**10,), (2**40, 2**40), (100, 100, 100_000)])
-def test_an_array_that_promises_gigabytes(tmp_path, shape):
-    path = npz(tmp_path / "my.npz", x=header(shape) + bytes(80), y=np.arange(3))
-    for by_rows in (False, True):
-        refusal(lambda by_rows=by_rows: read_tables.npz(path, None, None, by_rows=by_rows))
-        assert tfds._read_cache(path, SPECS["cifar10"], by_rows=by_rows) is None
-
-
 # Anything
-
-
-def survives(load):
-    """Whatever a file holds, it is read or refused, within ten seconds."""
-    text = ""
-    with limit(10):
-        try:
-            load()
-        except InvalidInput as error:
-            text = str(error)
-    assert "\n" not in text
-
-
-@pytest.mark.slow
-@FUZZ
-@given(choice=st.data())
-def test_any_table_is_read_or_refused(tmp_path_factory, choice):
-    folder = tmp_path_factory.mktemp("table")
-    good = npz(folder / "my.npz", x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 2).read_bytes()
-    (folder / "my.npz").write_bytes(choice.draw(mutations(good)))
-    survives(lambda: data.from_file(folder / "my.npz"))
-    rows = "a,b,label\n" + "".join(f"{i},{i * 0.5},{i % 2}\n" for i in range(12))
-    (folder / "my.csv").write_bytes(choice.draw(mutations(rows.encode())))
-    survives(lambda: data.from_file(folder / "my.csv"))
-    if choice.draw(st.booleans()):
-        survives(lambda: data.from_file(folder))
-
-
-def member(name, content=b"", **fields):
-    """A member of a tar archive, as its header and content."""
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    for field, value in fields.items():
-        setattr(info, field, value)
-    return info.tobuf() + content + bytes(-len(content) % 512)
 
 
 X = np.random.default_rng(0).normal(size=(50, 3, 2)).astype(np.float32)

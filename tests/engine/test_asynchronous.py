@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import reference
 from full_batches import SGD, SIZES, assert_model, train, training_examples
-from message_shapes import message_shapes
 from problems import tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import simulate
@@ -17,8 +16,8 @@ from pfl_jax.base import ClientData, LocalResult, Mean
 from pfl_jax.engine.clock import Devices, Timetable, timetable
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import Update, has_means
-from pfl_jax.methods import METHODS, make_method
+from pfl_jax.messages import Update
+from pfl_jax.methods import make_method
 from pfl_jax.privacy import budgets
 from pfl_jax.streams import INITIALIZATION
 from pfl_jax.testing.comparison import assert_close
@@ -139,22 +138,6 @@ def test_chunks_devices_places_and_interruptions_change_nothing(name):
     ):
         assert_close(got.state, want.state)
         np.testing.assert_allclose(got.received["loss"], want.received["loss"], rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_that_sends_a_mean_can_be_late(name):
-    """States keep their shapes; where nothing is summed, there is one line."""
-    engine = simulate.build(tiny_method(name), Settings(rounds=3, timetable=STALE))
-    data = tiny_federation(SIZES)
-    state = jax.eval_shape(engine.init, data, jax.random.key(0))
-    if not has_means(message_shapes(name)[2]):
-        with pytest.raises(InvalidInput, match="methods that send a Mean"):
-            jax.eval_shape(lambda data, state: engine.round(data, state, 2), data, state)
-        return
-    after, _ = jax.eval_shape(lambda data, state: engine.round(data, state, 2), data, state)
-    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
-    assert jax.eval_shape(engine.evaluate, data, after)["loss"].shape == (3,)
 
 
 def test_privacy_counts_the_rounds_of_the_timetable():

@@ -22,20 +22,10 @@ def test_the_work_of_a_client_is_computation_and_communication():
     np.testing.assert_array_equal(pool.seconds(np.array([4, 3]), 30, 20), [4 * 0.5 + 5, 3 * 2 + 0.5])
 
 
-def test_three_clients_by_hand():
-    """Clients 0, 1 and 2 need 2, 3 and 7 s, and two messages are a step.
-
-    0 and 1 arrive at 2 and 3: step at 3. They begin again, and arrive at 5 and 6: step at 6. At 7 client 2 arrives with
-    what it trained from the first state; at 8 client 0: step.
-    """
-    found = timetable(devices([2, 3, 7]), np.array([2.0, 3.0, 7.0]), 4, buffer=2, concurrency=3)
-    # Client 1 had begun at 6, and arrives at 9; 0 and 2 begin at 8, and 0 arrives at 10.
-    want = [[0, 1], [0, 1], [0, 2], [0, 1]], [[0, 0], [0, 0], [0, 2], [0, 1]], [3, 6, 8, 10]
-    assert rows(found) == want
-    # Synchronous, each step waits for the slowest of its two.
-    found = timetable(devices([2, 3, 7]), np.array([2.0, 3.0, 7.0]), 20, buffer=2)
-    slowest = np.array([2.0, 3.0, 7.0])[found.clients].max(axis=1)
-    np.testing.assert_array_equal(np.diff(found.seconds, prepend=0), slowest)
+def test_a_synchronous_step_waits_for_the_slowest_of_its_clients():
+    seconds = np.array([2.0, 3.0, 7.0])
+    found = timetable(devices(seconds), seconds, 20, buffer=2)
+    np.testing.assert_array_equal(np.diff(found.seconds, prepend=0), seconds[found.clients].max(axis=1))
     assert found.largest_staleness == 0
     assert len({tuple(row) for row in found.clients.tolist()}) == 3
 

@@ -74,12 +74,6 @@ def test_an_engine_of_something_else_is_refused(options, message):
         simulate.run(used, DATA, settings, jax.random.key(0), **options)
 
 
-def test_a_method_of_other_inputs_that_names_no_model_is_refused():
-    method = make_method("local", models.mlp((5, 5, 1), 3, hidden=(4,)), **HYPER_PARAMETERS)._replace(work=None)
-    with pytest.raises(InvalidInput, match=r"the method fails on .*ScopeParamShapeError"):
-        next(simulate.run(method, DATA, Settings(rounds=1), jax.random.key(0)))
-
-
 def test_a_classifier_of_targets_that_are_no_classes_is_refused():
     rows = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     numbers = federate(dict.fromkeys("ab", (rows, rows[:, 0])))

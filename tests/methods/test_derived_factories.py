@@ -1,7 +1,6 @@
 """What is made of a method by functools.partial or by a function of the user's has all that the method has."""
 
 import functools
-import sys
 
 import chex
 import jax
@@ -91,25 +90,3 @@ def test_other_local_training_has_no_budget_unless_it_says_so():
     ((*_, uncovered, uses),) = budgets_of(trained_twice_and_said, **values)
     assert (uncovered, uses) == ((), [4, 8, 12])
     assert ClientPrivacy in recipes_of(trained_twice_and_said)
-
-
-FILE = """
-import functools
-
-from pfl_jax import LocalTraining, methods
-
-again = functools.partial(methods.fedavg)
-prox = functools.partial(methods.fedprox, mu=0.3)
-aligned = functools.partial(methods.fedpac, alignment=False)
-
-
-def logged(model, training=LocalTraining()):
-    return methods.fedavg(model, training)
-"""
-
-
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(FILE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])

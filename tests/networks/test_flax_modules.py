@@ -189,14 +189,6 @@ def test_a_split_model_computes_and_trains_as_the_model():
     )
 
 
-def test_the_head_alone_as_personal_is_the_model_s_own_split():
-    model = perceptron()
-    first, second = (
-        rounds(methods.fedper(one, TRAINING))[-1] for one in (model, networks.split(model, personal="^head"))
-    )
-    chex.assert_trees_all_close(first.received, second.received, rtol=1e-5)
-
-
 def test_fedper_keeps_what_is_personal_and_averages_the_rest():
     """FedSA-LoRA: the A of the adapters are shared, the B and the classifier stay with the clients."""
     federation = tiny_federation()

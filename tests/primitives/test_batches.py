@@ -9,9 +9,8 @@ from problems import tiny_federation, tiny_model
 from experiments.cli.effects import relevant_options
 from experiments.cli.request import parse
 from experiments.run.estimate import examples_visited
-from pfl_jax import ClientData, InvalidInput, Settings, methods, models
+from pfl_jax import ClientData, InvalidInput, methods, models
 from pfl_jax.data import client_data
-from pfl_jax.engine.chunking import resolved
 from pfl_jax.methods import make_method
 from pfl_jax.primitives import LocalTraining
 
@@ -129,16 +128,6 @@ def test_privacy_counts_a_use_in_every_step():
     assert methods.fedavg(model, LocalTraining(epochs=3)).privacy.passes == 3
     tuned = methods.fedavg_ft(model, LocalTraining(local_steps=17))
     assert (tuned.privacy.passes, tuned.privacy.deployment) == (17, 17)
-
-
-def test_clients_of_all_sizes_go_under_one_vmap():
-    model, sizes = models.mlp((8,), 3), np.array([1000, 10, 10, 10])
-
-    def chunk(**recipe):
-        method = methods.fedavg(model, LocalTraining(batch_size=10, **recipe))
-        return resolved(Settings(1), method, sizes, backend="gpu").chunk
-
-    assert (chunk(epochs=1), chunk(local_steps=17)) == (1, 4)
 
 
 SMALL = ["--source", "embedded", "--num-clients", "4", "--rounds", "1", "--train-size", "20", "--batch-size", "10"]

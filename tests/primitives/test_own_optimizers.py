@@ -66,20 +66,6 @@ def test_layers_with_steps_of_their_own():
         LocalTraining(optimizer=fixed, **STEPS).fit(KEY, PARAMS["backbone"], DATA, LOSS)
 
 
-def test_a_recipe_is_an_argument_of_a_compiled_program():
-    traces = []
-
-    @jax.jit
-    def train(recipe):
-        traces.append(recipe)
-        return recipe.fit(KEY, PARAMS, DATA, LOSS)
-
-    recipe = LocalTraining(optimizer=optax.adam(0.01), **STEPS)
-    train(recipe)
-    train(recipe.replace(epochs=1))
-    assert len(traces) == 1
-
-
 @pytest.mark.parametrize(("name", "value"), [("lr", 0.01), ("momentum", 0.5), ("weight_decay", 0.0)])
 def test_a_number_without_effect_is_refused(name, value):
     with pytest.raises(InvalidInput, match=f"^{name} would have no effect beside an optimizer that has its own"):
