@@ -10,11 +10,13 @@ import pytest
 from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method
 
 from pfl_jax import Mean, simulate
-from pfl_jax.data import client_data
+from pfl_jax.data import client_data, federated
 from pfl_jax.data.federated import spread
 from pfl_jax.engine.mapping import in_client_order, map_places
 from pfl_jax.messages import is_mean
-from pfl_jax.primitives import mean_by_class
+from pfl_jax.methods import make_method
+from pfl_jax.networks import models as networks
+from pfl_jax.primitives import byte_count, mean_by_class, size_weights, weighted_mean
 
 WEIGHTS, PRESENT = np.array([3.0, 0.0, 5.0, 2.0]), np.array([True, True, False, True])
 
@@ -105,3 +107,40 @@ def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
     message = method.local(key, state.server, client, client_data(data, 0, "train")).message
     means = [part for part in jax.tree.leaves(message, is_leaf=is_mean) if is_mean(part)]
     assert summed(program) == sum(leaf.size for leaf in jax.tree.leaves(means))
+
+
+@pytest.mark.slow
+def test_a_round_of_three_hundred_models_takes_the_memory_of_one(capsys):
+    """FedAvg's network on CIFAR-10's shape, as a `Mean` and with every client's model sent by itself."""
+    clients = 300
+    model = networks.MODELS["fedavg_cnn"]((32, 32, 3), 10)
+    mean = make_method("fedavg", model, batch_size=5, epochs=1)
+
+    def local(*arguments):
+        result = mean.local(*arguments)
+        return result._replace(message=result.message.value)
+
+    def aggregate(key, server, clients, messages, cohort):
+        return weighted_mean(size_weights(cohort.counts), messages), clients, {}
+
+    def temporary_bytes(method):
+        built = simulate.build(method, simulate.Settings(rounds=1)).jit(donate=True)
+        data = federated.FederatedData(
+            x=np.zeros((10 * clients, 32, 32, 3), np.uint8),
+            y=np.zeros(10 * clients, np.int32),
+            num_classes=federated.NumClasses(10),
+            mean=np.zeros(3, np.float32),
+            std=np.ones(3, np.float32),
+            train_index=np.zeros((clients, 5), np.int32),
+            train_count=np.full(clients, 5, np.int32),
+            test_index=np.zeros((clients, 5), np.int32),
+            test_count=np.full(clients, 5, np.int32),
+        )
+        state = jax.eval_shape(built.init, data, jax.random.key(0))
+        return built.round.lower(data, state, clients).compile().memory_analysis().temp_size_in_bytes
+
+    one, all_of_them = temporary_bytes(mean), temporary_bytes(mean._replace(local=local, aggregate=aggregate))
+    with capsys.disabled():
+        print(f"\nround of {clients} clients: {one / 2**20:.0f} MiB with Mean, {all_of_them / 2**20:.0f} MiB without")
+    assert all_of_them > clients * byte_count(jax.eval_shape(model.init, jax.random.key(0)))
+    assert one < all_of_them / 20
