@@ -51,7 +51,7 @@ def test_csv(tmp_path):
     assert (dataset.train_x.dtype, dataset.class_names) == (np.int32, ("9", "10", "11"))
     assert_rows(dataset, np.stack([np.arange(24), np.arange(24) % 7], axis=1), label.astype(str))
     # Spaces behind commas, quotes around words, and empty lines.
-    (tmp_path / "words.csv").write_text('a, label\n\n' + '1, "no"\n2, "yes"\n' * 3)
+    (tmp_path / "words.csv").write_text("a, label\n\n" + '1, "no"\n2, "yes"\n' * 3)
     assert from_file(tmp_path / "words.csv").class_names == ("no", "yes")
 
 
