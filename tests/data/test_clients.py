@@ -112,6 +112,7 @@ def with_tests(**changes):
             "client clinic or client ward has test rows, and the other",
         ),
         (with_tests(test_x=X["ward"][:2]), {}, "client ward has 2 rows in test_x, and 6 in test_y"),
+        ({"a": {"u": [1, 2], "v": [3, 4, 5], "y": [0, 1]}}, {}, r"several columns of arrays \(u, v\)"),
         (with_tests(test_x=X["ward"][:0], test_y=[]), {}, "client ward has 0 rows in test_x, and needs a test row"),
     ],
 )

@@ -95,7 +95,7 @@ def test_parts_of_a_late_message(tau):
 
 
 MORE = ("ditto", "scaffold", "fedas", "fedproto_g", "fedem")
-LIMITS = ["fedper", "fedpac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", *MORE))]
+LIMITS = ["fedpac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedper", *MORE))]
 
 
 @pytest.mark.parametrize("name", LIMITS)

@@ -1,13 +1,12 @@
 """Frozen parameters are an argument of compiled programs, held once for all clients."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import tiny_federation
 
 import pfl_jax
-from pfl_jax import InvalidInput, LocalTraining, Settings, methods, models, sweep
+from pfl_jax import InvalidInput, LocalTraining, Settings, methods, models
 from pfl_jax.engine import simulate
 from pfl_jax.networks.adapters import lora
 
@@ -64,20 +63,6 @@ def test_memory_grows_by_adapters_and_activations_alone():
     one, many = (lowered(model, chunk).compile().memory_analysis() for chunk in (1, DATA.num_clients))
     assert one.argument_size_in_bytes == many.argument_size_in_bytes < 1.3 * base
     assert many.temp_size_in_bytes - one.temp_size_in_bytes < base / 2
-
-
-@pytest.mark.slow
-def test_runs_of_a_sweep_share_the_base():
-    model = adapted()
-
-    def method(lr):
-        return methods.fedper(model, TRAINING.replace(lr=lr))
-
-    keys = jax.vmap(jax.random.key)(jnp.array([0, 0]))
-    *_, swept = sweep.run(method, DATA, Settings(rounds=2, chunk=2), keys, {"lr": jnp.array([0.1, 0.02])})
-    alone = last(method(0.1))
-    for one, other in zip(jax.tree.leaves(swept.state.server), jax.tree.leaves(alone.state.server), strict=True):
-        np.testing.assert_allclose(one[0], other, rtol=1e-4, atol=1e-5)
 
 
 def test_an_engine_refuses_a_federation_without_them():

@@ -115,8 +115,8 @@ def test_the_worst_tenth_of_the_clients_is_rounded_to_the_nearest_number(clients
     np.testing.assert_allclose(summary.worst_decile, 100 * accuracies[-worst:].mean())
 
 
-@pytest.mark.parametrize("pad", [0, 20])
-def test_an_answer_of_nan_is_wrong(pad):
+def test_an_answer_of_nan_is_wrong():
+    pad = 20
     logits = np.array([[2.0, 0, 0], [0, 2, 0], [1, 0, 2], [np.nan] * 3])
     y, mask = np.array([0, 1, 1, 0]), np.array([True] * 4)
     logits, y, mask = np.pad(logits, ((0, pad), (0, 0))), np.pad(y, (0, pad)), np.pad(mask, (0, pad))

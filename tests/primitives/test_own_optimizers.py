@@ -152,26 +152,3 @@ def test_transformations(one_by_one):
         got = way(jnp.asarray(ROWS))
         assert got.dtype == jnp.float32
         np.testing.assert_allclose(got, WANTED, rtol=1e-5, err_msg=name)
-
-
-def test_derivatives():
-    compute = in_float64(statistics)
-
-    def total(row, weights):
-        return compute(row, weights) @ jnp.array([1.0, 10.0, 100.0, 0.0])
-
-    row = ROWS[0]
-    order = np.argsort(row)
-    of_row = 100 * (WEIGHTS - WEIGHTS.mean())
-    for place, derivative in ((order[-1], 1), (order[0], -1), (order[-2], 10)):
-        of_row[place] += derivative
-    got = jax.jit(jax.grad(total, (0, 1)))(row, WEIGHTS)
-    np.testing.assert_allclose(got[0], of_row, rtol=1e-4)
-    np.testing.assert_allclose(got[1], 100 * (row - row.mean()), rtol=1e-4)
-    many = jax.vmap(jax.grad(total, (0, 1)), (0, None))(jnp.asarray(ROWS), WEIGHTS)
-    np.testing.assert_allclose(many[0][0], of_row, rtol=1e-4)
-
-
-def test_integers_have_no_derivative():
-    compute = in_float64(lambda x, count: (x.astype(jnp.float64) * count).astype(jnp.float32))
-    assert jax.grad(compute)(2.0, jnp.int32(3)) == 3
