@@ -6,7 +6,7 @@ import pytest
 from problems import tiny_federation
 
 import pfl_jax
-from pfl_jax import InvalidInput, LocalTraining, Settings, methods, models
+from pfl_jax import LocalTraining, Settings, methods, models
 from pfl_jax.engine import simulate
 from pfl_jax.networks.adapters import lora
 
@@ -63,9 +63,3 @@ def test_memory_grows_by_adapters_and_activations_alone():
     one, many = (lowered(model, chunk).compile().memory_analysis() for chunk in (1, DATA.num_clients))
     assert one.argument_size_in_bytes == many.argument_size_in_bytes < 1.3 * base
     assert many.temp_size_in_bytes - one.temp_size_in_bytes < base / 2
-
-
-def test_an_engine_refuses_a_federation_without_them():
-    engine = pfl_jax.build(methods.fedper(adapted(), TRAINING), Settings(rounds=1))
-    with pytest.raises(InvalidInput, match="with_frozen"):
-        engine.init(DATA, jax.random.key(0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from problems import tiny_federation, tiny_method
 
-from pfl_jax import InvalidInput, simulate
+from pfl_jax import simulate
 from pfl_jax.data import client_data
 from pfl_jax.data.places import spread
 from pfl_jax.engine import disk_state, placement, store
@@ -170,12 +170,3 @@ def test_the_largest_clients_are_dealt_first():
     assert 2 * np.ptp(loads) < np.ptp(plain)
     # Clients of one size are dealt in turns, every other one in the reverse order.
     assert [own.tolist() for own in placement.deal(np.full(5, 7), 2)] == [[0, 3, 4], [1, 2]]
-
-
-def test_data_that_is_on_a_mesh_is_run_on_no_other():
-    method, settings = tiny_method("local"), simulate.Settings(rounds=1)
-    placed = placement.place(PLAIN, simulate.client_mesh(jax.devices()[:1]))
-    simulate.run(method, placed, settings, jax.random.key(0), mesh=placed.mesh)
-    if jax.device_count() > 1:
-        with pytest.raises(InvalidInput, match="mesh: the data is on another one already"):
-            simulate.run(method, placed, settings, jax.random.key(0), mesh=simulate.client_mesh())

@@ -193,26 +193,3 @@ QUICK_LIMITS = {"fedavg_ft", "fedbn", "fedamp"}
 )
 def test_limit_is_the_other_method(name, limit, other, settings):
     assert_same(deployed(name, **limit), deployed(other, **settings))
-
-
-FINE_TUNED = [
-    "fedavg_ft",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedprox_ft", "fedem_ft", "fedbabu")),
-]
-
-
-@pytest.mark.parametrize("name", FINE_TUNED)
-def test_fine_tuning_has_as_many_epochs_as_training_unless_told(name):
-    def program(**epochs):
-        """What a client deploys, as text: nothing need be compiled to see that two programs are the same."""
-
-        def deployed(examples):
-            method = make_method(name, tiny_model(), lr=0.1, batch_size=8, **epochs)
-            server = method.init_server(jax.random.key(0))
-            client = method.init_client(jax.random.key(1), server, examples)
-            return method.personalize(jax.random.key(2), server, client, examples)
-
-        return jax.jit(deployed).lower(client_data(tiny_federation(), 1, "train")).as_text()
-
-    assert program(epochs=3) == program(epochs=3, finetune_epochs=3) == program(epochs=1, finetune_epochs=3)
-    assert program(epochs=1) != program(epochs=3)
