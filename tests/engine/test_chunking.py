@@ -12,7 +12,7 @@ from problems import tiny_federation, tiny_model
 from pfl_jax import Settings, methods, models, simulate
 from pfl_jax.data.places import spread
 from pfl_jax.engine import rounds
-from pfl_jax.engine.chunking import MAX_WASTE, choose_chunk, one_by_one, resolved, unused_shares
+from pfl_jax.engine.chunking import one_by_one, resolved, unused_shares
 from pfl_jax.primitives import LocalTraining
 
 
@@ -47,21 +47,6 @@ def test_wasted_steps_are_those_counted_one_by_one(counts, batch_size, chunk, de
     share = unused_shares(np.array(counts), **schedule).steps
     assert share == pytest.approx(counted(counts, **schedule), abs=1e-12)
     assert chunk != 1 or share == 0
-
-
-@settings(deadline=None)
-@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=14), devices=st.integers(1, 4), drop_last=st.booleans())
-def test_as_few_chunks_of_equal_size_as_waste_little(counts, devices, drop_last):
-    options = {"batch_size": 3, "devices": devices, "drop_last": drop_last}
-    chunk = choose_chunk(np.array(counts), **options)
-
-    def waste(chunk):
-        return unused_shares(np.array(counts), chunk=chunk, **options).steps
-
-    clients = -(-len(counts) // devices)
-    wasteful = [-(-clients // number) for number in range(1, -(-clients // chunk))]
-    assert chunk == 1 or waste(chunk) < MAX_WASTE
-    assert all(waste(larger) >= MAX_WASTE for larger in wasteful)
 
 
 @settings(deadline=None, max_examples=25)

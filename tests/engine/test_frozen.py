@@ -52,11 +52,6 @@ def lowered(model, chunk):
     return engine.round.lower(data, state, DATA.num_clients)
 
 
-def test_programs_do_not_grow_with_the_base():
-    small, large = (len(lowered(adapted(hidden), 2).as_text()) for hidden in ((16, 16), (512, 512)))
-    assert large < 1.05 * small
-
-
 def test_memory_grows_by_adapters_and_activations_alone():
     model = adapted((1024, 1024))
     base = sum(leaf.nbytes for leaf in jax.tree.leaves(model.frozen.values))
