@@ -45,6 +45,7 @@ def test_the_library_example_runs_and_learns(capsys):
     assert float(rounds[-1][1]) > 0.7
 
 
+@pytest.mark.slow
 def test_the_example_of_adapters_runs_and_learns(capsys):
     executed(block("docs/pretrained.md", 'targets="fc1|fc2"'))
     first, *_, last = [float(words[1]) for words in printed(capsys)]
@@ -103,6 +104,7 @@ def test_the_method_example_is_a_method():
 # docs/your-own-loop.md and docs/primitives.md
 
 
+@pytest.mark.slow
 @pytest.mark.without_f1_auc
 def test_loops_of_ones_own_give_what_run_gives(capsys):
     names = executed(*blocks("docs/your-own-loop.md"))

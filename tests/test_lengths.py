@@ -36,7 +36,7 @@ def function_lengths(text):
         if is_docstring(node):
             code -= lines_of(node)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    inside = {one: [each for each in ast.walk(one) if each in functions and each is not one] for one in functions}
+    inside = {one: [each for each in ast.walk(one) if isinstance(each, ast.FunctionDef)][1:] for one in functions}
     return [(one.name, len(code & lines_of(one) - set().union(*map(lines_of, inside[one])))) for one in functions]
 
 

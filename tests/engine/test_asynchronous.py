@@ -64,6 +64,7 @@ def first_key():
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(4), INITIALIZATION), 3)
 
 
+@jax.jit
 def sent(staleness):
     """What leaves a client with a model, class means, an update and an array, and the server then and now."""
     method, data = make_method("fedavg", tiny_model()), ClientData(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
@@ -79,7 +80,7 @@ def sent(staleness):
     server = server._replace(
         extra=jax.tree.map(lambda leaf: leaf - jnp.arange(1.0, 3).reshape(2, *[1] * (leaf.ndim - 1)), server.extra)
     )
-    return server.plain, stale(versioned, jnp.int32(staleness)).local(0, server, (), data).message
+    return server.plain, stale(versioned, staleness).local(0, server, (), data).message
 
 
 @pytest.mark.parametrize("tau", [0, 1, 2])
