@@ -1,4 +1,4 @@
-"""Files that are hostile, damaged or large: refused in one line, or read row by row."""
+"""Large files: read row by row, with the same result as read whole."""
 
 import tracemalloc
 
@@ -8,19 +8,9 @@ import numpy as np
 import pytest
 
 from pfl_jax import InvalidInput, client_mesh, data
-from pfl_jax.data import files, from_arrays, from_file, rows
+from pfl_jax.data import from_arrays, from_file, rows
 from pfl_jax.data.rows import Rows
 from pfl_jax.engine import placement
-
-
-@pytest.fixture(autouse=True)
-def _no_other_folders(monkeypatch, tmp_path):
-    monkeypatch.setattr(files, "SYSTEM_FOLDERS", ())
-    monkeypatch.chdir(tmp_path)
-
-
-# Anything
-
 
 X = np.random.default_rng(0).normal(size=(50, 3, 2)).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Wasted steps counted one by one, and the chunk that follows from them."""
+"""Wasted steps counted one by one, the chunk that a run chooses, and how clients are dealt to devices."""
 
 from dataclasses import replace
 

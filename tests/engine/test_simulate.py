@@ -1,4 +1,4 @@
-"""Cohorts, stragglers, chunks and devices of the engine, without regard to any method."""
+"""Cohorts, stragglers, devices and programs of the engine, without regard to any method."""
 
 import contextlib
 
@@ -158,9 +158,6 @@ def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
     first, *_ = play(donate=True)
     if state_on == "device":
         assert jax.tree.leaves(first.state.server)[0].is_deleted()
-
-
-# Programs: another run with the same engine compiles nothing
 
 
 DATA = tiny_federation()

@@ -1,4 +1,4 @@
-"""Batch normalization: formulas, padding, running statistics under an optimizer, and what Flax computes."""
+"""Batch normalization: formulas, padding, and running statistics under an optimizer."""
 
 import flax.linen as nn
 import jax

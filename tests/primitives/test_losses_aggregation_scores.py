@@ -1,4 +1,4 @@
-"""Losses, aggregation, trees and summaries against float64 NumPy."""
+"""Losses, scores and summaries against float64 NumPy; what the methods' equations use is tested there."""
 
 import warnings
 
@@ -116,10 +116,9 @@ def test_the_worst_tenth_of_the_clients_is_rounded_to_the_nearest_number(clients
 
 
 def test_an_answer_of_nan_is_wrong():
-    pad = 20
     logits = np.array([[2.0, 0, 0], [0, 2, 0], [1, 0, 2], [np.nan] * 3])
     y, mask = np.array([0, 1, 1, 0]), np.array([True] * 4)
-    logits, y, mask = np.pad(logits, ((0, pad), (0, 0))), np.pad(y, (0, pad)), np.pad(mask, (0, pad))
+    logits, y, mask = np.pad(logits, ((0, 20), (0, 0))), np.pad(y, (0, 20)), np.pad(mask, (0, 20))
     examples = ClientData(jnp.array(logits, jnp.float32), jnp.array(y), jnp.array(mask))
     found = evaluation.score(lambda _, x: x, None, examples)
     assert float(found["accuracy"]) == 0.5
