@@ -34,13 +34,7 @@ Prepare = Callable[[Path], object]
 
 
 class Case(NamedTuple):
-    """One bad input.
-
-    Attributes:
-      command: after `python -m experiments.`.
-      what: the state of the files it meets, in words.
-      prepare: makes that state in the current folder, which holds a copy of `run`.
-    """
+    """A command, the state of the files it meets in words, and what makes that state beside a copy of `run`."""
 
     command: str
     what: str = ""
@@ -411,13 +405,7 @@ def make_run(run: Path) -> None:
 
 
 def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
-    """Exit code, and what stood on stderr, without what differs between machines.
-
-    Args:
-      case: the bad input.
-      run: see `make_run`; it is copied.
-      here: an empty folder, which becomes the current one meanwhile.
-    """
+    """Exit code and stderr, but for what differs between machines, in an empty folder with a copy of `run`."""
     from experiments import export, figures, sizes
     from experiments.figures.__main__ import main as figure
     from experiments.report.__main__ import main as report
