@@ -147,7 +147,7 @@ def test_each_client_draws_for_itself_and_from_the_others_that_arrived(name, opt
 
 
 def test_clients_with_equal_overlaps_all_collaborate():
-    for size in range(3, 8):
+    for size in (3, 6):
         for value in np.linspace(0.05, 1, 8, dtype=np.float32):
             assert collaborators(jnp.full((size, size), value), jnp.ones(size, bool), 0.3).all(), (size, value)
 
