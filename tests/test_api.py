@@ -112,7 +112,6 @@ SLOW_FACTORIZATIONS = "scipy was imported before pfl_jax"
     [
         ("", None, "1 1", False),
         ("import scipy.linalg", None, "1 1", False),
-        ("", "2", "2 2", False),
         ("import scipy.linalg, sys; sys.modules['threadpoolctl'] = None", None, None, True),
     ],
 )

@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -28,7 +27,7 @@ from experiments.run import build
 from experiments.run.command import main
 from experiments.run.estimate import examples_visited
 from experiments.sweep.__main__ import main as sweep
-from pfl_jax import Cohort, LocalTraining, primitives, simulate, tasks
+from pfl_jax import Cohort, LocalTraining, primitives, simulate
 from pfl_jax.engine.clock import read_devices
 from pfl_jax.methods import make_method
 
@@ -46,25 +45,29 @@ def test_the_library_example_runs_and_learns(capsys):
     assert float(rounds[-1][1]) > 0.7
 
 
+@pytest.mark.slow
 def test_the_example_of_adapters_runs_and_learns(capsys):
     executed(block("docs/pretrained.md", 'targets="fc1|fc2"'))
     first, *_, last = [float(words[1]) for words in printed(capsys)]
     assert last > max(first, 0.5)
 
 
-@pytest.mark.slow
-def test_the_examples_of_local_training_run(capsys):
-    for marker in ('optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"):
-        executed(block("docs/training.md", marker), LocalTraining=LocalTraining)
-    assert len(printed(capsys)) == 3
+LONG = {
+    "training": ("docs/training.md", ['optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"]),
+    "validation": ("docs/evaluation.md", ["with_validation("]),
+    "virtual time": ("docs/time.md", ["clock.timetable("]),
+    "sweep": ("docs/sweeps.md", ["sweep.run("]),
+}
+"""Name -> page, and a text in each of its blocks that runs and prints."""
 
 
 @pytest.mark.slow
-def test_the_example_of_validation_runs(capsys):
-    executed(block("docs/evaluation.md", "with_validation("))
-    rounds = printed(capsys)
-    assert [len(words) for words in rounds] == [3, 3]
-    assert all(0 < float(word) <= 1 for words in rounds for word in words[1:])
+@pytest.mark.parametrize("name", LONG)
+def test_the_longer_examples_run(name, capsys):
+    page, markers = LONG[name]
+    names = executed(block("README.md", "simulate.run(")) if name == "sweep" else {"LocalTraining": LocalTraining}
+    executed(*(block(page, marker) for marker in markers), **names)
+    assert printed(capsys)
 
 
 def test_devices_of_the_page_are_the_committed_ones(tmp_path, monkeypatch):
@@ -85,20 +88,6 @@ def test_traces_of_fedscale_become_devices(tmp_path, monkeypatch):
     assert devices.available == [(90, [(0, 4), (50, 60)])]
 
 
-@pytest.mark.slow
-def test_the_example_of_virtual_time_runs(capsys):
-    executed(block("docs/time.md", "clock.timetable("))
-    times = [float(words[0]) for words in printed(capsys)]
-    assert len(times) == 8
-    assert times == sorted(times)
-
-
-@pytest.mark.slow
-def test_the_sweep_example_runs_and_learns(capsys):
-    executed(block("docs/sweeps.md", "sweep.run("), **executed(block("README.md", "simulate.run(")))
-    assert len(re.findall(r"0\.[4-9]\d*", capsys.readouterr().out.splitlines()[-1])) == 4
-
-
 def test_the_method_example_is_a_method():
     factory = executed(block("README.md", "def fedavg_median("))["fedavg_median"]
     median = make_method(factory, tiny_model(), **HYPER_PARAMETERS)
@@ -115,6 +104,7 @@ def test_the_method_example_is_a_method():
 # docs/your-own-loop.md and docs/primitives.md
 
 
+@pytest.mark.slow
 @pytest.mark.without_f1_auc
 def test_loops_of_ones_own_give_what_run_gives(capsys):
     names = executed(*blocks("docs/your-own-loop.md"))
@@ -145,100 +135,30 @@ def test_every_primitive_has_a_row_and_an_example_that_gives_what_it_shows():
 TOOLS, DIABETES, NUMBERS, FORTUNES, CHARACTERS, LABELS, OWN_LOSS, DROPOUT = blocks("docs/other-tasks.md")
 
 
-def scores(capsys):
-    """Method -> score -> value, of the last lines of what `show` prints."""
-    lines = {method: rest for method, *rest in printed(capsys)}
-    methods = [method for method in lines if method in ("local", "fedavg", "fedper", "centralised")]
-    return {name: dict(zip(lines[name][::2], map(float, lines[name][1::2]), strict=True)) for name in methods}
+TASKS = {
+    "numbers": [DIABETES, NUMBERS],
+    "characters": [FORTUNES, CHARACTERS],
+    "labels": [LABELS],
+    "own loss": [LABELS.partition("labels = ")[0], OWN_LOSS],
+    "dropout": [OWN_LOSS.partition("own_loss = ")[0], DROPOUT],
+}
 
 
 @pytest.mark.slow
-def test_numbers(capsys):
-    found = executed(TOOLS, DIABETES)
-    data, patients = found["diabetes"], found["patients"]
-    sizes = {name: int(count) for name, count in zip(patients.client_names, data.train_count, strict=True)}
-    assert capsys.readouterr().out == f"{sizes}\n"
-    assert data.num_classes == 0
-    assert found["one_client"](data).train_count.tolist() == [data.train_count.sum()]
-    executed(NUMBERS, **found)
-    of_methods = scores(capsys)
-    assert list(of_methods) == ["local", "fedavg", "centralised"]
-    # Of the mean of all targets they would be 1 and less than 0.
-    assert all(of["mse"] < 0.8 and of["r2"] > 0.1 for of in of_methods.values())
-
-
-@pytest.mark.skipif(not Path("/usr/share/games/fortunes").exists(), reason="needs Debian's package fortunes")
-@pytest.mark.slow
-def test_characters(capsys):
-    found = executed(TOOLS, FORTUNES, CHARACTERS)
-    of_methods = scores(capsys)
-    assert list(of_methods) == ["local", "fedper", "centralised"]
-    x, y = (np.asarray(found["fortunes"][index]) for index in (0, 1))
-    # A target is the next input; behind a text there is neither.
-    np.testing.assert_array_equal(np.where(x[:, 1:] > 0, x[:, 1:], -1), y[:, :-1])
-    # All symbols alike: log 82.
-    assert all(of["cross_entropy"] < np.log(found["symbols"]) for of in of_methods.values())
-    # A character is not predicted from itself as the next one.
-    model, codes = found["model"], np.asarray(found["fortunes"].x[:1])
-    params, changed = model.init(jax.random.key(0)), codes.copy()
-    changed[0, 20] += 1
-    differs = np.abs(np.asarray(model.apply(params, codes) - model.apply(params, changed))).max(axis=-1)[0] > 0
-    assert np.flatnonzero(differs).tolist() == list(range(20, 28))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "texts",
-    [
-        [LABELS],
-        [LABELS.partition("labels = ")[0], OWN_LOSS],
-        [OWN_LOSS.partition("own_loss = ")[0], DROPOUT],
-    ],
-    ids=["labels", "own_loss", "dropout"],
-)
-def test_other_tasks(capsys, texts):
-    found = executed(TOOLS, *texts)
-    of_methods = scores(capsys)
-    assert list(of_methods) == ["local", "fedper", "centralised"]
-    if OWN_LOSS in texts:
-        assert found["model"].task.scores == tasks.CLASSIFICATION.scores
-        assert all(of["accuracy"] > 0.3 for of in of_methods.values())
+@pytest.mark.parametrize("name", TASKS)
+def test_other_tasks(name, capsys):
+    """Each compares methods with the centralised model."""
+    if name == "characters" and not Path("/usr/share/games/fortunes").exists():
+        pytest.skip("needs Debian's package fortunes")
+    executed(TOOLS, *TASKS[name])
+    methods = [words[0] for words in printed(capsys)][-3:]
+    assert methods == ["local", "fedavg" if name == "numbers" else "fedper", "centralised"]
 
 
 # docs/recipes.md
 
 RECIPES = re.findall(r"(?:`(\w+\.py)`:\n\n)?```(\w+)\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)
 """(file or "", language, text) of every block, in order."""
-
-
-class Last(NamedTuple):
-    info: dict[str, Any]
-    cohort: np.ndarray
-
-
-@pytest.mark.slow
-@pytest.mark.without_f1_auc
-def test_the_notebook(capsys):
-    """Blocks of Python that are no files, before the first command."""
-    before = RECIPES[: [language for _, language, _ in RECIPES].index("sh")]
-    names = executed(*(text for file, language, text in before if language == "python" and not file))
-    lines = capsys.readouterr().out.splitlines()
-    accuracies = [float(line.removeprefix(f"grower {client}: ")) for client, line in enumerate(lines[:4])]
-    assert min(accuracies) >= 0.75
-    # The diagonal of the head weights, by client.
-    own = [
-        float(re.fullmatch(rf"client {client} takes (\d.\d\d) of its own head", line)[1])
-        for client, line in enumerate(lines[4:8])
-    ]
-    assert own == [round(float(weight), 2) for weight in names["last"].info["head_weights"].diagonal()]
-    # What client 3 deploys has the accuracy of the evaluation.
-    assert lines[8:] == [f"client 3: {accuracies[3]:.2f}"]
-    # All states of the list can be read.
-    assert [int(result.state.round) for result in names["results"]] == list(range(1, 11))
-    # Head weights of a part of the clients.
-    weights, cohort = np.array([[0.9, 0.1], [0.3, 0.7]]), np.array([2, 5])
-    executed(block("docs/recipes.md", "of its own head"), results=[Last({"head_weights": weights}, cohort)])
-    assert capsys.readouterr().out == "client 2 takes 0.90 of its own head\nclient 5 takes 0.70 of its own head\n"
 
 
 @pytest.mark.slow
@@ -263,12 +183,6 @@ def test_the_whole_page_of_recipes(tmp_path, monkeypatch):
     assert Path("runs/compared/sweep.md").read_text().startswith("**fedpac, fedper on digits")
     assert len(names["table"]) == 4
     assert Path("compared.png").stat().st_size > 1000
-
-
-def test_the_glossary_is_sorted():
-    words = re.findall(r"^\| ([\w ,]+?) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)[1:]
-    assert words == sorted(words, key=str.lower)
-    assert len(words) > 25
 
 
 # docs/your-data.md
@@ -326,52 +240,26 @@ OWN = "docs/your-model-and-method.md"
 FILES = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", (ROOT / OWN).read_text(), re.DOTALL))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The folder in which a reader of the page works, after all of its commands."""
-    folder = tmp_path_factory.mktemp("reader")
-    for name, text in FILES.items():
-        (folder / name).write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for module, words in commands(OWN):
-            name = module.removeprefix("experiments.")
-            with pytest.raises(SystemExit) if "--help" in words else contextlib.nullcontext():
-                assert (export.main(words) if name == "export" else main(name, words)) == 0, words
-    return folder
-
-
-def test_the_page_of_your_own_code_has_its_files_and_commands():
-    assert list(FILES) == ["my_method.py", "test_my_method.py", "my_models.py"]
-    assert [name.removeprefix("experiments.") for name, _ in commands(OWN)] == [*["digits"] * 3, *["export"] * 2]
-
-
-@pytest.mark.slow
-def test_the_commands_of_your_own_code_leave_what_the_page_says(folder):
-    config = json.loads((folder / "runs/mine/config.json").read_text())
-    assert config["options"]["method"] == "my_method.py:slow_fedavg"
-    assert config["hyper_parameters"]["server_lr"] == 0.7
-    assert config["own_code"]["method"]["file"] == str((folder / "my_method.py").resolve())
-    assert json.loads((folder / "runs/mine/summary.json").read_text())["method"] == "my_method.py:slow_fedavg"
-    assert (folder / "runs/net/checkpoints").exists()
-
-
-@pytest.mark.slow
-def test_the_notebook_gives_the_runs_of_your_own_code_back(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    names = executed(*(text for text in blocks(OWN) if text not in FILES.values()))
-    assert names["model"].num_features == 16
-    assert len(names["runs"]) == 2
-    summary = json.loads((folder / "runs/net/summary.json").read_text())
-    assert 100 * float(names["accuracy"]) == pytest.approx(summary["received_per_client"][3], abs=1e-3)
-    params = serialization.msgpack_restore((folder / "model.msgpack").read_bytes())
-    run, test = names["run"], names["test"]
-    assert (run.model.apply(params, test.x) == run.predict(3, test.x)).all()
-
-
 @pytest.mark.slow
 @pytest.mark.without_f1_auc
-def test_the_test_on_the_page_of_your_own_code_passes(folder, monkeypatch):
-    monkeypatch.syspath_prepend(str(folder))
+def test_the_page_of_your_own_code(tmp_path, monkeypatch):
+    """Its files, its commands, its notebook and its test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    for module, words in commands(OWN):
+        name = module.removeprefix("experiments.")
+        with pytest.raises(SystemExit) if "--help" in words else contextlib.nullcontext():
+            assert (export.main(words) if name == "export" else main(name, words)) == 0, words
+    config = json.loads(Path("runs/mine/config.json").read_text())
+    assert config["options"]["method"] == "my_method.py:slow_fedavg"
+    assert config["hyper_parameters"]["server_lr"] == 0.7
+    names = executed(*(text for text in blocks(OWN) if text not in FILES.values()))
+    summary = json.loads(Path("runs/net/summary.json").read_text())
+    assert 100 * float(names["accuracy"]) == pytest.approx(summary["received_per_client"][3], abs=1e-3)
+    params = serialization.msgpack_restore(Path("model.msgpack").read_bytes())
+    run, test = names["run"], names["test"]
+    assert (run.model.apply(params, test.x) == run.predict(3, test.x)).all()
     executed(FILES["test_my_method.py"])["test_slow_fedavg"]()
-    del sys.modules["my_method"]
+    sys.modules.pop("my_method", None)

@@ -2,7 +2,6 @@
 
 import copy
 import errno
-import functools
 import os
 import pickle
 import warnings
@@ -10,13 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 
 from experiments.host.jax_config import repair_cache
-from pfl_jax import Diverged, InvalidInput, Model
+from pfl_jax import Diverged, InvalidInput
 from pfl_jax.atomic_write import append_line, write_binary, write_text
-from pfl_jax.errors import CannotWrite, first_line, one_line, shortened, word
+from pfl_jax.errors import CannotWrite, first_line, one_line, shortened
 
 
 @pytest.mark.parametrize("clients", [[2, 5], []])
@@ -38,24 +36,6 @@ def test_an_error_is_told_in_one_line_of_limited_length():
     assert shortened("a" * 201) == "a" * 197 + "..."
     assert len(first_line("a" * 900)) == 200
     assert len(one_line("a" * 900)) == 300
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("mlp", "'mlp'"),
-        (0.1, "0.1"),
-        (True, "True"),
-        (word, "the function word"),
-        (Model, "the class Model"),
-        (np, "a module"),
-        (functools.partial(word), "a partial"),
-        ([1], "a list"),
-        (np.zeros((2, 8), np.float32), "float32 [2, 8]"),
-    ],
-)
-def test_a_value_of_a_wrong_type_is_named(value, words):
-    assert word(value) == words
 
 
 def test_a_line_that_cannot_be_appended_is_told(tmp_path, full_disk):

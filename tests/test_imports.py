@@ -98,16 +98,3 @@ def test_there_is_no_cycle():
 
 def test_every_folder_has_its_floor():
     assert {room(module) for module in modules(ROOT)} == HEIGHT.keys()
-
-
-# `import` in a function, a cycle of two, and one for type checkers.
-@pytest.mark.parametrize("where", ["def f():\n    ", "if TYPE_CHECKING:\n    ", ""])
-def test_a_wrong_import_is_found(tmp_path, where):
-    for name in ("pfl_jax/engine", "pfl_jax/primitives", "experiments"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "pfl_jax/engine/a.py").write_text("from pfl_jax.primitives.b import c\n")
-    (tmp_path / "pfl_jax/primitives/b.py").write_text(f"{where}from pfl_jax.engine import a\n")
-    found = graph(tmp_path)
-    assert upward(found) == ["pfl_jax.primitives.b imports pfl_jax.engine.a"]
-    with pytest.raises(CycleError):
-        TopologicalSorter(found).prepare()

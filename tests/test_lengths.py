@@ -36,7 +36,7 @@ def function_lengths(text):
         if is_docstring(node):
             code -= lines_of(node)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    inside = {one: [each for each in ast.walk(one) if each in functions and each is not one] for one in functions}
+    inside = {one: [each for each in ast.walk(one) if isinstance(each, ast.FunctionDef)][1:] for one in functions}
     return [(one.name, len(code & lines_of(one) - set().union(*map(lines_of, inside[one])))) for one in functions]
 
 
@@ -82,14 +82,6 @@ def lists_of_methods(text):
 
 def test_no_other_file_lists_methods():
     assert {str(path.relative_to(ROOT)) for path in FILES if lists_of_methods(path.read_text())} == ALLOWED.keys()
-
-
-def test_lists_are_found():
-    assert lists_of_methods('KNOWN = {"fedavg": 1, "fedper": 2,\n  **dict.fromkeys(("local", "ditto", "apfl"))}') == [
-        1,
-        2,
-    ]
-    assert lists_of_methods('PAPERS = ("fedpac", "fedas")') == []
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

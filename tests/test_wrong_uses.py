@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh
 import pfl_jax
 from pfl_jax import InvalidInput, LocalTraining, Settings, data, make_method, methods, models, simulate
 from pfl_jax.data import Dataset, Partition
+from pfl_jax.primitives import map_examples, solve_simplex_qp
 
 TRAIN, TEST, SHAPE = 24, 12, (4, 4, 1)
 TRAIN_Y, TEST_Y = np.arange(TRAIN) % 3, np.arange(TEST) % 3
@@ -73,6 +74,10 @@ def sweep(keys=KEYS, lr=(0.1, 0.2), **options):
     federation = data.federate(dataset(), parts())
     make = lambda lr: made(lr=lr)  # noqa: E731
     return next(iter(pfl_jax.sweep.run(make, federation, Settings(rounds=1), keys, {"lr": jnp.array(lr)}, **options)))
+
+
+def runs(number, **options):
+    return data.federate_runs(dataset(), [parts()] * number, **options)
 
 
 def recipe(**values):
@@ -227,6 +232,21 @@ REFUSED = {
     "a mesh with an explicit axis": (
         lambda: run(mesh=mesh("clients", axis_types=(AxisType.Explicit,))),
         "as client_mesh() makes it",
+    ),
+    "nobody left of those held out": (lambda: data.hold_out(data.federate(dataset(), parts()), 3), "can be held out"),
+    "clients of several runs held out": (lambda: data.hold_out(runs(2), 1), "one federation, and this data has 2 runs"),
+    "more partitions than seeds": (lambda: runs(3, seeds=[0, 1]), "a partition and a seed each"),
+    "a sample before aggregation": (
+        lambda: Settings(rounds=1, eval_clients=2, before_aggregation=True),
+        "eval_clients",
+    ),
+    "examples in batches of none": (
+        lambda: map_examples(jnp.sin, jnp.ones(3), jnp.ones(3, bool), batch_size=0),
+        "at le",
+    ),
+    "an objective of another size": (
+        lambda: solve_simplex_qp(jnp.ones((2, 3, 3)), jnp.ones(3)),
+        "linear has shape (3,)",
     ),
     "a list of devices for a mesh": (lambda: run(mesh=jax.devices()), "mesh must be a Mesh or None, not a list"),
 }

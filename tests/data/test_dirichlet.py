@@ -41,28 +41,3 @@ def test_all_that_can_be_met_is_met():
     assert sizes(partition.train) == [30] * 40
     with pytest.raises(InvalidInput, match="40 clients cannot each have 31 of the 1200 training examples"):
         dirichlet(labeled(1200, 400, 10), 40, beta=0.1, min_size=31)
-
-
-@pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_draws_that_are_no_numbers_end_too(broken):
-    """NumPy draws nothing but NaN for the smallest concentrations."""
-
-    class Rng:
-        integers = np.random.default_rng(0).integers
-
-        def dirichlet(self, alpha, size):
-            return np.full((size, len(alpha)), broken)
-
-    totals = np.full((2, 5), 8)
-    with pytest.warns(UserWarning, match="moved"):
-        counts = dirichlet_counts.draw(Rng(), totals, dirichlet_counts.separate_sets, 4, 1e-300, (3, 1, 0))
-    np.testing.assert_array_equal(counts.sum(axis=1), totals)
-    assert (counts.sum(axis=2).min(axis=1) >= [3, 1]).all()
-
-
-def test_a_client_gives_of_the_set_that_it_has_enough_of():
-    """The first has one training example, which it needs itself, and 50 for testing."""
-    counts = np.array([[[1, 0], [3, 0]], [[20, 30], [0, 1]]])
-    assert dirichlet_counts._complete(counts, (1, 1, 10)) == 6
-    np.testing.assert_array_equal(counts.sum(axis=2), [[1, 3], [44, 7]])
-    assert (counts >= 0).all()

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfl_jax import InvalidInput
-from pfl_jax.data import class_table, client_data, federate, federate_runs, hold_out, load
+from pfl_jax.data import class_table, client_data, federate, load
 from pfl_jax.data.partition import dirichlet
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
@@ -33,19 +32,6 @@ def test_client_data_is_the_clients_examples(split):
         assert np.isfinite(got.x).all()
 
 
-def test_the_client_may_be_traced():
-    one_by_one = [client_data(DATA, client, "train") for client in range(6)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)
-    clients = jnp.arange(6)
-
-    def gather(client):
-        return client_data(DATA, client, "train")
-
-    for mapped in (jax.jit(jax.vmap(gather))(clients), jax.jit(lambda c: jax.lax.map(gather, c))(clients)):
-        for got, expected in zip(jax.tree.leaves(mapped), jax.tree.leaves(stacked), strict=True):
-            np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
-
-
 def test_the_pool_is_what_is_used_in_order():
     used = np.unique(np.concatenate([*PARTITION.train, *PARTITION.test]))
     assert len(used) < len(POOL_Y)
@@ -55,29 +41,7 @@ def test_the_pool_is_what_is_used_in_order():
     assert DATA.num_clients == 6
 
 
-def test_tables_are_padded_with_zeros():
-    width = max(map(len, PARTITION.train))
-    assert DATA.train_index.shape == (6, width)
-    assert DATA.train_index.dtype == DATA.train_count.dtype == jnp.int32
-    for row, count in zip(np.asarray(DATA.train_index), np.asarray(DATA.train_count), strict=True):
-        assert (row[count:] == 0).all()
-
-
 def test_class_table():
     for split in ("train", "test"):
         expected = [np.bincount(POOL_Y[rows], minlength=10) for rows in getattr(PARTITION, split)]
         np.testing.assert_array_equal(class_table(DATA, split), expected)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: hold_out(federate_runs(DATASET, [PARTITION] * 3), 1), "one federation, and this data has 3 runs"),
-        (lambda: federate_runs(DATASET, [PARTITION] * 3, seeds=[0, 1]), "a partition and a seed each"),
-        (lambda: federate_runs(DATASET, []), "a partition and a seed each"),
-    ],
-)
-def test_wrong_numbers_are_refused_in_one_line(call, message):
-    with pytest.raises(InvalidInput, match=message) as caught:
-        call()
-    assert "\n" not in str(caught.value)

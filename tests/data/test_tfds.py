@@ -146,16 +146,6 @@ def test_a_damaged_cache_is_rebuilt(prepared):
     assert not list((data_dir / "pfl_jax").glob("*.tmp"))
 
 
-def test_the_cache_alone_is_enough(prepared, tmp_path):
-    data_dir, loaded = prepared
-    (cache,) = (data_dir / "pfl_jax").glob("emnist-*.npz")
-    (tmp_path / "pfl_jax").mkdir()
-    (tmp_path / "pfl_jax" / cache.name).write_bytes(cache.read_bytes())
-    dataset = load("emnist", "auto", tmp_path, notify=quiet)
-    np.testing.assert_array_equal(dataset.test_x, loaded["emnist"].test_x)
-    assert dataset.description == loaded["emnist"].description
-
-
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(prepared, monkeypatch):
     data_dir, loaded = prepared
     (cache,) = (data_dir / "pfl_jax").glob("cinic10-*.npz")
@@ -183,12 +173,3 @@ def test_a_damaged_prepared_folder_gives_a_one_line_error(prepared, tmp_path):
         with pytest.raises(InvalidInput, match="is not a usable cifar10") as error:
             load("cifar10", source_name, tmp_path, notify=quiet)
         assert "\n" not in str(error.value)
-
-
-def test_a_damaged_archive_gives_a_one_line_error(patched, tmp_path):
-    fill_download_cache("cifar10", tmp_path)
-    (archive,) = (tmp_path / "downloads" / "cifar10").glob("*.gz")
-    archive.write_bytes(archive.read_bytes()[:-1000])
-    with pytest.raises(InvalidInput, match="cannot prepare cifar10") as error:
-        load("cifar10", "tfds", tmp_path, notify=quiet)
-    assert "\n" not in str(error.value)

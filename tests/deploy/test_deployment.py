@@ -1,7 +1,6 @@
 """A server and clients that only exchange messages, against the simulation of the same run."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -219,8 +218,3 @@ def test_wrong_messages_and_files_are_refused(tmp_path):
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(InvalidInput, match="no state of this client"):
         wire.one(client, request._replace(round=9))
-
-
-def test_examples_may_be_shapes_alone():
-    shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, client_data(FEDERATION, 0, "train")))
-    Deployment(tiny_method("fedper"), pfl_jax.Settings(rounds=1), KEY, N, shapes)

@@ -37,6 +37,7 @@ def test_flipped_labels_are_all_that_the_method_sees():
         assert method.survey.local(0, (), data).tolist() == labels
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def message_of(attack, scale, attacks):
     """What leaves a client of FedAvg with two more means of its own, and the received parameters."""
     method, key = make_method("fedavg", tiny_model()), jax.random.key(0)
@@ -49,12 +50,12 @@ def message_of(attack, scale, attacks):
         "flag": jnp.ones(2),
     }
     honest = method._replace(local=lambda key, server, client, data: LocalResult((), message, ()))
-    sent = attacked(honest, attack, jnp.array(attacks), scale=scale, num_classes=0).local(key, server, (), None).message
+    sent = attacked(honest, attack, attacks, scale=scale, num_classes=0).local(key, server, (), None).message
     return server, message, sent
 
 
 def test_flipped_signs():
-    server, message, sent = message_of("signs", 2.0, attacks=True)
+    server, message, sent = message_of("signs", 2.0, True)
     for name, start in reference.to_numpy(server).items():
         honest, wrong = (reference.to_numpy(one["model"].value)[name] for one in (message, sent))
         np.testing.assert_allclose(wrong, start - 2 * (honest - start), rtol=1e-5)
@@ -65,7 +66,7 @@ def test_flipped_signs():
 
 
 def test_noise_is_as_long_as_the_update():
-    server, message, sent = message_of("noise", 2.0, attacks=True)
+    server, message, sent = message_of("noise", 2.0, True)
     kernel = sent["model"].value["backbone"]["kernel"] - server["backbone"]["kernel"]
     update = message["model"].value["backbone"]["kernel"] - server["backbone"]["kernel"]
     ratio = float(jnp.linalg.norm(kernel) / jnp.linalg.norm(update))
@@ -75,7 +76,7 @@ def test_noise_is_as_long_as_the_update():
     # Every array has noise of its own.
     assert (sent["own"].value != sent["alike"].value).all()
     # Who is honest sends what it trained.
-    _, message, sent = message_of("noise", 2.0, attacks=False)
+    _, message, sent = message_of("noise", 2.0, False)
     jax.tree.map(np.testing.assert_array_equal, sent, message)
 
 

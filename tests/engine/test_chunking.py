@@ -1,9 +1,7 @@
-"""Wasted steps counted one by one, and the chunk that follows from them."""
+"""Wasted steps counted one by one, the chunk that a run chooses, and how clients are dealt to devices."""
 
-import time
 from dataclasses import replace
 
-import chex
 import jax
 import numpy as np
 import pytest
@@ -11,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
-from pfl_jax import Settings, methods, models, simulate, sweep
+from pfl_jax import Settings, methods, models, simulate
 from pfl_jax.data.places import spread
 from pfl_jax.engine import rounds
-from pfl_jax.engine.chunking import MAX_WASTE, choose_chunk, one_by_one, resolved, typical_cohort, unused_shares
+from pfl_jax.engine.chunking import one_by_one, resolved, unused_shares
 from pfl_jax.primitives import LocalTraining
 
 
@@ -51,40 +49,6 @@ def test_wasted_steps_are_those_counted_one_by_one(counts, batch_size, chunk, de
     assert chunk != 1 or share == 0
 
 
-@pytest.mark.parametrize(("devices", "want"), [(1, 20), (2, 10), (3, 7)])
-def test_equal_clients_go_all_at_once(devices, want):
-    counts = np.full(20, 600)
-    assert choose_chunk(counts, batch_size=50, devices=devices) == want
-
-
-@settings(deadline=None)
-@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=14), devices=st.integers(1, 4), drop_last=st.booleans())
-def test_as_few_chunks_of_equal_size_as_waste_little(counts, devices, drop_last):
-    options = {"batch_size": 3, "devices": devices, "drop_last": drop_last}
-    chunk = choose_chunk(np.array(counts), **options)
-
-    def waste(chunk):
-        return unused_shares(np.array(counts), chunk=chunk, **options).steps
-
-    clients = -(-len(counts) // devices)
-    wasteful = [-(-clients // number) for number in range(1, -(-clients // chunk))]
-    assert chunk == 1 or waste(chunk) < MAX_WASTE
-    assert all(waste(larger) >= MAX_WASTE for larger in wasteful)
-
-
-def test_the_chunk_of_very_many_unequal_clients_is_chosen_at_once():
-    counts, began = np.random.default_rng(0).integers(1, 600, 100_000), time.process_time()
-    assert choose_chunk(counts, batch_size=10, devices=1) > 1000
-    assert time.process_time() - began < 2
-
-
-def test_a_typical_cohort_spans_the_sizes():
-    counts = np.random.default_rng(0).permutation(np.arange(1, 101))
-    np.testing.assert_array_equal(typical_cohort(counts, 100), np.arange(1, 101))
-    cohort = typical_cohort(counts, 10)
-    np.testing.assert_array_equal(cohort, np.arange(6, 101, 10))
-
-
 @settings(deadline=None, max_examples=25)
 @given(loads=st.lists(st.integers(1, 300), min_size=1, max_size=14), devices=st.integers(1, 4))
 def test_devices_get_equal_numbers_and_similar_loads(loads, devices):
@@ -99,18 +63,6 @@ def test_devices_get_equal_numbers_and_similar_loads(loads, devices):
     assert np.ptp(totals) <= loads[0]
     share = unused_shares(loads, batch_size=1, chunk=1, devices=devices).devices
     assert share == pytest.approx(1 - sum(loads) / devices / max(totals))
-
-
-def test_devices_wait_for_the_one_that_trains_longest():
-    counts = np.array([90, 10, 10, 10])
-    # 9 + 1 and 1 + 1 steps; two under one vmap, 9 + 9 and 1 + 1 if the first device has the largest two.
-    assert unused_shares(counts, batch_size=10, chunk=1, devices=2).devices == pytest.approx(1 - 12 / 20)
-    assert unused_shares(counts, batch_size=10, chunk=2, devices=2).devices == pytest.approx(1 - 20 / 36)
-    assert unused_shares(counts, batch_size=10, chunk=1, devices=1).devices == 0
-    # Clients that belong to devices; all at once is at most ceil(4 / 2) = 2 on a device: 9 and 1 + 1 + 1 steps.
-    places = np.array([[0, 4, 4], [1, 2, 3]])
-    share = unused_shares(counts, batch_size=10, chunk=None, devices=2, places=places)
-    np.testing.assert_allclose(share, (0, 1 - 21 / 36), atol=1e-12)
 
 
 CNN, MLP = models.fedpac_cnn((28, 28, 1), 10), models.mlp((8, 8, 1), 10)
@@ -139,37 +91,14 @@ def test_auto_is_all_clients_at_once_where_that_is_fast(model, counts, backend, 
     assert resolved(Settings(3, chunk=None), schedule, counts, backend=backend).chunk is None
 
 
-def test_a_method_that_does_not_say_how_it_trains_has_convolutions_and_batches_of_one():
-    unknown = methods.fedavg(MLP, LocalTraining(batch_size=100))._replace(work=None)
-    assert resolved(Settings(1), unknown, np.full(9, 50), backend="cpu").chunk == 1
-    assert one_by_one(unknown, backend="cpu")
-    # In batches of 100 all are alike.
-    assert resolved(Settings(1), unknown, np.array([1, 1, 50, 50]), backend="gpu").chunk == 2
-    known = methods.fedavg(MLP, LocalTraining(batch_size=100))
-    assert resolved(Settings(1), known, np.array([1, 1, 50, 50]), backend="gpu").chunk == 4
-
-
-def test_a_run_and_a_sweep_make_the_choice(monkeypatch):
-    """On a CPU a multilayer perceptron's clients are trained together, and so are those of a sweep's runs."""
-    data, method = tiny_federation((9, 9, 9, 9)), methods.fedavg(tiny_model(), LocalTraining(batch_size=8))
-    seen = []
-    mapped = rounds.map_places
+def test_a_run_makes_the_choice(monkeypatch):
+    """On a CPU a multilayer perceptron's clients are trained together; conformance says that it changes nothing."""
+    method, seen, mapped = methods.fedavg(tiny_model(), LocalTraining(batch_size=8)), [], rounds.map_places
 
     def spied(*arguments, chunk, **options):
         seen.append(chunk)
         return mapped(*arguments, chunk=chunk, **options)
 
     monkeypatch.setattr(rounds, "map_places", spied)
-    auto, one = (
-        list(simulate.run(method, data, Settings(rounds=2, **given), jax.random.key(0)))[-1]
-        for given in ({}, {"chunk": 1})
-    )
-    assert set(seen) == {4, 1}
-    chex.assert_trees_all_close(auto.state.server, one.state.server, rtol=1e-5, atol=1e-6)
-    seen.clear()
-    list(sweep.run(lambda: method, data, Settings(rounds=1), jax.random.split(jax.random.key(0), 2)))
-    # Without an accelerator an engine of one's own trains one after another.
+    next(simulate.run(method, tiny_federation((9, 9, 9, 9)), Settings(rounds=1), jax.random.key(0)))
     assert set(seen) == {4}
-    seen.clear()
-    jax.eval_shape(simulate.build(method, Settings(rounds=1)).init, data, jax.random.key(0))
-    assert set(seen) == {1}

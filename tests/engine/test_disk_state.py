@@ -12,7 +12,6 @@ from pfl_jax.engine import disk_state
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.disk_state import NAME
 from pfl_jax.engine.store import OnDisk
-from pfl_jax.errors import CannotWrite
 
 CLIENTS = 7
 
@@ -164,13 +163,6 @@ def test_processes_take_the_rows_of_their_clients_from_disk(tmp_path):
     Checkpoints(tmp_path / "checkpoints").save(state, {}, {})
     found = Checkpoints(tmp_path / "checkpoints", 2, 1, 2).newest(state, clients=own).state
     assert_equal(found.clients, {name: leaf[own] for name, leaf in want.items()})
-
-
-def test_a_full_disk_is_one_line(tmp_path, full_disk):
-    with full_disk(100), pytest.raises(CannotWrite, match=rf"cannot write .*{NAME}: File too large; make room"):
-        stored(numbers(0), tmp_path)
-    with pytest.raises(CannotWrite, match="No such file"):
-        stored(numbers(0), tmp_path / "missing")
 
 
 def test_nothing_is_left_of_a_temporary_file(tmp_path, monkeypatch):

@@ -1,17 +1,14 @@
 """Frozen parameters are an argument of compiled programs, held once for all clients."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import tiny_federation
 
 import pfl_jax
-from pfl_jax import InvalidInput, LocalTraining, Settings, methods, models, sweep
+from pfl_jax import LocalTraining, Settings, methods, models
 from pfl_jax.engine import simulate
-from pfl_jax.engine.communication import traffic
 from pfl_jax.networks.adapters import lora
-from pfl_jax.primitives import byte_count
 
 DATA = tiny_federation()
 SHAPE = DATA.x.shape[1:]
@@ -55,47 +52,9 @@ def lowered(model, chunk):
     return engine.round.lower(data, state, DATA.num_clients)
 
 
-def test_programs_do_not_grow_with_the_base():
-    small, large = (len(lowered(adapted(hidden), 2).as_text()) for hidden in ((16, 16), (512, 512)))
-    assert large < 1.05 * small
-
-
 def test_memory_grows_by_adapters_and_activations_alone():
     model = adapted((1024, 1024))
     base = sum(leaf.nbytes for leaf in jax.tree.leaves(model.frozen.values))
     one, many = (lowered(model, chunk).compile().memory_analysis() for chunk in (1, DATA.num_clients))
     assert one.argument_size_in_bytes == many.argument_size_in_bytes < 1.3 * base
     assert many.temp_size_in_bytes - one.temp_size_in_bytes < base / 2
-
-
-@pytest.mark.slow
-def test_runs_of_a_sweep_share_the_base():
-    model = adapted()
-
-    def method(lr):
-        return methods.fedper(model, TRAINING.replace(lr=lr))
-
-    keys = jax.vmap(jax.random.key)(jnp.array([0, 0]))
-    *_, swept = sweep.run(method, DATA, Settings(rounds=2, chunk=2), keys, {"lr": jnp.array([0.1, 0.02])})
-    alone = last(method(0.1))
-    for one, other in zip(jax.tree.leaves(swept.state.server), jax.tree.leaves(alone.state.server), strict=True):
-        np.testing.assert_allclose(one[0], other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_run_continues_from_a_state_and_its_traffic_is_that_of_the_adapters():
-    method = methods.fedper(adapted(), TRAINING)
-    first, *_ = simulate.run(method, DATA, Settings(rounds=1), jax.random.key(0))
-    (continued,) = simulate.run(method, DATA, Settings(rounds=2), jax.random.key(0), state=first.state)
-    for one, other in zip(
-        jax.tree.leaves(continued.state.server), jax.tree.leaves(last(method).state.server), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    params = jax.eval_shape(adapted().init, jax.random.key(0))
-    assert traffic(method, DATA).up == byte_count(params["backbone"])
-
-
-def test_an_engine_refuses_a_federation_without_them():
-    engine = pfl_jax.build(methods.fedper(adapted(), TRAINING), Settings(rounds=1))
-    with pytest.raises(InvalidInput, match="with_frozen"):
-        engine.init(DATA, jax.random.key(0))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from problems import tiny_federation, tiny_method
 
-from pfl_jax import InvalidInput, simulate
+from pfl_jax import simulate
 from pfl_jax.data import client_data
 from pfl_jax.data.places import spread
 from pfl_jax.engine import disk_state, placement, store
-from pfl_jax.engine.disk_state import NAME, DiskLeaf
+from pfl_jax.engine.disk_state import DiskLeaf
 
 PLAIN = tiny_federation((9, 20, 14, 5, 12))
 DATA = PLAIN._replace(
@@ -70,20 +70,6 @@ def test_states_and_data_give_the_same_results_in_every_place(name, state_on, de
     # It goes on from a state of the same place.
     first = next(simulate.run(tiny_method(name), data, SETTINGS, jax.random.key(5), mesh=mesh, state_on=state_on))
     assert_same(play(name, **options, state=first.state), want[1:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "devices"), [("fedper", 1), ("fedpac", 1), ("fedas", 2), ("fedavg", 1)])
-def test_states_on_disk_give_bit_for_bit_what_states_on_the_host_give(name, devices, tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_state, "BLOCK", 2)
-    mesh = simulate.client_mesh() if devices == 2 else None
-    on_host = play(name, mesh=mesh, state_on="host")
-    on_disk = play(name, mesh=mesh, state_on="disk", state_folder=tmp_path)
-    for one, other in zip(on_host, on_disk, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, (one.received, one.trained), (other.received, other.trained))
-        jax.tree.map(np.testing.assert_array_equal, *(each.state._replace(key=()) for each in (one, other)))
-    # FedAvg's clients have no state.
-    assert (tmp_path / NAME).exists() == (name != "fedavg")
 
 
 def test_initial_states_are_written_to_disk_in_blocks(tmp_path, monkeypatch):
@@ -184,12 +170,3 @@ def test_the_largest_clients_are_dealt_first():
     assert 2 * np.ptp(loads) < np.ptp(plain)
     # Clients of one size are dealt in turns, every other one in the reverse order.
     assert [own.tolist() for own in placement.deal(np.full(5, 7), 2)] == [[0, 3, 4], [1, 2]]
-
-
-def test_data_that_is_on_a_mesh_is_run_on_no_other():
-    method, settings = tiny_method("local"), simulate.Settings(rounds=1)
-    placed = placement.place(PLAIN, simulate.client_mesh(jax.devices()[:1]))
-    simulate.run(method, placed, settings, jax.random.key(0), mesh=placed.mesh)
-    if jax.device_count() > 1:
-        with pytest.raises(InvalidInput, match="mesh: the data is on another one already"):
-            simulate.run(method, placed, settings, jax.random.key(0), mesh=simulate.client_mesh())

@@ -1,19 +1,15 @@
 """`Mean` messages against float64 NumPy, and what a round does with clients that are absent."""
 
-import math
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method
+from problems import received
 
 from pfl_jax import Mean, simulate
-from pfl_jax.data import client_data, federated
+from pfl_jax.data import federated
 from pfl_jax.data.federated import spread
 from pfl_jax.engine.mapping import in_client_order, map_places
-from pfl_jax.messages import is_mean
 from pfl_jax.methods import make_method
 from pfl_jax.networks import models as networks
 from pfl_jax.primitives import byte_count, mean_by_class, size_weights, weighted_mean
@@ -68,45 +64,6 @@ def test_terms_are_summed_over_real_clients_only(chunk, devices):
     np.testing.assert_allclose(rows, clients[:, 0])
     np.testing.assert_allclose(terms["sum"], 2 * np.sum(np.float64(clients), axis=0), rtol=1e-5)
     assert float(terms["count"]) == 5
-
-
-def gathered(program):
-    """Shapes [D, W, ...] of what a compiled program collects from all devices, client by client."""
-    found = re.findall(r"= (\S+) (?:all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", program)
-    return sorted(tuple(map(int, shape.split(","))) for text in found for shape in re.findall(r"\[([\d,]+)\]", text))
-
-
-def summed(program):
-    """How many numbers a compiled program adds up over the devices."""
-    found = re.findall(r"= (.*?) all-reduce(?:-start)?\(", program)
-    shapes = [shape for text in found for shape in re.findall(r"\[([\d,]*)\]", text)]
-    return sum(math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes)
-
-
-@pytest.mark.parametrize(
-    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "fedpac"))]
-)
-def test_devices_exchange_the_sums_of_means_and_each_clients_other_leaves(name):
-    data, mesh = tiny_federation((9, 20, 14, 5, 8, 6, 7, 11)), simulate.client_mesh()
-    method = tiny_method(name)
-    built = simulate.build(method, simulate.Settings(rounds=1), mesh).jit(mesh)
-    state = built.init(data, jax.random.key(0))
-    program = built.round.lower(data, state, 8).compile().as_text()
-
-    # Whether the client's work was finite and its four scores, and of fedpac what no mean stands for.
-    expected = [(2, 4)] * 5
-    if name == "scaffold":
-        # The control variate that a client sends, and the one that it keeps.
-        expected += 2 * [(2, 4, *leaf.shape) for leaf in jax.tree.leaves(state.server.control)]
-    if name == "fedpac":
-        head = jax.tree.leaves(state.server.head)
-        expected += [(2, 4, *leaf.shape) for leaf in (*head, *head)] + [(2, 4, CLASSES, FEATURES), (2, 4)]
-    assert gathered(program) == sorted(expected)
-    # The sums of the means' values and of their weights.
-    key, client = jax.random.key(0), jax.tree.map(lambda leaf: leaf[0], state.clients)
-    message = method.local(key, state.server, client, client_data(data, 0, "train")).message
-    means = [part for part in jax.tree.leaves(message, is_leaf=is_mean) if is_mean(part)]
-    assert summed(program) == sum(leaf.size for leaf in jax.tree.leaves(means))
 
 
 @pytest.mark.slow

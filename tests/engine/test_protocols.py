@@ -1,7 +1,6 @@
 """The protocol before_aggregation, against bookkeeping that is slow and obvious."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -44,12 +43,6 @@ def stack(trees):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-@pytest.mark.slow
-def test_before_aggregation_of_a_full_cohort_is_trained():
-    for result in play(tiny_method("ditto"), Settings(rounds=2, before_aggregation=True)):
-        assert_scores(result.before_aggregation, result.trained, exact=True)
-
-
 def test_before_aggregation_of_fedper_against_a_loop_over_clients():
     """Two rounds from the method's own functions: the cohort with its trained models, the others with the old base."""
     method, settings = tiny_method("fedper"), Settings(rounds=2, participation=0.3, before_aggregation=True)
@@ -77,21 +70,6 @@ def test_before_aggregation_of_fedper_against_a_loop_over_clients():
     outside = np.setdiff1d(np.arange(len(CLIENTS)), last.cohort)
     assert (last.before_aggregation["loss"][outside] != last.received["loss"][outside]).all()
     assert (last.before_aggregation["loss"][last.cohort] != last.received["loss"][last.cohort]).all()
-
-
-@pytest.mark.slow
-def test_a_continued_run_has_the_same_before_aggregation():
-    """Where the round before was evaluated, by what it had received; after an interruption that is made anew."""
-    method, every = tiny_method("fedper"), Settings(rounds=3, participation=0.3, before_aggregation=True)
-    whole = play(method, every)
-    first = next(simulate.run(method, DATA, every, KEY))
-    rest = play(method, every, state=jax.tree.map(jnp.copy, first.state))
-    for one, other in zip(rest, whole[1:], strict=True):
-        assert_scores(one.before_aggregation, other.before_aggregation, exact=True)
-    # What the others have is what they received in the round before.
-    for before, result in itertools.pairwise(whole):
-        outside = np.setdiff1d(np.arange(len(CLIENTS)), result.cohort)
-        assert_scores(row(result.before_aggregation, outside), row(before.received, outside), exact=True)
 
 
 def test_before_aggregation_of_a_diverged_client_is_received():

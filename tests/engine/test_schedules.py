@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
-from pfl_jax import Mean, Settings, simulate, sweep
+from pfl_jax import Mean, Settings, simulate
 from pfl_jax.base import Survey
 from pfl_jax.data import client_data
 from pfl_jax.engine.store import OnHost
@@ -53,20 +53,6 @@ def test_clients_fine_tune_as_in_the_last_round():
     for index, same in enumerate((False, False, True)):
         near = np.allclose(tuned[index].received["loss"], untuned[index].received["loss"], atol=1e-6)
         assert near == same
-
-
-@pytest.mark.slow
-def test_the_scale_of_a_schedule_can_be_swept():
-    data, settings = tiny_federation(), Settings(rounds=2)
-
-    def make(lr):
-        return lambda index: method(lr * RATES[index])
-
-    keys = jax.vmap(jax.random.key)(jnp.array([6, 6]))
-    *_, together = sweep.run(make, data, settings, keys, {"lr": jnp.array([1.0, 0.5])})
-    for index, scale in enumerate((1.0, 0.5)):
-        *_, alone = simulate.run(lambda r: method(scale * RATES[r]), data, settings, KEY)  # noqa: B023
-        np.testing.assert_allclose(together.received["loss"][index], alone.received["loss"], rtol=1e-4, atol=1e-5)
 
 
 SETTINGS = Settings(rounds=1)

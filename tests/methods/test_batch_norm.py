@@ -155,21 +155,6 @@ def test_the_step_of_feddyns_server_leaves_statistics_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mu", [0.0, 4.0])
-def test_fedavg_averages_statistics_and_penalties_leave_them_alone(mu):
-    clients, w = full.training_examples(), start_of("fedavg")
-    for _ in range(2):
-
-        def penalty(part, anchor=w):
-            return mu / 2 * sum(((value - anchor[name]) ** 2).sum() for name, value in part.items())
-
-        w = reference.mean(full.BETA, [train(w, x, y, penalty=penalty) for x, y in clients])
-    last = full.run(with_batch_norm(METHODS["fedprox"]), mu=mu)
-    assert_flat(last.state.server, w)
-    assert_losses(last, [w] * len(clients))
-
-
-@pytest.mark.slow
 def test_a_servers_optimizer_takes_statistics_as_they_are():
     base = with_batch_norm(METHODS["fedavg"])
 

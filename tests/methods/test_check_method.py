@@ -38,14 +38,6 @@ def counts_in_floats(base, share, key, server, clients, messages, cohort):
     return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), server), clients, info
 
 
-def keeps_a_key(base, share, key, server, data):
-    return key
-
-
-def hands_on_a_key(base, share, key, server, client, data):
-    return base.local(key, server, (), data)._replace(client=jax.random.split(client)[0])
-
-
 def branches(base, share, key, server, client, data):
     """A Python `if` on a hyper-parameter that sweeps trace."""
     if share > 1:
@@ -92,7 +84,6 @@ SLOW = pytest.mark.slow
             marks=SLOW,
         ),
         ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
-        ("structure", {"init_client": keeps_a_key, "local": hands_on_a_key}, r"keep their key_data in \.clients"),
         pytest.param("vmap", {"local": branches}, "TracerBoolConversionError", marks=SLOW),
         pytest.param(
             "chunks_and_padding", {"local": reads_padding}, "Neither clients under one vmap nor more", marks=SLOW
@@ -147,23 +138,11 @@ def trains_on_scores(state, outcome):
         pytest.param("devices", remembers(), "not approximately equal", marks=SLOW),
         ("resumption", remembers(), "not exactly equal"),
         ("learning", loses_accuracy, r"accuracy \(trained\)"),
-        ("structure", lambda state, outcome: (state, outcome._replace(finite=~outcome.finite)), "a client's state"),
     ],
 )
 def test_a_check_notices_a_wrong_round(check, alter, message):
     with pytest.raises(AssertionError, match=message):
         CHECKS[check](Altered(alter))
-
-
-def test_a_sound_method_passes_with_its_hyper_parameters():
-    seen = []
-
-    def aggregate(base, share, *arguments):
-        seen.append(share)
-        return base.aggregate(*arguments)
-
-    check_method(broken(aggregate=aggregate), skip=only("structure", "learning"), share=0.25)
-    assert seen[0] == 0.25
 
 
 def test_the_accuracy_is_the_callers():

@@ -25,7 +25,7 @@ def _write_no_programs():
     jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
-KINDS = {"fedavg", "fedper", "ditto", "knn_per", "fedem", "fedfomo", "feddbe", "fedpac", "fedex_lora"}
+KINDS = {"fedavg", "fedper", "knn_per", "fedem", "feddbe", "fedpac"}
 """A method of each kind: these run by default, since compiling takes nearly all of the time."""
 
 

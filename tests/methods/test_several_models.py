@@ -146,7 +146,10 @@ def test_knn_per_without_neighbors_is_fedavg():
     full.assert_like_fedavg(last, last.state.server)
 
 
-@pytest.mark.parametrize(("neighbors", "kernel"), [(1, "exponential"), (5, "exponential"), (5, "gaussian")])
+@pytest.mark.parametrize(
+    ("neighbors", "kernel"),
+    [pytest.param(1, "exponential", marks=pytest.mark.slow), (5, "exponential"), (5, "gaussian")],
+)
 def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbors, kernel):
     clients = full.training_examples()
     method, data = knn_per(tiny_model(), neighbors=neighbors, held_out=0.4, kernel=kernel), tiny_federation(full.SIZES)

@@ -19,7 +19,7 @@ OTHERS = {name: task for name, task in tasks.TASKS.items() if name != "classific
 KINDS = ("fedavg", "fedper", "ditto", "scaffold", "apfl", "fedas")
 """A shared model, a personal head, a personal model, corrections of gradients, a mixture, and weights by the server."""
 
-FAST = {("fedas", "regression"), ("fedper", "next_symbol")}
+FAST = {("fedper", "next_symbol")}
 """What runs by default: compiling takes nearly all of the time."""
 
 
@@ -75,7 +75,7 @@ def test_choices_without_a_meaning_are_refused():
         fedas(tiny_model(tasks.REGRESSION), alignment=False, **values)
 
 
-@pytest.mark.parametrize("task", ["regression", "next_symbol"])
+@pytest.mark.parametrize("task", [pytest.param("regression", marks=pytest.mark.slow), "next_symbol"])
 def test_the_trace_of_fedas_is_that_of_the_likelihood(task):
     """Which is neither the squared error nor the mean over symbols, the losses."""
     model, data = tiny_model(OTHERS[task]), tiny_federation(task=OTHERS[task])

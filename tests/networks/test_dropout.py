@@ -1,7 +1,5 @@
 """Dropout in models of Flax: in training by the key of the step, none where a model is deployed."""
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,13 +9,11 @@ from flax import nnx
 from problems import CLASSES, SHAPE
 
 from pfl_jax import ClientData, InvalidInput
-from pfl_jax.methods import METHODS
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.layers import Dense
 from pfl_jax.networks.passes import apply_backbone, init_backbone
 from pfl_jax.primitives import LocalTraining, clipped_gradient_sum
 from pfl_jax.streams import DROPOUT
-from pfl_jax.testing import conformance
 
 WIDTH, RATE = 40, 0.25
 
@@ -121,24 +117,6 @@ def test_steps_have_the_keys_that_streams_says():
     want = [jax.random.fold_in(jax.random.fold_in(stream, epoch), index) for epoch in range(2) for index in range(2)]
     np.testing.assert_array_equal(words, [jax.random.key_data(key) for key in want])
     assert len({tuple(row) for row in words.tolist()}) == 4
-
-
-@pytest.mark.slow
-def test_chunks_padding_and_resumption_change_nothing():
-    @functools.wraps(METHODS["fedper"])
-    def factory(model, *args, **values):
-        return METHODS["fedper"](from_flax(WithoutNorm(), SHAPE, CLASSES), *args, **values)
-
-    subject = conformance.Subject(factory)
-    for check in ("chunks_and_padding", "resumption"):
-        conformance.CHECKS[check](subject)
-
-
-class WithoutNorm(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dropout(0.5)(nn.tanh(nn.Dense(8)(x.reshape(x.shape[0], -1))))
-        return nn.Dense(CLASSES, name="head")(x)
 
 
 def test_private_gradients_drop_out_for_each_example():

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pfl_jax import ClientData, InvalidInput, LocalTraining, Settings, data, methods, models, networks, run, tasks
+from pfl_jax import ClientData, InvalidInput, LocalTraining, Settings, methods, models, networks, run, tasks
 from pfl_jax.base import NO_FEATURES
 from pfl_jax.methods import METHODS
 from pfl_jax.networks import adapters, from_flax
-from pfl_jax.networks.flax_modules import check_model
-from pfl_jax.networks.models import MODELS
 from pfl_jax.testing.problems import tiny_federation
 
 KEY, X = jax.random.key(0), jax.random.normal(jax.random.key(1), (4, 8))
@@ -115,11 +113,6 @@ def test_an_nnx_module():
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (
-            Named(),
-            {"head": "hed"},
-            r"no part hed .*: name its head with head=, one of backbone, backbone/layers_0, head",
-        ),
         (Transformed(), {"head": "decoder/out"}, "or decoder/out is inside nn.remat, nn.jit or another transform"),
         (Named(twice=True), {}, "head is called 2 times"),
         (Remembering(), {}, r"keeps variables besides its parameters \(cache\)"),
@@ -129,27 +122,11 @@ def test_an_nnx_module():
             "flatten before the head",
         ),
         (lambda rngs: NnxNet(rngs, more=True), {}, "the module does more after head"),
-        (lambda rngs: NnxNet(rngs), {"head": "tail"}, "no part tail .* one of .*norm"),
-        (lambda rngs: 3, {}, "gives a int, not a flax.nnx module"),
-        (lambda rngs: 1 / 0, {}, "cannot be called with inputs .*: ZeroDivisionError"),
-        (NnxNet(nnx.Rngs(0)), {}, "give a function rngs -> module"),
-        (Named, {}, "Named is neither a Model nor a flax.linen module"),
     ],
 )
 def test_what_is_refused(module, options, message):
     with pytest.raises(InvalidInput, match=message):
         from_flax(module, **{"input_shape": (8,), "num_classes": 3} | options)
-
-
-def test_a_model_that_does_not_fit_is_refused():
-    model = MODELS["mlp"]((8,), 3)
-    check_model(model, (8,), 3)
-    with pytest.raises(InvalidInput, match="cannot be applied to inputs"):
-        check_model(model, (9,), 3)
-    with pytest.raises(InvalidInput, match=r"not \[2, 31\]"):
-        check_model(model._replace(num_features=31), (8,), 3)
-    with pytest.raises(InvalidInput, match="for 4 classes"):
-        check_model(model, (8,), 4)
 
 
 def test_a_model_of_sequences():
@@ -212,14 +189,6 @@ def test_a_split_model_computes_and_trains_as_the_model():
     )
 
 
-def test_the_head_alone_as_personal_is_the_model_s_own_split():
-    model = perceptron()
-    first, second = (
-        rounds(methods.fedper(one, TRAINING))[-1] for one in (model, networks.split(model, personal="^head"))
-    )
-    chex.assert_trees_all_close(first.received, second.received, rtol=1e-5)
-
-
 def test_fedper_keeps_what_is_personal_and_averages_the_rest():
     """FedSA-LoRA: the A of the adapters are shared, the B and the classifier stay with the clients."""
     federation = tiny_federation()
@@ -276,11 +245,3 @@ def test_what_finds_nothing_or_everything_is_one_line(personal, words):
     with pytest.raises(InvalidInput, match=words) as error:
         networks.split(perceptron(), personal=personal)
     assert "\n" not in str(error.value)
-
-
-def test_inputs_that_a_split_model_does_not_take_are_named():
-    personal = networks.split(models.mlp((6,), 3), personal="^head")
-    federation = data.federate([(np.zeros((8, 5), np.float32), [0, 1] * 4)] * 2)
-    method = methods.fedper(personal, LocalTraining(batch_size=4))
-    with pytest.raises(InvalidInput, match=r"does not take this federation's inputs \[5\]"):
-        next(iter(run(method, federation, Settings(rounds=1), jax.random.key(0))))

@@ -7,11 +7,10 @@ import pytest
 from problems import tiny_federation, tiny_model
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.request import assignments, parse
+from experiments.cli.request import parse
 from experiments.run.estimate import examples_visited
-from pfl_jax import ClientData, InvalidInput, Settings, methods, models
+from pfl_jax import ClientData, InvalidInput, methods, models
 from pfl_jax.data import client_data
-from pfl_jax.engine.chunking import choose_chunk, resolved
 from pfl_jax.methods import make_method
 from pfl_jax.primitives import LocalTraining
 
@@ -78,13 +77,6 @@ def test_steps_are_the_first_of_as_many_epochs_as_they_need(n, steps, options):
     assert taken(n, local_steps=steps, **options) == taken(n, epochs=8, **options)[:steps]
 
 
-def test_choose_chunk_ignores_dropped_batches():
-    counts = np.array([10, 19, 15, 11])
-    options = {"batch_size": 10, "devices": 1}
-    assert choose_chunk(counts, **options, drop_last=True) == 4
-    assert choose_chunk(counts, **options) < 4
-
-
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "pfedme", "fedrod"])
 def test_every_method_has_the_recipes_batches(name):
     """What an epoch in a fixed order leaves out may be anything."""
@@ -104,15 +96,6 @@ def test_every_method_has_the_recipes_batches(name):
         np.testing.assert_array_equal(one, other)
     shuffled = trained(strange)
     assert any(np.abs(np.asarray(one) - other).max() > 1e-3 for one, other in zip(same[0], shuffled, strict=True))
-
-
-def test_batches_of_presets():
-    request = parse("cifar100", ["--preset", "fedas", "--method", "fedper"])
-    assert (request.options.drop_last, request.options.shuffle) == (True, False)
-    embedded, changes = request.on_embedded_data()
-    assert assignments({name: changes[name] for name in ("drop_last", "shuffle")}) == "--no-drop-last, --shuffle"
-    for options in (embedded.options, parse("cifar10", ["--preset", "fedpac"]).options):
-        assert (options.drop_last, options.shuffle) == (False, True)
 
 
 # A number of steps in place of epochs
@@ -145,16 +128,6 @@ def test_privacy_counts_a_use_in_every_step():
     assert methods.fedavg(model, LocalTraining(epochs=3)).privacy.passes == 3
     tuned = methods.fedavg_ft(model, LocalTraining(local_steps=17))
     assert (tuned.privacy.passes, tuned.privacy.deployment) == (17, 17)
-
-
-def test_clients_of_all_sizes_go_under_one_vmap():
-    model, sizes = models.mlp((8,), 3), np.array([1000, 10, 10, 10])
-
-    def chunk(**recipe):
-        method = methods.fedavg(model, LocalTraining(batch_size=10, **recipe))
-        return resolved(Settings(1), method, sizes, backend="gpu").chunk
-
-    assert (chunk(epochs=1), chunk(local_steps=17)) == (1, 4)
 
 
 SMALL = ["--source", "embedded", "--num-clients", "4", "--rounds", "1", "--train-size", "20", "--batch-size", "10"]

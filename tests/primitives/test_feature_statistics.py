@@ -91,19 +91,6 @@ def test_the_variance_survives_a_large_common_feature():
     np.testing.assert_allclose(variance, want, rtol=1e-2)
 
 
-def test_padding_changes_nothing():
-    plain = label_feature_statistics(*client([3, 2, 0, 1, 4]), CLASSES)
-    features, labels, mask = client([3, 2, 0, 1, 4])
-    padded = label_feature_statistics(
-        jnp.pad(features, ((0, 7), (0, 0)), constant_values=1e5),
-        jnp.pad(labels, (0, 7)),
-        jnp.pad(mask, (0, 7)),
-        CLASSES,
-    )
-    np.testing.assert_allclose(padded[0], plain[0], rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(padded[1], plain[1], rtol=1e-6)
-
-
 def test_a_class_that_nobody_in_the_cohort_holds_keeps_its_centroid():
     old, mean = jnp.ones((2, FEATURES)), Mean(jnp.array([[2.0] * FEATURES, [0.0] * FEATURES]), jnp.array([5.0, 0.0]))
     centroids, counts = merge_centroids(old, jnp.array([3.0, 4.0]), mean)

@@ -1,5 +1,7 @@
 """Fisher traces against per-example gradients taken one by one, in float64 where the model is simple enough."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 from layer_losses import losses
 
-from pfl_jax import ClientData, InvalidInput
+from pfl_jax import ClientData
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.networks import from_flax
 from pfl_jax.networks.models import fedavg_cnn, fedpac_cnn, mlp
@@ -100,8 +102,9 @@ def test_the_diagonal_is_the_mean_of_squared_gradients(name):
     squares = [jax.tree.map(lambda leaf: np.square(leaf, dtype=np.float64), gradient(params, one)) for one in examples]
     expected = jax.tree.map(lambda *leaves: sum(leaves) / 5, *squares)
     noise = jnp.where(data.mask.reshape(-1, *[1] * len(shape)), data.x, 1e3)
-    for microbatch in (2, 5, 9):
-        diagonal = diagonal_fisher(loss_of(model), params, data._replace(x=noise), microbatch=microbatch)
+    for microbatch in (2, 9):
+        fisher = jax.jit(functools.partial(diagonal_fisher, loss_of(model), microbatch=microbatch))
+        diagonal = fisher(params, data._replace(x=noise))
         assert jax.tree.structure(diagonal) == jax.tree.structure(params)
         jax.tree.map(
             lambda got, wanted: np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-9), diagonal, expected
@@ -146,17 +149,6 @@ def test_a_client_without_examples_has_no_information():
     assert all(jnp.all(leaf == 0) for leaf in jax.tree.leaves(diagonal_fisher(loss_of(model), params, nobody)))
 
 
-def test_closed_form_holds_no_gradient_per_example():
-    """The closed form of the dense layers never builds an array of microbatch x parameters."""
-    model = mlp((30,), 3, hidden=(40,))
-    params = model.init(jax.random.key(0))
-    program = jax.jit(lambda params, data: fisher_trace(loss_of(model), params, data, microbatch=7))
-    text = program.lower(params, client((30,), 3, size=9, padded=9)).as_text()
-    assert "7x30x40" not in text
-    assert "7x40x30" not in text
-    assert "7x30x" in text or "7x40x" in text
-
-
 def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     model, other = mlp((4,), 3, hidden=(5,)), mlp((4,), 3, hidden=(5,)).init(jax.random.key(2))
     params, data, given = model.init(jax.random.key(1)), client((4,), 3, size=5, padded=5), losses(model, other)
@@ -188,13 +180,3 @@ def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer()
         if loss in (given["jitted"], given["checkpointed"]):
             # JAX keeps what it traced while the loss was examined.
             np.testing.assert_allclose(loss(params, data), plain(params, data), rtol=1e-6)
-
-
-def test_unknown_options_are_refused():
-    model, shape = build("mlp")
-    params = model.init(jax.random.key(0))
-    with pytest.raises(InvalidInput, match="mean or sum"):
-        fisher_trace(loss_of(model), params, client(shape, 3, 2, 2), reduction="max")
-    for primitive in (fisher_trace, diagonal_fisher):
-        with pytest.raises(InvalidInput, match="at least 1"):
-            primitive(loss_of(model), params, client(shape, 3, 2, 2), microbatch=0)

@@ -154,11 +154,3 @@ def test_head_weights_with_the_empirical_covariance_of_each_client():
                 assert moved >= best * (1 - 1e-4)
     identity = head_weights(jnp.asarray(mu, jnp.float32), jnp.full(4, 10.0), jnp.asarray(counts))
     assert np.abs(weights - identity).max() > 0.1
-
-
-def test_head_weights_take_memory_that_grows_with_the_square_of_the_cohort():
-    clients = 64
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((clients, 2, 3), (clients,), (clients,))]
-    program = jax.jit(functools.partial(head_weights, solver="interior_point")).lower(*shapes).compile()
-    # M matrices [M, M] in float64 would be 2.1 MB.
-    assert program.memory_analysis().temp_size_in_bytes < clients**3 * 8 / 2

@@ -26,29 +26,6 @@ def squared_error(params, batch, key):
     return masked_mean(jnp.square(batch.x @ params - batch.y), batch.mask)
 
 
-@pytest.mark.parametrize("real", [1, 7, 8, 10])
-def test_fit_with_full_batches_is_pytorchs_sgd(real):
-    data = regression(10, real)
-    training = LocalTraining(0.05, 0.5, 0.1, batch_size=10, epochs=4)
-    got = training.fit(jax.random.key(1), jnp.zeros(3), data, squared_error)
-    x, y = np.float64(data.x[:real]), np.float64(data.y[:real])
-    w, velocity = np.zeros(3), np.zeros(3)
-    for _ in range(4):
-        velocity = 0.5 * velocity + 2 * x.T @ (x @ w - y) / real + 0.1 * w
-        w = w - 0.05 * velocity
-    np.testing.assert_allclose(got, w, rtol=1e-4, atol=1e-6)
-
-
-def test_a_mask_with_holes_selects_its_rows():
-    data = regression(12, 12)
-    mask = jnp.arange(12) % 3 == 1
-    kept = jax.tree.map(lambda leaf: leaf[np.asarray(mask)], data)
-    training = PLAIN.replace(lr=0.05, epochs=3, batch_size=12)
-    got = training.fit(jax.random.key(5), jnp.zeros(3), data._replace(mask=mask), squared_error)
-    want = training.fit(jax.random.key(5), jnp.zeros(3), kept, squared_error)
-    np.testing.assert_allclose(got, want, rtol=1e-5)
-
-
 def test_no_epochs_and_no_examples_leave_the_parameters_alone():
     data = regression(6, 6)
     training = PLAIN.replace(lr=0.1, batch_size=4, epochs=2)
@@ -157,9 +134,3 @@ def test_map_examples_goes_on_to_the_last_real_row():
     # Masks of parts of a client's examples have holes.
     x, mask = jnp.arange(6.0), jnp.array([False, True, False, False, True, False])
     np.testing.assert_array_equal(map_examples(lambda rows: rows + 1, x, mask, batch_size=2)[mask], [2, 5])
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5])
-def test_map_examples_takes_whole_batches(size):
-    with pytest.raises(InvalidInput, match=f"batch_size must be (a whole number|at least 1), not {size}"):
-        map_examples(lambda rows: rows, jnp.zeros(3), jnp.ones(3, bool), batch_size=size)

@@ -9,7 +9,7 @@ from problems import tiny_federation, tiny_model
 
 from pfl_jax import ClientData, InvalidInput
 from pfl_jax.data import client_data
-from pfl_jax.methods import METHODS, make_method
+from pfl_jax.methods import METHODS
 from pfl_jax.primitives import LocalTraining, in_float64, masked_mean, supervised_loss
 
 MODEL, KEY = tiny_model(), jax.random.key(0)
@@ -32,17 +32,6 @@ def test_an_optimizer_of_optax_has_rates_of_its_own():
     assert_same(fitted(optimizer=optax.sgd(0.1, momentum=0.9)), fitted(lr=0.1, momentum=0.9, weight_decay=0.0))
     assert_same(fitted(optimizer=optax.adam(0.03)), fitted(optimizer="adam", lr=0.03, weight_decay=0.0))
     assert_same(fitted(optimizer=optax.sgd(0.1), clip_norm=0.01), fitted(lr=0.1, clip_norm=0.01, **plain))
-
-
-def test_the_defaults_are_those_of_a_recipe_without_one():
-    recipe = LocalTraining()
-    assert (recipe.lr, recipe.momentum, recipe.weight_decay) == (0.01, 0.5, 5e-4)
-    own = recipe.replace(optimizer=optax.adam(0.1))
-    assert (own.lr, own.momentum, own.weight_decay) == (None, None, None)
-    assert own.replace(epochs=3).epochs == 3
-    assert own.replace(optimizer="sgd") == recipe
-    # From one flat set of values, as the command line and sweeps have it.
-    assert make_method("fedavg", MODEL, optimizer=optax.adam(0.1)).work.batch_size == 50
 
 
 def quadratic(params, batch, key):
@@ -75,20 +64,6 @@ def test_layers_with_steps_of_their_own():
     fixed = optax.multi_transform({"backbone": optax.sgd(0.1), "head": optax.set_to_zero()}, labels(PARAMS))
     with pytest.raises(InvalidInput, match="labels and masks must be functions of the parameters"):
         LocalTraining(optimizer=fixed, **STEPS).fit(KEY, PARAMS["backbone"], DATA, LOSS)
-
-
-def test_a_recipe_is_an_argument_of_a_compiled_program():
-    traces = []
-
-    @jax.jit
-    def train(recipe):
-        traces.append(recipe)
-        return recipe.fit(KEY, PARAMS, DATA, LOSS)
-
-    recipe = LocalTraining(optimizer=optax.adam(0.01), **STEPS)
-    train(recipe)
-    train(recipe.replace(epochs=1))
-    assert len(traces) == 1
 
 
 @pytest.mark.parametrize(("name", "value"), [("lr", 0.01), ("momentum", 0.5), ("weight_decay", 0.0)])
@@ -177,35 +152,3 @@ def test_transformations(one_by_one):
         got = way(jnp.asarray(ROWS))
         assert got.dtype == jnp.float32
         np.testing.assert_allclose(got, WANTED, rtol=1e-5, err_msg=name)
-
-
-def test_within_a_program_of_several_devices():
-    mesh = jax.make_mesh((1,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
-    compute, spec = in_float64(statistics), jax.sharding.PartitionSpec("clients")
-    mapped = jax.shard_map(
-        lambda rows: jax.lax.map(lambda row: compute(row, WEIGHTS), rows), mesh=mesh, in_specs=spec, out_specs=spec
-    )
-    np.testing.assert_allclose(jax.jit(mapped)(jnp.asarray(ROWS)), WANTED, rtol=1e-5)
-
-
-def test_derivatives():
-    compute = in_float64(statistics)
-
-    def total(row, weights):
-        return compute(row, weights) @ jnp.array([1.0, 10.0, 100.0, 0.0])
-
-    row = ROWS[0]
-    order = np.argsort(row)
-    of_row = 100 * (WEIGHTS - WEIGHTS.mean())
-    for place, derivative in ((order[-1], 1), (order[0], -1), (order[-2], 10)):
-        of_row[place] += derivative
-    got = jax.jit(jax.grad(total, (0, 1)))(row, WEIGHTS)
-    np.testing.assert_allclose(got[0], of_row, rtol=1e-4)
-    np.testing.assert_allclose(got[1], 100 * (row - row.mean()), rtol=1e-4)
-    many = jax.vmap(jax.grad(total, (0, 1)), (0, None))(jnp.asarray(ROWS), WEIGHTS)
-    np.testing.assert_allclose(many[0][0], of_row, rtol=1e-4)
-
-
-def test_integers_have_no_derivative():
-    compute = in_float64(lambda x, count: (x.astype(jnp.float64) * count).astype(jnp.float32))
-    assert jax.grad(compute)(2.0, jnp.int32(3)) == 3

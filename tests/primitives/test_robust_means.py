@@ -125,16 +125,6 @@ def test_a_value_of_several_arrays_is_one_vector():
     assert robust_means.robust_mean(robust_means.coordinate_median, {}, jnp.ones(3)).value == {}
 
 
-def test_classes_with_weights_of_their_own():
-    x, weights = vectors().reshape(CLIENTS, 2, 2), np.stack([UNEQUAL, ABSENT], axis=1)
-    for name in ("median", "krum"):
-        ours, slow = STATISTICS[name]
-        got = jax.jit(partial(robust_means.robust_mean, ours))(x, jnp.float32(weights))
-        want = [slow(np.float64(x[:, k]), weights[:, k]) for k in range(2)]
-        np.testing.assert_allclose(got.value, want, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(got.weight, weights.sum(0))
-
-
 TREE = {
     "w": np.array([[0.5, -3.0, 0.0], [0.1, 2.0, -0.2]], np.float32),
     "b": np.array([-2.5, 0.4, 0.0, 1.0], np.float32),

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from reference import minimizer_on_simplex as exact
 
-from pfl_jax import InvalidInput
 from pfl_jax.primitives import in_float64, simplex_qp, simplex_solvers, solve_simplex_qp
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 
@@ -147,15 +146,6 @@ def test_weights_do_not_depend_on_the_scale(scale):
     np.testing.assert_allclose(got.gap, want.gap, atol=1e-4)
 
 
-def test_double_precision_stays_double():
-    with jax.enable_x64(True):
-        matrix = jnp.asarray(groups_of_clients(8)[3])
-        solution = solve_simplex_qp(matrix, solver="interior_point")
-        assert solution.weights.dtype == solution.gap.dtype == jnp.float64
-        assert_on_simplex(solution.weights)
-        np.testing.assert_allclose(solution.weights, exact(matrix), atol=1e-4)
-
-
 @pytest.mark.parametrize(("size", "batch"), [(2, 2), (5, 5), (7, 5)])
 def test_an_accelerator_solves_batch_after_batch(size, batch):
     matrices = jnp.arange(5.0 * 4).reshape(5, 2, 2)
@@ -167,21 +157,6 @@ def test_an_accelerator_solves_batch_after_batch(size, batch):
     rows, corners = simplex_qp._solve_in_batches(solve, matrices, size)
     np.testing.assert_array_equal(rows, matrices.sum(axis=-1))
     np.testing.assert_array_equal(corners, matrices[:, 0, 0])
-
-
-@pytest.mark.parametrize(
-    ("shape", "solver", "message"),
-    [
-        ((2, 3, 3), "simplex", "auto, projected_gradient"),
-        ((2, 3), "auto", "square"),
-        ((0, 0), "auto", "square"),
-        ((2, 3, 3), "auto", r"linear has shape \(3,\)"),
-    ],
-)
-def test_bad_input_is_one_line(shape, solver, message):
-    with pytest.raises(InvalidInput, match=message) as error:
-        solve_simplex_qp(jnp.ones(shape), jnp.ones(3), solver=solver)
-    assert "\n" not in str(error.value)
 
 
 def test_the_gap_is_the_relative_frank_wolfe_gap():
@@ -295,39 +270,3 @@ def test_auto_gives_small_programs_to_jaxopt_and_the_rows_it_misses_to_the_inter
     np.testing.assert_array_equal(solve_in_turn(matrices), [equal, marked])
     monkeypatch.setattr(simplex_solvers, "projected_gradient", lambda *_, **__: equal / 0 * 0)
     np.testing.assert_array_equal(solve_in_turn(matrices), [marked, marked])
-
-
-@pytest.mark.parametrize("clients", [12, 30])
-@pytest.mark.parametrize("population", [groups_of_clients, lambda clients: random_matrices(clients, clients)])
-def test_jaxopt_solves_every_program_of_a_cohort(population, clients):
-    @in_float64
-    def gaps(matrices):
-        matrices = matrices.astype(jnp.float64)
-
-        def gap(matrix):
-            program = matrix, jnp.zeros(clients)
-            weights = simplex_solvers.projected_gradient(*program, floor=1e-7)
-            return simplex_solvers.frank_wolfe_gap(*program, weights, 1e-7)
-
-        return jax.lax.map(gap, matrices).astype(jnp.float32)
-
-    matrices = population(clients)
-    assert np.max(gaps(jnp.asarray(matrices / matrices.max(axis=(1, 2), keepdims=True), jnp.float32))) < 1e-7
-
-
-@pytest.mark.slow
-def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
-    matrices = jnp.asarray(random_matrices(2, 3), jnp.float32)
-    want = solve_simplex_qp(matrices, solver="interior_point")
-    with_jaxopt = solve_simplex_qp(matrices)
-    simplex_qp._solve.clear_cache()
-    monkeypatch.setattr(simplex_solvers, "jaxopt_is_installed", lambda: False)
-    monkeypatch.setattr(simplex_solvers, "_jaxopt", lambda: pytest.fail("jaxopt is not installed"))
-    got = solve_simplex_qp(matrices).weights
-    simplex_qp._solve.clear_cache()
-    np.testing.assert_array_equal(got, want.weights)
-    np.testing.assert_allclose(got, with_jaxopt.weights, atol=1e-4)
-    for solver in ("projected_gradient", "osqp"):
-        with pytest.raises(InvalidInput, match="jaxopt") as error:
-            solve_simplex_qp(matrices, solver=solver)
-        assert "\n" not in str(error.value)

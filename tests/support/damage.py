@@ -5,9 +5,6 @@ import os
 import shutil
 import signal
 
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-
 NESTED = b"[" * 100_000
 """JSON that is nested more deeply than Python's stack."""
 
@@ -38,27 +35,6 @@ DAMAGES = {
     "a symlink loop": lambda path: _replace(path, lambda path: path.symlink_to(path.name)),
 }
 """Name -> function that does it to a file."""
-
-
-FUZZ = settings(
-    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-
-
-def mutations(good):
-    """A good file with some of its bytes changed, cut out, repeated or replaced."""
-    place = st.integers(0, len(good) - 1)
-
-    def apply(edits):
-        content = bytearray(good)
-        for kind, start, end, extra in edits:
-            first, last = sorted((start % (len(content) + 1), end % (len(content) + 1)))
-            replaced = {"set": extra, "cut": b"", "twice": bytes(content[first:last]) * 2, "in": extra}[kind]
-            content[first : first if kind == "in" else last if kind != "set" else first + len(extra)] = replaced
-        return bytes(content)
-
-    edit = st.tuples(st.sampled_from(["set", "cut", "twice", "in"]), place, place, st.binary(max_size=12))
-    return st.lists(edit, min_size=1, max_size=4).map(apply)
 
 
 class Late(BaseException):

@@ -137,15 +137,12 @@ def head_weights(mu, variance, counts):
 
 
 def numerical_gradient(loss, w, step=1e-6):
-    """Gradient of loss(w) by central differences, for flat dicts of float64 arrays: as obvious as its loss."""
-    gradient = {}
+    """Gradient of loss(w) by forward differences, for flat dicts of float64 arrays: as obvious as its loss."""
+    gradient, here = {}, loss(w)
     for name, value in w.items():
         gradient[name] = np.zeros_like(value)
         for index in np.ndindex(value.shape):
-            ends = []
-            for sign in (1, -1):
-                moved = value.copy()
-                moved[index] += sign * step
-                ends.append(loss({**w, name: moved}))
-            gradient[name][index] = (ends[0] - ends[1]) / (2 * step)
+            moved = value.copy()
+            moved[index] += step
+            gradient[name][index] = (loss({**w, name: moved}) - here) / step
     return gradient

@@ -57,20 +57,10 @@ def write_run(
     is_real=True,
     level=80.0,
 ):
-    """Writes the folder of a run with the same scores in every evaluation but for the accuracies.
+    """Writes the folder of a run and returns its accuracies [R, N] after aggregation, in percent.
 
-    Args:
-      path: the run's folder.
-      words: its command line, without the seed.
-      dataset, seed: of the run.
-      rounds: its evaluations.
-      finished: whether it has a summary.
-      middle: whether the run was evaluated by before_aggregation too.
-      description, is_real: what the data was.
-      level: accuracy in percent in the first evaluation; each later one is a point better.
-
-    Returns:
-      The accuracies [R, N] after aggregation, in percent.
+    All evaluations have the same scores, but the accuracies, of mean `level` at first, are a point better each time.
+    `middle`: whether it was evaluated before aggregation too. `description`, `is_real`: what the data was.
     """
     request, rng = parse(dataset, [*words, "--seed", str(seed)]), np.random.default_rng(seed)
     clients, folder = request.options.num_clients, RunFolder.claim(path, "")

@@ -10,7 +10,6 @@ from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_
 from test_server_state import counted_momentum
 
 from pfl_jax import LocalResult, Mean
-from pfl_jax.data import client_data
 from pfl_jax.engine.communication import traffic
 from pfl_jax.methods import METHODS, fedavg, make_method
 from pfl_jax.testing import CHECKS, Subject
@@ -81,29 +80,6 @@ def test_values_that_were_not_received_follow_by_their_changes():
     twice = compressed(twice, Compression("quantize:2"))
     one, other = twice.local(key, server, twice.init_client(key, server, None), None).message
     assert not np.array_equal(one.value, other.value)
-
-
-def test_rounding_has_a_stream_of_its_own():
-    """The training of a client is that of the plain method, and another key rounds otherwise."""
-    one, key = client_data(tiny_federation(), 1, "train"), jax.random.key(5)
-    plain, method = (
-        make_method("fedper", tiny_model(), **HYPER_PARAMETERS, compress=text) for text in ("none", "quantize:2")
-    )
-
-    @jax.jit
-    def results(key):
-        server = plain.init_server(key)
-        state = method.init_client(key, server, one)
-        return plain.local(key, server, state.state, one), method.local(key, server, state, one)
-
-    exact, rounded = results(key)
-    np.testing.assert_array_equal(exact.personal["backbone"]["kernel"], rounded.personal["backbone"]["kernel"])
-    # What was lost is remembered.
-    for name, value in exact.message.value.items():
-        difference = value - rounded.message.value[name]
-        np.testing.assert_allclose(rounded.client.memory[name], difference, rtol=1e-4, atol=1e-6)
-        assert np.abs(difference).max() > 1e-3
-    assert int(rounded.message.weight) == int(exact.message.weight) == 20
 
 
 @pytest.mark.parametrize(

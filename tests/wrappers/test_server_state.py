@@ -79,7 +79,7 @@ def test_it_is_no_mean_of_parameters_any_more():
 @pytest.mark.parametrize(
     ("factory", "values"),
     [
-        (momentum_fedavg, {"compress": "sign"}),
+        pytest.param(momentum_fedavg, {"compress": "sign"}, marks=pytest.mark.slow),
         (counted_fedper, {"client_clip": 0.5}),
         (counted_fedper, {"server_mean": "median"}),
     ],
