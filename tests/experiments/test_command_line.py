@@ -109,12 +109,16 @@ def test_a_run_says_what_it_does(finished):
 def test_a_run_ends_at_its_target(tmp_path, capsys):
     out = tmp_path / "run"
     words = ["--method", "fedproto_g", "--rounds", "30", *SMALL, "--eval-every", "1", "--target-accuracy", "1"]
+    words += ["--eval-protocol", "before_aggregation"]
     assert main("digits", [*words, "--out", str(out)]) == 0
     assert "reached --target-accuracy 1 in round 1" in capsys.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["rounds"], summary["rounds_done"]) == (30, 1)
     (line,) = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     assert np.array(line["info"]["counts"]).shape == (10,)
+    # All take part.
+    assert line["before_aggregation_per_client"] == line["trained_per_client"] == summary["per_client_accuracy"]
+    assert summary["best"]["before_aggregation_accuracy"] == line["before_aggregation"]["mean"]
 
 
 def test_a_run_that_diverges_is_told_with_its_likely_cause(tmp_path, capsys):

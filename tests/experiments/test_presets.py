@@ -49,6 +49,9 @@ def test_a_preset_has_its_papers_values_for_every_method():
     request = parse("fashion_mnist", ["--method", "pfedme"])
     assert [request.hyper_parameters[name] for name in names] == [0.01, 0.5, 5e-4, 50, 5]
     assert (request.options.rounds, request.options.num_clients, request.options.train_size) == (200, 20, 600)
+    # And pFedHN's clients 0.01 on all data sets.
+    rates = [presets.values("fedpac", "cifar10", method)["lr"] for method in ("pfedhn", "fedper")]
+    assert rates == [0.01, 0.02]
     # A baseline in FedAS's tables runs as FedAS ran it, whatever its own defaults are.
     request = parse("cifar100", ["--method", "fedper"])
     assert [request.hyper_parameters[name] for name in names] == [5e-3, 0.0, 0.0, 16, 5]
@@ -97,6 +100,12 @@ def test_embedded_data_shrinks_what_was_not_given():
         ("cifar10", "--partition pathological --method fedrep", 72.71),
         ("cifar10", "--partition pathological --pathological-protocol clustered", 79.65),
         ("cifar10", "--num-clients 1000 --train-size 50 --participation 0.03 --full-last-round", 68.56),
+        (
+            "cifar10",
+            "--partition dirichlet --beta 1 --train-size None --test-size None --num-clients 100 --participation 0.3 "
+            "--full-last-round",
+            78.53,
+        ),
     ],
 )
 def test_figures_for_the_papers_settings(dataset, words, expected):

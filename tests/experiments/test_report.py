@@ -103,6 +103,12 @@ def test_seeds_are_one_group_and_unfinished_runs_do_not_count_beside_finished_on
     assert fedas.rounds == [2]
 
 
+def test_rounds_are_those_of_all_seeds(tmp_path):
+    write_run(tmp_path / "0", rounds=(2, 4))
+    write_run(tmp_path / "1", rounds=(1, 2, 4), seed=1)
+    assert groups_of(tmp_path)[0][0].rounds == [2, 4]
+
+
 def test_labels_tell_settings_apart(tmp_path):
     for name, words in {"a": (), "b": ("--lam", "0.5"), "c": ("--no-alignment",), "d": ("--shift", "labels")}.items():
         write_run(tmp_path / name, (*SMALL, *words))

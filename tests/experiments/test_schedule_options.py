@@ -87,11 +87,15 @@ def test_the_seed_reaches_every_draw_of_the_data():
     jax.tree.map(np.testing.assert_array_equal, experiment.data, expected)
 
 
-def test_the_cosine_ends_with_the_run(monkeypatch):
+def test_the_cosine_ends_with_the_run_and_options_are_fields_of_the_recipe(monkeypatch):
     words = "--schedule lr=cosine --rounds 7 --lr 0.1 --num-clients 6 --train-size 20 --test-size 10"
+    words += " --optimizer adamw --clip-norm 2 --drop-last --no-shuffle"
     experiment = build.build_experiment(parse("digits", words.split()), QUIET)
     found = []
-    monkeypatch.setattr(build, "method_of", lambda *_, lr, **__: found.append(float(lr)))
+    monkeypatch.setattr(build, "method_of", lambda *_, lr, **others: found.append((float(lr), others)))
     for number in (0, 7):
         experiment.method(number)
-    np.testing.assert_allclose(found, [0.1, 0.0], atol=1e-8)
+    np.testing.assert_allclose([lr for lr, _ in found], [0.1, 0.0], atol=1e-8)
+    recipe = {"optimizer": "adamw", "clip_norm": 2.0, "drop_last": True, "shuffle": False, "augment": None}
+    recipe |= {"dp_clip": None, "dp_noise": 0.0, "local_steps": None}
+    assert found[0][1].items() >= recipe.items()

@@ -29,7 +29,7 @@ HALF = ["--participation", "0.5", "--drop-rate", "0.5"]
 
 def test_a_sweep_is_its_runs_and_makes_none_twice(tmp_path, capsys, monkeypatch):
     out = tmp_path / "sweep"
-    words = [*SWEEP, *HALF, "--out", str(out)]
+    words = [*SWEEP, *HALF, "--shift", "labels", "--out", str(out)]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "0 of 4 runs are there" in printed
