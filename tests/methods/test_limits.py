@@ -29,8 +29,12 @@ KEY = jax.random.key(0)
 
 def last_state(name, data, rounds, settings=None, **options):
     method = make_method(name, tiny_model(), lr=0.1, batch_size=8, epochs=1, **options)
-    settings = simulate.Settings(rounds=rounds, eval_every=rounds, **(settings or {}))
-    return list(simulate.run(method, data, settings, KEY))[-1].state
+    settings = simulate.Settings(rounds=rounds, **(settings or {}))
+    engine, size = simulate.build(method, settings).jit(), settings.cohort_size(data.num_clients, 0)
+    state = engine.init(data, KEY)
+    for _ in range(rounds):
+        state, _ = engine.round(data, state, size)
+    return state
 
 
 @pytest.mark.parametrize("absent", [1, 50])

@@ -128,6 +128,13 @@ def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
             wanted = sum(norm * own[name][part] for norm, own in zip(norms / norms.sum(), sent, strict=True))
             got = after.server["backbone"][name][part]
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+    # Nor does a client see the ranks of the server that it does not have.
+    more = {name: part | {"lora_b": part["lora_b"].at[1:].add(1.0)} for name, part in before.server["backbone"].items()}
+    local, data = jax.jit(method.local), client_data(tiny_federation(), 1, "train")
+    one, same = (
+        local(before.key, given, 1, data).personal for given in (before.server, before.server | {"backbone": more})
+    )
+    assert_same(one, same)
 
 
 @pytest.mark.slow

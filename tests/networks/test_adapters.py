@@ -96,7 +96,7 @@ def test_targets_name_layers_by_their_paths():
     assert set(shapes) == {"attention", "dense"}
     assert set(shapes["attention"]) == {"query", "out"}
     assert shapes["attention"]["out"] == {"lora_a": (8, 8), "lora_b": (8, 8)}
-    with pytest.raises(InvalidInput, match="there are attention/key"):
+    with pytest.raises(InvalidInput, match="there are words, attention/query"):
         lora(model, shape, targets="fc9", input_dtype=dtype)
 
 

@@ -270,3 +270,21 @@ def test_auto_gives_small_programs_to_jaxopt_and_the_rows_it_misses_to_the_inter
     np.testing.assert_array_equal(solve_in_turn(matrices), [equal, marked])
     monkeypatch.setattr(simplex_solvers, "projected_gradient", lambda *_, **__: equal / 0 * 0)
     np.testing.assert_array_equal(solve_in_turn(matrices), [marked, marked])
+
+
+@pytest.mark.parametrize("clients", [12, 30])
+@pytest.mark.parametrize("population", [groups_of_clients, lambda clients: random_matrices(clients, clients)])
+def test_jaxopt_solves_every_program_of_a_cohort(population, clients):
+    @in_float64
+    def gaps(matrices):
+        matrices = matrices.astype(jnp.float64)
+
+        def gap(matrix):
+            program = matrix, jnp.zeros(clients)
+            weights = simplex_solvers.projected_gradient(*program, floor=1e-7)
+            return simplex_solvers.frank_wolfe_gap(*program, weights, 1e-7)
+
+        return jax.lax.map(gap, matrices).astype(jnp.float32)
+
+    matrices = population(clients)
+    assert np.max(gaps(jnp.asarray(matrices / matrices.max(axis=(1, 2), keepdims=True), jnp.float32))) < 1e-7
