@@ -1,12 +1,16 @@
 """What is made of a method by functools.partial or by a function of the user's has all that the method has."""
 
 import functools
+import sys
 
 import jax
 import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
+from experiments.cli.hyper_parameters import unread_by_method
+from experiments.cli.request import parse
+from experiments.run.command import main
 from pfl_jax import InvalidInput, LocalTraining, Settings, methods, simulate
 from pfl_jax.base import Privacy
 from pfl_jax.methods import make_method, recipes_of
@@ -88,3 +92,43 @@ def test_other_local_training_has_no_budget_unless_it_says_so():
     ((*_, uncovered, uses),) = budgets_of(trained_twice_and_said, **values)
     assert (uncovered, uses) == ((), [4, 8, 12])
     assert ClientPrivacy in recipes_of(trained_twice_and_said)
+
+
+FILE = """
+import functools
+
+from pfl_jax import LocalTraining, methods
+
+again = functools.partial(methods.fedavg)
+prox = functools.partial(methods.fedprox, mu=0.3)
+aligned = functools.partial(methods.fedpac, alignment=False)
+
+
+def logged(model, training=LocalTraining()):
+    return methods.fedavg(model, training)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize("name", ["again", "logged"])
+def test_its_options_are_those_of_the_method(mine, name):
+    words = ["--server-optimizer", "yogi", "--dp-clip", "1", "--client-clip", "1", "--compress", "none"]
+    there = parse("digits", ["--method", f"mine.py:{name}", *words]).hyper_parameters
+    assert there == parse("digits", ["--method", "fedavg", *words]).hyper_parameters
+
+
+def test_a_partial_in_a_file_has_help_ranges_and_conditions(mine, capsys):
+    assert parse("digits", ["--method", "mine.py:prox"]).hyper_parameters["mu"] == 0.3
+    with pytest.raises(InvalidInput, match="--mu must not be negative"):
+        parse("digits", ["--method", "mine.py:prox", "--mu", "-1"])
+    request = parse("digits", ["--method", "mine.py:aligned", "--lam", "2"])
+    assert unread_by_method("mine.py:aligned", request.hyper_parameters)["lam"] == "--no-alignment"
+    with pytest.raises(SystemExit):
+        main("digits", ["--method", "mine.py:prox", "--help"])
+    assert "FedProx: FedAvg with a proximal term" in capsys.readouterr().out
