@@ -45,14 +45,13 @@ def test_the_library_example_runs_and_learns(capsys):
     assert float(rounds[-1][1]) > 0.7
 
 
-@pytest.mark.slow
 def test_the_example_of_adapters_runs_and_learns(capsys):
     executed(block("docs/pretrained.md", 'targets="fc1|fc2"'))
     first, *_, last = [float(words[1]) for words in printed(capsys)]
     assert last > max(first, 0.5)
 
 
-LONG = {
+EXAMPLES = {
     "training": ("docs/training.md", ['optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"]),
     "validation": ("docs/evaluation.md", ["with_validation("]),
     "virtual time": ("docs/time.md", ["clock.timetable("]),
@@ -61,10 +60,9 @@ LONG = {
 """Name -> page, and a text in each of its blocks that runs and prints."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
-def test_the_longer_examples_run(name, capsys):
-    page, markers = LONG[name]
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_other_examples_run(name, capsys):
+    page, markers = EXAMPLES[name]
     names = executed(block("README.md", "simulate.run(")) if name == "sweep" else {"LocalTraining": LocalTraining}
     executed(*(block(page, marker) for marker in markers), **names)
     assert printed(capsys)
@@ -104,7 +102,6 @@ def test_the_method_example_is_a_method():
 # docs/your-own-loop.md and docs/primitives.md
 
 
-@pytest.mark.slow
 @pytest.mark.without_f1_auc
 def test_loops_of_ones_own_give_what_run_gives(capsys):
     names = executed(*blocks("docs/your-own-loop.md"))
