@@ -317,7 +317,7 @@ class LocalTraining:
           >>> print(jnp.sum(LocalTraining(batch_size=2, drop_last=True, shuffle=False).always_visited(mask)))
           4
         """
-        if self.shuffle or not (self.drop_last or self.local_steps is not None):
+        if self.shuffle:
             return mask
         steps = num_steps(jnp.sum(mask, dtype=jnp.int32), self.batch_size, drop_last=self.drop_last)
         if self.local_steps is not None:
