@@ -165,6 +165,12 @@ def test_processes_take_the_rows_of_their_clients_from_disk(tmp_path):
     assert_equal(found.clients, {name: leaf[own] for name, leaf in want.items()})
 
 
+def test_blocks_have_every_number_once():
+    found = disk_state.blocks(2 * disk_state.BLOCK + 1)
+    assert [len(one) for one in found] == [disk_state.BLOCK, disk_state.BLOCK, 1]
+    np.testing.assert_array_equal(np.concatenate(found), np.arange(2 * disk_state.BLOCK + 1))
+
+
 def test_nothing_is_left_of_a_temporary_file(tmp_path, monkeypatch):
     monkeypatch.setattr(disk_state.tempfile, "tempdir", str(tmp_path))
     clients = stored(numbers(0))

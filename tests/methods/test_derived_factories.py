@@ -41,7 +41,8 @@ def trained_twice(model, training=RECIPE):
 
 
 def trained_twice_and_said(model, training=RECIPE):
-    return trained_twice(model, training)._replace(privacy=Privacy(2 * training.epochs, clients=()))
+    method = trained_twice(model, training)
+    return method._replace(local=method.local, privacy=Privacy(2 * training.epochs, clients=()))
 
 
 DERIVED = [functools.partial(methods.fedavg), functools.partial(methods.fedavg, training=LocalTraining()), logged]

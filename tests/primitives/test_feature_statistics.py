@@ -157,6 +157,11 @@ def test_every_value_and_its_place_count(one, other):
     assert of(one.astype(kind)) != of(other.astype(kind))
 
 
+def test_neighboring_floats_are_the_same():
+    ones = np.ones((2, 3), np.float32)
+    assert of(np.nextafter(ones, 0, dtype=np.float32)) == of(ones) == of(np.nextafter(ones, 2, dtype=np.float32))
+
+
 def test_labels_count_with_their_inputs():
     x = jnp.arange(6.0).reshape(3, 2)
     assert len({of(x, jnp.array(y)) for y in ([0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 0])}) == 4
