@@ -100,6 +100,12 @@ def test_targets_name_layers_by_their_paths():
         lora(model, shape, targets="fc9", input_dtype=dtype)
 
 
+def test_blocks_of_a_convolution_have_adapters_too():
+    model, shape, dtype = NETWORKS["cnn"]
+    shapes = jax.eval_shape(lora(model, shape, rank=2, targets=".", input_dtype=dtype).init, jax.random.key(0))
+    assert set(shapes["backbone"]) == {"conv1", "conv2", "fc1"}
+
+
 def test_frozen_parameters_are_kept_in_the_type_that_was_asked_for():
     model, shape, _ = NETWORKS["mlp"]
     adapted = lora(model, shape, targets="fc2", frozen_dtype=jnp.bfloat16)
