@@ -238,9 +238,10 @@ def test_released_code_stands_beside_ours(tmp_path):
 
 
 def options_of(command):
-    """Options of a command line, each with its values, paths without folders; 20.0 is 20."""
-    parts = command.replace("'", "").split(" --")[1:]
-    return {tuple(Path(word).name.removesuffix(".0") for word in part.split()) for part in parts}
+    """Options of a command line, each with its last values, paths without folders; 20.0 is 20."""
+    parts = [part.split() for part in command.replace("'", "").split(" --")[1:]]
+    last = {name: tuple(Path(word).name.removesuffix(".0") for word in words) for name, *words in parts}
+    return set(last.items())
 
 
 def test_each_committed_result_is_the_run_that_its_name_says():
