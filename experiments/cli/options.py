@@ -291,7 +291,7 @@ class Options:
     """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
 
     def check(self) -> None:
-        """Raise InvalidInput for the first option that is out of range; what the library refuses, it refuses later."""
+        """Raise InvalidInput for the first option that is out of range."""
         for name, kind in KINDS.items():
             check_value(flag(name), getattr(self, name), kind)
         if self.accept_other_code and self.resume is None:

@@ -24,10 +24,12 @@ from experiments.cli.own_code import (
 from experiments.cli.parser import Group, Option, options_of, summary, unknown_option
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition_files import rows_of
+from pfl_jax.engine.cohort import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import listed
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import function_of
+from pfl_jax.primitives.local_training import LocalTraining
 
 IN_PLACE = "alignment in place"
 """Procedure of FedAS's released code, see `experiments.lab.fedas_ablation.released`; its name in a run's files."""
@@ -166,6 +168,9 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
             # Absolute: a run is resumed and exported from other folders too.
             options = dataclasses.replace(options, **{name: str(weights_file(file))})
     options.check()
+    # What the library refuses is refused now, before any data is loaded and any folder made.
+    settings_of(options)
+    LocalTraining(dp_clip=options.dp_clip, dp_noise=options.dp_noise)
     _check_processes(options)
     if options.mesh is not None:
         options, given = _on_mesh(options, given)
@@ -176,6 +181,12 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     request = Request(dataset, options, hyper_parameters, given, files(vars(options)))
     check_schedules(options.schedule or (), method, request.real_numbers())
     return request
+
+
+def settings_of(options: Options) -> Settings:
+    """The library's settings of a run; InvalidInput where they do not fit together."""
+    named = {name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__}
+    return Settings(before_aggregation=options.eval_protocol == "before_aggregation", **named)
 
 
 def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:

@@ -17,7 +17,7 @@ from experiments.cli import effects
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
 from experiments.cli.options import CUSTOM, MODEL_OPTIONS, PRETRAINED, TARGETS, WITH_FILES, Options
 from experiments.cli.own_code import is_own, is_partition_file, label, make_model, method_factory, said, with_loss
-from experiments.cli.request import Request, assignments
+from experiments.cli.request import Request, assignments, settings_of
 from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice
 from experiments.host.jax_config import devices
@@ -192,10 +192,7 @@ def _notes(request: Request, dataset: Dataset) -> list[str]:
 def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:
     """Assemble the experiment over an existing federation, whose clients are placed on a mesh if there is one."""
     options = request.options
-    settings = simulate.Settings(
-        before_aggregation=options.eval_protocol == "before_aggregation",
-        **{name: value for name, value in vars(options).items() if name in simulate.Settings.__dataclass_fields__},
-    )
+    settings = settings_of(options)
     newcomers: Any = None
     if options.held_out_clients:
         data, newcomers = federated.hold_out(data, options.held_out_clients)
