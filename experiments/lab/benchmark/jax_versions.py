@@ -1,7 +1,9 @@
-"""Local training of FedPAC's network with each form of its first layer, by version of JAX; a minute for each."""
+"""Local training of FedPAC's network with each form of its first layer, by version of JAX; minutes for each."""
 
 import functools
 import os
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,22 +19,44 @@ from pfl_jax.networks import convolution
 FORMS = {"pairs": False, "bands": True}
 """Form of the first layer -> value of `convolution._BANDS`."""
 
+ONE_DEVICE = "--xla_force_host_platform_device_count=1"
+WITHOUT_YNNPACK = f"{ONE_DEVICE} --xla_cpu_experimental_ynn_fusion_type="
+"""Flags of XLA."""
+
 
 def jax_versions(setup: Setup) -> Section:
     """Times by version, on one core, and each relative to the best of the first."""
-    scale, rows = setup.scale, []
+    scale, turns = setup.scale, setup.scale.repetitions[1]
     core = ("taskset", "-c", str(max(os.sched_getaffinity(0))))
-    alone = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    for python in setup.pythons:
-        setup.notify(str(python))
-        row = in_process(first_layer, scale, python=python, prefix=core, environment=alone)
+    environments = [{"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags} for flags in (ONE_DEVICE, WITHOUT_YNNPACK)]
+    measured: list[list[list[Row]]] = []
+    for turn in range(turns):
+        setup.notify(f"turn {turn + 1} of {turns}")
+        measured.append(
+            [
+                [in_process(first_layer, scale, python=python, prefix=core, environment=one) for one in environments]
+                for python in setup.pythons
+            ]
+        )
+    rows: list[Row] = []
+    for pairs in zip(*measured, strict=True):
+        row, without = (_medians(turns) for turns in zip(*pairs, strict=True))
         best = min((rows or [row])[0][f"{form}, ms"] for form in FORMS)
-        rows.append(row | {"chosen / best of the first": row[f"{row['chosen']}, ms"] / best})
+        row["chosen / best of the first"] = row[f"{row['chosen']}, ms"] / best
+        rows.append(row | {"chosen without YNNPACK, ms": without[f"{row['chosen']}, ms"]})
     note = (
-        f"{scale.epochs} epochs of {scale.examples} examples in batches of {scale.batch_size}, one core; medians "
-        f"of {3 * scale.repetitions[0]} in turn; forward and gradients: one convolution of the second layer"
+        f"{scale.epochs} epochs of {scale.examples} examples in batches of {scale.batch_size}, one core; medians of "
+        f"{turns} processes in turn, in each of {3 * scale.repetitions[0]} repetitions; forward and gradients: one convolution of the "
+        "second layer"
     )
     return Section("Versions of JAX", rows, note)
+
+
+def _medians(rows: Sequence[Row]) -> Row:
+    """Row with the median of each number."""
+    return {
+        name: statistics.median(row[name] for row in rows) if name.endswith("ms") else rows[0][name] for name in rows[0]
+    }
 
 
 def first_layer(scale: Scale) -> Row:
