@@ -50,7 +50,7 @@ inspect.getsourcelines = functools.cache(inspect.getsourcelines)
 
 
 QUICK = (
-    *("test_docs", "test_errors", "test_golden", "test_imports", "test_lengths"),
+    *("test_docs", "test_errors", "test_golden", "test_lengths"),
     *("test_mutants", "test_streams"),
     *("data/test_arrays", "data/test_federated", "data/test_hostile_files", "engine/test_communication"),
     *("methods/test_data_use", "methods/test_equations"),

@@ -46,8 +46,8 @@ def jax_versions(setup: Setup) -> Section:
         rows.append(row | {"chosen without YNNPACK, ms": without[f"{row['chosen']}, ms"]})
     note = (
         f"{scale.epochs} epochs of {scale.examples} examples in batches of {scale.batch_size}, one core; medians of "
-        f"{turns} processes in turn, in each of {3 * scale.repetitions[0]} repetitions; forward and gradients: one convolution of the "
-        "second layer"
+        f"{turns} processes in turn, in each of {3 * scale.repetitions[0]} repetitions; forward and gradients: one "
+        "convolution of the second layer"
     )
     return Section("Versions of JAX", rows, note)
 
