@@ -44,17 +44,24 @@ def test_runs_are_those_of_a_model_that_closes_over_its_base(name, options):
     np.testing.assert_allclose(passed.received["accuracy"], closed.received["accuracy"], atol=1e-6)
 
 
-def lowered(model, chunk):
+def lowered(model, chunk, data=DATA):
     method = methods.fedper(model, TRAINING)
     engine = pfl_jax.build(method, Settings(rounds=1, chunk=chunk)).jit()
-    data = DATA.with_frozen(model.frozen)
+    data = data.with_frozen(model.frozen)
     state = jax.eval_shape(engine.init, data, jax.random.key(0))
-    return engine.round.lower(data, state, DATA.num_clients)
+    return engine.round.lower(data, state, data.num_clients)
 
 
 def test_memory_grows_by_adapters_and_activations_alone():
-    model = adapted((1024, 1024))
+    model, data = adapted((1024, 1024)), tiny_federation([8] * 32)
     base = sum(leaf.nbytes for leaf in jax.tree.leaves(model.frozen.values))
-    one, many = (lowered(model, chunk).compile().memory_analysis() for chunk in (1, DATA.num_clients))
-    assert one.argument_size_in_bytes == many.argument_size_in_bytes < 1.3 * base
-    assert many.temp_size_in_bytes - one.temp_size_in_bytes < base / 2
+    one, some, all_ = (lowered(model, chunk, data).compile().memory_analysis() for chunk in (1, 8, 32))
+    assert one.argument_size_in_bytes == some.argument_size_in_bytes == all_.argument_size_in_bytes
+    assert base < one.argument_size_in_bytes < 1.3 * base
+    for fewer, more, clients in ((one, some, 7), (some, all_, 24)):
+        assert more.temp_size_in_bytes - fewer.temp_size_in_bytes < clients * base / 8
+
+
+def test_the_program_does_not_grow_with_the_base():
+    small, large = (len(lowered(adapted((width, width)), 2).as_text()) for width in (16, 1024))
+    assert large < 1.1 * small
