@@ -59,6 +59,7 @@ class Compared(NamedTuple):
       higher_is_better: whether larger scores are better.
       round: the last round that all have.
       scores: name of a method -> scores [N] in the runs of these seeds; the best mean first.
+      left_out: methods with a run that diverged, and has no scores.
     """
 
     data: str
@@ -67,6 +68,7 @@ class Compared(NamedTuple):
     seeds: list[int]
     round: int
     scores: dict[str, list[np.ndarray]]
+    left_out: list[str]
 
     def mean(self, name: str) -> float:
         """Mean over runs of the mean over clients."""
@@ -108,6 +110,8 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         clients.
     """
     groups = [one for one in groups if one.is_finished]
+    left_out = [one.label for one in groups if any(run.lines[-1]["received"]["mean"] is None for run in one.counted)]
+    groups = [one for one in groups if one.label not in left_out]
     if len(groups) < 2:
         raise InvalidInput("a comparison needs finished runs of two settings at least")
     if len(data := list(dict.fromkeys(one.data for one in groups))) > 1:
@@ -144,7 +148,7 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         if not scored.any():
             raise InvalidInput(f"no client is scored by all runs of seed {seed}")
     larger = load.task_of(groups[0].runs[0].config)["higher_is_better"]
-    compared = Compared(groups[0].data_name, groups[0].axis, larger, seeds, last, found)
+    compared = Compared(groups[0].data_name, groups[0].axis, larger, seeds, last, found, left_out)
     ordered = sorted(found, key=compared.mean, reverse=larger)
     return compared._replace(scores={name: found[name] for name in ordered})
 
@@ -172,7 +176,7 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
         runs = compared.scores[name]
         # The worst first.
         ranked = [np.sort(row) if compared.higher_is_better else -np.sort(-row) for row in runs]
-        tenth = np.mean([row[: max(1, len(row) // 10)].mean() for row in ranked])
+        tenth = np.mean([row[: max(1, round(len(row) / 10))].mean() for row in ranked])
         spread = np.mean([one.std() for one in runs])
         row, one = [name, *(number(float(value)) for value in (compared.mean(name), tenth, spread))], found.get(name)
         row += ["—"] * 2 if one is None else [number(one.mean, "+.2f"), f"{one.low:+.2f} to {one.high:+.2f}"]
@@ -220,6 +224,8 @@ def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> 
     ]
     if alike := [name for name, one in found.items() if not one.is_clear]:
         notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")
+    if compared.left_out:
+        notes.append(f"Left out, since a run diverged: {', '.join(compared.left_out)}.")
     if len(compared.seeds) == 1:
         notes.append("One seed: the intervals are over clients alone, and say nothing of other seeds.")
     return notes
