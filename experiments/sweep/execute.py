@@ -229,9 +229,8 @@ def _rounds(group: Group, states: State | None, used: Sequence[Any], console: Co
         donate=True,
     ):
         # Alone, such a run would end here.
-        diverged = ~result.finite.any(axis=1) if skips else ~result.finite.all(axis=1)
-        for one, has_diverged in zip(runs, diverged.tolist(), strict=True):
-            if has_diverged and not one.counts.ended:
+        for one, finite in zip(runs, result.finite, strict=True):
+            if not (np.any(finite) if skips else np.all(finite)) and not one.counts.ended:
                 one.counts.ended = True
                 print_notice(console, f"round {result.round}: the run in {one.folder.path} has diverged")
         yield [_of_run(result, index, ended=one.counts.ended) for index, one in enumerate(runs)]

@@ -87,7 +87,8 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
 def _mean_of(message: Message) -> Mean:
     """The `Mean` of parameters in a message."""
     part: Any = message if isinstance(message, Mean) else getattr(message, "backbone", None)
-    if not isinstance(part, Mean):
+    # Neither one that is clipped already, nor one for another statistic.
+    if type(part) is not Mean:
         raise InvalidInput("client_clip is for methods whose server takes a mean of parameters")
     return part
 

@@ -10,6 +10,7 @@ from experiments.cli.effects import fixed_rounds, notes, relevant_options
 from experiments.cli.request import parse
 from experiments.folder.load import read_result
 from experiments.run import batch
+from experiments.run.build import visits_of_clients
 from experiments.run.command import main
 from experiments.sweep.__main__ import Sweep
 from pfl_jax.engine.clock import read_devices, timetable
@@ -29,6 +30,21 @@ def trace(tmp_path):
     path = tmp_path / "devices.json"
     path.write_text(json.dumps({"devices": rows}))
     return path
+
+
+@pytest.mark.parametrize(
+    ("more", "visits"),
+    [
+        ([], [60, 14, 50]),
+        (["--drop-last"], [60, 14, 40]),
+        # Three, one and three mini-batches are an epoch.
+        (["--local-steps", "4"], [40, 28, 35]),
+    ],
+)
+def test_a_client_takes_time_for_the_examples_that_it_visits(more, visits):
+    words = SMALL if "--local-steps" not in more else SMALL.replace("--epochs 2", "")
+    request = parse("digits", [*words.split(), *more])
+    assert visits_of_clients(request, np.array([30, 7, 25])).tolist() == visits
 
 
 def test_a_run_its_resumption_and_its_virtual_time(trace, tmp_path, capsys):

@@ -148,13 +148,16 @@ def test_clipped_updates_are_neither_compressed_nor_combined_otherwise():
     private, small = private_clients(fedavg, recipe), compressed(fedavg, Compression("sign"))
     with pytest.raises(InvalidInput, match="client_clip cannot be given with compress"):
         private_clients(small, recipe)
-    for made, word in (
-        (compressed(private, Compression("sign")), "compress"),
-        (robust(private, ServerMean("median")), "server_mean"),
+    median, sign = ServerMean("median"), Compression("sign")
+    for made, said in (
+        (compressed(private, sign), "compress cannot be given with client_clip"),
+        (robust(private, median), "server_mean cannot be given with client_clip"),
+        (private_clients(robust(fedavg, median), recipe), "whose server takes a mean of parameters"),
+        (private_clients(private, recipe), "whose server takes a mean of parameters"),
     ):
 
         def local(server, made=made):
             return made.local(KEY, server, made.init_client(KEY, server, data), data).message
 
-        with pytest.raises(InvalidInput, match=f"{word} cannot be given with client_clip"):
+        with pytest.raises(InvalidInput, match=said):
             jax.eval_shape(local, jax.eval_shape(made.init_server, KEY))
