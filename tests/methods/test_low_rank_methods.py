@@ -139,7 +139,6 @@ def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
     assert_same(one, same)
 
 
-@pytest.mark.slow
 def test_an_attacker_flips_the_update_of_every_adapter_of_hetlora():
     # Layers of one size: the adapters' shapes do not tell them apart.
     model = adapters.lora(models.mlp(SHAPE, 3, hidden=(6, 6, 6)), SHAPE, rank=RANK, targets="fc")
@@ -152,6 +151,7 @@ def test_an_attacker_flips_the_update_of_every_adapter_of_hetlora():
     assert_same(found, jax.tree.map(lambda v, r: r - (v - r), values, state.server))
 
 
+@pytest.mark.slow
 def test_hetlora_gives_up_last_ranks_that_the_penalty_makes_small():
     _, free = played(methods.hetlora, rounds=3, lam=0.0, min_rank=1, gamma=0.5)
     _, small = played(methods.hetlora, rounds=3, lam=5.0, min_rank=1, gamma=0.5)
