@@ -111,6 +111,18 @@ def test_a_method_that_diverged_is_left_out(runs):
     assert "Left out, since a run diverged: fedper." in notes
 
 
+def test_options_that_no_name_tells_are_noted(runs):
+    folder, _ = runs
+    assert not compared(folder).notes
+    for seed in range(3):
+        write_run(folder / f"fedrep-{seed}", (*words("fedrep"), "--local-steps", "3"), seed=seed)
+    *_, notes = table(compared(folder))
+    assert any(
+        note.startswith("Beside what their names say, these runs differ in --") and "--local-steps" in note
+        for note in notes
+    )
+
+
 def test_time_to_a_target(runs, capsys):
     """80 is reached by fedpac in the first evaluation, by fedper in the second, and by local with one seed alone."""
     folder, _ = runs
