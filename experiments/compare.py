@@ -7,6 +7,7 @@ Runs of one setting differ in their seed; runs of two settings with the same see
 compared one by one after the last round that all have. Clients and seeds are resampled for the intervals.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.flags import check_new
+from experiments.cli.flags import check_new, flag
+from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS
+from experiments.cli.options import Options as RunOptions
 from experiments.cli.options import Protocol
 from experiments.cli.parser import Argument, parse
 from experiments.folder import load, stored_runs
@@ -26,6 +29,7 @@ from experiments.show.pictures import ENDINGS, Picture, Ranks, save
 from experiments.show.tables import NOTHING, markdown, number, terminal
 from pfl_jax.compare import Difference, critical_difference, difference, holm, mean_ranks, share_worse
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import listed
 
 BASELINE = "local"
 """Method whose clients gain nothing from others."""
@@ -59,6 +63,7 @@ class Compared(NamedTuple):
       higher_is_better: whether larger scores are better.
       round: the last round that all have.
       scores: name of a method -> scores [N] in the runs of these seeds; the best mean first.
+      notes: on runs that are left out, and on what else they differ in.
     """
 
     data: str
@@ -67,6 +72,7 @@ class Compared(NamedTuple):
     seeds: list[int]
     round: int
     scores: dict[str, list[np.ndarray]]
+    notes: list[str]
 
     def mean(self, name: str) -> float:
         """Mean over runs of the mean over clients."""
@@ -108,6 +114,9 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         clients.
     """
     groups = [one for one in groups if one.is_finished]
+    left_out = [one.label for one in groups if any(run.lines[-1]["received"]["mean"] is None for run in one.counted)]
+    groups = [one for one in groups if one.label not in left_out]
+    notes = [f"Left out, since a run diverged: {', '.join(left_out)}."] if left_out else []
     if len(groups) < 2:
         raise InvalidInput("a comparison needs finished runs of two settings at least")
     if len(data := list(dict.fromkeys(one.data for one in groups))) > 1:
@@ -143,10 +152,20 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
             rows[position] = rows[position][scored]
         if not scored.any():
             raise InvalidInput(f"no client is scored by all runs of seed {seed}")
+    if unnamed := _unnamed(groups):
+        notes.append(f"Beside what their names say, these runs differ in {listed(unnamed, 'and')}.")
     larger = load.task_of(groups[0].runs[0].config)["higher_is_better"]
-    compared = Compared(groups[0].data_name, groups[0].axis, larger, seeds, last, found)
+    compared = Compared(groups[0].data_name, groups[0].axis, larger, seeds, last, found, notes)
     ordered = sorted(found, key=compared.mean, reverse=larger)
     return compared._replace(scores={name: found[name] for name in ordered})
+
+
+def _unnamed(groups: Sequence[Group]) -> list[str]:
+    """Options of all runs that differ between groups, and are in no group's name."""
+    common = {*(field.name for field in dataclasses.fields(RunOptions)), *TRAINING_HYPER_PARAMETERS} - {"method"}
+    named = {word.partition("=")[0].removeprefix("no-") for one in groups for word in one.label.split()}
+    apart = [name for name in common - named if len({repr(one.setting.get(name)) for one in groups}) > 1]
+    return sorted(map(flag, apart))
 
 
 def table(compared: Compared, reference: str | None = None) -> tuple[list[str], list[list[str]], list[str]]:
@@ -172,7 +191,7 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
         runs = compared.scores[name]
         # The worst first.
         ranked = [np.sort(row) if compared.higher_is_better else -np.sort(-row) for row in runs]
-        tenth = np.mean([row[: max(1, len(row) // 10)].mean() for row in ranked])
+        tenth = np.mean([row[: max(1, round(len(row) / 10))].mean() for row in ranked])
         spread = np.mean([one.std() for one in runs])
         row, one = [name, *(number(float(value)) for value in (compared.mean(name), tenth, spread))], found.get(name)
         row += ["—"] * 2 if one is None else [number(one.mean, "+.2f"), f"{one.low:+.2f} to {one.high:+.2f}"]
@@ -220,6 +239,7 @@ def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> 
     ]
     if alike := [name for name, one in found.items() if not one.is_clear]:
         notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")
+    notes += compared.notes
     if len(compared.seeds) == 1:
         notes.append("One seed: the intervals are over clients alone, and say nothing of other seeds.")
     return notes

@@ -66,7 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_new("--to", words.to, ".json")
         check_new("--picture", words.picture, *ENDINGS)
         check_new("--npz", words.npz, ".npz")
-        _write(words, parsing.parse(words.dataset, rest), Terminal())
+        request = parsing.parse(words.dataset, rest)
+        if request.options.shift != "none":
+            raise InvalidInput("--shift changes the examples and not who has them: give it to the experiment")
+        _write(words, request, Terminal())
 
     return exit_code(work)
 

@@ -13,10 +13,9 @@ from typing import Annotated, Any
 import jax
 from rich.console import Console
 
-from experiments import unknown_dataset
+from experiments import DATASETS, unknown_dataset
 from experiments.cli import parser
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.options import WITH_FILES
 from experiments.cli.request import parse
 from experiments.host.console import Terminal, print_line
 from pfl_jax.data.federated import FederatedData, NumClasses
@@ -86,8 +85,8 @@ def _shapes(spec: DatasetSpec, num_clients: int, train_size: int) -> FederatedDa
 
 def _print(words: Sequence[str] | None, console: Console) -> None:
     own, _ = parser.parse(Words, "experiments.sizes", __doc__, words)
-    if own.dataset in WITH_FILES:
-        raise InvalidInput("the sizes of your own data are in its run's config.json: bytes_per_client_and_round")
+    if own.dataset in DATASETS and own.dataset not in SPECS:
+        raise InvalidInput(f"the sizes on {own.dataset} are in a run's config.json: bytes_per_client_and_round")
     if own.dataset not in SPECS:
         raise InvalidInput(unknown_dataset(own.dataset))
     methods = own.method or tuple(METHODS)

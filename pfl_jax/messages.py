@@ -29,6 +29,10 @@ class Update(Mean):
     __slots__: tuple[str, ...] = ()
 
 
+MEAN_OF_UPDATES = "its noise is for a mean of clipped updates"
+"""Why updates that were clipped for differential privacy are neither compressed nor combined by another statistic."""
+
+
 def is_mean(part: PyTree) -> bool:
     """Whether a part of a message is a `Mean`; for the argument `is_leaf` of jax.tree.map."""
     return isinstance(part, Mean)
@@ -141,6 +145,8 @@ def reference(value: PyTree, known: PyTree) -> tuple[PyTree, PyTree]:
     candidates = [(name, tree, _signature(tree)) for name, tree in _subtrees(known, "")]
 
     def find(part, name):
+        if not jax.tree.leaves(part):
+            return part, part
         here = _signature(part)
         same = [(other, tree) for other, tree, signature in candidates if signature == here]
         if len(same) > 1:
@@ -154,7 +160,22 @@ def reference(value: PyTree, known: PyTree) -> tuple[PyTree, PyTree]:
         outer = jax.tree.structure(part, is_leaf=lambda node: node is not part)
         return tuple(jax.tree.unflatten(outer, list(column)) for column in zip(*found, strict=True))
 
-    return find(value, "") if jax.tree.leaves(value) else (value, value)
+    return find(value, "")
+
+
+def references(message: Message, known: PyTree) -> tuple[PyTree, PyTree]:
+    """`reference` of every `Mean` of a message, which is looked up as a whole first.
+
+    Of several `Mean`s of one shape, such as adapters of equal layers, the place in the message tells which is which.
+
+    Args:
+      message: message of one client.
+      known: what the client received, see `received`.
+
+    Returns:
+      The two trees of `reference`, of the message's structure with the value in place of each `Mean`.
+    """
+    return reference(map_means(lambda part: part.value, message, rest=lambda leaf: leaf), known)
 
 
 def _is_array(tree: PyTree) -> bool:

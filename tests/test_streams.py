@@ -10,8 +10,8 @@ import pytest
 from message_shapes import message_shapes
 
 import pfl_jax
-from pfl_jax import streams
-from pfl_jax.messages import has_means, is_mean, reference
+from pfl_jax import Mean, streams
+from pfl_jax.messages import has_means, is_mean, reference, references
 from pfl_jax.methods import METHODS
 
 ROOT = Path(pfl_jax.__file__).parent
@@ -67,8 +67,6 @@ PARTS = {
     "scaffold": {"params"},
     # Class means are single arrays.
     "fedpac": {"backbone"},
-    # Each adapter is a mean of its own.
-    "hetlora": {"head"},
     "fedproto_g": set(),
 }
 """Methods with a `Mean` that is not trained from what the client received -> names of the parts that are."""
@@ -77,13 +75,15 @@ PARTS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_received_parts_of_every_method(name):
     _, _, message, known = message_shapes(name)
-    found = {}
-    for path, part in jax.tree_util.tree_leaves_with_path(message, is_leaf=is_mean):
+    found, (bases, flags) = {}, references(message, known)
+
+    def note(path, part, base, flags):
         if is_mean(part):
-            base, flags = reference(part.value, known)
             assert jax.tree.structure(base) == jax.tree.structure(part.value)
             for inner, flag in jax.tree_util.tree_leaves_with_path(flags):
                 found[jax.tree_util.keystr((*path, *inner), simple=True, separator=".")] = flag
+
+    jax.tree_util.tree_map_with_path(note, message, bases, flags, is_leaf=is_mean)
     assert bool(found) == has_means(message)
     if name in PARTS:
         parts = {path.split(".")[0] for path, flag in found.items() if flag}
@@ -111,3 +111,11 @@ def test_the_reference_is_what_was_received():
     # Another type is another thing.
     assert not any(jax.tree.leaves(reference(jax.tree.map(jnp.int32, params), server)[1]))
     assert reference((), server) == ((), ())
+
+
+def test_means_of_one_shape_are_told_apart_by_their_places():
+    server = {name: {"w": jnp.full(2, float(number))} for number, name in enumerate(("first", "second"))}
+    message = {name: Mean({"w": jnp.zeros(2)}, jnp.ones(())) for name in server}
+    bases, flags = references(message, server)
+    assert [bases[name]["w"].tolist() for name in server] == [[0, 0], [1, 1]]
+    assert all(jax.tree.leaves(flags))

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh
 import pfl_jax
 from pfl_jax import InvalidInput, LocalTraining, Settings, data, make_method, methods, models, simulate
 from pfl_jax.data import Dataset, Partition
+from pfl_jax.networks.adapters import lora
 from pfl_jax.primitives import map_examples, solve_simplex_qp
 
 TRAIN, TEST, SHAPE = 24, 12, (4, 4, 1)
@@ -69,11 +70,17 @@ def run(from_dataset=None, partition=None, method=None, settings=None, key=KEY, 
     return next(iter(pfl_jax.run(method or made(), federation, settings, key, **options)), None)
 
 
-def sweep(keys=KEYS, lr=(0.1, 0.2), **options):
-    """A sweep over two learning rates up to its first round, with changes."""
+def sweep(keys=KEYS, lr=(0.1, 0.2), name="lr", **options):
+    """A sweep over two learning rates, or other values, up to its first round, with changes."""
     federation = data.federate(dataset(), parts())
-    make = lambda lr: made(lr=lr)  # noqa: E731
-    return next(iter(pfl_jax.sweep.run(make, federation, Settings(rounds=1), keys, {"lr": jnp.array(lr)}, **options)))
+    make = lambda **values: made(**values)  # noqa: E731
+    return next(iter(pfl_jax.sweep.run(make, federation, Settings(rounds=1), keys, {name: jnp.array(lr)}, **options)))
+
+
+def cohort(size):
+    """Shapes after a round of the public engine."""
+    engine, federation = pfl_jax.build(made(), Settings(rounds=1)), data.federate(dataset(), parts())
+    return jax.eval_shape(lambda key: engine.round(federation, engine.init(federation, key), size), KEY)
 
 
 def runs(number, **options):
@@ -227,6 +234,17 @@ REFUSED = {
     "a sweep over a negative rate": (lambda: sweep(lr=(0.1, -0.1)), "lr must not be negative, not -0.1"),
     "a sweep with one key": (lambda: sweep(KEY), "keys must be keys [R]"),
     "a sweep with chunk 0": (lambda: sweep(chunk=0), "chunk must be at least 1, not 0"),
+    "a sweep over batch sizes": (lambda: sweep(name="batch_size", lr=(2, 3)), "start a sweep for each"),
+    "a cohort of more clients than there are": (lambda: cohort(4), "1 to 3 of 3 clients, not 4"),
+    "a cohort of nobody": (lambda: cohort(0), "1 to 3 of 3 clients, not 0"),
+    "a client that is not there": (
+        lambda: data.client_data(data.federate(dataset(), parts()), 3, "train"),
+        "there is no client 3",
+    ),
+    "adapters of a model of other inputs": (
+        lambda: lora(model(), (5, 5, 1), targets="fc"),
+        "cannot be applied to inputs float32 [2, 5, 5, 1]",
+    ),
     "a mesh with another axis": (lambda: run(mesh=mesh("data")), "as client_mesh() makes it"),
     "a sweep on a mesh with two axes": (lambda: sweep(mesh=mesh("clients", "data")), "as client_mesh() makes it"),
     "a mesh with an explicit axis": (

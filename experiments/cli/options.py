@@ -299,6 +299,9 @@ class Options:
         for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
             if getattr(self, name) is not None and getattr(self, needed) is None:
                 raise InvalidInput(f"{flag(name)} needs {flag(needed)}")
+        for name in ("full_last_round", "straggler_fraction", "drop_rate"):
+            if self.device_trace is not None and getattr(self, name):
+                raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
         for name, models in MODEL_OPTIONS.items():
             if getattr(self, name) is not None and self.model not in models:
                 raise InvalidInput(f"{flag(name)} is for --model {listed(models, 'and')}, not for {self.model}")

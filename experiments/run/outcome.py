@@ -18,7 +18,7 @@ from experiments.run.rounds import Run
 from experiments.show.run_table import results_table
 from pfl_jax.errors import Diverged, InvalidInput
 
-_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", VIRTUAL)
+_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", VIRTUAL, "diverged")
 """Entries of the last evaluation that the summary repeats."""
 
 

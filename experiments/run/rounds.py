@@ -31,6 +31,7 @@ class Counts:
     Attributes:
       wasted, idle: sums over the rounds of `records.unused_shares`.
       diverged: how often a client was left out because it had diverged.
+      ended: whether the run diverged among others, which go on: it has no scores any more.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: seconds since the run began, of all processes that had a part in it.
       starts: rounds completed when a process began its part; its first round includes compilation.
@@ -42,6 +43,7 @@ class Counts:
     bytes_up: int = 0
     bytes_down: int = 0
     diverged: int = 0
+    ended: bool = False
     visits: float = 0.0
     seconds: float = 0.0
     elapsed: float = 0.0
@@ -130,6 +132,8 @@ class Run:
             line["staleness"] = timetable.staleness[result.round - 1].tolist()
         if missing := result.cohort[~result.arrived].tolist():
             line["missing"] = missing
+        if counts.diverged:
+            line["diverged"] = counts.diverged
         if info := info_record(result.info):
             line["info"] = info
         if self.experiment.privacy:

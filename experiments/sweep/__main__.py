@@ -46,7 +46,6 @@ REFUSED = {
     "wandb": "its runs go side by side in one process, where W&B has one run at a time",
     "held_out_clients": "newcomers are measured in single runs",
     "target_accuracy": "its runs end together",
-    "on_nan": "a run that diverges is reported, and the others go on",
     "state_on": "its runs keep their clients' states on the devices",
 }
 """Options of single runs -> why a sweep does not have them."""

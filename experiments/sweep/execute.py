@@ -217,7 +217,7 @@ def _rounds(group: Group, states: State | None, used: Sequence[Any], console: Co
     # Values that do not vary stay constants of the program, which gives the compiler more to simplify.
     varied = [name for name in numbers[0] if len({values[name] for values in numbers}) > 1]
     keys = jnp.stack([jax.random.key(one.experiment.request.options.seed) for one in runs])
-    reported = np.zeros(len(runs), bool)
+    skips = first.request.options.on_nan == "skip-client"
     for result in sweep.run(
         _factory(first),
         group.data,
@@ -228,20 +228,24 @@ def _rounds(group: Group, states: State | None, used: Sequence[Any], console: Co
         mesh=simulate.client_mesh(list(used[: len(runs)])),
         donate=True,
     ):
-        diverged = ~result.finite.all(axis=1)
-        for index in np.flatnonzero(diverged & ~reported).tolist():
-            where = runs[index].folder.path
-            print_notice(console, f"round {result.round}: the run in {where} has diverged")
-        reported |= diverged
-        yield [_of_run(result, index) for index in range(len(runs))]
+        # Alone, such a run would end here.
+        for one, finite in zip(runs, result.finite, strict=True):
+            if not (np.any(finite) if skips else np.all(finite)) and not one.counts.ended:
+                one.counts.ended = True
+                print_notice(console, f"round {result.round}: the run in {one.folder.path} has diverged")
+        yield [_of_run(result, index, ended=one.counts.ended) for index, one in enumerate(runs)]
 
 
-def _of_run(result: RoundResult, index: int) -> RoundResult:
-    """Result of one run, with the state of all; a sweep leaves no client out."""
-    names = ("cohort", "arrived", "received", "trained", "before_aggregation")
+def _of_run(result: RoundResult, index: int, *, ended: bool) -> RoundResult:
+    """Result of one run, with the state of all; one that has diverged has no scores any more."""
+    names = ("cohort", "arrived", "finite", "received", "trained", "before_aggregation")
     own = {name: gather(getattr(result, name), index) for name in names}
-    info = {} if result.received is None else gather(result.info, index)
-    return result._replace(**own, info=info, finite=np.ones_like(own["arrived"]), examples=result.examples[index])
+    if ended:
+        scores = {name: own[name] for name in ("received", "trained", "before_aggregation")}
+        own |= jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), scores)
+        own["finite"] = np.ones_like(own["finite"])
+    info = {} if result.received is None or ended else gather(result.info, index)
+    return result._replace(**own, info=info, examples=result.examples[index])
 
 
 def _save(group: Group, states: State) -> None:

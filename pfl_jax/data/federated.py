@@ -295,6 +295,9 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
       >>> print(one.x.shape, one.mask.sum())  # 20 examples, padded to the largest client's 30
       (30, 8, 8, 1) 20
     """
+    # JAX would take the last client for one that is not there.
+    if isinstance(client, int) and not 0 <= client < len(data.train_count if data.row is None else data.row):
+        raise InvalidInput(f"there is no client {client}")
     if data.row is not None:
         client = data.row[client]
     index, count = (table[client] for table in _tables(data, split))

@@ -142,6 +142,11 @@ def explained(
     except (InvalidInput, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:
+        if values and isinstance(error, jax.errors.JAXTypeError):
+            raise InvalidInput(
+                f"of {', '.join(values)} one changes shapes, and its values share no program: start a sweep for each "
+                f"({first_line(error)})"
+            ) from error
         one, method = _first(data), at_round(make(**values), 0)
         if method.work is None:
             # It does not name its model, which could be asked alone.

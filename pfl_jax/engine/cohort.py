@@ -156,6 +156,8 @@ def sample_cohort(
       settings: fraction and rate of stragglers, and the drop rate.
     """
     (num_clients,) = counts.shape
+    if not 1 <= size <= num_clients:
+        raise InvalidInput(f"a cohort has 1 to {num_clients} of {num_clients} clients, not {size}")
     if settings.timetable is not None:
         clients = _from_timetable(settings.timetable, round_index, num_clients, size)
         sizes = counts[clients]

@@ -11,6 +11,7 @@ from typing import Any
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import check_value, unknown
+from pfl_jax.messages import MEAN_OF_UPDATES
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
@@ -174,6 +175,4 @@ def _check_together(recipes: Sequence[Any]) -> None:
         return
     for name, plain in (("compress", "none"), ("server_mean", "mean")):
         if given[name] != plain:
-            raise InvalidInput(
-                f"client_clip cannot be given with {name}={given[name]}: its noise is for a mean of clipped updates"
-            )
+            raise InvalidInput(f"client_clip cannot be given with {name}={given[name]}: {MEAN_OF_UPDATES}")

@@ -1,5 +1,6 @@
 """Mixture of a personal model and the global model on each client (Deng, Kamani, Mahdavi 2020)."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -82,15 +83,17 @@ def apfl(
 
     def train(key, server, client, data):
         def step(carry, batch, key):
-            models, alpha, opt_state = carry
-            (gradient, slope), statistics = jax.grad(loss, argnums=(0, 1), has_aux=True)(models, alpha, batch, key)
-            models, opt_state = descend(optimizer, gradient, statistics, models, opt_state)
+            models, alpha, opt_states = carry
+            (gradients, slope), statistics = jax.grad(loss, argnums=(0, 1), has_aux=True)(models, alpha, batch, key)
+            # One by one: the norm that clips the gradient of a model is its own.
+            steps = map(partial(descend, optimizer), gradients, statistics, models, opt_states)
+            models, opt_states = zip(*steps, strict=True)
             if adaptive:
                 alpha = jnp.clip(alpha - training.lr * slope, 0, 1)
-            return models, alpha, opt_state
+            return models, alpha, opt_states
 
         models = (client.own, server)
-        carry = (models, client.alpha, initial_state(optimizer, models))
+        carry = (models, client.alpha, tuple(initial_state(optimizer, one) for one in models))
         (own, shared), learned, _ = training.fold(key, carry, data, step)
         personal = interpolate(learned, own, shared)
         return LocalResult(APFLClient(own, learned), mean_by_size(shared, data), personal)

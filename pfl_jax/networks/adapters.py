@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, Model, PRNGKey, PyTree
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, one_line, word
 from pfl_jax.frozen import Frozen
 from pfl_jax.networks import adapted_layers
 from pfl_jax.networks.split import pattern_of
@@ -305,8 +305,15 @@ def _sites(
         return output
 
     with adapted_layers.intercepted(called, record):
-        # A new function: JAX remembers the trace of one that it has seen, and would call no layer.
-        jax.eval_shape(lambda *args: model.features(*args), backbone, inputs)
+        try:
+            # A new function: JAX remembers the trace of one that it has seen, and would call no layer.
+            jax.eval_shape(lambda *args: model.features(*args), backbone, inputs)
+        except InvalidInput:
+            raise
+        except Exception as error:
+            raise InvalidInput(
+                f"the model cannot be applied to inputs {word(inputs)}: {type(error).__name__}: {one_line(error, 200)}"
+            ) from None
     return found
 
 

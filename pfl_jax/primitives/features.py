@@ -44,4 +44,5 @@ def fit_head(
     def loss(head, batch, key):
         return model.task.loss(model.classify(head, batch.x), batch.y, batch.mask)
 
-    return training.fit(key, head, data._replace(x=features), loss)
+    # Augmentation is for inputs.
+    return training.replace(augment=None).fit(key, head, data._replace(x=features), loss)

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Mean, Method, Server
+from pfl_jax.base import Mean, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import Update, has_means, map_means, received, reference
+from pfl_jax.messages import Update, has_means, map_means, received, references
 from pfl_jax.wrappers.server_state import ExtendedServer, with_server_state
 
 
@@ -40,8 +40,8 @@ def stale(method: Method, staleness: jax.Array) -> Method:
 
     where r' are the parameters that it received and r those that it would receive now. An update is sent as s times
     itself. A `Mean` without received parameters, such as class means, has s times its weight instead. See
-    `pfl_jax.messages.reference`; parts without any, beside others that were received, and parts that are no `Mean`, are
-    sent as they are. A client that is not stale sends what that of `method` does, bit for bit.
+    `pfl_jax.messages.references`; parts without any, beside others that were received, and parts that are no `Mean`,
+    are sent as they are. A client that is not stale sends what that of `method` does, bit for bit.
 
     Args:
       method: one of `with_versions`, as a client follows it.
@@ -69,13 +69,13 @@ def stale(method: Method, staleness: jax.Array) -> Method:
             raise InvalidInput(
                 "asynchronous rounds are for methods that send a Mean, and the messages of this one have none"
             )
-        then, now = received(method, begun, client), received(method, server, client)
+        old, found = references(result.message, received(method, begun, client))
+        new, _ = references(result.message, received(method, server, client))
         factor = jax.lax.rsqrt(1 + staleness.astype(jnp.float32))
 
-        def of_mean(part: Mean) -> Mean:
+        def of_mean(part: Mean, found: PyTree, old: PyTree, new: PyTree) -> Mean:
             if isinstance(part, Update):
                 return part._replace(value=jax.tree.map(lambda leaf: factor * leaf, part.value))
-            (old, found), (new, _) = reference(part.value, then), reference(part.value, now)
             if not any(jax.tree.leaves(found)):
                 return part._replace(weight=factor * part.weight)
 
@@ -84,6 +84,6 @@ def stale(method: Method, staleness: jax.Array) -> Method:
 
             return part._replace(value=jax.tree.map(moved, found, part.value, old, new))
 
-        return result._replace(message=map_means(of_mean, result.message, rest=lambda leaf: leaf))
+        return result._replace(message=map_means(of_mean, result.message, found, old, new, rest=lambda leaf, *_: leaf))
 
     return method._replace(local=local, privacy=method.privacy)

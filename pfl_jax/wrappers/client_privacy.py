@@ -10,7 +10,7 @@ import optax
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
-from pfl_jax.messages import Update, received, reference
+from pfl_jax.messages import MEAN_OF_UPDATES, Update, received, reference
 from pfl_jax.streams import CLIENT_NOISE
 
 
@@ -58,6 +58,8 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
         if isinstance(noise, int | float) and noise > 0:
             raise InvalidInput("client_noise needs a client_clip: noise alone does not make an update private")
         return method
+    if method.encoded is not None:
+        raise InvalidInput(f"client_clip cannot be given with compress: {MEAN_OF_UPDATES}")
 
     def local(key, server, client, data):
         result = method.local(key, server, client, data)
@@ -85,7 +87,8 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
 def _mean_of(message: Message) -> Mean:
     """The `Mean` of parameters in a message."""
     part: Any = message if isinstance(message, Mean) else getattr(message, "backbone", None)
-    if not isinstance(part, Mean):
+    # Neither one that is clipped already, nor one for another statistic.
+    if type(part) is not Mean:
         raise InvalidInput("client_clip is for methods whose server takes a mean of parameters")
     return part
 

@@ -11,7 +11,7 @@ from jax.random import fold_in
 from pfl_jax.base import Client, LocalResult, Mean, Method, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import AboveZero, Range, Words
-from pfl_jax.messages import has_means, map_means, received, reference
+from pfl_jax.messages import MEAN_OF_UPDATES, Update, has_means, map_means, received, references
 from pfl_jax.primitives import compressors
 from pfl_jax.streams import COMPRESSION
 
@@ -61,7 +61,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
 
         c = C(v - h);   h <- h + c;   the server has h
 
-    Received are the parts that `pfl_jax.messages.reference` finds. Weights, parts of the message that are no
+    Received are the parts that `pfl_jax.messages.references` finds. Weights, parts of the message that are no
     `Mean`, and what the server sends are not compressed.
 
     Args:
@@ -105,12 +105,15 @@ def compressed(method: Method, recipe: Compression) -> Method:
 
     def local(key, server, client, data):
         result, counter = method.local(key, server, client.state, data), itertools.count()
-        known, rounding = received(method, server, client.state), fold_in(key, COMPRESSION)
+        known = references(result.message, received(method, server, client.state))
+        rounding = fold_in(key, COMPRESSION)
 
-        def send(part, memory):
-            return _send(encoding, fold_in(rounding, next(counter)), part, memory, known)
+        def send(part, memory, *known):
+            if isinstance(part, Update):
+                raise InvalidInput(f"compress cannot be given with client_clip: {MEAN_OF_UPDATES}")
+            return _send(encoding, fold_in(rounding, next(counter)), part, memory, *known)
 
-        pairs = map_means(send, result.message, client.memory, rest=lambda leaf, _: _Sent(leaf, ()))
+        pairs = map_means(send, result.message, client.memory, *known, rest=lambda leaf, *_: _Sent(leaf, ()))
         message, memory = (
             jax.tree.map(lambda pair, index=index: pair[index], pairs, is_leaf=lambda part: isinstance(part, _Sent))
             for index in range(2)
@@ -141,9 +144,10 @@ class _Sent(NamedTuple):
     memory: PyTree
 
 
-def _send(encoding: compressors.Compressor, key: PRNGKey, part: Mean, memory: PyTree, known: PyTree) -> _Sent:
-    """What the server has of a `Mean` after decoding, and the next memory of it."""
-    base, is_received = reference(part.value, known)
+def _send(
+    encoding: compressors.Compressor, key: PRNGKey, part: Mean, memory: PyTree, base: PyTree, is_received: PyTree
+) -> _Sent:
+    """What the server has of a `Mean` after decoding, and the next memory of it; the rest as of `references`."""
     base = _choose(is_received, base, memory)
     error = _choose(is_received, memory, jax.tree.map(jnp.zeros_like, memory))
     change = jax.tree.map(lambda v, r, e: v - r + e, part.value, base, error)

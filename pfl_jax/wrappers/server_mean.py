@@ -7,7 +7,7 @@ from typing import Annotated
 from pfl_jax.base import Method, Survey
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Range, Words
-from pfl_jax.messages import Unsummed, has_means, map_means
+from pfl_jax.messages import MEAN_OF_UPDATES, Unsummed, Update, has_means, map_means
 from pfl_jax.primitives import robust_means
 from pfl_jax.primitives.robust_means import Statistic
 
@@ -71,7 +71,12 @@ def robust(method: Method, recipe: ServerMean) -> Method:
     def unsummed(message):
         if not has_means(message):
             raise InvalidInput("server_mean is for methods that send a Mean, and the messages of this one have none")
-        return map_means(lambda part: Unsummed(*part), message, rest=lambda leaf: leaf)
+        return map_means(of_mean, message, rest=lambda leaf: leaf)
+
+    def of_mean(part):
+        if isinstance(part, Update):
+            raise InvalidInput(f"server_mean cannot be given with client_clip: {MEAN_OF_UPDATES}")
+        return Unsummed(*part)
 
     def means(messages):
         return map_means(lambda part: robust_means.robust_mean(statistic, *part), messages, rest=lambda leaf: leaf)

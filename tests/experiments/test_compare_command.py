@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_folders import SMALL, write_run
 
-from experiments.compare import main, read, table, with_target
+from experiments.compare import Compared, main, read, table, with_target
 from experiments.folder import stored_runs
 from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, apart, as_svg, draw, over_seeds, save
 from pfl_jax.compare import difference
@@ -92,6 +92,35 @@ def test_the_files_of_the_command(runs, tmp_path, capsys):
     assert all(f">{name}<" in picture for name in LEVELS)
     assert main([str(runs[0]), "--out", str(out)]) == 2
     assert "is there already" in capsys.readouterr().err
+
+
+def test_the_worst_tenth_is_the_number_of_clients_nearest_to_a_tenth():
+    scores = {"one": [np.arange(15.0)], "other": [np.arange(15.0)]}
+    _, rows, _ = table(Compared("digits", "accuracy in %", True, [0], 4, scores, []))
+    assert rows[0][2] == "0.50"
+
+
+def test_a_method_that_diverged_is_left_out(runs):
+    folder, _ = runs
+    path = folder / "fedper-1" / "metrics.jsonl"
+    *before, last = map(json.loads, path.read_text().splitlines())
+    last["received"]["mean"], last["received_per_client"] = None, [None] * 5
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+    _, rows, notes = table(compared(folder))
+    assert {row[0] for row in rows} == {"fedpac", "local"}
+    assert "Left out, since a run diverged: fedper." in notes
+
+
+def test_options_that_no_name_tells_are_noted(runs):
+    folder, _ = runs
+    assert not compared(folder).notes
+    for seed in range(3):
+        write_run(folder / f"fedrep-{seed}", (*words("fedrep"), "--local-steps", "3"), seed=seed)
+    *_, notes = table(compared(folder))
+    assert any(
+        note.startswith("Beside what their names say, these runs differ in --") and "--local-steps" in note
+        for note in notes
+    )
 
 
 def test_time_to_a_target(runs, capsys):

@@ -10,9 +10,11 @@ from experiments.cli.effects import fixed_rounds, notes, relevant_options
 from experiments.cli.request import parse
 from experiments.folder.load import read_result
 from experiments.run import batch
+from experiments.run.build import visits_of_clients
 from experiments.run.command import main
 from experiments.sweep.__main__ import Sweep
 from pfl_jax.engine.clock import read_devices, timetable
+from pfl_jax.errors import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -29,6 +31,27 @@ def trace(tmp_path):
     path = tmp_path / "devices.json"
     path.write_text(json.dumps({"devices": rows}))
     return path
+
+
+@pytest.mark.parametrize(
+    ("more", "visits"),
+    [
+        ([], [60, 14, 50]),
+        (["--drop-last"], [60, 14, 40]),
+        # Three, one and three mini-batches are an epoch.
+        (["--local-steps", "4"], [40, 28, 35]),
+    ],
+)
+def test_a_client_takes_time_for_the_examples_that_it_visits(more, visits):
+    words = SMALL if "--local-steps" not in more else SMALL.replace("--epochs 2", "")
+    request = parse("digits", [*words.split(), *more])
+    assert visits_of_clients(request, np.array([30, 7, 25])).tolist() == visits
+
+
+@pytest.mark.parametrize("more", ["--full-last-round", "--straggler-fraction 0.2", "--drop-rate 0.2"])
+def test_what_draws_cohorts_otherwise_is_refused_at_once(trace, more):
+    with pytest.raises(InvalidInput, match=f"{more.split()[0]} cannot be given with --device-trace"):
+        parse("digits", [*WORDS, "--device-trace", str(trace), "--participation", "0.5", *more.split()])
 
 
 def test_a_run_its_resumption_and_its_virtual_time(trace, tmp_path, capsys):

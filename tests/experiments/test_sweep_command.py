@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from run_folders import FakeRuns, log, untimed, write_run
+from run_folders import FakeRuns, log, summary, untimed, write_run
 
 from experiments.folder import load
 from experiments.folder.run_folder import RunFolder
@@ -66,6 +66,42 @@ def test_a_sweep_is_its_runs_and_makes_none_twice(tmp_path, capsys, monkeypatch)
     # Nothing is made twice.
     monkeypatch.setattr(execute, "run", None)
     assert main(words) == 0
+
+
+SICK = """
+import jax, jax.numpy as jnp
+from pfl_jax import LocalTraining, Model
+from pfl_jax.methods import fedavg
+
+def sick(model: Model, training: LocalTraining = LocalTraining(), *, dose: float = 0.0):
+    base = fedavg(model, training)
+
+    def local(key, server, client, data):
+        result = base.local(key, server, client, data)
+        bad = jnp.where(jax.random.uniform(key) < dose, jnp.nan, 1.0)
+        return result._replace(message=jax.tree.map(lambda leaf: leaf * bad, result.message))
+
+    return base._replace(local=local)
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "dose", "is_scored"),
+    [((), 0.3, False), (("--on-nan", "skip-client"), 0.3, True), (("--on-nan", "skip-client"), 1.0, False)],
+)
+def test_a_run_that_diverges_has_no_scores_and_the_others_go_on(tmp_path, capsys, more, dose, is_scored):
+    (tmp_path / "mine.py").write_text(SICK)
+    words = ["--dataset", "digits", "--method", f"{tmp_path}/mine.py:sick", "--grid", f"dose=0.0,{dose}", *SMALL, *more]
+    assert main([*words, "--no-compilation-cache", "--out", str(tmp_path / "sweep")]) == 0
+    well, ill = (tmp_path / "sweep" / f"dose={number}" / "seed-0" for number in (0.0, dose))
+    assert ("has diverged" in capsys.readouterr().out) == (not is_scored)
+    assert all(line["received"]["mean"] is not None for line in log(well))
+    last = log(ill)[-1]
+    assert (last["received"]["mean"] is not None) == is_scored
+    assert (last.get("diverged", 0) > 0) == is_scored
+    assert (summary(ill)["received_accuracy"] is not None) == is_scored
+    table = (tmp_path / "sweep" / "sweep.md").read_text()
+    assert (f"| dose={dose} | — | — | — | — |" in table) == (not is_scored)
 
 
 @pytest.mark.slow

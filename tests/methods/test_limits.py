@@ -197,3 +197,11 @@ QUICK_LIMITS = {"fedavg_ft", "fedbn", "fedamp"}
 )
 def test_limit_is_the_other_method(name, limit, other, settings):
     assert_same(deployed(name, **limit), deployed(other, **settings))
+
+
+def test_apfl_s_global_model_is_fedavg_s_where_gradients_are_clipped():
+    # By the norm of a model's own gradient, not by that of both models together.
+    data = tiny_federation()
+    apfl, fedavg = (last_state(name, data, 2, clip_norm=0.3) for name in ("apfl", "fedavg"))
+    assert distance(apfl.server, fedavg.server) < 1e-6
+    assert distance(fedavg.server, last_state("fedavg", data, 2).server) > 1e-2

@@ -10,6 +10,7 @@ from trees import assert_same, distance
 
 from pfl_jax import Cohort, InvalidInput, LocalTraining, Settings, build, methods, models, networks
 from pfl_jax.data import client_data
+from pfl_jax.messages import map_means
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
 from pfl_jax.networks import adapters, split
@@ -17,6 +18,7 @@ from pfl_jax.primitives import supervised_loss
 from pfl_jax.streams import PERSONAL_MODEL
 from pfl_jax.testing import conformance
 from pfl_jax.testing.problems import SHAPE, tiny_federation, tiny_model
+from pfl_jax.wrappers.attacks import attacked
 
 TRAINING = LocalTraining(lr=0.1, batch_size=8, epochs=2)
 RANK, SCALE = 3, 2.0
@@ -136,6 +138,18 @@ def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
         local(before.key, given, 1, data).personal for given in (before.server, before.server | {"backbone": more})
     )
     assert_same(one, same)
+
+
+def test_an_attacker_flips_the_update_of_every_adapter_of_hetlora():
+    # Layers of one size: the adapters' shapes do not tell them apart.
+    model = adapters.lora(models.mlp(SHAPE, 3, hidden=(6, 6, 6)), SHAPE, rank=RANK, targets="fc")
+    method, states = played(methods.hetlora, rounds=1, model=model, min_rank=RANK)
+    wrong = attacked(method, "signs", jnp.array(True), scale=1.0, num_classes=3)
+    state, data = states[-1], client_data(tiny_federation(), 0, "train")
+    given = jax.random.key(3), state.server, jnp.int32(RANK), data
+    honest, sent = (jax.jit(one.local)(*given).message for one in (method, wrong))
+    values, found = (map_means(lambda part: part.value, one, rest=None) for one in (honest, sent))
+    assert_same(found, jax.tree.map(lambda v, r: r - (v - r), values, state.server))
 
 
 @pytest.mark.slow

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from problems import FEATURES, tiny_model
 
 from pfl_jax import ClientData, InvalidInput
-from pfl_jax.primitives import LocalTraining, map_examples, masked_mean
+from pfl_jax.primitives import LocalTraining, fit_head, map_examples, masked_mean
 
 PLAIN = LocalTraining(momentum=0.0, weight_decay=0.0)
 
@@ -134,3 +135,12 @@ def test_map_examples_goes_on_to_the_last_real_row():
     # Masks of parts of a client's examples have holes.
     x, mask = jnp.arange(6.0), jnp.array([False, True, False, False, True, False])
     np.testing.assert_array_equal(map_examples(lambda rows: rows + 1, x, mask, batch_size=2)[mask], [2, 5])
+
+
+def test_a_head_is_trained_on_the_features_as_they_are():
+    model = tiny_model()
+    data = ClientData(jnp.ones((4, FEATURES)), jnp.array([0, 1, 2, 0]), jnp.ones(4, bool))
+    plain = PLAIN.replace(lr=0.1, batch_size=2, epochs=2)
+    given = jax.random.key(0), model, model.init(jax.random.key(1))["head"], data.x, data
+    heads = [fit_head(*given, one) for one in (plain, plain.replace(augment=lambda key, x: 0 * x))]
+    chex.assert_trees_all_equal(*heads)

@@ -15,6 +15,8 @@ from pfl_jax.messages import join, map_means, split
 from pfl_jax.methods import METHODS, make_method, recipes_of
 from pfl_jax.wrappers.attacks import attacked
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
+from pfl_jax.wrappers.compression import Compression, compressed
+from pfl_jax.wrappers.server_mean import ServerMean, robust
 
 KEY = jax.random.key(0)
 START = {"a": np.arange(4.0), "b": np.full((2, 2), -1.0)}
@@ -138,3 +140,24 @@ def test_an_attacker_flips_its_clipped_update():
     found = flipped.local(KEY, server, client, ()).message
     assert float(optax.tree.norm(honest.value)) == pytest.approx(1.0)
     chex.assert_trees_all_close(found.value, jax.tree.map(lambda leaf: -2.0 * leaf, honest.value), rtol=1e-6)
+
+
+def test_clipped_updates_are_neither_compressed_nor_combined_otherwise():
+    recipe, data = ClientPrivacy(client_clip=1.0), client_data(tiny_federation(), 0, "train")
+    fedavg = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
+    private, small = private_clients(fedavg, recipe), compressed(fedavg, Compression("sign"))
+    with pytest.raises(InvalidInput, match="client_clip cannot be given with compress"):
+        private_clients(small, recipe)
+    median, sign = ServerMean("median"), Compression("sign")
+    for made, said in (
+        (compressed(private, sign), "compress cannot be given with client_clip"),
+        (robust(private, median), "server_mean cannot be given with client_clip"),
+        (private_clients(robust(fedavg, median), recipe), "whose server takes a mean of parameters"),
+        (private_clients(private, recipe), "whose server takes a mean of parameters"),
+    ):
+
+        def local(server, made=made):
+            return made.local(KEY, server, made.init_client(KEY, server, data), data).message
+
+        with pytest.raises(InvalidInput, match=said):
+            jax.eval_shape(local, jax.eval_shape(made.init_server, KEY))
