@@ -72,7 +72,7 @@ class Compared(NamedTuple):
     seeds: list[int]
     round: int
     scores: dict[str, list[np.ndarray]]
-    notes: list[str]
+    notes: Sequence[str] = ()
 
     def mean(self, name: str) -> float:
         """Mean over runs of the mean over clients."""
