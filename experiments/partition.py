@@ -17,9 +17,8 @@ from rich.console import Console
 from experiments import unknown_dataset
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.flags import check_new
 from experiments.cli.own_code import label
-from experiments.cli.parser import Argument, parse
+from experiments.cli.parser import Argument, check_new, parse
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.host.console import Terminal, print_line
 from experiments.run.build import divide_and_tell, load_examples

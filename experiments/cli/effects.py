@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import parse_schedule, unread_by_method, unread_by_wrappers
 from experiments.cli.options import CUSTOM, MODEL_OPTIONS, NO_TARGETS, OWN_DATA, PROCESSES, WITH_FILES, Options
 from experiments.cli.own_code import by_content, is_partition_file, label
+from experiments.cli.parser import flag
 from experiments.cli.request import Request
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS

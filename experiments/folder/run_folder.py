@@ -48,6 +48,9 @@ DIGESTS = "digests"
 MOST_CLIENTS = 10_000
 """Number of clients up to which every line of the metrics log has the scores of each; the last one always has them."""
 
+MOST_BYTES = 255
+"""Length of a file's name on the usual file systems."""
+
 Line: TypeAlias = dict[str, Any]
 """One evaluation as the metrics log has it, see `evaluation`."""
 
@@ -220,6 +223,16 @@ class RunFolder:
         # The log last: it is what shows that a run is here.
         for name in (WANDB_ID, CONFIG, METRICS):
             (self.path / name).unlink(missing_ok=True)
+
+
+def slug(text: str) -> str:
+    """Text as a file name: letters, digits, "=", "+", "." and hyphens; if too long, it ends in a digest of the text."""
+    kept = "".join(character if character.isalnum() or character in "=._+" else "-" for character in text)
+    name = "-".join(filter(None, kept.split("-"))).encode()
+    if len(name) <= MOST_BYTES:
+        return name.decode()
+    end = f"-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return name[: MOST_BYTES - len(end)].decode(errors="ignore") + end
 
 
 def digest(content: bytes) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.request import Request
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import Request, RunCommand
 from experiments.papers import settings
 from pfl_jax.errors import InvalidInput
 

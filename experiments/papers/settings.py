@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from experiments.cli.flags import flag
 from experiments.cli.options import PROCESSES, Average, Protocol, Score
+from experiments.cli.parser import flag
 from experiments.cli.request import IN_PLACE, Request
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from markupsafe import Markup
 
-from experiments.cli.flags import flag
 from experiments.cli.options import FIELD, Protocol
+from experiments.cli.parser import flag
 from experiments.folder import load
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
 from experiments.folder.stored_runs import Group, Run, plain

@@ -15,9 +15,9 @@ from experiments.cli.effects import RESULT_NEUTRAL
 from experiments.cli.exit_codes import exit_code
 from experiments.cli.options import Average, Protocol, Score
 from experiments.cli.parser import Folder, Hidden, Switch, parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder.load import Result, read_config, read_metrics, read_summary
-from experiments.folder.run_folder import CONFIG, lock_folder
+from experiments.folder.run_folder import CONFIG, lock_folder, slug
 from experiments.folder.version import OTHER_CODE, Trust
 from experiments.host.console import Terminal, duration, print_line
 from experiments.papers import settings
@@ -35,6 +35,11 @@ class Job(NamedTuple):
     cell: RunCommand
     folder: Path
     title: str
+
+
+def jobs_of_seeds(command: RunCommand, seeds: int, folder: Path, title: str) -> list[Job]:
+    """A job for each seed from 0, in folders of their own."""
+    return [Job(replace(command, seed=seed), folder / f"seed-{seed}", f"{title}, seed {seed}") for seed in range(seeds)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +208,7 @@ def folder_name(name: str, number: Any, words: Sequence[str]) -> str:
         for part in parser.by_option(words)
         if not parser.given(part) & without or "before_aggregation" in " ".join(part)
     )
-    return parser.slug(" ".join([f"{name}-{number}", *relevant]))
+    return slug(" ".join([f"{name}-{number}", *relevant]))
 
 
 _Batch = TypeVar("_Batch", bound=Batch)

@@ -15,12 +15,11 @@ from rich.console import Console
 
 from experiments.cli.effects import RESULT_NEUTRAL, relevant_options, resolve_defaults
 from experiments.cli.exit_codes import INTERRUPTED
-from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import defaults
 from experiments.cli.options import Options
 from experiments.cli.own_code import FILES, by_content
-from experiments.cli.request import Request
-from experiments.cli.run_command import RunCommand
+from experiments.cli.parser import flag
+from experiments.cli.request import Request, RunCommand
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
 from experiments.folder.version import OTHER_CODE, Trust, by_other_code

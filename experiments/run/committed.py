@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder.load import Result
 from experiments.folder.version import method_version
 from experiments.run.cached_runs import difference

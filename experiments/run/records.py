@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.cli.effects import fixed_rounds, relevant_options
-from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import documented_info, unread_by_method
 from experiments.cli.options import Options
 from experiments.cli.own_code import label, method_factory
+from experiments.cli.parser import flag
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices

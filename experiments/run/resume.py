@@ -7,9 +7,9 @@ from typing import Any
 
 from experiments import unknown_dataset
 from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
-from experiments.cli.flags import flag, option_words
 from experiments.cli.options import PROCESSES, Options
 from experiments.cli.own_code import FILES, KINDS, check_unchanged, label
+from experiments.cli.parser import flag, option_words
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import Request, parse
 from experiments.folder.load import read_config, read_json

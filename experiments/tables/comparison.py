@@ -15,11 +15,10 @@ from rich.text import Text
 from scipy import stats
 
 from experiments.cli.effects import relevant_options, resolve_defaults
-from experiments.cli.flags import flag
-from experiments.cli.parser import slug
+from experiments.cli.parser import flag
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.folder.load import Result
-from experiments.folder.run_folder import rounded, strict_json
+from experiments.folder.run_folder import rounded, slug, strict_json
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure

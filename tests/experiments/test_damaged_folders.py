@@ -11,8 +11,7 @@ from bad_input import RUN, experiment_of, untrained
 from damage import DAMAGES, limit
 from rich.console import Console
 
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand, parse
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import RunFolder
 from experiments.run import build, cached_runs, records, resume

@@ -11,7 +11,7 @@ from bad_input import RUN, experiment_of, untrained
 from interrupts import ask_to_stop
 from rich.console import Console
 
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
 from experiments.host import jax_config

@@ -13,8 +13,7 @@ from rich.console import Console
 from run_folders import write_run
 from test_command_line import SMALL, process
 
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand, parse
 from experiments.export import load_run
 from experiments.run import run
 from experiments.run.cached_runs import inspect, run_cell

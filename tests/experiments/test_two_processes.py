@@ -12,7 +12,7 @@ from bad_input import RUN
 from rich.console import Console
 from run_folders import untimed
 
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder import load, run_folder, stored_runs
 from experiments.folder.run_folder import METRICS, RunFolder, lock_run
 from experiments.run import build, run

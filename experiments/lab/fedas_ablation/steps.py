@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.cli.request import IN_PLACE
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import IN_PLACE, RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import rounded
 from experiments.folder.version import method_version

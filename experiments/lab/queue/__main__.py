@@ -27,7 +27,7 @@ from rich.console import Console
 
 from experiments.cli.exit_codes import leave
 from experiments.cli.parser import Argument, Folder, Hidden, Names
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder.load import Result, read_config
 from experiments.folder.run_folder import SUMMARY
 from experiments.folder.version import Trust

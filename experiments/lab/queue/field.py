@@ -7,10 +7,10 @@ they come.
 from typing import NamedTuple
 
 from experiments.cli.options import CUSTOM, Protocol
-from experiments.cli.parser import slug
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.compare import BASELINE
 from experiments.folder.load import Result
+from experiments.folder.run_folder import slug
 from experiments.lab.queue.planned import DATASET, IMAGES, SEEDS, PlannedRun
 from experiments.run.committed import Library
 from pfl_jax.methods import METHODS

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.options import CUSTOM
-from experiments.cli.parser import slug
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
+from experiments.folder.run_folder import slug
 from experiments.lab import causes
 from experiments.papers import published, settings
 from experiments.papers.published import Published
