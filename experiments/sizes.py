@@ -19,6 +19,7 @@ from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.options import WITH_FILES
 from experiments.cli.request import parse
 from experiments.host.console import Terminal, print_line
+from experiments.show.tables import markdown
 from pfl_jax.data.federated import FederatedData, NumClasses
 from pfl_jax.data.specs import SPECS, DatasetSpec
 from pfl_jax.engine import communication
@@ -96,15 +97,14 @@ def _print(words: Sequence[str] | None, console: Console) -> None:
     if cohort > own.num_clients:
         raise InvalidInput(f"--cohort {cohort} is more than the {own.num_clients} clients")
 
-    def say(*cells: str) -> None:
-        print_line(console, f"| {' | '.join(cells)} |")
-
-    say("method", "a client's state", "sent by it", "sent to it", "server", f"{own.num_clients:,} states", "a round")
-    say(*["---"] * 7)
+    states = f"{own.num_clients:,} states"
+    heads = ["method", "a client's state", "sent by it", "sent to it", "server", states, "a round"]
+    rows = []
     for method in methods:
         client, up, down, server = sizes(own.dataset, method, own.num_clients, own.train_size)
         amounts = (client, up, down, server, own.num_clients * client, cohort * (up + down))
-        say(f"`{method}`", *map(in_words, amounts))
+        rows.append([f"`{method}`", *map(in_words, amounts)])
+    print_line(console, markdown(heads, rows, None).rstrip())
 
 
 def in_words(amount: int) -> str:

@@ -69,6 +69,8 @@ CUSTOM = "custom"
 """The experiment on the user's own data."""
 WITH_FILES = (CUSTOM, *NATURAL)
 """The experiments on files that --data names."""
+TEXTS = "fortunes"
+"""The experiment on short texts."""
 OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
 """Options that it alone has."""
 TARGETS = ("regression", "multi_label", "next_symbol")

@@ -42,13 +42,12 @@ class Argument(NamedTuple):
     "none" for a field that is none of the command line's; a repeated option has all values.
     """
 
-    form: Literal["option", "repeated", "switch", "positional", "none"] = "option"
+    form: Literal["option", "repeated", "positional", "none"] = "option"
     metavar: str = ""
     text: str = ""
 
 
 Names: TypeAlias = Annotated[tuple[str, ...], Argument("repeated")]
-Switch: TypeAlias = Annotated[bool, Argument("switch")]
 Folder: TypeAlias = Annotated[Path | None, Argument(metavar="DIR")]
 Hidden: TypeAlias = Annotated[_Options, Argument("none")]
 
@@ -67,8 +66,7 @@ class Option(NamedTuple):
         """All words that stand for it, such as --train-size; none for an argument without a name."""
         if self.argument.form == "positional":
             return []
-        is_pair = parts(self.kind) == (bool,) and self.argument.form != "switch"
-        return [flag(self.name), flag(f"no_{self.name}")] if is_pair else [flag(self.name)]
+        return [flag(self.name), flag(f"no_{self.name}")] if parts(self.kind) == (bool,) else [flag(self.name)]
 
 
 class Group(NamedTuple):
@@ -144,14 +142,13 @@ def _settings(option: Option) -> dict[str, Any]:
     form, text = option.argument.form, option.text
     if option.default is MISSING:
         default = " (required)"
-    elif option.default is None or option.default == () or form in ("switch", "positional"):
+    elif option.default is None or option.default == () or form == "positional":
         default = ""
     else:
         words = option.default if isinstance(option.default, tuple) else [option.default]
         default = f" (default: {' '.join(map(str, words))})"
     if parts(option.kind) == (bool,):
-        action = "store_true" if form == "switch" else argparse.BooleanOptionalAction
-        return {"action": action, "help": _escaped(text + default)}
+        return {"action": argparse.BooleanOptionalAction, "help": _escaped(text + default)}
     file = "FILE.json" if option.name == "partition" else "FILE.py:NAME"
     metavar = option.argument.metavar or _metavar(option.kind, file)
     if len(metavar) > MAX_METAVAR:

@@ -142,7 +142,7 @@ class Figures(MeasuredBatch):
         picture, paths = compose(every), [self.folder / f"{name}.{kind}" for kind in ("png", "svg")]
         save(picture, *paths)
         data = [runs.config(next(iter(runs.jobs)))["data"] for runs in every]
-        RunFolder(self.folder, []).write(f"{name}.json", picture.record() | {"data": data})
+        RunFolder(self.folder).write(f"{name}.json", picture.record() | {"data": data})
         for path in (*paths, self.folder / f"{name}.json"):
             print_line(console, f"saved {path}")
 

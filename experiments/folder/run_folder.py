@@ -124,9 +124,8 @@ def shown(score: Score, scores: Scores) -> list[float]:
 class RunFolder:
     """Folder that exactly one run writes into."""
 
-    def __init__(self, path: Path, created: list[Path]):
-        self.path = path
-        self._created = created
+    def __init__(self, path: str | Path):
+        self.path = Path(path).expanduser()
 
     @classmethod
     def claim(cls, path: str | Path | None, name: str, root: str | Path = "runs") -> "RunFolder":
@@ -155,27 +154,15 @@ class RunFolder:
     @classmethod
     def _take(cls, path: Path, *, empty_will_do: bool) -> "RunFolder":
         """Create the folder, or take an empty one; FileExistsError if another process was first."""
-        created: list[Path] = []
         try:
-            for parent in reversed([parent for parent in path.parents if not parent.exists()]):
-                parent.mkdir(exist_ok=True)
-                created.append(parent)
-            if not (empty_will_do and path.is_dir()):
-                path.mkdir()
-                created.append(path)
+            path.mkdir(parents=True, exist_ok=empty_will_do)
             # Creating the log is what claims the folder: of two runs only one can do it.
             (path / METRICS).open("x").close()
         except FileExistsError:
             raise
         except OSError as error:
-            _remove_empty(created)
             raise cannot_write(path, error) from None
-        return cls(path, created)
-
-    @classmethod
-    def reopen(cls, path: str | Path) -> "RunFolder":
-        """Folder of a run that is resumed."""
-        return cls(Path(path).expanduser(), [])
+        return cls(path)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file atomically."""
@@ -212,7 +199,8 @@ class RunFolder:
         log = self.path / METRICS
         if log.is_file() and log.stat().st_size == 0:
             self.clear()
-            _remove_empty(self._created)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
 
     def clear(self) -> None:
         """Remove all files of an unfinished run, and nothing else."""
@@ -291,15 +279,6 @@ def strict_json(content: Any) -> str:
     text = json.dumps(strict(content), indent=2, allow_nan=False)
     # JSON strings have no line breaks; lists with strings are left as they are.
     return re.sub(r'\[\n([^"\[\]{}]*)\]', lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders, innermost first, up to the first that is not empty."""
-    for folder in reversed(folders):
-        try:
-            folder.rmdir()
-        except OSError:
-            return
 
 
 def strict(value: Any) -> Any:

@@ -193,15 +193,6 @@ FIXED = frozenset(
 """Options that define a cell of a table. Other options can be given for a whole table, which then reports them."""
 
 
-def arguments(paper: str, clients: int, setting: str, method: str, procedure: str = "") -> tuple[str, ...]:
-    """Command line of a published accuracy, without seed and results folder; the arguments are those of `Published`."""
-    own = ALIASES.get(method, method.replace(" -", " --no-"))
-    command = f"--preset {PRESET[paper]} --method {own} --num-clients {clients} {SETTINGS[setting]}"
-    if MEASURES[paper].score == "best":
-        command += " --eval-every 1"
-    return (*command.split(), *(PROCEDURES[procedure].words(method) if procedure else ()))
-
-
 def method_name(method: str) -> str:
     """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3"; perhaps not in METHODS."""
     return ALIASES.get(method, method).split()[0]

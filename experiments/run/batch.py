@@ -14,7 +14,7 @@ from experiments.cli import parser
 from experiments.cli.effects import RESULT_NEUTRAL
 from experiments.cli.exit_codes import exit_code
 from experiments.cli.options import Average, Protocol, Score
-from experiments.cli.parser import Folder, Hidden, Switch, parse
+from experiments.cli.parser import Folder, Hidden, parse
 from experiments.cli.request import RunCommand
 from experiments.folder.load import Result, read_config, read_metrics, read_summary
 from experiments.folder.run_folder import CONFIG, lock_folder, slug
@@ -48,9 +48,9 @@ class Batch(abc.ABC):
 
     out: Folder = None
     """Folder of the runs and of the command's output; by default one in runs/."""
-    dry_run: Switch = False
+    dry_run: bool = False
     """Print the command and the state of each run, and run nothing."""
-    accept_other_code: Switch = False
+    accept_other_code: bool = False
     """Also use runs that other code made, and resume them; otherwise they are set aside, and run anew."""
     words: Hidden[tuple[str, ...]] = ()
     """Options of every run."""

@@ -163,6 +163,6 @@ def remove_unfinished(folder: Path) -> None:
         return
     try:
         with lock_run(folder):
-            RunFolder.reopen(folder).clear()
+            RunFolder(folder).clear()
     except OSError as error:
         raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None

@@ -157,11 +157,11 @@ MOST_INFO_ENTRIES = 10_000
 
 def info_record(info: Info) -> dict[str, Any]:
     """Small entries of a round's Info, for JSON: name -> nested lists, to six digits."""
-    leaves = {
-        "/".join(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path): leaf
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): _digits(np.asarray(leaf))
         for path, leaf in jax.tree.leaves_with_path(info)
+        if leaf.size <= MOST_INFO_ENTRIES
     }
-    return {name: _digits(np.asarray(leaf)) for name, leaf in leaves.items() if leaf.size <= MOST_INFO_ENTRIES}
 
 
 def _digits(array: np.ndarray) -> Any:

@@ -170,13 +170,13 @@ def _folder(request: Request, processes: Processes) -> RunFolder:
 
             trackers.check(options)
         if options.resume:
-            return RunFolder.reopen(options.resume)
+            return RunFolder(options.resume)
         name = f"{request.dataset}-{identifier(options.method)}-seed{options.seed}"
         return RunFolder.claim(options.out, name)
 
     folder = processes.first(claim)
     (path, *_) = processes.exchange(str(folder.path) if folder else "")
-    return folder or RunFolder.reopen(path)
+    return folder or RunFolder(path)
 
 
 def _resume(work: _Work, run: Run, place: simulate.StateOn, console: Console) -> State | None:

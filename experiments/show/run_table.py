@@ -9,6 +9,7 @@ from rich.table import Table
 from experiments.cli.options import Protocol
 from experiments.folder.load import measured
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best
+from experiments.show.tables import NOTHING, number
 from pfl_jax.tasks import Score, Task
 
 _SHORT = {"macro_f1": "F1", "auc": "AUC"}
@@ -52,29 +53,25 @@ def results_table(
         for word, line in shown.items():
             figures = _figures(line[protocol], task)
             if validated:
-                figures.append(_figure(line[VALIDATION][protocol]["mean"], _digits(primary)))
+                figures.append(number(line[VALIDATION][protocol]["mean"], _form(primary)))
             if paper is not None:
-                figures.append(paper if word == ("last" if paper_is == "last" else last_word) else "—")
+                figures.append(paper if word == ("last" if paper_is == "last" else last_word) else NOTHING)
             table.add_row(protocol, f"{word} ({line['round']})", *figures, end_section=word == last_word)
     for side, name in ((HONEST, HONEST), (ATTACKERS, ATTACKERS), ("new_clients", "new clients")):
         for protocol, summary in last.get(side, {}).items():
             figures = _figures(summary, task)
-            table.add_row(protocol, name, *figures, *["—"] * (len(names) - len(figures)))
+            table.add_row(protocol, name, *figures, *[NOTHING] * (len(names) - len(figures)))
     return table
 
 
 def _figures(summary: dict[str, Any], task: Task) -> list[str]:
     primary, *others = task.scores
     return [
-        *(_figure(summary[name], _digits(primary)) for name in ("mean", "pooled", "std", "worst_decile")),
-        _figure(summary["jain"], 3),
-        *(_figure(summary[one.name], _digits(one)) for one in others),
+        *(number(summary[name], _form(primary)) for name in ("mean", "pooled", "std", "worst_decile")),
+        number(summary["jain"], ".3f"),
+        *(number(summary[one.name], _form(one)) for one in others),
     ]
 
 
-def _digits(score: Score) -> int:
-    return 2 if score.percent else 3
-
-
-def _figure(value: float | None, digits: int = 2) -> str:
-    return "—" if value is None else f"{value:.{digits}f}"
+def _form(score: Score) -> str:
+    return ".2f" if score.percent else ".3f"

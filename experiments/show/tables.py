@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from rich.table import Table
 
 NOTHING = "—"
@@ -57,12 +56,20 @@ def terminal(heads: Sequence[Any], rows: Iterable[Sequence[str]], **options: Any
     return table
 
 
-def page(template: Path, **values: Any) -> str:
+def page(template: Path, *, is_html: bool = False, **values: Any) -> str:
     """Text of a jinja2 template, which can call `table(heads, rows, words)` and `number(value, form)`.
 
     Blanks at the ends of lines and repeated blank lines are removed.
     """
-    loader = jinja2.FileSystemLoader(template.parent)
-    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    # Imported now: the table at the end of a run does without it.
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        autoescape=is_html,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=is_html,
+    )
     text = environment.get_template(template.name).render(table=markdown, number=number, **values)
     return re.sub(r"\n{3,}", "\n\n", re.sub(r" +$", "", text, flags=re.MULTILINE)).strip() + "\n"

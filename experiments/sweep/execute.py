@@ -99,7 +99,7 @@ def _group(jobs: Sequence[Job], request: Request, dataset: Dataset, root: Path) 
     runs = []
     for index, (one, job) in enumerate(zip(requests, jobs, strict=True)):
         experiment = build.assemble(one, dataset, federated.select_run(data, index))
-        runs.append(Run(experiment, RunFolder.reopen(job.folder)))
+        runs.append(Run(experiment, RunFolder(job.folder)))
     names = json.dumps(_names([job.folder for job in jobs], root)).encode()
     place = root / hashlib.sha256(names).hexdigest()[:16]
     data = data.with_frozen(runs[0].experiment.data.frozen)

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from experiments.cli import parser
 from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Argument, Names, Switch, choose, flag
+from experiments.cli.parser import Argument, Names, choose, flag
 from experiments.folder import load
 from experiments.folder.load import Result
 from experiments.folder.run_folder import SUMMARY
@@ -62,7 +62,7 @@ class Tables(MeasuredBatch):
     """Methods by their names in the table; by default all of it."""
     procedure: Literal["release", "print"] | None = None
     """Of FedAS's tables: as its code was released, or as its paper says; by default release."""
-    committed: Switch = False
+    committed: bool = False
     """Use the committed results in results/ in place of runs."""
 
     name: ClassVar = "tables"

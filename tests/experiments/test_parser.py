@@ -32,7 +32,7 @@ class Words:
     sizes: tuple[int, ...] | None = None
     method: parser.Names = ()
     out: parser.Folder = None
-    again: parser.Switch = False
+    again: bool = False
     shuffle: bool = True
     words: parser.Hidden[tuple[str, ...]] = ()
     runs: Annotated[tuple[Path, ...], parser.Argument("positional", "RUN")] = ()
