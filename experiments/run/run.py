@@ -20,7 +20,7 @@ from experiments.host.processes import LOST, EndedAlone, Processes, lost
 from experiments.host.signals import stoppable
 from experiments.run import build
 from experiments.run.build import Experiment
-from experiments.run.memory import advice, is_kept, is_shortage, state_place
+from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
 from experiments.run.rounds import Observe, Run, run_rounds
 from pfl_jax import simulate
@@ -153,8 +153,8 @@ class _Work:
             return run_diverged(error, self.request, go_on)
         if isinstance(error, CannotWrite | EndedAlone):
             return type(error)(f"{error}{go_on}")
-        if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-            return (EndedAlone if several else InvalidInput)(advice(self.run and self.run.experiment) + go_on)
+        if is_shortage(error):
+            return (EndedAlone if several else InvalidInput)(SHORTAGE + go_on)
         if several and lost(error):
             return EndedAlone(f"{LOST}{go_on}")
         return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error
