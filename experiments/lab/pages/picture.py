@@ -19,11 +19,7 @@ MARKS_AT = 1.03
 
 
 def picture(library: Library) -> Picture:
-    """Curves of the methods that have a finished run.
-
-    Args:
-      library: the committed results.
-    """
+    """Curves of the methods that have a finished run."""
     by_method = {row.method: row for row in published_in(SECTIONS[0])}
     found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
     series = [_series(row, there) for row, there in found if there]
