@@ -1,5 +1,6 @@
 """Options that all experiments have, with any method; presets.py has their default values."""
 
+import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_type_hints
 
@@ -310,6 +311,8 @@ class Options:
         target, is_percent = self.target_accuracy, self.task in (None, "classification")
         if target is not None and is_percent and not 0 < target <= 100:
             raise InvalidInput(f"--target-accuracy is a percentage, not {target:g}")
+        if self.wandb and importlib.util.find_spec("wandb") is None:
+            raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
         if not 0 <= self.seed < 2**32:
             raise InvalidInput(f"--seed must be between 0 and {2**32 - 1}, not {self.seed}")
 

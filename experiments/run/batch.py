@@ -25,7 +25,7 @@ from experiments.papers.settings import Measure
 from experiments.run import cached_runs
 from experiments.run.committed import ROOT
 from experiments.run.estimate import Speeds, examples_visited
-from pfl_jax.errors import CannotWrite, InvalidInput
+from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count
 
 
@@ -59,8 +59,6 @@ class Batch(abc.ABC):
     """Name of the command after `python -m experiments.`"""
     accepts_run_options: ClassVar[bool] = True
     """Whether all other words are options of the runs."""
-    skips_refused: ClassVar[bool] = False
-    """Whether a refused run is left out, instead of ending the command."""
 
     def check(self) -> None:  # noqa: B027 - a command may leave it out
         """Raise InvalidInput for options that cannot be used."""
@@ -256,8 +254,6 @@ def drive(batch: Batch, console: Console) -> None:
             f"{len(others)} runs in {batch.folder} are of other code than today's: they are set aside in "
             f"{batch.folder / OTHER_CODE} and run anew (--accept-other-code uses them)",
         )
-    refused = 0
-
     try:
         for group in batch.groups(jobs):
             # Another machine may have finished some since.
@@ -272,18 +268,14 @@ def drive(batch: Batch, console: Console) -> None:
             for job in missing:
                 if job in others:
                     cached_runs.set_aside(batch.files(job), batch.folder)
-            is_done = _run(batch, missing, console)
-            if not is_done:
-                refused += len(missing)
-                continue
-            for job in missing:
-                done[job.folder] = batch.seconds(job) or 0.0
+            batch.run(missing, console)
+            done |= {job.folder: seconds for job in missing if (seconds := batch.seconds(job)) is not None}
             batch.update()
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
             f"{stop}; {len(done)} of {len(jobs)} runs are finished and stay in {batch.folder}: the same command goes on"
         ) from None
-    if refused:
+    if refused := sum(job.folder not in done for job in jobs):
         raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
     if batch.has_more(jobs):
         drive(batch, console)
@@ -298,17 +290,3 @@ def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:
     for job in [job for job in finished if job.folder.exists()] or finished:
         speeds.add(job.cell.request(), done[job.folder])
     return speeds
-
-
-def _run(batch: Batch, jobs: Sequence[Job], console: Console) -> bool:
-    """Run jobs of one group; return False if they were refused and are left out."""
-    try:
-        batch.run(jobs, console)
-    except CannotWrite:
-        raise
-    except InvalidInput as error:
-        if not batch.skips_refused:
-            raise
-        print_line(console, f"left out: {error}", style="bold yellow")
-        return False
-    return True

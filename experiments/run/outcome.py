@@ -15,7 +15,7 @@ from experiments.host.console import duration, print_line, print_notice
 from experiments.papers import published, settings
 from experiments.run.records import device_name, privacy_record
 from experiments.run.rounds import Run
-from experiments.show.run_table import results_table
+from experiments.show.tables import results_table
 from pfl_jax.errors import Diverged, InvalidInput
 
 _REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", VIRTUAL)

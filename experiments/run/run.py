@@ -165,10 +165,6 @@ def _folder(request: Request, processes: Processes) -> RunFolder:
     options = request.options
 
     def claim() -> RunFolder:
-        if options.tensorboard or options.wandb:
-            from experiments.run import trackers
-
-            trackers.check(options)
         if options.resume:
             return RunFolder(options.resume)
         name = f"{request.dataset}-{identifier(options.method)}-seed{options.seed}"

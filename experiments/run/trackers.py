@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +22,6 @@ LONG = ("class_table", "train_examples", "test_examples", "validation_examples",
 from options and seed, and the descriptions of Info."""
 
 Track = Callable[[Line], object]
-
-
-def check(options: Options) -> None:
-    """Raise InvalidInput if an option needs a package that is not installed."""
-    if options.wandb and importlib.util.find_spec("wandb") is None:
-        raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
 
 
 def scalars(line: Line) -> dict[str, float]:

@@ -22,7 +22,7 @@ from experiments.host.signals import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
 from experiments.run.records import unused_shares
-from experiments.show.run_table import results_table
+from experiments.show.tables import results_table
 from pfl_jax import InvalidInput, RoundResult
 from pfl_jax.tasks import CLASSIFICATION
 

@@ -38,7 +38,7 @@ from experiments.lab.queue.planned import BLOCKS, DATASET, PlannedRun, planned_r
 from experiments.run import batch, cached_runs, committed
 from experiments.run.committed import Library
 from experiments.run.outcome import RunDiverged
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import CannotWrite, InvalidInput
 
 NICENESS = 19
 CHECKPOINTS = ("--checkpoint-every", "20")
@@ -63,7 +63,6 @@ class Queue(batch.Batch):
 
     name: ClassVar = "lab.queue"
     accepts_run_options: ClassVar = False
-    skips_refused: ClassVar = True
 
     def check(self) -> None:
         known = {*BLOCKS, *(word for run in self._named.values() for word in run.chosen_by)}
@@ -155,12 +154,15 @@ class Queue(batch.Batch):
             run = self._planned(job)
             try:
                 cached_runs.run_cell(self._cell(job.cell), job.folder, console, trust=self.trust)
-            except RunDiverged as error:
-                if run.block not in field.FIELDS:
-                    raise
-                # In a comparison, this is the rate's result.
-                file = results.store(run, results.divergence(run, error.reason), self.root)
-                print_line(console, f"{error}; stored in {file}")
+            except CannotWrite:
+                raise
+            except InvalidInput as error:
+                if isinstance(error, RunDiverged) and run.block in field.FIELDS:
+                    # In a comparison, this is the rate's result.
+                    file = results.store(run, results.divergence(run, error.reason), self.root)
+                    print_line(console, f"{error}; stored in {file}")
+                else:
+                    print_line(console, f"left out: {error}", style="bold yellow")
             else:
                 print_line(console, f"stored in {results.store(run, results.distill(job.folder), self.root)}")
 
