@@ -14,12 +14,11 @@ from typing import Annotated
 import numpy as np
 from rich.console import Console
 
-from experiments import unknown_dataset
+from experiments import DATASETS
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.own_code import label
 from experiments.cli.parser import Argument, check_new, parse
-from experiments.cli.presets import DEFAULT_PRESET
 from experiments.host.console import Terminal, print_line
 from experiments.report.charts import classes_by_clients
 from experiments.run.build import divide_and_tell, load_examples
@@ -38,7 +37,7 @@ NewFolder = Annotated[Path | None, Argument(metavar="DIR")]
 class Words:
     """Command line; at least one file is wanted."""
 
-    dataset: Annotated[str, Argument(text=", ".join(DEFAULT_PRESET))] = "digits"
+    dataset: Annotated[str, Argument(text=", ".join(DATASETS))] = "digits"
     to: File = None
     """New .json file of the partition."""
     picture: File = None
@@ -56,8 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         words, rest = parse(Words, "experiments.partition", __doc__, arguments, more=True)
-        if words.dataset not in DEFAULT_PRESET:
-            raise InvalidInput(unknown_dataset(words.dataset))
         if not any((words.to, words.picture, words.npz, words.leaf, words.flower)):
             raise InvalidInput("missing: --to, --picture, --npz, --leaf or --flower, what to write; see --help")
         check_new("--to", words.to, ".json")

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import jax
 from rich.console import Console
 
-from experiments import unknown_dataset
 from experiments.cli import parser
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.options import WITH_FILES
@@ -89,9 +88,8 @@ def _print(words: Sequence[str] | None, console: Console) -> None:
     own, _ = parser.parse(Words, "experiments.sizes", __doc__, words)
     if own.dataset in WITH_FILES:
         raise InvalidInput("the sizes of your own data are in its run's config.json: bytes_per_client_and_round")
-    if own.dataset not in SPECS:
-        raise InvalidInput(unknown_dataset(own.dataset))
     methods = own.method or tuple(METHODS)
+    parser.choose("dataset", [own.dataset], SPECS)
     parser.choose("method", methods, METHODS)
     cohort = max(1, own.num_clients // 100) if own.cohort is None else own.cohort
     if cohort > own.num_clients:

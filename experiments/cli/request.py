@@ -143,6 +143,7 @@ class Request:
 
 def parse(dataset: str, arguments: Sequence[str]) -> Request:
     """Parse and check the words after `python -m experiments.DATASET`; --help prints help and raises SystemExit(0)."""
+    parser.choose("dataset", [dataset], presets.DEFAULT_PRESET)
     common = options_of(Options)
     # These two decide which other options there are, and their defaults.
     first = {name: common[name] for name in SELECTION}

@@ -30,6 +30,9 @@ from pfl_jax.tasks import CLASSIFICATION, Score, Task
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 
+ROOT = Path("runs")
+"""Place of runs without --out."""
+
 TENSORBOARD, WANDB, WANDB_ID = "tensorboard", "wandb", "wandb.json"
 """Folders of trackers in that of the run, and the file with the run's id at W&B, under which it is resumed."""
 
@@ -128,7 +131,7 @@ class RunFolder:
         self.path = Path(path).expanduser()
 
     @classmethod
-    def claim(cls, path: str | Path | None, name: str, root: str | Path = "runs") -> "RunFolder":
+    def claim(cls, path: str | Path | None, name: str, root: Path = ROOT) -> "RunFolder":
         """Take possession of a new or empty folder, None for the first free one of root/name-001, root/name-002, ...
 
         InvalidInput if it holds a run or other files, or cannot be written. No other run can have it afterwards.
@@ -136,7 +139,7 @@ class RunFolder:
         if path is None:
             for number in itertools.count(1):
                 with contextlib.suppress(FileExistsError):
-                    return cls._take(Path(root) / f"{name}-{number:03d}", empty_will_do=False)
+                    return cls._take(root / f"{name}-{number:03d}", empty_will_do=False)
         path = Path(str(path)).expanduser()
         try:
             names = {entry.name for entry in path.iterdir()}
@@ -199,8 +202,9 @@ class RunFolder:
         log = self.path / METRICS
         if log.is_file() and log.stat().st_size == 0:
             self.clear()
-            with contextlib.suppress(OSError):
-                self.path.rmdir()
+            for folder in (self.path, ROOT):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
     def clear(self) -> None:
         """Remove all files of an unfinished run, and nothing else."""

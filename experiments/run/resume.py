@@ -5,12 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments import unknown_dataset
 from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
 from experiments.cli.options import PROCESSES, Options
 from experiments.cli.own_code import FILES, KINDS, check_unchanged, label
 from experiments.cli.parser import flag, option_words
-from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import Request, parse
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
@@ -115,8 +113,6 @@ def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") 
             check_unchanged(kind, entry)
             name = values[kind].rpartition(":")[2]
             values[kind] = entry["file"] if kind not in KINDS else f"{entry['file']}:{name}"
-        if dataset not in DEFAULT_PRESET:
-            raise InvalidInput(unknown_dataset(dataset))
         if values["epochs"] is None:
             # There are --local-steps in their place.
             del values["epochs"]

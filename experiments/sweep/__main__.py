@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar, get_type_hints
 
 from rich.console import Console
 
-from experiments import DATASETS, unknown_dataset
+from experiments import DATASETS
 from experiments.cli import parser
 from experiments.cli.effects import RESULT_NEUTRAL, relevant_options
 from experiments.cli.exit_codes import leave
@@ -70,8 +70,6 @@ class Sweep(batch.Batch):
     name: ClassVar = "sweep"
 
     def check(self) -> None:
-        if self.dataset not in DATASETS:
-            raise InvalidInput(unknown_dataset(self.dataset))
         asked = parser.given(self.words)
         for name, hint in REFUSED.items():
             if name in self.values or name in asked:
