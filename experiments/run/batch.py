@@ -88,10 +88,6 @@ class Batch(abc.ABC):
         """Content of a job's folder; InvalidInput if it holds something else."""
         return cached_runs.inspect(job.cell, job.folder, self.trust)
 
-    def has_more(self, jobs: Sequence[Job]) -> bool:
-        """Whether the results of all jobs have added others."""
-        return False
-
     def committed_result(self, job: Job) -> Result | None:
         """Committed result of a job, in place of its folder; None without one."""
         return None
@@ -277,10 +273,7 @@ def drive(batch: Batch, console: Console) -> None:
         ) from None
     if refused := sum(job.folder not in done for job in jobs):
         raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
-    if batch.has_more(jobs):
-        drive(batch, console)
-    else:
-        batch.finish(console)
+    batch.finish(console)
 
 
 def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:

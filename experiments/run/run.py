@@ -22,7 +22,7 @@ from experiments.run import build
 from experiments.run.build import Experiment
 from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
-from experiments.run.rounds import Observe, Run, run_rounds
+from experiments.run.rounds import Run, run_rounds
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
@@ -35,7 +35,6 @@ Rounds: TypeAlias = Callable[[Experiment], Iterator[simulate.RoundResult]]
 def run(
     request: Request,
     console: Console,
-    observe: Observe | None = None,
     processes: Processes | None = None,
     rounds: Rounds | None = None,
 ) -> None:
@@ -43,7 +42,6 @@ def run(
 
     Args:
       request, console: the checked command line, and the place of notices, progress and results.
-      observe: called with every round, see `rounds.Observe`.
       processes: that share the run; the first one writes.
       rounds: makes the rounds in place of the engine; such a run has no checkpoints.
     """
@@ -70,7 +68,7 @@ def run(
                 run.track = lambda line: None
             results = rounds(experiment) if rounds else _engine_rounds(run, place, state)
             save = functools.partial(_save, work, run) if rounds is None else lambda state: None
-            loop = {"began": began, "stop": stop, "save": save, "processes": processes, "observe": observe}
+            loop = {"began": began, "stop": stop, "save": save, "processes": processes}
             with contextlib.ExitStack() as tracked:
                 if options.tensorboard or options.wandb:
                     from experiments.run.trackers import open_trackers

@@ -112,6 +112,9 @@ class Queue(batch.Batch):
         if not self.only_previews:
             os.nice(NICENESS)
             print_line(console, f"process {os.getpid()}")
+        return self._jobs()
+
+    def _jobs(self) -> list[batch.Job]:
         return [batch.Job(run.cell, self.folder / run.name, run.title) for run in self.wanted]
 
     def _cell(self, cell: RunCommand) -> RunCommand:
@@ -119,9 +122,10 @@ class Queue(batch.Batch):
         data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
         return replace(cell, arguments=(*cell.arguments, *CHECKPOINTS, *(data if cell.dataset == DATASET else ())))
 
-    def has_more(self, jobs: Sequence[batch.Job]) -> bool:
-        # Not their number: in place of a rate that diverged there is another one.
-        return not {self.folder / run.name for run in self.wanted} <= {job.folder for job in jobs}
+    def finish(self, console: Console) -> None:
+        # Results of a search add runs.
+        if any(self.seconds(job) is None for job in self._jobs()):
+            batch.drive(self, console)
 
     @functools.cached_property
     def _previewed(self) -> Library:
