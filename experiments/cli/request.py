@@ -136,9 +136,14 @@ class Request:
             for name, value in (dataclasses.asdict(self.options) | self.hyper_parameters).items()
             if name not in self.given and name in reduced and reduced[name] != value and name != "method"
         }
-        own = {name: value for name, value in changes.items() if name in self.hyper_parameters}
-        options = dataclasses.replace(self.options, **{name: changes[name] for name in changes.keys() - own.keys()})
-        return dataclasses.replace(self, options=options, hyper_parameters=self.hyper_parameters | own), changes
+        return self.having(changes), changes
+
+    def having(self, values: Mapping[str, Any]) -> "Request":
+        """This request with other values of options and hyper-parameters, which are not checked."""
+        common = {name: value for name, value in values.items() if name in vars(self.options)}
+        own = {name: value for name, value in values.items() if name not in common}
+        options = dataclasses.replace(self.options, **common)
+        return dataclasses.replace(self, options=options, hyper_parameters=self.hyper_parameters | own)
 
 
 def parse(dataset: str, arguments: Sequence[str]) -> Request:

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
+from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds
 from experiments.cli.options import PROCESSES, Options
-from experiments.cli.own_code import FILES, KINDS, check_unchanged, label
-from experiments.cli.parser import flag, option_words
+from experiments.cli.own_code import KINDS, check_unchanged
+from experiments.cli.parser import option_words
 from experiments.cli.request import Request, parse
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
 from experiments.run.build import Experiment
+from experiments.run.cached_runs import difference
 from experiments.run.records import privacy_record
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
@@ -46,22 +47,11 @@ def resumed(request: Request) -> Request:
         )
     if found.dataset != request.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
-    stored = {**vars(found.options), **found.hyper_parameters}
-    given = {**vars(options), **request.hyper_parameters}
-    # Wherever the user's own files are: that their text is the same has been checked.
-    for values in (stored, given):
-        values |= {kind: label(values[kind]) for kind in FILES if values[kind]}
-    fixed = request.given - CONTINUING - RESULT_NEUTRAL - {"rounds"}
-    protocols = (found.options.eval_protocol, options.eval_protocol)
-    if "before_aggregation" in protocols or "eval_protocol" not in result_neutral(stored):
-        # Whether the evaluations so far include this protocol, or have reached the target by it.
-        fixed |= request.given & {"eval_protocol"}
-    # The method first: it decides which other options there are.
-    for name in sorted(fixed, key=lambda name: (name != "method", name)):
-        if name not in stored:
-            raise InvalidInput(f"--resume {folder}: the run's method {found.options.method} has no {flag(name)}")
-        if stored[name] != given[name]:
-            raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {stored[name]}, not {given[name]}")
+    values = {**vars(options), **request.hyper_parameters}
+    asked = found.having({name: values[name] for name in request.given - {"rounds"}})
+    asked = dataclasses.replace(asked, own_code=found.own_code | request.own_code)
+    if differs := difference(asked, config, finished=False):
+        raise InvalidInput(f"--resume {folder}: the run has {differs}")
     added = request.given & {"rounds"}
     if added:
         _check_rounds(folder, found.options, options.rounds)
