@@ -128,27 +128,34 @@ def difference(request: Request, config: dict[str, Any], *, finished: bool = Tru
         return f"on {config['dataset']}, not {request.dataset}"
     if config.get("procedure", "") != request.procedure:
         return f"{config.get('procedure') or 'usual rounds'}, not {request.procedure or 'usual rounds'}"
-    wanted = relevant_options(request) | {"seed": request.options.seed}
-    stored = resolve_defaults(config["options"] | config["hyper_parameters"])
-    stored |= by_content(stored, config.get("own_code", {}))
-    usual = _defaults(request.options.method)
-    for name, value in wanted.items():
-        # As JSON: tuples come back as lists.
-        found = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
-        if found == json.loads(json.dumps(value)):
-            continue
+    for name, (found, value) in differences(request, config).items():
         if name == "data_digest":
             return f"on data with the digest {found}, and that of {request.options.data} is {value}"
-        if name.removesuffix("_digest") in FILES and name not in FILES:
-            return f"made with another text of {wanted[name.removesuffix('_digest')]}"
+        kind = name.removesuffix("_digest")
+        if kind in FILES and name not in FILES:
+            return f"made with another text of {Path(getattr(request.options, kind)).name}"
         return f"{flag(name)} {found}, not {value}"
     if gone := sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters)):
-        return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has"
+        return f"{flag(gone[0])} {config['hyper_parameters'][gone[0]]}, which {request.options.method} no longer has"
     optional, asked = "before_aggregation", request.options.eval_protocol
     there = config["options"].get("eval_protocol", Options.eval_protocol)
     if there != asked and (asked == optional or (there == optional and not finished)):
         return f"{flag('eval_protocol')} {there}, not {asked}"
     return ""
+
+
+def differences(request: Request, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options on which results depend -> their values in a stored and a requested configuration, where they differ."""
+    stored = resolve_defaults(config["options"] | config["hyper_parameters"])
+    stored |= by_content(stored, config.get("own_code", {}))
+    usual = _defaults(request.options.method)
+    found = {}
+    for name, value in (relevant_options(request) | {"seed": request.options.seed}).items():
+        # As JSON: tuples come back as lists.
+        had = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
+        if had != json.loads(json.dumps(value)):
+            found[name] = had, value
+    return found
 
 
 @functools.cache
