@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds
+from experiments.cli.effects import RESULT_NEUTRAL, difference, fixed_rounds
 from experiments.cli.options import PROCESSES, Options
 from experiments.cli.own_code import KINDS, check_unchanged
 from experiments.cli.parser import option_words
@@ -14,7 +14,6 @@ from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
 from experiments.run.build import Experiment
-from experiments.run.cached_runs import difference
 from experiments.run.records import privacy_record
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.cli.options import Options
@@ -26,15 +27,13 @@ Track = Callable[[Line], object]
 
 def scalars(line: Line) -> dict[str, float]:
     """All finite numbers of an evaluation but the round and its Info, as "received/mean" or "seconds"."""
-
-    def walk(value: Any, name: str) -> Iterator[tuple[str, float]]:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                yield from walk(item, f"{name}/{key}" if name else key)
-        elif isinstance(value, int | float) and math.isfinite(value):
-            yield name, float(value)
-
-    return dict(walk({name: value for name, value in line.items() if name not in ("round", "info")}, ""))
+    left_out = {name for name, value in line.items() if isinstance(value, list)} | {"round", "info"}
+    leaves = jax.tree.leaves_with_path({name: value for name, value in line.items() if name not in left_out})
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): float(number)
+        for path, number in leaves
+        if math.isfinite(number)
+    }
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.text import Text
 from scipy import stats
 
+from experiments.cli.effects import differences
 from experiments.cli.parser import flag
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.folder.load import Result
@@ -20,7 +21,6 @@ from experiments.folder.run_folder import rounded, slug, strict_json
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.run.cached_runs import differences
 from experiments.show.tables import NOTHING, comma_separated, markdown, number, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
