@@ -30,14 +30,6 @@ DATASETS = (
 """The data sets that have an experiment, each a module of this name here."""
 
 
-def unknown_dataset(name: str) -> str:
-    """Error for a dataset without an experiment, with the nearest one that has one."""
-    # Imported now: Python imports this package before all else.
-    from pfl_jax.hyper_parameters import unknown
-
-    return unknown("dataset", name, DATASETS)
-
-
 def _refuse_unknown_module() -> None:
     """Exit with a one-line error when `python -m experiments.NAME` names an unknown module.
 
@@ -49,7 +41,10 @@ def _refuse_unknown_module() -> None:
     wanted = next((word.removeprefix("-m") for word in sys.orig_argv if f"{__name__}." in word), "")
     name = wanted.removeprefix(f"{__name__}.")
     if wanted != name and name.isidentifier() and importlib.util.find_spec(wanted) is None:
-        print(f"error: {unknown_dataset(name)}", file=sys.stderr)
+        # Imported now: Python imports this package before all else.
+        from pfl_jax.hyper_parameters import unknown
+
+        print(f"error: {unknown('dataset', name, DATASETS)}", file=sys.stderr)
         sys.exit(2)
 
 

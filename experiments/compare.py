@@ -16,11 +16,10 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.flags import check_new, flag
 from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.cli.options import Options as RunOptions
 from experiments.cli.options import Protocol
-from experiments.cli.parser import Argument, parse
+from experiments.cli.parser import Argument, check_new, flag, parse
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import VIRTUAL, write_text
 from experiments.folder.stored_runs import Group
@@ -35,11 +34,11 @@ BASELINE = "local"
 """Method whose clients gain nothing from others."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Command line of the comparison."""
 
-    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")] = ()
+    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")]
     """Folders of runs, or folders above runs, such as a sweep's."""
     reference: str | None = None
     """Name in the table of the method with which all are compared; None is the one with the best mean."""
@@ -84,8 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         options, _ = parse(Options, "experiments.compare", __doc__, arguments)
-        if not options.runs:
-            raise InvalidInput("missing: RUN, a folder above the runs to compare; see --help")
         check_new("--out", options.out)
         check_new("--plot", options.plot, *ENDINGS)
         groups, _ = stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(options.runs)])

@@ -19,15 +19,13 @@ from flax import serialization
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.flags import check_new
-from experiments.cli.parser import Argument, parse
+from experiments.cli.parser import Argument, check_new, parse
 from experiments.folder.load import read_metrics
 from experiments.folder.stored_runs import load_runs
 from experiments.host.console import Terminal, print_line
 from experiments.run.loaded_run import LoadedRun, load_run
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.base import Params
-from pfl_jax.errors import InvalidInput
 
 __all__ = ["LoadedRun", "load_run", "load_runs", "main", "read_metrics"]
 
@@ -36,15 +34,15 @@ ENDINGS = (".safetensors", ".msgpack")
 _KINDS = {"float32": "F32", "float64": "F64", "float16": "F16", "int32": "I32", "int64": "I64", "uint8": "U8"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Words:
     """Command line."""
 
-    run: Annotated[Path | None, Argument("positional", "RUN")] = None
+    run: Annotated[Path, Argument("positional", "RUN")]
     """Folder of a finished run."""
     client: int = 0
     """Whose model, from 0."""
-    to: Annotated[Path | None, Argument(metavar="FILE")] = None
+    to: Annotated[Path, Argument(metavar="FILE")]
     """New file, .safetensors or .msgpack."""
 
 
@@ -53,10 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         words, _ = parse(Words, "experiments.export", __doc__, arguments)
-        if words.run is None:
-            raise InvalidInput("missing: RUN, the folder of a finished run; see --help")
-        if words.to is None:
-            raise InvalidInput(f"missing: --to, a new file that ends in {' or '.join(ENDINGS)}; see --help")
         check_new("--to", words.to, *ENDINGS)
         _export(load_run(words.run), words.client, words.to.expanduser(), Terminal())
 

@@ -14,16 +14,15 @@ from typing import Annotated
 import numpy as np
 from rich.console import Console
 
-from experiments import unknown_dataset
+from experiments import DATASETS
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.flags import check_new
 from experiments.cli.own_code import label
-from experiments.cli.parser import Argument, parse
-from experiments.cli.presets import DEFAULT_PRESET
+from experiments.cli.parser import Argument, check_new, parse
 from experiments.host.console import Terminal, print_line
+from experiments.report.charts import classes_by_clients
 from experiments.run.build import divide_and_tell, load_examples
-from experiments.show.pictures import ENDINGS, Heat, Picture
+from experiments.show.pictures import ENDINGS, Picture
 from experiments.show.pictures import save as draw
 from pfl_jax.data import interchange, partition_files
 from pfl_jax.data.allocation import Partition
@@ -33,15 +32,12 @@ from pfl_jax.errors import InvalidInput
 File = Annotated[Path | None, Argument(metavar="FILE")]
 NewFolder = Annotated[Path | None, Argument(metavar="DIR")]
 
-MOST_CLIENTS = 500
-"""Clients that a picture shows."""
-
 
 @dataclass(frozen=True)
 class Words:
     """Command line; at least one file is wanted."""
 
-    dataset: Annotated[str, Argument(text=", ".join(DEFAULT_PRESET))] = "digits"
+    dataset: Annotated[str, Argument(text=", ".join(DATASETS))] = "digits"
     to: File = None
     """New .json file of the partition."""
     picture: File = None
@@ -59,8 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         words, rest = parse(Words, "experiments.partition", __doc__, arguments, more=True)
-        if words.dataset not in DEFAULT_PRESET:
-            raise InvalidInput(unknown_dataset(words.dataset))
         if not any((words.to, words.picture, words.npz, words.leaf, words.flower)):
             raise InvalidInput("missing: --to, --picture, --npz, --leaf or --flower, what to write; see --help")
         check_new("--to", words.to, ".json")
@@ -104,21 +98,9 @@ def picture(dataset: Dataset, parts: Partition, words: str) -> Picture:
     if not dataset.num_classes:
         raise InvalidInput(f"--picture: {dataset.description} has no classes, which it would show")
     y = np.concatenate([dataset.train_y, dataset.test_y])
-    table = np.stack([np.bincount(y[rows], minlength=dataset.num_classes) for rows in parts.train[:MOST_CLIENTS]])
-    sizes = [len(rows) for rows in parts.train]
-    caption = f"{len(sizes)} clients with {min(sizes)} to {max(sizes)} training examples of {dataset.description}."
-    if len(sizes) > MOST_CLIENTS:
-        caption += f" The first {MOST_CLIENTS} are shown."
-    heat = Heat(
-        title="",
-        x_label="client",
-        y_label="class",
-        matrix=table.T.tolist(),
-        rows=dataset.class_names,
-        totals=table.sum(axis=1).tolist(),
-        unit="training examples",
-    )
-    return Picture(f"Partition {words}", caption, [heat])
+    table = np.stack([np.bincount(y[rows], minlength=dataset.num_classes) for rows in parts.train])
+    heat, caption = classes_by_clients(table, "", dataset.class_names)
+    return Picture(f"Partition {words} of {dataset.description}", caption, [heat])
 
 
 if __name__ == "__main__":

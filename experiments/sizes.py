@@ -13,11 +13,12 @@ from typing import Annotated, Any
 import jax
 from rich.console import Console
 
-from experiments import DATASETS, unknown_dataset
+from experiments import DATASETS
 from experiments.cli import parser
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.request import parse
 from experiments.host.console import Terminal, print_line
+from experiments.show.tables import markdown
 from pfl_jax.data.federated import FederatedData, NumClasses
 from pfl_jax.data.specs import SPECS, DatasetSpec
 from pfl_jax.engine import communication
@@ -87,23 +88,21 @@ def _print(words: Sequence[str] | None, console: Console) -> None:
     own, _ = parser.parse(Words, "experiments.sizes", __doc__, words)
     if own.dataset in DATASETS and own.dataset not in SPECS:
         raise InvalidInput(f"the sizes on {own.dataset} are in a run's config.json: bytes_per_client_and_round")
-    if own.dataset not in SPECS:
-        raise InvalidInput(unknown_dataset(own.dataset))
     methods = own.method or tuple(METHODS)
+    parser.choose("dataset", [own.dataset], SPECS)
     parser.choose("method", methods, METHODS)
     cohort = max(1, own.num_clients // 100) if own.cohort is None else own.cohort
     if cohort > own.num_clients:
         raise InvalidInput(f"--cohort {cohort} is more than the {own.num_clients} clients")
 
-    def say(*cells: str) -> None:
-        print_line(console, f"| {' | '.join(cells)} |")
-
-    say("method", "a client's state", "sent by it", "sent to it", "server", f"{own.num_clients:,} states", "a round")
-    say(*["---"] * 7)
+    states = f"{own.num_clients:,} states"
+    heads = ["method", "a client's state", "sent by it", "sent to it", "server", states, "a round"]
+    rows = []
     for method in methods:
         client, up, down, server = sizes(own.dataset, method, own.num_clients, own.train_size)
         amounts = (client, up, down, server, own.num_clients * client, cohort * (up + down))
-        say(f"`{method}`", *map(in_words, amounts))
+        rows.append([f"`{method}`", *map(in_words, amounts)])
+    print_line(console, markdown(heads, rows, None).rstrip())
 
 
 def in_words(amount: int) -> str:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 from message_shapes import message_shapes
 
-from experiments.cli.flags import flag
 from experiments.cli.options import Options
+from experiments.cli.parser import flag
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import parse
 from pfl_jax import Mean

@@ -1,13 +1,16 @@
 """What options have an effect on: the identity of a run are those on which its results depend; others have none."""
 
 import dataclasses
+import functools
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from experiments.cli.flags import flag
-from experiments.cli.hyper_parameters import parse_schedule, unread_by_method, unread_by_wrappers
+from experiments.cli.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
 from experiments.cli.options import CUSTOM, MODEL_OPTIONS, NO_TARGETS, OWN_DATA, PROCESSES, WITH_FILES, Options
-from experiments.cli.own_code import by_content, is_partition_file, label
+from experiments.cli.own_code import FILES, by_content, is_partition_file, label
+from experiments.cli.parser import flag
 from experiments.cli.request import Request
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS
@@ -138,3 +141,55 @@ def notes(request: Request, given: Iterable[str], backend: str) -> list[str]:
         whys["eval_clients"] = f"with {options.num_clients} clients"
     # --attackers 0 does what it says.
     return [f"{flag(name)} has no effect {why}" for name, why in whys.items() if name in given - {"attackers"}]
+
+
+def difference(request: Request, config: dict[str, Any], *, finished: bool = True) -> str:
+    """First difference between a stored and a requested configuration, in words; "" if they agree.
+
+    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
+    that goes on must be measured alike to its end.
+    """
+    is_real = bool(config["data"]["is_real"])
+    source = request.options.source
+    if source != "auto" and is_real == (source == "embedded"):
+        return f"on {config['data']['description']}, not --source {source}"
+    if not is_real:
+        request, _ = request.on_embedded_data()
+    if config["dataset"] != request.dataset:
+        return f"on {config['dataset']}, not {request.dataset}"
+    if config.get("procedure", "") != request.procedure:
+        return f"{config.get('procedure') or 'usual rounds'}, not {request.procedure or 'usual rounds'}"
+    for name, (found, value) in differences(request, config).items():
+        if name == "data_digest":
+            return f"on data with the digest {found}, and that of {request.options.data} is {value}"
+        kind = name.removesuffix("_digest")
+        if kind in FILES and name not in FILES:
+            return f"made with another text of {Path(getattr(request.options, kind)).name}"
+        return f"{flag(name)} {found}, not {value}"
+    if gone := sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters)):
+        return f"{flag(gone[0])} {config['hyper_parameters'][gone[0]]}, which {request.options.method} no longer has"
+    optional, asked = "before_aggregation", request.options.eval_protocol
+    there = config["options"].get("eval_protocol", Options.eval_protocol)
+    if there != asked and (asked == optional or (there == optional and not finished)):
+        return f"{flag('eval_protocol')} {there}, not {asked}"
+    return ""
+
+
+def differences(request: Request, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options on which results depend -> their values in a stored and a requested configuration, where they differ."""
+    stored = resolve_defaults(config["options"] | config["hyper_parameters"])
+    stored |= by_content(stored, config.get("own_code", {}))
+    usual = _defaults(request.options.method)
+    found = {}
+    for name, value in (relevant_options(request) | {"seed": request.options.seed}).items():
+        # As JSON: tuples come back as lists.
+        had = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
+        if had != json.loads(json.dumps(value)):
+            found[name] = had, value
+    return found
+
+
+@functools.cache
+def _defaults(method: str) -> dict[str, Any]:
+    """Values of options that did not exist yet when a run was made."""
+    return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)

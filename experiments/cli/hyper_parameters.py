@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.cli.flags import flag, option_words
 from experiments.cli.options import KINDS
 from experiments.cli.own_code import is_own, method_factory, option_kind
-from experiments.cli.parser import Option, entries
+from experiments.cli.parser import Option, entries, flag, option_words
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import ReadWith, hint, notes_of, parts, range_of

@@ -1,9 +1,10 @@
 """Options that all experiments have, with any method; presets.py has their default values."""
 
+import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_type_hints
 
-from experiments.cli.flags import flag
+from experiments.cli.parser import flag
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition import PARTITIONS
 from pfl_jax.data.specs import PixelNormalization, Source
@@ -69,6 +70,8 @@ CUSTOM = "custom"
 """The experiment on the user's own data."""
 WITH_FILES = (CUSTOM, *NATURAL)
 """The experiments on files that --data names."""
+TEXTS = "fortunes"
+"""The experiment on short texts."""
 OWN_DATA = ("data", "label", "client_column", "test_data", "test_fraction", "normalize", "data_digest")
 """Options that it alone has."""
 TARGETS = ("regression", "multi_label", "next_symbol")
@@ -311,6 +314,8 @@ class Options:
         target, is_percent = self.target_accuracy, self.task in (None, "classification")
         if target is not None and is_percent and not 0 < target <= 100:
             raise InvalidInput(f"--target-accuracy is a percentage, not {target:g}")
+        if self.wandb and importlib.util.find_spec("wandb") is None:
+            raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
         if not 0 <= self.seed < 2**32:
             raise InvalidInput(f"--seed must be between 0 and {2**32 - 1}, not {self.seed}")
 

@@ -8,7 +8,6 @@ import ast
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import inspect
 import itertools
 import re
@@ -20,10 +19,9 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from experiments.cli.flags import flag
 from experiments.cli.own_code import is_own, is_partition_file
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import check_value, describe, hint, literals, notes_of, parts, unknown
+from pfl_jax.hyper_parameters import check_value, describe, hint, listed, literals, notes_of, parts, unknown
 
 MAX_COLUMNS = 100
 """Maximum width of the help."""
@@ -31,10 +29,12 @@ MAX_COLUMNS = 100
 MAX_METAVAR = 50
 """Characters of a list of choices in the place of a value; longer lists are part of the help text."""
 
-MOST_BYTES = 255
-"""Length of a file's name on the usual file systems."""
-
 _Options = TypeVar("_Options")
+
+
+def flag(name: str) -> str:
+    """Option as written on the command line, such as --train-size."""
+    return "--" + name.replace("_", "-")
 
 
 class Argument(NamedTuple):
@@ -42,13 +42,12 @@ class Argument(NamedTuple):
     "none" for a field that is none of the command line's; a repeated option has all values.
     """
 
-    form: Literal["option", "repeated", "switch", "positional", "none"] = "option"
+    form: Literal["option", "repeated", "positional", "none"] = "option"
     metavar: str = ""
     text: str = ""
 
 
 Names: TypeAlias = Annotated[tuple[str, ...], Argument("repeated")]
-Switch: TypeAlias = Annotated[bool, Argument("switch")]
 Folder: TypeAlias = Annotated[Path | None, Argument(metavar="DIR")]
 Hidden: TypeAlias = Annotated[_Options, Argument("none")]
 
@@ -67,8 +66,7 @@ class Option(NamedTuple):
         """All words that stand for it, such as --train-size; none for an argument without a name."""
         if self.argument.form == "positional":
             return []
-        is_pair = parts(self.kind) == (bool,) and self.argument.form != "switch"
-        return [flag(self.name), flag(f"no_{self.name}")] if is_pair else [flag(self.name)]
+        return [flag(self.name), flag(f"no_{self.name}")] if parts(self.kind) == (bool,) else [flag(self.name)]
 
 
 class Group(NamedTuple):
@@ -99,8 +97,9 @@ def parse(
     values, rest = split(sys.argv[1:] if words is None else words, [Group("", "", options)], module, description)
     if rest and not more:
         raise InvalidInput(unknown_option(rest[0], options))
-    if missing := [name for name, option in options.items() if option.default is MISSING and name not in values]:
-        raise InvalidInput(f"missing: {', '.join(map(flag, missing))}; see --help")
+    if missing := [option for name, option in options.items() if option.default is MISSING and name not in values]:
+        names = [" ".join(option.flags) or option.argument.metavar for option in missing]
+        raise InvalidInput(f"missing: {', '.join(names)}; see --help")
     return kind(**values), tuple(rest)
 
 
@@ -143,14 +142,13 @@ def _settings(option: Option) -> dict[str, Any]:
     form, text = option.argument.form, option.text
     if option.default is MISSING:
         default = " (required)"
-    elif option.default is None or option.default == () or form in ("switch", "positional"):
+    elif option.default is None or option.default == () or form == "positional":
         default = ""
     else:
         words = option.default if isinstance(option.default, tuple) else [option.default]
         default = f" (default: {' '.join(map(str, words))})"
     if parts(option.kind) == (bool,):
-        action = "store_true" if form == "switch" else argparse.BooleanOptionalAction
-        return {"action": action, "help": _escaped(text + default)}
+        return {"action": argparse.BooleanOptionalAction, "help": _escaped(text + default)}
     file = "FILE.json" if option.name == "partition" else "FILE.py:NAME"
     metavar = option.argument.metavar or _metavar(option.kind, file)
     if len(metavar) > MAX_METAVAR:
@@ -255,20 +253,32 @@ def unknown_option(word: str, options: Mapping[str, Option]) -> str:
     return f"unknown option {head}{(hint(head, known) if head.startswith('--') else '') or ': see --help'}"
 
 
+def option_words(values: Mapping[str, Any]) -> list[str]:
+    """Options as command-line arguments: ["--rounds", "30", "--size-choices", "300", "600", "--no-drop-last"]."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        elif str(value).startswith("-"):
+            # argparse takes such a text, as -1e-05, for an option.
+            words.append(f"{flag(name)}={value}")
+        else:
+            words += [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
+    return words
+
+
+def check_new(option: str, path: Path | None, *endings: str) -> None:
+    """Raise InvalidInput if an option names a file that is there, or whose name has none of the endings."""
+    if path is not None and endings and path.suffix not in endings:
+        raise InvalidInput(f"{option} {path}: the name ends in {listed(endings)}")
+    if path is not None and path.expanduser().exists():
+        raise InvalidInput(f"{option} {path} is there already: give another name, or remove it")
+
+
 def choose(name: str, asked: Iterable[str], choices: Iterable[str]) -> None:
     """Raise InvalidInput for the first word that is not a choice, with all choices."""
     if strange := [word for word in asked if word not in choices]:
         raise InvalidInput(unknown(name, strange[0], choices))
-
-
-def slug(text: str) -> str:
-    """Text as a file name: letters, digits, "=", "+", "." and hyphens; if too long, it ends in a digest of the text."""
-    kept = "".join(character if character.isalnum() or character in "=._+" else "-" for character in text)
-    name = "-".join(filter(None, kept.split("-"))).encode()
-    if len(name) <= MOST_BYTES:
-        return name.decode()
-    end = f"-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return name[: MOST_BYTES - len(end)].decode(errors="ignore") + end
 
 
 def given(words: Iterable[str]) -> set[str]:

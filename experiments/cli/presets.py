@@ -123,6 +123,21 @@ TAGS = NATURAL | {
     "epochs": 1,
 }
 
+CUSTOM: Values = {
+    "model": "mlp",
+    "rounds": 30,
+    "num_clients": 10,
+    "partition": "dirichlet",
+    "beta": 0.5,
+    "train_size": None,
+    "test_size": None,
+    "lr": 0.05,
+    "batch_size": 10,
+    "eval_every": 1,
+    **EVERY_BATCH,
+}
+"""A user's own data, of any size: the papers' hyper-parameters and no sizes of theirs."""
+
 COLOR = ("cifar10", "cinic10", "cifar100")
 """Data sets of color images."""
 
@@ -147,31 +162,8 @@ BY_DATASET: dict[tuple[str, str], Values] = {
         "lr": 0.05,
         "batch_size": 10,
     },
-    # A user's own data, of any size: the papers' hyper-parameters and no sizes of theirs.
-    ("fedpac", "custom"): {
-        "model": "mlp",
-        "rounds": 30,
-        "num_clients": 10,
-        "partition": "dirichlet",
-        "beta": 0.5,
-        "min_size": 2,
-        "train_size": None,
-        "test_size": None,
-        "lr": 0.05,
-        "batch_size": 10,
-        "eval_every": 1,
-    },
-    ("fedas", "custom"): {
-        "model": "mlp",
-        "rounds": 30,
-        "num_clients": 10,
-        "beta": 0.5,
-        "min_size": 4,
-        "lr": 0.05,
-        "batch_size": 10,
-        "eval_every": 1,
-        **EVERY_BATCH,
-    },
+    ("fedpac", "custom"): CUSTOM | {"min_size": 2},
+    ("fedas", "custom"): CUSTOM | {"min_size": 4},
     **{(preset, "fortunes"): FORTUNES for preset in PRESETS},
     **{(preset, "femnist"): FEMNIST for preset in PRESETS},
     **{(preset, "shakespeare"): SHAKESPEARE for preset in PRESETS},

@@ -1,14 +1,15 @@
-"""Command line of a run, checked: the options of all runs and those of its method, with the preset's defaults."""
+"""Command lines of runs, checked: the options of all runs and those of their methods, with the preset's defaults."""
 
 import dataclasses
+import functools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from experiments.cli import parser, presets
-from experiments.cli.flags import flag, option_words
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
 from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, WITH_FILES, Options
 from experiments.cli.own_code import (
@@ -21,7 +22,7 @@ from experiments.cli.own_code import (
     method_factory,
     weights_file,
 )
-from experiments.cli.parser import Group, Option, options_of, summary, unknown_option
+from experiments.cli.parser import Group, Option, flag, option_words, options_of, summary, unknown_option
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition_files import rows_of
 from pfl_jax.engine.cohort import Settings
@@ -135,13 +136,19 @@ class Request:
             for name, value in (dataclasses.asdict(self.options) | self.hyper_parameters).items()
             if name not in self.given and name in reduced and reduced[name] != value and name != "method"
         }
-        own = {name: value for name, value in changes.items() if name in self.hyper_parameters}
-        options = dataclasses.replace(self.options, **{name: changes[name] for name in changes.keys() - own.keys()})
-        return dataclasses.replace(self, options=options, hyper_parameters=self.hyper_parameters | own), changes
+        return self.having(changes), changes
+
+    def having(self, values: Mapping[str, Any]) -> "Request":
+        """This request with other values of options and hyper-parameters, which are not checked."""
+        common = {name: value for name, value in values.items() if name in vars(self.options)}
+        own = {name: value for name, value in values.items() if name not in common}
+        options = dataclasses.replace(self.options, **common)
+        return dataclasses.replace(self, options=options, hyper_parameters=self.hyper_parameters | own)
 
 
 def parse(dataset: str, arguments: Sequence[str]) -> Request:
     """Parse and check the words after `python -m experiments.DATASET`; --help prints help and raises SystemExit(0)."""
+    parser.choose("dataset", [dataset], presets.DEFAULT_PRESET)
     common = options_of(Options)
     # These two decide which other options there are, and their defaults.
     first = {name: common[name] for name in SELECTION}
@@ -181,6 +188,39 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     request = Request(dataset, options, hyper_parameters, given, files(vars(options)))
     check_schedules(options.schedule or (), method, request.real_numbers())
     return request
+
+
+# A table needs each command several times.
+_parsed = functools.lru_cache(maxsize=4096)(parse)
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Command of a single run of a table, figure or sweep: its arguments are those without --seed and --out."""
+
+    dataset: str
+    arguments: tuple[str, ...]
+    seed: int = 0
+    procedure: str = ""
+
+    def request(self, folder: str | Path | None = None) -> Request:
+        """Request of the run, checked, with its results in a folder."""
+        parsed = _parsed(self.dataset, self.arguments)
+        if parsed.options.distributed:
+            raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
+        out, given = (None, {"seed"}) if folder is None else (str(folder), {"seed", "out"})
+        # Many runs would fill the disk.
+        keep = parsed.options.keep_state if "keep_state" in parsed.given else "never"
+        options = dataclasses.replace(parsed.options, seed=self.seed, out=out, keep_state=keep)
+        options.check()
+        return dataclasses.replace(parsed, options=options, given=parsed.given | given, procedure=self.procedure)
+
+    def command(self, folder: str | Path | None = None) -> str:
+        """Shell command of the same run."""
+        released = ("experiments.lab.fedas_ablation.released", self.dataset)
+        module = released if self.procedure else (f"experiments.{self.dataset}",)
+        out = () if folder is None else ("--out", str(folder))
+        return shlex.join(["python", "-m", *module, *self.arguments, "--seed", str(self.seed), *out])
 
 
 def settings_of(options: Options) -> Settings:

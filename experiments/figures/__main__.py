@@ -20,8 +20,7 @@ from rich.console import Console
 
 from experiments.cli import parser
 from experiments.cli.exit_codes import leave
-from experiments.cli.flags import flag
-from experiments.cli.parser import Argument, Names, choose
+from experiments.cli.parser import Argument, Names, choose, flag
 from experiments.figures import fedas, fedpac
 from experiments.figures.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder
@@ -143,7 +142,7 @@ class Figures(MeasuredBatch):
         picture, paths = compose(every), [self.folder / f"{name}.{kind}" for kind in ("png", "svg")]
         save(picture, *paths)
         data = [runs.config(next(iter(runs.jobs)))["data"] for runs in every]
-        RunFolder(self.folder, []).write(f"{name}.json", picture.record() | {"data": data})
+        RunFolder(self.folder).write(f"{name}.json", picture.record() | {"data": data})
         for path in (*paths, self.folder / f"{name}.json"):
             print_line(console, f"saved {path}")
 

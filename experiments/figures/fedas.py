@@ -9,7 +9,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from experiments.cli.presets import EVERY_BATCH
-from experiments.figures.fedpac import curves, line, of_methods
+from experiments.figures.fedpac import curves, lines, of_methods
 from experiments.figures.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
 from experiments.run.loaded_run import load_run
@@ -34,9 +34,16 @@ ALIGNMENTS: dict[str, tuple[str, Values]] = {
 }
 """Fig. 4b: name -> label and options of a way to align the received backbone."""
 
-NORMALIZATIONS = {"proportional": "proportional (FedAS)", "softmax": "softmax", "min_max": "min-max"}
+NORMALIZATIONS: dict[Key, str] = {
+    ("normalization", "proportional"): "proportional (FedAS)",
+    ("normalization", "softmax"): "softmax",
+    ("normalization", "min_max"): "min-max",
+}
 
-CHANNEL_METHODS = {"cd2pfed": "CD2-pFed", "fedas_cd2": "CD2-pFed with parameter alignment"}
+CHANNEL_METHODS: dict[Key, str] = {
+    ("channels", "cd2pfed"): "CD2-pFed",
+    ("channels", "fedas_cd2"): "CD2-pFed with parameter alignment",
+}
 
 BATCH_SIZES, EPOCHS = (8, 16, 32, 64), (1, 2, 5, 10)
 
@@ -149,8 +156,8 @@ def _straggler_bars(runs: Runs) -> Bars:
 
 
 def _discussion(runs: Runs) -> list[Panel]:
-    ways = _lines(runs, "(b) ways to align", "align", {name: label for name, (label, _) in ALIGNMENTS.items()}, "fedas")
-    return [_straggler_bars(runs), ways]
+    labels: dict[Key, str] = {("align", name): label for name, (label, _) in ALIGNMENTS.items()}
+    return [_straggler_bars(runs), lines(runs, "(b) ways to align", labels, ("align", "fedas"))]
 
 
 def _discussion_variants(runs: Runs) -> dict[Key, Values]:
@@ -159,25 +166,16 @@ def _discussion_variants(runs: Runs) -> dict[Key, Values]:
     return aligned | {("stragglers",): {"method": "fedas", **stragglers}}
 
 
-def _lines(runs: Runs, title: str, kind: str, labels: dict[str, str], main: str) -> Lines:
-    """Accuracy over rounds of runs of one kind, the main one last."""
-    names = [name for name in reversed(labels) if name != main] + [main]
-    series = [line(runs, labels[name], (kind, name), is_main=name == main) for name in names]
-    return Lines(title, ROUND, ACCURACY, series)
-
-
 def _compatibility(runs: Runs) -> list[Panel]:
     return [
-        _lines(runs, "(a) normalization of the Fisher traces", "normalization", NORMALIZATIONS, "proportional"),
-        _lines(runs, "(b) channel-wise split", "channels", CHANNEL_METHODS, "fedas_cd2"),
+        lines(runs, "(a) normalization of the Fisher traces", NORMALIZATIONS, ("normalization", "proportional")),
+        lines(runs, "(b) channel-wise split", CHANNEL_METHODS, ("channels", "fedas_cd2")),
     ]
 
 
 def _compatibility_variants(runs: Runs) -> dict[Key, Values]:
-    normalizations: dict[Key, Values] = {
-        ("normalization", name): {"method": "fedas", "normalization": name} for name in NORMALIZATIONS
-    }
-    return normalizations | {("channels", name): {"method": name} for name in CHANNEL_METHODS}
+    normalizations: dict[Key, Values] = {key: {"method": "fedas", "normalization": key[1]} for key in NORMALIZATIONS}
+    return normalizations | {key: {"method": key[1]} for key in CHANNEL_METHODS}
 
 
 def equal_steps(rounds: int, factor: float) -> int:

@@ -1,13 +1,13 @@
 """Figures of FedPAC (Xu, Tong, Huang. ICLR 2023) and of its replication (Ding 2025)."""
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
 from experiments.figures.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
-from experiments.show.pictures import ACCURACY, ROUND, Heat, Lines, Panel, Series, over_seeds
+from experiments.show.pictures import ACCURACY, ROUND, Heat, Lines, Panel, over_seeds
 from pfl_jax.data.partition import dominant_classes
 
 HETEROGENEITY = (0, 20, 40, 60, 80)
@@ -38,16 +38,18 @@ SHORT = _FEW_EXAMPLES | {"batch_size": 10, "lr": 0.05, "eval_every": 2}
 """Options on embedded data that let a figure end within minutes: few examples, and larger steps."""
 
 
-def line(runs: Runs, label: str, key: Key, *, is_main: bool = False) -> Series:
-    """Accuracy over rounds of one run."""
-    rounds, rows = runs.curve(key)
-    return over_seeds(label, rounds, rows, is_main=is_main)
+def lines(runs: Runs, title: str, labels: Mapping[Key, str], main: Key) -> Lines:
+    """Accuracy over rounds, a line with its label for each of some runs, the main one last."""
+    series = []
+    for key in sorted(labels, key=lambda key: key == main):
+        rounds, rows = runs.curve(key)
+        series.append(over_seeds(labels[key], rounds, rows, is_main=key == main))
+    return Lines(title, ROUND, ACCURACY, series)
 
 
 def curves(runs: Runs, main: str) -> list[Panel]:
     """Accuracy over rounds, a line for each method."""
-    series = [line(runs, method, (method,), is_main=method == main) for method in runs.methods]
-    return [Lines(runs.data, ROUND, ACCURACY, series)]
+    return [lines(runs, runs.data, {(method,): method for method in runs.methods}, (main,))]
 
 
 def of_methods(runs: Runs) -> dict[Key, Values]:
@@ -116,8 +118,7 @@ def _epochs(runs: Runs) -> dict[Key, Values]:
 
 
 def _epoch_curves(runs: Runs) -> list[Panel]:
-    series = [line(runs, f"E = {e}", (f"epochs={e}", "fedpac"), is_main=e == 5) for e in EPOCHS]
-    return [Lines(runs.data, ROUND, ACCURACY, series)]
+    return [lines(runs, runs.data, {(f"epochs={e}", "fedpac"): f"E = {e}" for e in EPOCHS}, ("epochs=5", "fedpac"))]
 
 
 _figure = functools.partial(Figure, preset="fedpac", short=SHORT)

@@ -10,16 +10,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from experiments.cli import parser, presets
+from experiments.cli import presets
 from experiments.cli.effects import PARTITION_OPTIONS, relevant_options
-from experiments.cli.flags import option_words
 from experiments.cli.own_code import label
-from experiments.cli.parser import by_option, given
-from experiments.cli.run_command import RunCommand
+from experiments.cli.parser import by_option, given, option_words
+from experiments.cli.request import RunCommand
 from experiments.folder import load
+from experiments.folder.run_folder import slug
 from experiments.papers import settings
 from experiments.papers.settings import PAPERS, Measure
-from experiments.run.batch import Job
+from experiments.run.batch import Job, jobs_of_seeds
 from experiments.show.pictures import Panel, Picture
 from pfl_jax.errors import InvalidInput
 
@@ -123,12 +123,10 @@ class Runs:
         for key, own in self.variants.items():
             shared = {name: value for name, value in self.values.items() if name not in own}
             arguments = (*option_words(shared), *self.words, *option_words(own))
-            cells = [RunCommand(self.dataset, arguments, seed) for seed in range(self.seeds)]
-            relevant = json.dumps(relevant_options(cells[0].request()), sort_keys=True)
-            name = folders.setdefault(relevant, parser.slug(" ".join([self.dataset, *key])))
-            found[key] = [
-                Job(cell, self.folder / name / f"seed-{cell.seed}", f"{name}, seed {cell.seed}") for cell in cells
-            ]
+            command = RunCommand(self.dataset, arguments)
+            relevant = json.dumps(relevant_options(command.request()), sort_keys=True)
+            name = folders.setdefault(relevant, slug(" ".join([self.dataset, *key])))
+            found[key] = jobs_of_seeds(command, self.seeds, self.folder / name, name)
         return found
 
     @property

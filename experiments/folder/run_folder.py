@@ -30,6 +30,9 @@ from pfl_jax.tasks import CLASSIFICATION, Score, Task
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
 
+ROOT = Path("runs")
+"""Place of runs without --out."""
+
 TENSORBOARD, WANDB, WANDB_ID = "tensorboard", "wandb", "wandb.json"
 """Folders of trackers in that of the run, and the file with the run's id at W&B, under which it is resumed."""
 
@@ -47,6 +50,9 @@ DIGESTS = "digests"
 
 MOST_CLIENTS = 10_000
 """Number of clients up to which every line of the metrics log has the scores of each; the last one always has them."""
+
+MOST_BYTES = 255
+"""Length of a file's name on the usual file systems."""
 
 Line: TypeAlias = dict[str, Any]
 """One evaluation as the metrics log has it, see `evaluation`."""
@@ -121,12 +127,11 @@ def shown(score: Score, scores: Scores) -> list[float]:
 class RunFolder:
     """Folder that exactly one run writes into."""
 
-    def __init__(self, path: Path, created: list[Path]):
-        self.path = path
-        self._created = created
+    def __init__(self, path: str | Path):
+        self.path = Path(path).expanduser()
 
     @classmethod
-    def claim(cls, path: str | Path | None, name: str, root: str | Path = "runs") -> "RunFolder":
+    def claim(cls, path: str | Path | None, name: str, root: Path = ROOT) -> "RunFolder":
         """Take possession of a new or empty folder, None for the first free one of root/name-001, root/name-002, ...
 
         InvalidInput if it holds a run or other files, or cannot be written. No other run can have it afterwards.
@@ -134,7 +139,7 @@ class RunFolder:
         if path is None:
             for number in itertools.count(1):
                 with contextlib.suppress(FileExistsError):
-                    return cls._take(Path(root) / f"{name}-{number:03d}", empty_will_do=False)
+                    return cls._take(root / f"{name}-{number:03d}", empty_will_do=False)
         path = Path(str(path)).expanduser()
         try:
             names = {entry.name for entry in path.iterdir()}
@@ -152,27 +157,15 @@ class RunFolder:
     @classmethod
     def _take(cls, path: Path, *, empty_will_do: bool) -> "RunFolder":
         """Create the folder, or take an empty one; FileExistsError if another process was first."""
-        created: list[Path] = []
         try:
-            for parent in reversed([parent for parent in path.parents if not parent.exists()]):
-                parent.mkdir(exist_ok=True)
-                created.append(parent)
-            if not (empty_will_do and path.is_dir()):
-                path.mkdir()
-                created.append(path)
+            path.mkdir(parents=True, exist_ok=empty_will_do)
             # Creating the log is what claims the folder: of two runs only one can do it.
             (path / METRICS).open("x").close()
         except FileExistsError:
             raise
         except OSError as error:
-            _remove_empty(created)
             raise cannot_write(path, error) from None
-        return cls(path, created)
-
-    @classmethod
-    def reopen(cls, path: str | Path) -> "RunFolder":
-        """Folder of a run that is resumed."""
-        return cls(Path(path).expanduser(), [])
+        return cls(path)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file atomically."""
@@ -209,7 +202,9 @@ class RunFolder:
         log = self.path / METRICS
         if log.is_file() and log.stat().st_size == 0:
             self.clear()
-            _remove_empty(self._created)
+            for folder in (self.path, ROOT):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
     def clear(self) -> None:
         """Remove all files of an unfinished run, and nothing else."""
@@ -220,6 +215,16 @@ class RunFolder:
         # The log last: it is what shows that a run is here.
         for name in (WANDB_ID, CONFIG, METRICS):
             (self.path / name).unlink(missing_ok=True)
+
+
+def slug(text: str) -> str:
+    """Text as a file name: letters, digits, "=", "+", "." and hyphens; if too long, it ends in a digest of the text."""
+    kept = "".join(character if character.isalnum() or character in "=._+" else "-" for character in text)
+    name = "-".join(filter(None, kept.split("-"))).encode()
+    if len(name) <= MOST_BYTES:
+        return name.decode()
+    end = f"-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return name[: MOST_BYTES - len(end)].decode(errors="ignore") + end
 
 
 def digest(content: bytes) -> str:
@@ -278,15 +283,6 @@ def strict_json(content: Any) -> str:
     text = json.dumps(strict(content), indent=2, allow_nan=False)
     # JSON strings have no line breaks; lists with strings are left as they are.
     return re.sub(r'\[\n([^"\[\]{}]*)\]', lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders, innermost first, up to the first that is not empty."""
-    for folder in reversed(folders):
-        try:
-            folder.rmdir()
-        except OSError:
-            return
 
 
 def strict(value: Any) -> Any:

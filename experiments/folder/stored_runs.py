@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.flags import option_words
 from experiments.cli.hyper_parameters import defaults
 from experiments.cli.options import PROTOCOLS, WITH_FILES, Options, Protocol
 from experiments.cli.own_code import label
-from experiments.cli.request import Request
-from experiments.cli.run_command import RunCommand
+from experiments.cli.parser import option_words
+from experiments.cli.request import Request, RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
 from experiments.folder.version import OTHER_CODE

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -21,16 +21,15 @@ MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32
 
 def prepare(options: Options) -> None:
     """Call `prepare_jax` with the values of the options."""
-    count = None if options.devices == "auto" else options.devices
-    prepare_jax(devices=count, precision=options.precision, compilation_cache=options.compilation_cache)
+    prepare_jax(devices=options.devices, precision=options.precision, compilation_cache=options.compilation_cache)
 
 
 def prepare_jax(
-    *, devices: int | None = None, precision: Precision = "float32", compilation_cache: bool = True
+    *, devices: int | Literal["auto"] = "auto", precision: Precision = "float32", compilation_cache: bool = True
 ) -> None:
     """Make the settings that JAX needs before its first computation; on a CPU one device for each core by default."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = cores if devices is None else devices
+    count = cores if devices == "auto" else devices
     wanted = {
         # One device per core, with clients spread over them, uses the cores better than one device that splits every
         # operation.

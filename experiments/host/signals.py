@@ -47,21 +47,30 @@ def stoppable(console: Console, last_words: Callable[[], str], *, at_once: bool 
                 stop.asked = True
                 console.print("stopping after this round; once more to stop at once", highlight=False)
 
-    # Python's own handlers do nothing: the number of each signal goes to the thread.
-    handlers = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
-    descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
+    # Python's own handlers do nothing: the number of each signal goes to the thread.
+    with _handled(lambda number: None):
+        descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        thread.start()
+        try:
+            yield stop
+        finally:
+            signal.set_wakeup_fd(descriptor)
+            writer.send(b"\0")
+            thread.join()
+            reader.close()
+            writer.close()
+
+
+@contextlib.contextmanager
+def _handled(handle: Callable[[int], None]) -> Iterator[None]:
+    """Context in which a function gets the numbers of the signals."""
+    handlers = {number: signal.signal(number, lambda number, _: handle(number)) for number in SIGNALS}
     try:
-        yield stop
+        yield
     finally:
-        signal.set_wakeup_fd(descriptor)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        writer.send(b"\0")
-        thread.join()
-        reader.close()
-        writer.close()
 
 
 def _end(last_words: Callable[[], str]) -> None:
@@ -81,9 +90,5 @@ def _end(last_words: Callable[[], str]) -> None:
 
 def wait(child: subprocess.Popen) -> int:
     """Wait for a child, pass SIGINT and SIGTERM on to it, and return its exit code."""
-    handlers = {number: signal.signal(number, lambda number, _: child.send_signal(number)) for number in SIGNALS}
-    try:
+    with _handled(child.send_signal):
         return child.wait()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -59,13 +59,7 @@ def digest(page: Path) -> str:
 
 
 def measured(page: Path, rounds: dict[str, int], seeds: int) -> dict[str, Any]:
-    """Name of a comparison -> digest of the page's code, rounds, and what it gives for each seed.
-
-    Args:
-      page: the page.
-      rounds: name of a comparison -> its rounds.
-      seeds: number of seeds.
-    """
+    """Name of a comparison -> digest of the page's code, rounds, and what it gives for each seed."""
     names: dict[str, Any] = {}
     for block in code(page):
         exec(compile(block, str(page), "exec"), names)
@@ -86,11 +80,7 @@ def made(root: Path) -> Made:
 
 
 def table(comparison: dict[str, Any]) -> str:
-    """Scores of each method, mean and range over seeds, and the rounds.
-
-    Args:
-      comparison: see `measured`.
-    """
+    """Scores of each method in a comparison of `measured`, mean and range over seeds, and the rounds."""
     seeds, rounds = comparison["seeds"], comparison["rounds"]
     names = list(next(iter(seeds[0].values())))
     rows = [[f"`{method}`", *(_text([of[method][name] for of in seeds]) for name in names)] for method in seeds[0]]

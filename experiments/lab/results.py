@@ -20,16 +20,7 @@ LEFT_OUT = ("_per_client", "per_client_accuracy", DIGESTS)
 
 
 def store(run: PlannedRun, record: committed.Record, root: Path = committed.ROOT) -> Path:
-    """Store the committed result of a run.
-
-    Args:
-      run: which one.
-      record: from `distill`; of one that diverged, which is its result in a comparison of learning rates, from
-        `divergence`.
-      root: folder of the committed results.
-
-    Returns:
-      The file.
+    """Store the committed result of a run, from `distill` or `divergence`; return the file.
 
     Raises:
       InvalidInput: the file is damaged, or cannot be written.
@@ -37,11 +28,6 @@ def store(run: PlannedRun, record: committed.Record, root: Path = committed.ROOT
     file = root / "queue" / f"{run.block}.jsonl"
     committed.write(file, run.name, {"command": run.cell.command()} | record)
     return file
-
-
-def divergence(run: PlannedRun, reason: str) -> committed.Record:
-    """Committed result of a run all of whose clients diverged, without its command."""
-    return {"version": method_version(run.cell.request().options.method), "error": reason}
 
 
 def distill(folder: Path) -> committed.Record:
@@ -68,18 +54,16 @@ def distill(folder: Path) -> committed.Record:
         raise InvalidInput(f"{folder} is not the folder of a finished run: {error!r}") from None
 
 
+def divergence(run: PlannedRun, reason: str) -> committed.Record:
+    """The same of a run all of whose clients diverged, which is its result in a comparison of learning rates."""
+    return {"version": method_version(run.cell.request().options.method), "error": reason}
+
+
 @functools.cache
 def commit_of(version: str) -> str | None:
-    """Commit in which the package has this `own_version`.
+    """Newest commit in which the package has this `own_version`, so that earlier results can still be attributed.
 
-    It is searched from the checkout's present commit backwards, so that results of an earlier version can still be
-    attributed.
-
-    Args:
-      version: a digest.
-
-    Returns:
-      The commit's hash; None where no commit has these sources (uncommitted changes), or there is no git.
+    None where no commit has these sources (uncommitted changes), or there is no git.
     """
     folder = PACKAGE.name
     try:

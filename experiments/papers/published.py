@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.request import Request
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import Request, RunCommand
 from experiments.papers import settings
 from pfl_jax.errors import InvalidInput
 
@@ -46,7 +45,12 @@ class Published(NamedTuple):
     @property
     def arguments(self) -> tuple[str, ...]:
         """Command line of the run that reproduces it, without seed and results folder."""
-        return settings.arguments(self.paper, self.clients, self.setting, self.method, self.procedure)
+        own = settings.ALIASES.get(self.method, self.method.replace(" -", " --no-"))
+        command = f"--preset {settings.PRESET[self.paper]} --method {own} --num-clients {self.clients}"
+        command += f" {settings.SETTINGS[self.setting]}"
+        if settings.MEASURES[self.paper].score == "best":
+            command += " --eval-every 1"
+        return (*command.split(), *(settings.PROCEDURES[self.procedure].words(self.method) if self.procedure else ()))
 
     def cell(self, seed: int = 0, words: Sequence[str] = ()) -> RunCommand:
         """The run that reproduces it, with further options."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from experiments.cli.flags import flag
 from experiments.cli.options import PROCESSES, Average, Protocol, Score
+from experiments.cli.parser import flag
 from experiments.cli.request import IN_PLACE, Request
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -191,15 +191,6 @@ FIXED = frozenset(
     | {"target_accuracy", "clusters", "learners", "alignment", "collaboration", "synchronization"}
 )
 """Options that define a cell of a table. Other options can be given for a whole table, which then reports them."""
-
-
-def arguments(paper: str, clients: int, setting: str, method: str, procedure: str = "") -> tuple[str, ...]:
-    """Command line of a published accuracy, without seed and results folder; the arguments are those of `Published`."""
-    own = ALIASES.get(method, method.replace(" -", " --no-"))
-    command = f"--preset {PRESET[paper]} --method {own} --num-clients {clients} {SETTINGS[setting]}"
-    if MEASURES[paper].score == "best":
-        command += " --eval-every 1"
-    return (*command.split(), *(PROCEDURES[procedure].words(method) if procedure else ()))
 
 
 def method_name(method: str) -> str:

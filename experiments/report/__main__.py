@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Annotated
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.flags import check_new
 from experiments.cli.options import Protocol
-from experiments.cli.parser import Argument, parse
+from experiments.cli.parser import Argument, check_new, parse
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_line
@@ -29,11 +28,11 @@ OURS = "pfl_jax · report".encode()
 """Text contained in every page."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Command line of the report."""
 
-    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")] = ()
+    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")]
     """Folders of runs, or folders above runs."""
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
     """The page; None writes report.html."""
@@ -48,8 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         options, _ = parse(Options, "experiments.report", __doc__, arguments)
-        if not options.runs:
-            raise InvalidInput("missing: RUN, the folder of a run or one above runs; see --help")
         if options.out is not None and options.plot is not None:
             raise InvalidInput("--out is for the page and --plot for a picture: give one of them")
         out, headline = (options.out or Path("report.html")).expanduser(), options.eval_protocol

@@ -16,7 +16,7 @@ from experiments.show.curves import headline, shown
 from experiments.show.pictures import Bars, Heat, Lines, Panel, Series, over_seeds
 
 MOST_PARTITIONS = 4
-MOST_CLIENTS = 200
+MOST_CLIENTS = 500
 """Columns of a partition's picture."""
 MOST_NUMBERS = 2000
 """Numbers of a matrix that are listed below it."""
@@ -208,14 +208,24 @@ def _partition_words(run: Run) -> str:
 
 
 def _partition(run: Run) -> Chart:
-    table = np.asarray(run.config["class_table"], np.int64)
+    return classes_by_clients(run.config["class_table"], f"{_partition_words(run)}, seed {run.seed}")
+
+
+def classes_by_clients(table: Any, title: str, names: Sequence[str] = ()) -> Chart:
+    """Numbers of training examples by client and class [N, K], the clients from left to right.
+
+    Args:
+      table: the numbers.
+      title: of the panel.
+      names: of the classes; without them their numbers.
+    """
+    table = np.asarray(table, np.int64)
     sizes, some = table.sum(1), table[:MOST_CLIENTS]
     equal = bool(sizes.min() == sizes.max())
     words = f"{len(table)} clients with {sizes.min()}{'' if equal else f' to {sizes.max()}'} training examples, shaded "
     words += "by examples of each class" + ("." if equal else "; bars above: all of a client's examples.")
     if len(some) < len(table):
         words += f" The first {len(some)} clients."
-    names, columns = ([str(place) for place in range(size)] for size in some.T.shape)
+    rows, columns = ([str(place) for place in range(size)] for size in some.T.shape)
     totals = () if equal else some.sum(1).tolist()
-    title = f"{_partition_words(run)}, seed {run.seed}"
-    return Chart(Heat(title, "client", "class", some.T.tolist(), (), names, columns, totals, "examples"), words)
+    return Chart(Heat(title, "client", "class", some.T.tolist(), (), names or rows, columns, totals, "examples"), words)

@@ -4,13 +4,13 @@ import base64
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup
 
 from experiments.folder.stored_runs import Group, Run
 from experiments.report import charts, tables
 from experiments.show.curves import chosen_on, left_out
 from experiments.show.pictures import as_svg
+from experiments.show.tables import page as render
 from pfl_jax.hyper_parameters import listed
 
 _HERE = Path(__file__).parent
@@ -27,14 +27,9 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
     runs = [run for group in groups for run in group.runs]
     kinds = {data: [group for group in groups if group.data == data] for data in _distinct(groups, "data")}
     made = {name: {data: make(some) for data, some in kinds.items()} for name, make in _CHARTS.items()}
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text = environment.get_template("page.html.jinja").render(
+    return render(
+        _HERE / "page.html.jinja",
+        is_html=True,
         title=title(groups),
         style=Markup((_HERE / "page.css").read_text()),
         source=lambda chart: f"data:image/svg+xml;base64,{base64.b64encode(as_svg(chart.panel).encode()).decode()}",
@@ -53,8 +48,6 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
         titles=charts.PROTOCOL_TITLES,
         units=" ".join(dict.fromkeys(tables.units(group) for group in groups)),
     )
-    # Definitions leave empty lines.
-    return text.lstrip()
 
 
 def title(groups: Sequence[Group]) -> str:

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from markupsafe import Markup
 
-from experiments.cli.flags import flag
 from experiments.cli.options import FIELD, Protocol
+from experiments.cli.parser import flag
 from experiments.folder import load
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
 from experiments.folder.stored_runs import Group, Run, plain
@@ -143,7 +143,6 @@ def timings(groups: Sequence[Group]) -> Table:
 
 
 def _timing(label: str, run: Run) -> Row:
-    pace, start = pace_and_start(run)
     summary = run.summary or {}
     speed = (run.summary or (run.lines[-1] if run.lines else {})).get("examples_per_second")
     wasted, idle = summary.get("wasted_step_share"), summary.get("idle_device_share")
@@ -152,32 +151,12 @@ def _timing(label: str, run: Run) -> Row:
         "seed": str(run.seed),
         "state": run.state if run.summary else unfinished(run.state),
         "time": duration(run.lines[-1]["seconds"]) if run.lines else None,
-        "s per round": None if pace is None else f"{pace:.3g}",
-        "start": None if start is None else f"{start:.1f} s",
         "examples/s": None if speed is None else f"{speed:,.0f}",
         "wasted steps": None if wasted is None else f"{wasted:.1%}",
         "idle devices": None if idle is None else f"{idle:.1%}",
         "device, chunk": f"{run.config.get('device', NOTHING)}, {run.config.get('chunk', NOTHING)}",
         "folder": code(str(run.folder)),
     }
-
-
-def pace_and_start(run: Run) -> tuple[float | None, float | None]:
-    """Median seconds of a round after the first evaluation, and the time of start and compilation.
-
-    The log has no clock of its own for compilation: it is what the first evaluation took beyond its rounds at the later
-    pace. None with too few evaluations.
-    """
-    lines = run.lines
-    steps = [
-        (after["seconds"] - before["seconds"]) / (after["round"] - before["round"])
-        for before, after in itertools.pairwise(lines)
-        if after["round"] > before["round"]
-    ]
-    if not steps:
-        return None, None
-    pace = statistics.median(steps)
-    return pace, max(0.0, lines[0]["seconds"] - pace * lines[0]["round"]) if len(steps) > 1 else None
 
 
 def versions(groups: Sequence[Group]) -> tuple[Table | None, dict[str, Any]]:

@@ -14,10 +14,10 @@ from experiments.cli import parser
 from experiments.cli.effects import RESULT_NEUTRAL
 from experiments.cli.exit_codes import exit_code
 from experiments.cli.options import Average, Protocol, Score
-from experiments.cli.parser import Folder, Hidden, Switch, parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.parser import Folder, Hidden, parse
+from experiments.cli.request import RunCommand
 from experiments.folder.load import Result, read_config, read_metrics, read_summary
-from experiments.folder.run_folder import CONFIG, lock_folder
+from experiments.folder.run_folder import CONFIG, lock_folder, slug
 from experiments.folder.version import OTHER_CODE, Trust
 from experiments.host.console import Terminal, duration, print_line
 from experiments.papers import settings
@@ -25,7 +25,7 @@ from experiments.papers.settings import Measure
 from experiments.run import cached_runs
 from experiments.run.committed import ROOT
 from experiments.run.estimate import Speeds, examples_visited
-from pfl_jax.errors import CannotWrite, InvalidInput
+from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count
 
 
@@ -37,15 +37,20 @@ class Job(NamedTuple):
     title: str
 
 
+def jobs_of_seeds(command: RunCommand, seeds: int, folder: Path, title: str) -> list[Job]:
+    """A job for each seed from 0, in folders of their own."""
+    return [Job(replace(command, seed=seed), folder / f"seed-{seed}", f"{title}, seed {seed}") for seed in range(seeds)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch(abc.ABC):
     """Command of many runs."""
 
     out: Folder = None
     """Folder of the runs and of the command's output; by default one in runs/."""
-    dry_run: Switch = False
+    dry_run: bool = False
     """Print the command and the state of each run, and run nothing."""
-    accept_other_code: Switch = False
+    accept_other_code: bool = False
     """Also use runs that other code made, and resume them; otherwise they are set aside, and run anew."""
     words: Hidden[tuple[str, ...]] = ()
     """Options of every run."""
@@ -54,8 +59,6 @@ class Batch(abc.ABC):
     """Name of the command after `python -m experiments.`"""
     accepts_run_options: ClassVar[bool] = True
     """Whether all other words are options of the runs."""
-    skips_refused: ClassVar[bool] = False
-    """Whether a refused run is left out, instead of ending the command."""
 
     def check(self) -> None:  # noqa: B027 - a command may leave it out
         """Raise InvalidInput for options that cannot be used."""
@@ -84,10 +87,6 @@ class Batch(abc.ABC):
     def inspect(self, job: Job) -> cached_runs.State:
         """Content of a job's folder; InvalidInput if it holds something else."""
         return cached_runs.inspect(job.cell, job.folder, self.trust)
-
-    def has_more(self, jobs: Sequence[Job]) -> bool:
-        """Whether the results of all jobs have added others."""
-        return False
 
     def committed_result(self, job: Job) -> Result | None:
         """Committed result of a job, in place of its folder; None without one."""
@@ -203,7 +202,7 @@ def folder_name(name: str, number: Any, words: Sequence[str]) -> str:
         for part in parser.by_option(words)
         if not parser.given(part) & without or "before_aggregation" in " ".join(part)
     )
-    return parser.slug(" ".join([f"{name}-{number}", *relevant]))
+    return slug(" ".join([f"{name}-{number}", *relevant]))
 
 
 _Batch = TypeVar("_Batch", bound=Batch)
@@ -251,8 +250,6 @@ def drive(batch: Batch, console: Console) -> None:
             f"{len(others)} runs in {batch.folder} are of other code than today's: they are set aside in "
             f"{batch.folder / OTHER_CODE} and run anew (--accept-other-code uses them)",
         )
-    refused = 0
-
     try:
         for group in batch.groups(jobs):
             # Another machine may have finished some since.
@@ -267,23 +264,16 @@ def drive(batch: Batch, console: Console) -> None:
             for job in missing:
                 if job in others:
                     cached_runs.set_aside(batch.files(job), batch.folder)
-            is_done = _run(batch, missing, console)
-            if not is_done:
-                refused += len(missing)
-                continue
-            for job in missing:
-                done[job.folder] = batch.seconds(job) or 0.0
+            batch.run(missing, console)
+            done |= {job.folder: seconds for job in missing if (seconds := batch.seconds(job)) is not None}
             batch.update()
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
             f"{stop}; {len(done)} of {len(jobs)} runs are finished and stay in {batch.folder}: the same command goes on"
         ) from None
-    if refused:
+    if refused := sum(job.folder not in done for job in jobs):
         raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
-    if batch.has_more(jobs):
-        drive(batch, console)
-    else:
-        batch.finish(console)
+    batch.finish(console)
 
 
 def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:
@@ -293,17 +283,3 @@ def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:
     for job in [job for job in finished if job.folder.exists()] or finished:
         speeds.add(job.cell.request(), done[job.folder])
     return speeds
-
-
-def _run(batch: Batch, jobs: Sequence[Job], console: Console) -> bool:
-    """Run jobs of one group; return False if they were refused and are left out."""
-    try:
-        batch.run(jobs, console)
-    except CannotWrite:
-        raise
-    except InvalidInput as error:
-        if not batch.skips_refused:
-            raise
-        print_line(console, f"left out: {error}", style="bold yellow")
-        return False
-    return True

@@ -15,14 +15,13 @@ from rich.console import Console
 
 from experiments.cli import effects
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
-from experiments.cli.options import CUSTOM, MODEL_OPTIONS, PRETRAINED, TARGETS, WITH_FILES, Options
+from experiments.cli.options import CUSTOM, MODEL_OPTIONS, PRETRAINED, TARGETS, TEXTS, WITH_FILES, Options
 from experiments.cli.own_code import is_own, is_partition_file, label, make_model, method_factory, said, with_loss
 from experiments.cli.request import Request, assignments, settings_of
 from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice
 from experiments.host.jax_config import devices
 from experiments.host.processes import Processes
-from experiments.run import pretrained
 from pfl_jax import simulate
 from pfl_jax.base import Method, MethodSchedule, Model, at_round
 from pfl_jax.data import allocation, federated, partition, partition_files, sources
@@ -92,8 +91,11 @@ class Experiment:
     @functools.cached_property
     def weights_digest(self) -> str | None:
         """Digest of the file of pretrained weights, which no checkpoint has; None without."""
-        options = self.request.options
-        return pretrained.digest(options) if options.model in PRETRAINED else None
+        if self.request.options.model not in PRETRAINED:
+            return None
+        from experiments.run import pretrained
+
+        return pretrained.digest(self.request.options)
 
     def state_shapes(self) -> Any:
         """Shapes and types of the state's leaves."""
@@ -125,7 +127,12 @@ def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
     States below frozen layers of a pretrained model take the place of its examples.
     """
     request, dataset = load_examples(request, console)
-    return request, pretrained.with_states(request.options, dataset, console)
+    if request.options.model in PRETRAINED:
+        # Imported now, as own_data below: most runs have neither.
+        from experiments.run import pretrained
+
+        dataset = pretrained.with_states(request.options, dataset, console)
+    return request, dataset
 
 
 def load_examples(request: Request, console: Console) -> tuple[Request, Dataset]:
@@ -135,11 +142,12 @@ def load_examples(request: Request, console: Console) -> tuple[Request, Dataset]
     if folder is not None and options.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
     if request.dataset in WITH_FILES:
-        # Imported now, since most runs have no data of their own.
         from experiments.cli import own_data
 
         dataset = own_data.load(request.dataset, options)
-    elif request.dataset == pretrained.TEXTS:
+    elif request.dataset == TEXTS:
+        from experiments.run import pretrained
+
         dataset = pretrained.texts(options)
     else:
         dataset = sources.load(
@@ -274,11 +282,16 @@ def model_of(options: Options, dataset: Dataset) -> Model:
     task = None if options.task is None else TASKS[options.task]
     outputs = _num_outputs(options.task, dataset)
     if options.model in PRETRAINED:
+        from experiments.run import pretrained
+
         model = pretrained.model_of(options, dataset, outputs)
         model = model if task is None else model._replace(task=task)
     else:
         model = make_model(options.model, dataset.input_shape, outputs, dtype, task=task, **own)
-    model = pretrained.adapted(options, model, dataset.input_shape, dtype)
+    if options.adapter != "none" or options.personal is not None:
+        from experiments.run import pretrained
+
+        model = pretrained.adapted(options, model, dataset.input_shape, dtype)
     if options.loss is None:
         return model
     return with_loss(options.loss, model, dataset.input_shape, dtype, dataset.train_y)

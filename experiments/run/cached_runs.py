@@ -1,9 +1,7 @@
 """Cached runs: each has its own folder, and is run once unless it is interrupted or of other code."""
 
 import dataclasses
-import functools
 import itertools
-import json
 import shlex
 import subprocess
 import sys
@@ -13,14 +11,9 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from experiments.cli.effects import RESULT_NEUTRAL, relevant_options, resolve_defaults
+from experiments.cli.effects import RESULT_NEUTRAL, difference
 from experiments.cli.exit_codes import INTERRUPTED
-from experiments.cli.flags import flag
-from experiments.cli.hyper_parameters import defaults
-from experiments.cli.options import Options
-from experiments.cli.own_code import FILES, by_content
-from experiments.cli.request import Request
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
 from experiments.folder.version import OTHER_CODE, Trust, by_other_code
@@ -113,57 +106,12 @@ def set_aside(files: Sequence[Path], root: Path) -> None:
         raise InvalidInput(f"cannot move {files[0]}: {error.strerror or error}") from None
 
 
-def difference(request: Request, config: dict[str, Any], *, finished: bool = True) -> str:
-    """First difference between a stored and a requested configuration, in words; "" if they agree.
-
-    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
-    that goes on must be measured alike to its end.
-    """
-    is_real = bool(config["data"]["is_real"])
-    source = request.options.source
-    if source != "auto" and is_real == (source == "embedded"):
-        return f"on {config['data']['description']}, not --source {source}"
-    if not is_real:
-        request, _ = request.on_embedded_data()
-    if config["dataset"] != request.dataset:
-        return f"on {config['dataset']}, not {request.dataset}"
-    if config.get("procedure", "") != request.procedure:
-        return f"{config.get('procedure') or 'usual rounds'}, not {request.procedure or 'usual rounds'}"
-    wanted = relevant_options(request) | {"seed": request.options.seed}
-    stored = resolve_defaults(config["options"] | config["hyper_parameters"])
-    stored |= by_content(stored, config.get("own_code", {}))
-    usual = _defaults(request.options.method)
-    for name, value in wanted.items():
-        # As JSON: tuples come back as lists.
-        found = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
-        if found == json.loads(json.dumps(value)):
-            continue
-        if name == "data_digest":
-            return f"on data with the digest {found}, and that of {request.options.data} is {value}"
-        if name.removesuffix("_digest") in FILES and name not in FILES:
-            return f"made with another text of {wanted[name.removesuffix('_digest')]}"
-        return f"{flag(name)} {found}, not {value}"
-    if gone := sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters)):
-        return f"{flag(gone[0])} {stored[gone[0]]}, which {request.options.method} no longer has"
-    optional, asked = "before_aggregation", request.options.eval_protocol
-    there = config["options"].get("eval_protocol", Options.eval_protocol)
-    if there != asked and (asked == optional or (there == optional and not finished)):
-        return f"{flag('eval_protocol')} {there}, not {asked}"
-    return ""
-
-
-@functools.cache
-def _defaults(method: str) -> dict[str, Any]:
-    """Values of options that did not exist yet when a run was made."""
-    return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)
-
-
 def remove_unfinished(folder: Path) -> None:
     """Remove the files of an interrupted run, and nothing else; a missing folder is no error."""
     if not folder.exists():
         return
     try:
         with lock_run(folder):
-            RunFolder.reopen(folder).clear()
+            RunFolder(folder).clear()
     except OSError as error:
         raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None

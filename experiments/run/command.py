@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import unknown_dataset
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code
 from experiments.cli.options import Options
 from experiments.cli.own_code import check_unchanged
 from experiments.cli.parser import Group, options_of, split
-from experiments.cli.presets import DEFAULT_PRESET
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
@@ -27,8 +25,6 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
     codes: list[int] = []
 
     def work() -> None:
-        if dataset not in DEFAULT_PRESET:
-            raise InvalidInput(unknown_dataset(dataset))
         request = parsing.parse(dataset, _with_method(arguments))
         if not request.options.distributed:
             _run(request)

@@ -13,10 +13,10 @@ import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.cli.run_command import RunCommand
+from experiments.cli.effects import difference
+from experiments.cli.request import RunCommand
 from experiments.folder.load import Result
 from experiments.folder.version import method_version
-from experiments.run.cached_runs import difference
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 

@@ -64,10 +64,7 @@ class LoadedRun:
         """Parameters of a client's model, backbone and head; InvalidInput if the method's clients deploy something
         else."""
         found, wanted = self.personal(client), jax.eval_shape(self.model.init, jax.random.key(0))
-        same = jax.tree.structure(found) == jax.tree.structure(wanted) and all(
-            one.shape == other.shape for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
-        )
-        if not same:
+        if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, wanted):
             name = self.summary["method"]
             raise InvalidInput(
                 f"a client of {name} deploys more than one set of the model's parameters, which cannot be exported: "

@@ -1,4 +1,4 @@
-"""Free memory, size of the clients' states, and advice where JAX or NumPy notice a shortage; the kernel just kills."""
+"""Free memory, the place of the clients' states, and shortages that JAX or NumPy notice; the kernel just kills."""
 
 import math
 import os
@@ -17,6 +17,12 @@ CLIENTS_SHARE = 0.25
 
 HOST_SHARE = 0.5
 """Share of the machine's memory that they may take on the host."""
+
+SHORTAGE = (
+    "the memory does not suffice: use a smaller --chunk, fewer --devices, --state-on host or disk, a smaller "
+    "--batch-size or --train-size, or fewer --num-clients"
+)
+"""What a user can do; the first line of a run has its chunk and devices."""
 
 MOST_BYTES = 2**28
 """Size up to which --keep-state auto keeps a state."""
@@ -70,23 +76,8 @@ def is_kept(experiment: Experiment, notify: Callable[[str], None]) -> bool:
 
 def is_shortage(error: BaseException) -> bool:
     """Whether the error means that JAX or NumPy could not allocate memory."""
+    if isinstance(error, MemoryError):
+        return True
     text = str(error)
-    return isinstance(error, MemoryError) or "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text
-
-
-def advice(experiment: Experiment | None) -> str:
-    """One line of advice on a memory shortage of an experiment; None while its data was being loaded."""
-    if experiment is None:
-        return "the memory does not suffice for the data: use fewer --num-clients or a smaller --train-size"
-    options, used = experiment.request.options, devices(experiment.request.options)
-    # Evaluations walk over everyone.
-    chunk, everyone = experiment.settings.chunk, -(-experiment.data.num_clients // len(used))
-    chunk = min(chunk, everyone) if isinstance(chunk, int) else everyone
-    if chunk > 1:
-        return f"the memory does not suffice for {chunk} clients at once on a device: use --chunk {chunk // 2}"
-    ways = [f"fewer --devices than {len(used)}"] if len(used) > 1 else []
-    ways += ["a smaller --batch-size"] if "batch_size" in experiment.request.hyper_parameters else []
-    next_place = {"device": "host"} | ({} if options.distributed else {"host": "disk"})
-    place = next_place.get(state_place(experiment))
-    ways.append("fewer --num-clients" if place is None else f"--state-on {place}")
-    return f"the memory does not suffice, even for one client after another: use {' or '.join(ways)}"
+    is_from_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    return is_from_jax and ("out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text)

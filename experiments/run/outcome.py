@@ -6,16 +6,16 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.cli.flags import flag
 from experiments.cli.options import FIELD, PROTOCOLS, Average
 from experiments.cli.own_code import label
+from experiments.cli.parser import flag
 from experiments.cli.request import Request
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, VIRTUAL, Line, best
 from experiments.host.console import duration, print_line, print_notice
 from experiments.papers import published, settings
 from experiments.run.records import device_name, privacy_record
 from experiments.run.rounds import Run
-from experiments.show.run_table import results_table
+from experiments.show.tables import results_table
 from pfl_jax.errors import Diverged, InvalidInput
 
 _REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", VIRTUAL, "diverged")

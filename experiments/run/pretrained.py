@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.cli.options import ADAPTERS, Options
+from experiments.cli.options import ADAPTERS, TEXTS, Options
 from experiments.cli.own_code import read, weights_file
 from experiments.folder.run_folder import digest as digest_of
 from experiments.host.console import print_line
@@ -24,9 +24,6 @@ from pfl_jax.networks import adapters
 from pfl_jax.networks.pretrained import bert, bert_states, minilm_folder, read_config
 from pfl_jax.networks.split import split
 from pfl_jax.networks.vit import vit
-
-TEXTS = "fortunes"
-"""The experiment on texts."""
 
 MOST_STATES = 2**32
 """Bytes that the states of all examples may take; larger ones are computed in every step."""

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.cli.effects import fixed_rounds, relevant_options
-from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import documented_info, unread_by_method
 from experiments.cli.options import Options
 from experiments.cli.own_code import label, method_factory
+from experiments.cli.parser import flag
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices
@@ -157,11 +157,11 @@ MOST_INFO_ENTRIES = 10_000
 
 def info_record(info: Info) -> dict[str, Any]:
     """Small entries of a round's Info, for JSON: name -> nested lists, to six digits."""
-    leaves = {
-        "/".join(str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path): leaf
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): _digits(np.asarray(leaf))
         for path, leaf in jax.tree.leaves_with_path(info)
+        if leaf.size <= MOST_INFO_ENTRIES
     }
-    return {name: _digits(np.asarray(leaf)) for name, leaf in leaves.items() if leaf.size <= MOST_INFO_ENTRIES}
 
 
 def _digits(array: np.ndarray) -> Any:

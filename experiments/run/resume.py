@@ -5,12 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments import unknown_dataset
-from experiments.cli.effects import RESULT_NEUTRAL, fixed_rounds, result_neutral
-from experiments.cli.flags import flag, option_words
+from experiments.cli.effects import RESULT_NEUTRAL, difference, fixed_rounds
 from experiments.cli.options import PROCESSES, Options
-from experiments.cli.own_code import FILES, KINDS, check_unchanged, label
-from experiments.cli.presets import DEFAULT_PRESET
+from experiments.cli.own_code import KINDS, check_unchanged
+from experiments.cli.parser import option_words
 from experiments.cli.request import Request, parse
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
@@ -48,22 +46,11 @@ def resumed(request: Request) -> Request:
         )
     if found.dataset != request.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
-    stored = {**vars(found.options), **found.hyper_parameters}
-    given = {**vars(options), **request.hyper_parameters}
-    # Wherever the user's own files are: that their text is the same has been checked.
-    for values in (stored, given):
-        values |= {kind: label(values[kind]) for kind in FILES if values[kind]}
-    fixed = request.given - CONTINUING - RESULT_NEUTRAL - {"rounds"}
-    protocols = (found.options.eval_protocol, options.eval_protocol)
-    if "before_aggregation" in protocols or "eval_protocol" not in result_neutral(stored):
-        # Whether the evaluations so far include this protocol, or have reached the target by it.
-        fixed |= request.given & {"eval_protocol"}
-    # The method first: it decides which other options there are.
-    for name in sorted(fixed, key=lambda name: (name != "method", name)):
-        if name not in stored:
-            raise InvalidInput(f"--resume {folder}: the run's method {found.options.method} has no {flag(name)}")
-        if stored[name] != given[name]:
-            raise InvalidInput(f"--resume {folder}: the run has {flag(name)} {stored[name]}, not {given[name]}")
+    values = {**vars(options), **request.hyper_parameters}
+    asked = found.having({name: values[name] for name in request.given - {"rounds"}})
+    asked = dataclasses.replace(asked, own_code=found.own_code | request.own_code)
+    if differs := difference(asked, config, finished=False):
+        raise InvalidInput(f"--resume {folder}: the run has {differs}")
     added = request.given & {"rounds"}
     if added:
         _check_rounds(folder, found.options, options.rounds)
@@ -115,8 +102,6 @@ def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") 
             check_unchanged(kind, entry)
             name = values[kind].rpartition(":")[2]
             values[kind] = entry["file"] if kind not in KINDS else f"{entry['file']}:{name}"
-        if dataset not in DEFAULT_PRESET:
-            raise InvalidInput(unknown_dataset(dataset))
         if values["epochs"] is None:
             # There are --local-steps in their place.
             del values["epochs"]

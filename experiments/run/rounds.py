@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -19,9 +19,6 @@ from experiments.run.records import identity, info_record, unused_shares
 from pfl_jax.base import Scores, State
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
-
-Observe: TypeAlias = Callable[[Experiment, RoundResult], None]
-"""Called after every round of a run; after the last one, before the summary is written."""
 
 
 @dataclass
@@ -182,7 +179,6 @@ def run_rounds(
     stop: Stop,
     save: Callable[[State], None],
     processes: Processes,
-    observe: Observe | None = None,
 ) -> State | None:
     """Run and record the remaining rounds; return the state after the last one.
 
@@ -195,7 +191,6 @@ def run_rounds(
       stop: asked after a signal; then there is a checkpoint, and KeyboardInterrupt.
       save: writes a checkpoint of all runs.
       processes: that share the run.
-      observe: see `Observe`.
     """
     first, before = runs[0].experiment, runs[0].counts.elapsed
     request, options = first.request, first.request.options
@@ -217,8 +212,6 @@ def run_rounds(
                     with processes.synchronized():
                         run.evaluate(result)
                     run.warn(result, console)
-                if observe is not None:
-                    observe(run.experiment, result)
             visits = sum(request.visits(len(result.cohort), result.examples) for result in results)
             known = [run.accuracy for run in runs if run.accuracy is not None]
             progress.completed(number, seconds, float(np.mean(known)) if known else None, visits / seconds)

@@ -20,9 +20,9 @@ from experiments.host.processes import LOST, EndedAlone, Processes, lost
 from experiments.host.signals import stoppable
 from experiments.run import build
 from experiments.run.build import Experiment
-from experiments.run.memory import advice, is_kept, is_shortage, state_place
+from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
-from experiments.run.rounds import Observe, Run, run_rounds
+from experiments.run.rounds import Run, run_rounds
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
@@ -35,7 +35,6 @@ Rounds: TypeAlias = Callable[[Experiment], Iterator[simulate.RoundResult]]
 def run(
     request: Request,
     console: Console,
-    observe: Observe | None = None,
     processes: Processes | None = None,
     rounds: Rounds | None = None,
 ) -> None:
@@ -43,7 +42,6 @@ def run(
 
     Args:
       request, console: the checked command line, and the place of notices, progress and results.
-      observe: called with every round, see `rounds.Observe`.
       processes: that share the run; the first one writes.
       rounds: makes the rounds in place of the engine; such a run has no checkpoints.
     """
@@ -70,7 +68,7 @@ def run(
                 run.track = lambda line: None
             results = rounds(experiment) if rounds else _engine_rounds(run, place, state)
             save = functools.partial(_save, work, run) if rounds is None else lambda state: None
-            loop = {"began": began, "stop": stop, "save": save, "processes": processes, "observe": observe}
+            loop = {"began": began, "stop": stop, "save": save, "processes": processes}
             with contextlib.ExitStack() as tracked:
                 if options.tensorboard or options.wandb:
                     from experiments.run.trackers import open_trackers
@@ -153,8 +151,8 @@ class _Work:
             return run_diverged(error, self.request, go_on)
         if isinstance(error, CannotWrite | EndedAlone):
             return type(error)(f"{error}{go_on}")
-        if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-            return (EndedAlone if several else InvalidInput)(advice(self.run and self.run.experiment) + go_on)
+        if is_shortage(error):
+            return (EndedAlone if several else InvalidInput)(SHORTAGE + go_on)
         if several and lost(error):
             return EndedAlone(f"{LOST}{go_on}")
         return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error
@@ -165,18 +163,14 @@ def _folder(request: Request, processes: Processes) -> RunFolder:
     options = request.options
 
     def claim() -> RunFolder:
-        if options.tensorboard or options.wandb:
-            from experiments.run import trackers
-
-            trackers.check(options)
         if options.resume:
-            return RunFolder.reopen(options.resume)
+            return RunFolder(options.resume)
         name = f"{request.dataset}-{identifier(options.method)}-seed{options.seed}"
         return RunFolder.claim(options.out, name)
 
     folder = processes.first(claim)
     (path, *_) = processes.exchange(str(folder.path) if folder else "")
-    return folder or RunFolder.reopen(path)
+    return folder or RunFolder(path)
 
 
 def _resume(work: _Work, run: Run, place: simulate.StateOn, console: Console) -> State | None:

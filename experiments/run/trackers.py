@@ -2,12 +2,12 @@
 
 import contextlib
 import importlib
-import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.cli.options import Options
@@ -25,23 +25,15 @@ from options and seed, and the descriptions of Info."""
 Track = Callable[[Line], object]
 
 
-def check(options: Options) -> None:
-    """Raise InvalidInput if an option needs a package that is not installed."""
-    if options.wandb and importlib.util.find_spec("wandb") is None:
-        raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
-
-
 def scalars(line: Line) -> dict[str, float]:
     """All finite numbers of an evaluation but the round and its Info, as "received/mean" or "seconds"."""
-
-    def walk(value: Any, name: str) -> Iterator[tuple[str, float]]:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                yield from walk(item, f"{name}/{key}" if name else key)
-        elif isinstance(value, int | float) and math.isfinite(value):
-            yield name, float(value)
-
-    return dict(walk({name: value for name, value in line.items() if name not in ("round", "info")}, ""))
+    left_out = {name for name, value in line.items() if isinstance(value, list)} | {"round", "info"}
+    leaves = jax.tree.leaves_with_path({name: value for name, value in line.items() if name not in left_out})
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): float(number)
+        for path, number in leaves
+        if math.isfinite(number)
+    }
 
 
 @contextlib.contextmanager

@@ -116,4 +116,5 @@ def _curve(one: Group, protocol: Protocol, *, is_main: bool, is_alone: bool) -> 
         low, high = np.transpose([np.percentile(values, SPREAD) for values in clients]).tolist()
         line = dataclasses.replace(line, low=low, high=high)
     published = one.published
-    return line if published is None else line.with_mark(rounds[-1], published.accuracy_percent)
+    mark = None if published is None else (rounds[-1], published.accuracy_percent)
+    return dataclasses.replace(line, mark=mark)

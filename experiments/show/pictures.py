@@ -68,9 +68,6 @@ class Series:
     is_main: bool = False
     mark: tuple[float, float] | None = None
 
-    def with_mark(self, x: float, y: float) -> "Series":
-        return dataclasses.replace(self, mark=(x, y))
-
 
 @dataclass(frozen=True)
 class Lines:

@@ -21,16 +21,15 @@ from typing import Annotated, ClassVar, get_type_hints
 
 from rich.console import Console
 
-from experiments import DATASETS, unknown_dataset
+from experiments import DATASETS
 from experiments.cli import parser
 from experiments.cli.effects import RESULT_NEUTRAL, relevant_options
 from experiments.cli.exit_codes import leave
-from experiments.cli.flags import flag, option_words
 from experiments.cli.options import Options
 from experiments.cli.own_code import label
-from experiments.cli.parser import Argument
-from experiments.cli.request import Request
-from experiments.cli.run_command import RunCommand
+from experiments.cli.parser import Argument, flag, option_words
+from experiments.cli.request import RunCommand
+from experiments.folder.run_folder import slug
 from experiments.run import batch
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count
@@ -70,8 +69,6 @@ class Sweep(batch.Batch):
     name: ClassVar = "sweep"
 
     def check(self) -> None:
-        if self.dataset not in DATASETS:
-            raise InvalidInput(unknown_dataset(self.dataset))
         asked = parser.given(self.words)
         for name, hint in REFUSED.items():
             if name in self.values or name in asked:
@@ -85,11 +82,11 @@ class Sweep(batch.Batch):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")
         for setting in self.settings():
             # Includes the digest of the user's own data, so that a missing file is reported before anything is made.
-            relevant_options(self._request(setting))
+            relevant_options(self._command(setting).request())
 
     def default_folder(self) -> Path:
         values = (f"--grid {name}={','.join(values)}" for name, values in self.values.items())
-        return Path("runs/sweeps") / parser.slug(" ".join([self.dataset, *self.words, *values]))
+        return Path("runs/sweeps") / slug(" ".join([self.dataset, *self.words, *values]))
 
     @functools.cached_property
     def values(self) -> dict[str, tuple[str, ...]]:
@@ -115,26 +112,21 @@ class Sweep(batch.Batch):
         pairs = list(zip(self.values, setting, strict=True))
         words = [f"{option}={value}" for option, value in pairs if option != "method"]
         if not words or "method" in self.values:
-            method = self._request(setting).options.method
+            method = self._command(setting).request().options.method
             alike = [name for name in self.values.get("method", ()) if label(name) == label(method)]
             # Files of the same name in several folders are told apart by their folders.
             words.insert(0, method if len(alike) > 1 else label(method))
         return " ".join(words)
 
-    def _cells(self, setting: tuple[str, ...]) -> list[RunCommand]:
+    def _command(self, setting: tuple[str, ...]) -> RunCommand:
         words = itertools.chain.from_iterable(map(_words, self.values, setting))
-        arguments = (*self.words, *words)
-        return [RunCommand(self.dataset, arguments, seed) for seed in range(self.seeds)]
-
-    def _request(self, setting: tuple[str, ...]) -> Request:
-        return self._cells(setting)[0].request()
+        return RunCommand(self.dataset, (*self.words, *words))
 
     def jobs_of(self, setting: tuple[str, ...]) -> list[batch.Job]:
         """Runs of a setting, one for each seed."""
         name = " ".join(f"{option}={value}" for option, value in zip(self.values, setting, strict=True))
-        folder, title = self.folder / parser.slug(name or "runs"), self.title(setting)
-        cells = self._cells(setting)
-        return [batch.Job(cell, folder / f"seed-{cell.seed}", f"{title}, seed {cell.seed}") for cell in cells]
+        folder = self.folder / slug(name or "runs")
+        return batch.jobs_of_seeds(self._command(setting), self.seeds, folder, self.title(setting))
 
     def jobs(self, console: Console) -> list[batch.Job]:
         return list(itertools.chain.from_iterable(map(self.jobs_of, self.settings())))

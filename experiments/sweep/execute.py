@@ -27,7 +27,7 @@ from experiments.run import build, outcome
 from experiments.run.batch import Job
 from experiments.run.build import Experiment
 from experiments.run.cached_runs import remove_unfinished
-from experiments.run.memory import advice, free_bytes, is_kept, is_shortage
+from experiments.run.memory import SHORTAGE, free_bytes, is_kept, is_shortage
 from experiments.run.records import check_identity, configuration, headline
 from experiments.run.resume import check_data, record_code
 from experiments.run.rounds import Counts, Run, run_rounds
@@ -99,7 +99,7 @@ def _group(jobs: Sequence[Job], request: Request, dataset: Dataset, root: Path) 
     runs = []
     for index, (one, job) in enumerate(zip(requests, jobs, strict=True)):
         experiment = build.assemble(one, dataset, federated.select_run(data, index))
-        runs.append(Run(experiment, RunFolder.reopen(job.folder)))
+        runs.append(Run(experiment, RunFolder(job.folder)))
     names = json.dumps(_names([job.folder for job in jobs], root)).encode()
     place = root / hashlib.sha256(names).hexdigest()[:16]
     data = data.with_frozen(runs[0].experiment.data.frozen)
@@ -187,8 +187,8 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
                 _finish(one, last, index, notify)
         except BaseException as error:
             discard()
-            if isinstance(error, jax.errors.JaxRuntimeError | MemoryError) and is_shortage(error):
-                raise InvalidInput(advice(group.first)) from None
+            if is_shortage(error):
+                raise InvalidInput(SHORTAGE) from None
             raise
     # Last: until here all of them could be resumed.
     group.checkpoints.clear()

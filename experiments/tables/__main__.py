@@ -22,8 +22,7 @@ from rich.console import Console
 
 from experiments.cli import parser
 from experiments.cli.exit_codes import leave
-from experiments.cli.flags import flag
-from experiments.cli.parser import Argument, Names, Switch, choose
+from experiments.cli.parser import Argument, Names, choose, flag
 from experiments.folder import load
 from experiments.folder.load import Result
 from experiments.folder.run_folder import SUMMARY
@@ -63,7 +62,7 @@ class Tables(MeasuredBatch):
     """Methods by their names in the table; by default all of it."""
     procedure: Literal["release", "print"] | None = None
     """Of FedAS's tables: as its code was released, or as its paper says; by default release."""
-    committed: Switch = False
+    committed: bool = False
     """Use the committed results in results/ in place of runs."""
 
     name: ClassVar = "tables"
@@ -111,11 +110,11 @@ class Tables(MeasuredBatch):
 
     def jobs_of(self, row: Published) -> list[batch.Job]:
         """Runs of a place of the table, one for each seed; none if it cannot be run."""
-        place, title = self.folder / comparison.place(row), f"{row.method} on {row.dataset}, {row.clients} clients"
-        cells = [row.cell(seed, self.all_words) for seed in range(self.seeds) if comparison.is_runnable(row)]
-        return [
-            batch.Job(cell, place / f"seed-{cell.seed}", f"{title}, {row.setting}, seed {cell.seed}") for cell in cells
-        ]
+        if not comparison.is_runnable(row):
+            return []
+        title = f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}"
+        folder = self.folder / comparison.place(row)
+        return batch.jobs_of_seeds(row.cell(words=self.all_words), self.seeds, folder, title)
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if (path := self.folder / comparison.JSON).exists():

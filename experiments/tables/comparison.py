@@ -3,7 +3,6 @@
 Results on embedded data are never compared with the paper's, and deviations from the paper are noted below.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -14,12 +13,11 @@ from rich.console import Console, Group
 from rich.text import Text
 from scipy import stats
 
-from experiments.cli.effects import relevant_options, resolve_defaults
-from experiments.cli.flags import flag
-from experiments.cli.parser import slug
+from experiments.cli.effects import differences
+from experiments.cli.parser import flag
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.folder.load import Result
-from experiments.folder.run_folder import rounded, strict_json
+from experiments.folder.run_folder import rounded, slug, strict_json
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
@@ -174,17 +172,10 @@ def _one_kind(kinds: set[Any], dataset: str) -> bool:
 
 def _deviations(row: Published, configs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
     """Deviations of finished runs from the paper's setting."""
-    paper = relevant_options(row.cell().request())
     # How often matters where the best round counts, and FedPAC does not say it.
-    silent = set() if settings.MEASURES[row.paper].score == "best" else {"eval_every"}
-    found = {}
-    for config in configs:
-        had = resolve_defaults(config["options"] | config["hyper_parameters"])
-        for name in [name for name in paper if name in had and name not in silent]:
-            # As JSON: tuples come back as lists.
-            if had[name] != json.loads(json.dumps(paper[name])):
-                found[name] = had[name], paper[name]
-    return found
+    silent = {"seed"} if settings.MEASURES[row.paper].score == "best" else {"seed", "eval_every"}
+    found = [differences(row.cell().request(), config) for config in configs]
+    return {name: pair for one in found for name, pair in one.items() if name not in silent}
 
 
 def notes(comparison: Comparison) -> list[str]:

@@ -260,7 +260,7 @@ def test_bars_lines_and_matrices_stand_where_they_belong():
 
 
 def test_a_mark_has_the_color_of_its_line_and_the_axis_its_least():
-    line = Series("a", [1, 2], [60, 80]).with_mark(2, 90)
+    line = Series("a", [1, 2], [60, 80], mark=(2, 90))
     axes = draw(Picture("", "", [Lines("", "round", "%", [Series("none", [], []), line], least=50)])).axes[0]
     _, drawn, mark = axes.get_lines()
     assert (mark.get_xdata(), mark.get_ydata(), mark.get_color()) == ([2], [90], drawn.get_color())

@@ -11,8 +11,7 @@ from bad_input import RUN, experiment_of, untrained
 from damage import DAMAGES, limit
 from rich.console import Console
 
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand, parse
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import RunFolder
 from experiments.run import build, cached_runs, records, resume
@@ -119,7 +118,7 @@ def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, built, folders
     def goes_on(folder):
         options = dataclasses.replace(asked.options, resume=str(folder))
         resumed = resume.resumed(dataclasses.replace(asked, options=options))
-        Run(None, RunFolder.reopen(folder)).restore(record)
+        Run(None, RunFolder(folder)).restore(record)
         log = (folder / "metrics.jsonl").read_bytes()
         return dataclasses.replace(resumed.options, resume=None, out=None), resumed.hyper_parameters, log
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from run_folders import FakeRuns
 
-from experiments.cli.flags import option_words
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.parser import option_words
+from experiments.cli.request import RunCommand, parse
 from experiments.figures import __main__ as figures
 from experiments.figures import fedas
 from experiments.figures.__main__ import FIGURES, main

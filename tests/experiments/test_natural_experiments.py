@@ -9,8 +9,7 @@ from rich.console import Console
 from trees import assert_same
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand, parse
 from experiments.partition import main as partition
 from experiments.run import build
 from experiments.run.cached_runs import inspect

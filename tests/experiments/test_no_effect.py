@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.effects import fixed_rounds, notes, relevant_options
-from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import defaults, unread_by_method
 from experiments.cli.options import Options
+from experiments.cli.parser import flag
 from experiments.cli.request import SYNONYMS, parse
 from experiments.run import build
 from pfl_jax import InvalidInput, hyper_parameters

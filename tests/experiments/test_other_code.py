@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, write_run
 
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG, SUMMARY

@@ -6,9 +6,8 @@ import sys
 import pytest
 from run_folders import summary
 
-from experiments.cli import own_code, run_command
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli import own_code, request
+from experiments.cli.request import RunCommand, parse
 from experiments.folder import stored_runs
 from experiments.report.__main__ import main as report
 from experiments.run.cached_runs import inspect
@@ -84,7 +83,7 @@ def here(tmp_path, monkeypatch):
 
 def forget():
     own_code._load.cache_clear()
-    run_command._parsed.cache_clear()
+    request._parsed.cache_clear()
 
 
 def test_options_and_help_are_those_of_its_factory(here, capsys):

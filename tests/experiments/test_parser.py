@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import pytest
 
 from experiments.cli import parser
-from experiments.cli.flags import flag
 from experiments.cli.hyper_parameters import method_options
 from experiments.cli.options import Options
-from experiments.cli.parser import MAX_COLUMNS
+from experiments.cli.parser import MAX_COLUMNS, flag
 from experiments.cli.request import GROUPS, SELECTION
+from experiments.folder.run_folder import slug
 from experiments.run.command import main
 from experiments.show.tables import comma_separated, markdown, page
 from pfl_jax.hyper_parameters import Count
@@ -32,7 +32,7 @@ class Words:
     sizes: tuple[int, ...] | None = None
     method: parser.Names = ()
     out: parser.Folder = None
-    again: parser.Switch = False
+    again: bool = False
     shuffle: bool = True
     words: parser.Hidden[tuple[str, ...]] = ()
     runs: Annotated[tuple[Path, ...], parser.Argument("positional", "RUN")] = ()
@@ -96,15 +96,15 @@ def test_tables_and_pages(tmp_path):
 def test_names_of_files_fit_on_the_file_systems(tmp_path):
     # Those that fit stay as they are.
     fitting = "digits lr=" + "0" * 245
-    assert parser.slug(fitting) == fitting.replace(" ", "-")
-    names = {parser.slug(f"{fitting}{end}") for end in ("1", "2", "1ü", "ü" * 300)}
+    assert slug(fitting) == fitting.replace(" ", "-")
+    names = {slug(f"{fitting}{end}") for end in ("1", "2", "1ü", "ü" * 300)}
     assert len(names) == 4
     for name in names:
         assert len(name.encode()) <= 255
         assert name.startswith("digits-lr=000")
         (tmp_path / name / "seed-0").mkdir(parents=True)
-    assert parser.slug("é" * 300) == parser.slug("é" * 300)
-    (tmp_path / parser.slug("é" * 300)).mkdir()
+    assert slug("é" * 300) == slug("é" * 300)
+    (tmp_path / slug("é" * 300)).mkdir()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,8 +9,7 @@ from rich.console import Console
 from trees import assert_same
 
 from experiments.cli.effects import relevant_options
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand, parse
 from experiments.partition import main as partition
 from experiments.partition import picture
 from experiments.run import build
@@ -99,7 +98,7 @@ def test_the_picture_shows_classes_by_clients(file):
     parts = partition_files.load(file, digits)
     (heat,) = picture(digits, parts, "parts").panels
     assert np.shape(heat.matrix) == (10, 6)
-    assert heat.totals == [len(rows) for rows in parts.train]
+    assert np.sum(heat.matrix, axis=0).tolist() == [len(rows) for rows in parts.train]
     assert heat.matrix[3][2] == (digits.train_y[parts.train[2]] == 3).sum()
     assert partition(["--partition", "parts.json", "--picture", "parts.png"]) == 0
     assert file.with_name("parts.png").read_bytes().startswith(b"\x89PNG")

@@ -327,17 +327,6 @@ def test_equal_partitions_are_one_picture(tmp_path):
     assert pictures[-1].caption.endswith("2 more partitions are not shown.")
 
 
-def test_start_and_pace_come_from_the_log(tmp_path):
-    write_run(tmp_path / "a", rounds=(1, 2, 3, 4))
-    assert tables.pace_and_start(stored_runs.read(tmp_path / "a")) == (2.0, 10.0)
-    # One interval of a second in three: the pace is that of most rounds.
-    run = stored_runs.read(tmp_path / "a")
-    lines = [line | {"seconds": seconds} for line, seconds in zip(run.lines, (12.0, 14.0, 16.0, 17.0), strict=True)]
-    assert tables.pace_and_start(dataclasses.replace(run, lines=lines)) == (2.0, 10.0)
-    write_run(tmp_path / "b", rounds=(4,))
-    assert tables.pace_and_start(stored_runs.read(tmp_path / "b")) == (None, None)
-
-
 def test_a_version_that_not_all_runs_have_is_told(tmp_path):
     write_run(tmp_path / "0")
     write_run(tmp_path / "1", seed=1)

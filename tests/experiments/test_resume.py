@@ -13,10 +13,9 @@ from rich.console import Console
 from run_folders import write_run
 from test_command_line import SMALL, process
 
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand, parse
 from experiments.export import load_run
-from experiments.run import run
+from experiments.run import rounds, run
 from experiments.run.cached_runs import inspect, run_cell
 from experiments.run.command import main
 from pfl_jax import InvalidInput
@@ -76,20 +75,23 @@ def test_a_killed_run_goes_on_and_ends_the_same(whole, tmp_path, capsys, place):
     assert "the run is finished" in capsys.readouterr().err
 
 
-def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path):
+def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path, monkeypatch):
     words = ["--method", "local", "--rounds", "6", *SMALL, "--eval-every", "6", "--checkpoint-every", "6"]
     words.append("--no-compilation-cache")
-    seen = []
+    seen, add = [], rounds.Run.add
 
-    def observe(experiment, result):
+    def stopping(self, result, *times):
+        add(self, result, *times)
         seen.append(result.round)
         if result.round == 2:
             ask_to_stop()
 
     said, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
     request = parse("digits", [*words, "--out", str(tmp_path / "run")])
+    monkeypatch.setattr(rounds.Run, "add", stopping)
     with pytest.raises(KeyboardInterrupt, match=r"before the first evaluation; --resume .* goes on after round 2"):
-        run.run(request, Console(file=said), observe)
+        run.run(request, Console(file=said))
+    monkeypatch.setattr(rounds.Run, "add", add)
     assert seen == [1, 2]
     assert "stopping after this round" in said.getvalue()
     assert signal.getsignal(signal.SIGTERM) is before

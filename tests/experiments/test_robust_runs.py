@@ -7,13 +7,12 @@ import pytest
 from rich.console import Console
 from scores import line_of, scores_of
 
-from experiments.cli.effects import notes, relevant_options
+from experiments.cli.effects import difference, notes, relevant_options
 from experiments.cli.request import parse
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import Counts
 from experiments.lab.queue.planned import PRIVACY_NOISE, SHORT_METHODS, short_run
 from experiments.run import run
-from experiments.run.cached_runs import difference
 from experiments.run.command import main
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import on_linear_model

@@ -22,7 +22,7 @@ from experiments.host.signals import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
 from experiments.run.records import unused_shares
-from experiments.show.run_table import results_table
+from experiments.show.tables import results_table
 from pfl_jax import InvalidInput, RoundResult
 from pfl_jax.tasks import CLASSIFICATION
 
@@ -127,15 +127,16 @@ def test_a_folder_with_a_run_is_refused_and_left_alone(tmp_path, name):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_run_without_results_gives_its_folders_back(tmp_path):
+def test_a_run_without_results_leaves_no_folder(tmp_path):
     folder = RunFolder.claim(tmp_path / "new" / "run", "x")
     folder.write(CONFIG, {})
     folder.discard()
-    assert not (tmp_path / "new").exists()
-    # A folder that was there before stays.
-    (tmp_path / "mine").mkdir()
-    RunFolder.claim(tmp_path / "mine", "x").discard()
-    assert list((tmp_path / "mine").iterdir()) == []
+    assert not (tmp_path / "new" / "run").exists()
+    # What is not the run's stays.
+    folder = RunFolder.claim(tmp_path / "mine", "x")
+    (tmp_path / "mine" / "notes").write_text("")
+    folder.discard()
+    assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["notes"]
     # With a result nothing is given back.
     folder = RunFolder.claim(tmp_path / "kept", "x")
     folder.write(CONFIG, {})

@@ -186,7 +186,7 @@ def test_the_time_left_counts_each_run_of_a_group_once(tmp_path):
         write_run(job.folder, job.cell.arguments, seed=job.cell.seed)
         file = job.folder / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"runs_together": 4}))
-        RunFolder.reopen(job.folder).finish({"seconds": 60.0})
+        RunFolder(job.folder).finish({"seconds": 60.0})
         assert load.read_result(job.folder).seconds == 15
     # Twice the epochs.
     assert sum(order.left(jobs)) == pytest.approx(120)

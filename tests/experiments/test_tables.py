@@ -12,8 +12,7 @@ import scipy.stats
 from rich.console import Console
 from run_folders import FakeRuns
 
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand, parse
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import batch, cached_runs, run

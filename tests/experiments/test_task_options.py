@@ -14,8 +14,7 @@ from sklearn.datasets import load_diabetes
 
 from experiments.cli import own_data
 from experiments.cli.options import TARGETS
-from experiments.cli.request import parse
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand, parse
 from experiments.folder import load, stored_runs
 from experiments.report import charts, tables
 from experiments.report.__main__ import main as report

@@ -185,7 +185,7 @@ def test_a_run_without_a_result_leaves_nothing_of_its_trackers(tmp_path, wandb):
     with pytest.raises(KeyboardInterrupt):
         cut_off(folder, Options(**BASE, wandb=True, tensorboard=True), {})
     folder.discard()
-    assert not (tmp_path / "new").exists()
+    assert not folder.path.exists()
 
 
 def test_wandb_refusals_are_one_line(tmp_path, wandb, monkeypatch, capsys):

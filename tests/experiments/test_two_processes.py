@@ -12,7 +12,7 @@ from bad_input import RUN
 from rich.console import Console
 from run_folders import untimed
 
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder import load, run_folder, stored_runs
 from experiments.folder.run_folder import METRICS, RunFolder, lock_run
 from experiments.run import build, run
@@ -49,7 +49,7 @@ def test_a_sweep_changes_nothing_before_it_has_all_locks(tmp_path, monkeypatch, 
     for path in paths:
         RunFolder.claim(path, "never")
         (path / METRICS).write_text('{"round": 1}\n{"round": 2}\n')
-    runs = [SimpleNamespace(folder=RunFolder.reopen(path)) for path in paths]
+    runs = [SimpleNamespace(folder=RunFolder(path)) for path in paths]
     checkpoints = SimpleNamespace(rounds=lambda: rounds, folder=tmp_path / "groups" / "x")
     group = SimpleNamespace(runs=runs[1:], checkpoints=checkpoints, first=None)
     monkeypatch.setattr(execute, "_restore", refuse)

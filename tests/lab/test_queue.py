@@ -34,7 +34,7 @@ class Runs(FakeRuns):
 
     refused = diverging = None
 
-    def __call__(self, request, console, observe=None):
+    def __call__(self, request, console):
         options = request.options
         if options.method == self.refused:
             raise InvalidInput("--lr 0.01 is too large")

@@ -9,7 +9,7 @@ import pytest
 from run_folders import write_run
 
 from experiments import compare, fashion_mnist
-from experiments.cli.flags import option_words
+from experiments.cli.parser import option_words
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
 from experiments.lab.pages.compared import SECTIONS, load_released, published_in

@@ -387,7 +387,7 @@ def save_checkpoint(experiment, state, run: Path) -> None:
     from experiments.run.rounds import Counts, Run
     from pfl_jax.engine.checkpoint import Checkpoints
 
-    record = Run(experiment, RunFolder.reopen(run), Counts(round=1)).record()
+    record = Run(experiment, RunFolder(run), Counts(round=1)).record()
     Checkpoints(run / "checkpoints").save(state, {}, record)
 
 

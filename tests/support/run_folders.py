@@ -104,7 +104,7 @@ class FakeRuns:
         self.trained = lambda accuracy: accuracy - 0.1
         self.is_real, self.stop_at, self.done = True, None, []
 
-    def __call__(self, request, console=None, observe=None):
+    def __call__(self, request, console=None):
         if self.stop_at == len(self.done):
             raise KeyboardInterrupt("interrupted before the first evaluation: nothing is left")
         self.done.append(request)

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import Argument, Switch, choose, parse
+from experiments.cli.parser import Argument, choose, parse
 from experiments.host.console import print_line
 from pfl_jax.errors import InvalidInput
 
@@ -45,7 +45,7 @@ class Options:
 
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
     """File of measurements, a line of JSON for each section; those that are measured take the place of older ones."""
-    quick: Switch = False
+    quick: bool = False
     """Tiny sizes, which only show that it runs."""
     only: Annotated[tuple[str, ...], Argument(metavar="SECTION", text=HELP_ONLY)] = ()
     pfllib: Annotated[Path | None, Argument(metavar="DIR")] = None
@@ -107,14 +107,7 @@ def headline(machine: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-      arguments: after the module's name; by default those of this process.
-
-    Returns:
-      The exit code, see `exit_codes.exit_code`.
-    """
+    """Run the benchmark with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         options, _ = parse(Options, "experiments.lab.benchmark", __doc__, arguments)

@@ -32,14 +32,9 @@ def in_process(
     Args:
       function: of a module; returns JSON.
       scale: its first argument; None for none, and then the function prepares JAX itself.
-      python: interpreter.
-      prefix: of the command.
-      environment: further environment variables.
+      python, prefix, environment: of the command.
       compilation_cache: whether the process uses the cache of programs on disk.
       **request: further arguments, for JSON.
-
-    Returns:
-      What the function returns.
 
     Raises:
       InvalidInput: it failed; with the last line that it wrote.

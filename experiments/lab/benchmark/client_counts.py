@@ -98,6 +98,6 @@ def _written(last: simulate.RoundResult, counts: np.ndarray, folder: Path) -> di
     """Seconds of writing a line of the log, and a checkpoint."""
     assert last.received is not None
     scores = {"received": last.received, "trained": last.trained}
-    log, checkpoints = RunFolder(folder, []), Checkpoints(folder / FOLDER)
+    log, checkpoints = RunFolder(folder), Checkpoints(folder / FOLDER)
     line = measure.seconds(lambda: log.log(evaluation(last.round, scores, Counts(counts))))
     return {"s/line of the log": line, "s/checkpoint": measure.seconds(lambda: checkpoints.save(last.state, {}, {}))}

@@ -63,12 +63,7 @@ def medians(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> d
 
 
 def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]:
-    """Highest rate of floating-point operations per second of this machine in float32 matrix products.
-
-    Args:
-      size: rows of the square matrices.
-      mesh: of all devices.
-      repetitions: of which the best counts.
+    """Highest rates of floating-point operations per second in float32 products of square matrices [size, size].
 
     Returns:
       "one_device": one product, which a CPU splits over its cores. "every_device": one product on each device at

@@ -51,15 +51,7 @@ def write_images(folder: Path, clients: int) -> float:
 
 
 def trained(folder: str, clients: int, number: int) -> Row:
-    """Figures of one run, in a process whose only children are those of the run.
-
-    Args:
-      folder: of the images.
-      clients: number of clients.
-      number: of processes.
-
-    Returns:
-      Largest peak memory of a process, and seconds of the run.
+    """Largest peak memory and time of one run of a number of processes, in a process without other children.
 
     Raises:
       InvalidInput: a process failed; with the last line that one wrote.

@@ -23,10 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments import unknown_dataset
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.options import Options
-from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import IN_PLACE, Request, parse
 from experiments.papers.settings import RELEASE, check_in_place
 from experiments.run import run
@@ -139,8 +137,6 @@ def released_request(dataset: str, words: Sequence[str]) -> Request:
     Raises:
       InvalidInput: an option that cannot be used here.
     """
-    if dataset not in DEFAULT_PRESET:
-        raise InvalidInput(unknown_dataset(dataset))
     # The choices of the release are options of this method alone.
     usual = ("--preset", "fedas", "--method", "fedas")
     method = parse(dataset, [*usual, *words]).options.method

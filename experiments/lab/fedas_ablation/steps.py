@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.cli.request import IN_PLACE
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import IN_PLACE, RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import rounded
 from experiments.folder.version import method_version
@@ -125,11 +124,7 @@ Record: TypeAlias = dict[str, Any]
 
 
 def from_run(run: AblationRun, folder: Path) -> Record:
-    """Record of a finished run that was evaluated in every round.
-
-    Args:
-      run: which one it is.
-      folder: its results.
+    """Record of a finished run that was evaluated in every round, from its folder.
 
     Raises:
       InvalidInput: the folder cannot be read, or lacks rounds.
@@ -185,12 +180,8 @@ def _means(rows: np.ndarray, sizes: np.ndarray | None = None) -> list[float | No
 def read(run: AblationRun, file: Path) -> Record | None:
     """Stored record of a run; None if there is none with its options and today's version of its method.
 
-    Args:
-      run: which one.
-      file: of all records.
-
     Raises:
-      InvalidInput: it cannot be read.
+      InvalidInput: the file cannot be read.
     """
     record = committed.read(file).get(run.name)
     if record is None or _arguments(record["command"]) != _arguments(run.command):
@@ -204,14 +195,7 @@ def _arguments(command: str) -> list[str]:
 
 
 def value(record: Record, measure: str, average: str, score: str) -> float | None:
-    """One number of a run, in percent.
-
-    Args:
-      record: of the run.
-      measure: one of MEASURES.
-      average: "mean" over clients, or "pooled" over test examples.
-      score: "last" or "best" round.
-    """
+    """One of MEASURES in percent: "mean" over clients or "pooled" over test examples, in the "last" or "best" round."""
     curve = record[measure][average]
     if score == "last":
         return curve[-1]

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import Switch, parse
+from experiments.cli.parser import parse
 from experiments.host.console import print_line
 from experiments.lab import other_tasks
 from experiments.lab.pages import fedas, performance, results, short_runs
@@ -32,7 +32,7 @@ ROOT = committed.ROOT.parent
 class Options:
     """Command line."""
 
-    check: Switch = False
+    check: bool = False
     """Write nothing, and say what is not up to date."""
 
 

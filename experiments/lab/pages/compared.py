@@ -128,12 +128,7 @@ Found: TypeAlias = dict[Section, list[Compared]]
 
 
 def compared(library: Library, causes: Sequence[Cause]) -> Found:
-    """All published accuracies with ours.
-
-    Args:
-      library: the committed results.
-      causes: supposed causes of large differences.
-    """
+    """All published accuracies with ours."""
     return {section: [_compare(row, library, causes) for row in published_in(section)] for section in SECTIONS}
 
 

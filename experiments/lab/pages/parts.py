@@ -28,10 +28,6 @@ class Made(NamedTuple):
 def filled(page: Path, parts: Mapping[str, str]) -> str:
     """Text of a page whose parts are made anew: what stands between `<!-- made: NAME -->` and `<!-- end of made -->`.
 
-    Args:
-      page: the file.
-      parts: name -> text, which ends with a line break.
-
     Raises:
       InvalidInput: the page has none of the parts, or another one.
     """

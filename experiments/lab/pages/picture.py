@@ -1,5 +1,6 @@
 """Accuracy over rounds: our curves, with the papers' final accuracies as marks."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from experiments.folder.load import Result
@@ -19,11 +20,7 @@ MARKS_AT = 1.03
 
 
 def picture(library: Library) -> Picture:
-    """Curves of the methods that have a finished run.
-
-    Args:
-      library: the committed results.
-    """
+    """Curves of the methods that have a finished run."""
     by_method = {row.method: row for row in published_in(SECTIONS[0])}
     found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
     series = [_series(row, there) for row, there in found if there]
@@ -40,4 +37,4 @@ def _series(row: Published, there: Sequence[Result]) -> Series:
     numbers = sorted(common)
     curves = [[one.at_round(number, "received") for number in numbers] for one in there]
     line = over_seeds(row.method, numbers, curves, is_main=row.method == METHODS[0])  # pyright: ignore
-    return line.with_mark(MARKS_AT * numbers[-1], row.accuracy_percent)
+    return dataclasses.replace(line, mark=(MARKS_AT * numbers[-1], row.accuracy_percent))

@@ -77,13 +77,7 @@ def made(root: Path) -> Made:
 
 
 def page(library: Library, found: Found, released: Sequence[Released]) -> str:
-    """Text of docs/results.md.
-
-    Args:
-      library: the committed results.
-      found: tables of the page.
-      released: accuracies of released code.
-    """
+    """Text of docs/results.md."""
     every = list(library.named.values())
     finished = {section: rows for section, rows in found.items() if all(row.last for row in rows)}
     single = [row for section, rows in found.items() if section not in finished for row in rows if row.last]

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from experiments.cli.exit_codes import leave
 from experiments.cli.parser import Argument, Folder, Hidden, Names
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder.load import Result, read_config
 from experiments.folder.run_folder import SUMMARY
 from experiments.folder.version import Trust
@@ -38,7 +38,7 @@ from experiments.lab.queue.planned import BLOCKS, DATASET, PlannedRun, planned_r
 from experiments.run import batch, cached_runs, committed
 from experiments.run.committed import Library
 from experiments.run.outcome import RunDiverged
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import CannotWrite, InvalidInput
 
 NICENESS = 19
 CHECKPOINTS = ("--checkpoint-every", "20")
@@ -63,7 +63,6 @@ class Queue(batch.Batch):
 
     name: ClassVar = "lab.queue"
     accepts_run_options: ClassVar = False
-    skips_refused: ClassVar = True
 
     def check(self) -> None:
         known = {*BLOCKS, *(word for run in self._named.values() for word in run.chosen_by)}
@@ -113,6 +112,9 @@ class Queue(batch.Batch):
         if not self.only_previews:
             os.nice(NICENESS)
             print_line(console, f"process {os.getpid()}")
+        return self._jobs()
+
+    def _jobs(self) -> list[batch.Job]:
         return [batch.Job(run.cell, self.folder / run.name, run.title) for run in self.wanted]
 
     def _cell(self, cell: RunCommand) -> RunCommand:
@@ -120,9 +122,10 @@ class Queue(batch.Batch):
         data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
         return replace(cell, arguments=(*cell.arguments, *CHECKPOINTS, *(data if cell.dataset == DATASET else ())))
 
-    def has_more(self, jobs: Sequence[batch.Job]) -> bool:
-        # Not their number: in place of a rate that diverged there is another one.
-        return not {self.folder / run.name for run in self.wanted} <= {job.folder for job in jobs}
+    def finish(self, console: Console) -> None:
+        # Results of a search add runs.
+        if any(self.seconds(job) is None for job in self._jobs()):
+            batch.drive(self, console)
 
     @functools.cached_property
     def _previewed(self) -> Library:
@@ -155,12 +158,15 @@ class Queue(batch.Batch):
             run = self._planned(job)
             try:
                 cached_runs.run_cell(self._cell(job.cell), job.folder, console, trust=self.trust)
-            except RunDiverged as error:
-                if run.block not in field.FIELDS:
-                    raise
-                # In a comparison, this is the rate's result.
-                file = results.store(run, results.divergence(run, error.reason), self.root)
-                print_line(console, f"{error}; stored in {file}")
+            except CannotWrite:
+                raise
+            except InvalidInput as error:
+                if isinstance(error, RunDiverged) and run.block in field.FIELDS:
+                    # In a comparison, this is the rate's result.
+                    file = results.store(run, results.divergence(run, error.reason), self.root)
+                    print_line(console, f"{error}; stored in {file}")
+                else:
+                    print_line(console, f"left out: {error}", style="bold yellow")
             else:
                 print_line(console, f"stored in {results.store(run, results.distill(job.folder), self.root)}")
 

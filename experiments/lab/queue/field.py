@@ -7,10 +7,10 @@ they come.
 from typing import NamedTuple
 
 from experiments.cli.options import CUSTOM, Protocol
-from experiments.cli.parser import slug
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
 from experiments.compare import BASELINE
 from experiments.folder.load import Result
+from experiments.folder.run_folder import slug
 from experiments.lab.queue.planned import DATASET, IMAGES, SEEDS, PlannedRun
 from experiments.run.committed import Library
 from pfl_jax.methods import METHODS
@@ -177,15 +177,7 @@ def _accuracy(one: Tuned) -> float:
 
 
 def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, search: bool = False) -> PlannedRun:
-    """Run of a comparison.
-
-    Args:
-      block: a key of FIELDS.
-      method: a key of METHODS or VARIANTS.
-      rate: the learning rate.
-      seed: of the run.
-      search: whether it has the rounds of the search, not all.
-    """
+    """Run of a comparison, of METHODS or VARIANTS, with the rounds of the search or with all."""
     field, name = FIELDS[block], f"{method} lr={rate}"
     rounds = field.search_rounds if search else field.rounds
     if rounds < field.rounds:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.options import CUSTOM
-from experiments.cli.parser import slug
-from experiments.cli.run_command import RunCommand
+from experiments.cli.request import RunCommand
+from experiments.folder.run_folder import slug
 from experiments.lab import causes
 from experiments.papers import published, settings
 from experiments.papers.published import Published
@@ -154,13 +154,7 @@ def fedas_run(beta: float, participation: float, method: str) -> PlannedRun:
 
 
 def short_run(block: str, method: str, setting: str) -> PlannedRun:
-    """Run of 30 rounds, 10 with adapters, in which each phase of a client's training takes one epoch.
-
-    Args:
-      block: a key of SHORT.
-      method: its name.
-      setting: one of the block's.
-    """
+    """Run of SHORT: 30 rounds, 10 with adapters, in which each phase of a client's training takes one epoch."""
     dataset, words = DATASET, f"--preset fedpac --method {method} --rounds 30 --eval-every 10 --epochs 1"
     if block == "privacy-adapters":
         own = "--train-size 500 --test-size 100 --batch-size 100 --lr 0.1 --momentum 0 --weight-decay 0"
