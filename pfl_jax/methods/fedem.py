@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count
@@ -59,6 +60,9 @@ def fedem(
       of a cohort sum to 1.
     """
     needs_classes(model, "fedem", "its prediction mixes probabilities of classes")
+    # Each model has steps of its own: the norm that clips its gradient is not that of all models together.
+    one_model = training.transformation()
+    steps = optax.GradientTransformation(jax.vmap(one_model.init), jax.vmap(one_model.update))
 
     def loss(models, batch, key):
         labels, responsibilities = batch.y
@@ -80,7 +84,7 @@ def fedem(
         # A weight never becomes zero, so that a later E-step can raise it again.
         log_mixture = jnp.log(jnp.maximum(mixture, jnp.finfo(jnp.float32).tiny))
         weighted = data._replace(y=(data.y, responsibilities))
-        models = training.fit(key, server, weighted, loss)
+        models = training.fit(key, server, weighted, loss, transformation=steps)
         return LocalResult(
             client=log_mixture, message=mean_by_size(models, data), personal=Mixture(models, log_mixture)
         )

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import optax
 
 from pfl_jax.base import Head, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.methods.factories import SIZE, checked, needs_classes
@@ -51,6 +52,9 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
       client does not train the generic head for this class.
     """
     needs_classes(model, "fedrod", "its balanced softmax needs the number of examples of each class")
+    # Each part has steps of its own: a norm that clips the shared gradient is not that of the personal head too.
+    one = training.transformation()
+    steps = optax.partition({"shared": one, "personal": one}, FedRoDModel("shared", "personal"))
 
     def train(key, server, client, data):
         counts = class_counts(data.y, data.mask, model.num_classes)
@@ -63,7 +67,7 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
             return balanced + model.task.loss(own, batch.y, batch.mask)
 
         loss = loss_of_features(model, value, lambda params: params.generic["backbone"])
-        params = training.fit(key, FedRoDModel(server, client), data, loss)
+        params = training.fit(key, FedRoDModel(server, client), data, loss, transformation=steps)
         return LocalResult(client=params.head, message=mean_by_size(params.generic, data), personal=params)
 
     def aggregate(key, server, clients, messages, cohort):

@@ -38,6 +38,15 @@ def counts_in_floats(base, share, key, server, clients, messages, cohort):
     return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), server), clients, info
 
 
+def starts_at_zero(base, share, key, server, data):
+    return jnp.zeros((), jnp.int32)
+
+
+def adds_a_half(base, share, key, server, client, data):
+    """The client's state has another type after a round, to which its row of the old array would be cut."""
+    return base.local(key, server, (), data)._replace(client=client + 0.5)
+
+
 def branches(base, share, key, server, client, data):
     """A Python `if` on a hyper-parameter that sweeps trace."""
     if share > 1:
@@ -76,6 +85,7 @@ SLOW = pytest.mark.slow
     [
         ("order_of_clients", {"aggregate": leaks_order}, "Clients in another order have the same results"),
         ("structure", {"aggregate": counts_in_floats}, r"the state changes: .*float32.* before and .*bfloat16.* after"),
+        ("structure", {"init_client": starts_at_zero, "local": adds_a_half}, r"clients: .*int32.*float32.* after"),
         ("one_trace", {"aggregate": counts_in_floats}, "a later round was traced again"),
         pytest.param(
             "absent",

@@ -205,3 +205,22 @@ def test_apfl_s_global_model_is_fedavg_s_where_gradients_are_clipped():
     apfl, fedavg = (last_state(name, data, 2, clip_norm=0.3) for name in ("apfl", "fedavg"))
     assert distance(apfl.server, fedavg.server) < 1e-6
     assert distance(fedavg.server, last_state("fedavg", data, 2).server) > 1e-2
+
+
+def test_fedem_clips_each_model_by_the_norm_of_its_own_gradient():
+    # Three equal models share the examples equally: each takes a third of FedAvg's gradient.
+    data, plain = client_data(tiny_federation(), 1, "train"), HYPER_PARAMETERS | {"weight_decay": 0.0}
+    fedem = make_method("fedem", tiny_model(), **plain, clip_norm=0.1)
+    fedavg = make_method("fedavg", tiny_model(), **plain | {"lr": plain["lr"] / 3}, clip_norm=0.3)
+    start = fedavg.init_server(KEY)
+    models = jax.tree.map(lambda leaf: jnp.stack(3 * [leaf]), start)
+    got, want = fedem.local(KEY, models, jnp.zeros(3), data), fedavg.local(KEY, start, (), data)
+    assert distance(jax.tree.map(lambda leaf: leaf[2], got.message.value), want.message.value) < 1e-12
+
+
+def test_fedrod_clips_the_shared_model_whatever_the_personal_head():
+    method, data = make_method("fedrod", tiny_model(), **HYPER_PARAMETERS, clip_norm=1.0), tiny_federation()
+    server, rows = method.init_server(KEY), client_data(data, 1, "train")
+    other = jax.tree.map(lambda leaf: 5 * leaf + jnp.arange(CLASSES), server["head"])
+    got, want = (method.local(KEY, server, head, rows).message.value for head in (server["head"], other))
+    assert distance(got, want) < 1e-12
