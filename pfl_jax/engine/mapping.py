@@ -106,7 +106,7 @@ def in_client_order(places: jax.Array | np.ndarray, size: int, rows: PyTree, mes
       mesh: mesh of the D devices; None for one device.
     """
     rows = on_every_device(rows, mesh)
-    order = jnp.zeros(size, jnp.int32).at[places.reshape(-1)].set(jnp.arange(places.size), mode="drop")
+    order = jnp.zeros(size, jnp.int32).at[places.reshape(-1)].set(jnp.arange(places.size, dtype=jnp.int32), mode="drop")
     return jax.tree.map(lambda leaf: leaf.reshape(places.size, *leaf.shape[2:])[order], rows)
 
 

@@ -99,7 +99,7 @@ def fedem(
 
     return Method(
         init_server=lambda key: init_models(model, key, learners),
-        init_client=lambda key, server, data: jnp.full((learners,), -jnp.log(learners), jnp.float32),
+        init_client=lambda key, server, data: jnp.zeros(learners) - jnp.log(learners),
         local=train,
         aggregate=aggregate,
         personalize=lambda key, server, client, data: Mixture(server, client),

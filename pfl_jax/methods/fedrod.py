@@ -54,7 +54,7 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     needs_classes(model, "fedrod", "its balanced softmax needs the number of examples of each class")
     # Each part has steps of its own: a norm that clips the shared gradient is not that of the personal head too.
     one = training.transformation()
-    steps = optax.partition({"shared": one, "personal": one}, FedRoDModel("shared", "personal"))
+    steps = optax.partition({"shared": one, "personal": one}, FedRoDModel._make(("shared", "personal")))
 
     def train(key, server, client, data):
         counts = class_counts(data.y, data.mask, model.num_classes)

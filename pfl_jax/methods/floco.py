@@ -273,6 +273,7 @@ def _init_server(model: Model, matrices: PyTree, endpoints: int, key: PRNGKey) -
     first = jax.tree.map(lambda leaf: leaf[0], models)
     heads = jax.tree.map(lambda matrix, all_, one: all_ if matrix else one, matrices, models["head"], first["head"])
     width = endpoints_flat(matrices, jax.tree.map(lambda leaf: leaf[None], heads)).shape[1]
-    projection = Projection(jnp.zeros(width), jnp.zeros((endpoints, width)), jnp.ones(()))
+    zeros = jnp.zeros((endpoints, width), jnp.float32)
+    projection = Projection(zeros[0], zeros, jnp.ones((), jnp.float32))
     seed = jax.random.bits(jax.random.fold_in(key, SIMPLEX_POINTS), (), jnp.uint32)
     return FlocoServer(first["backbone"], heads, projection, jnp.zeros((), jnp.int32), seed)

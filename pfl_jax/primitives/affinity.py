@@ -26,7 +26,7 @@ class Affinity(NamedTuple):
 
 def empty_affinity(length: int) -> Affinity:
     """Empty table of a client, with `length` unused entries."""
-    return Affinity(jnp.zeros((length, WORDS), jnp.uint32), jnp.zeros(length, jnp.float32))
+    return Affinity(jnp.zeros((length, WORDS), jnp.uint32), jnp.zeros(length))
 
 
 def look_up(affinity: Affinity, peers: jax.Array) -> jax.Array:

@@ -32,6 +32,16 @@ def test_cohorts_do_not_depend_on_the_precision():
         np.testing.assert_array_equal(one.present, other.present)
 
 
+@pytest.mark.parametrize("name", ["fedem", "fedfomo", "floco"])
+def test_methods_with_states_beside_models_run_in_64_bit_mode(name):
+    with jax.enable_x64(True):
+        method = make_method(name, tiny_model(), lr=0.1, batch_size=8, epochs=1)
+        engine = simulate.build(method, Settings(rounds=1)).jit()
+        state = engine.init(tiny_federation(), jax.random.key(0))
+        after, _ = engine.round(tiny_federation(), state, 3)
+        assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(state)]
+
+
 def test_stragglers_are_fixed_and_drawn_less_often():
     settings = Settings(rounds=1, straggler_fraction=0.5, straggler_rate=0.1)
     drawn = np.concatenate([np.asarray(c.clients) for c in cohorts(settings, 2, 2000)])
