@@ -39,7 +39,7 @@ def fedem(
     FedAvg.
 
     Args:
-      training: recipe of local training.
+      training: recipe of local training; each model has an optimizer of its own, and its own norm with clip_norm.
       learners: number L of shared models.
 
     Returns:

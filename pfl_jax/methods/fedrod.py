@@ -37,7 +37,8 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     The server averages theta and phi with weights beta; clients keep psi_i and predict phi(f(x)) + psi_i(f(x)).
 
     Args:
-      training: recipe of local training.
+      training: recipe of local training; the shared model and the personal head each have an optimizer of their own,
+        and their own norm with clip_norm.
 
     Returns:
       A `Method` with the generic model as server state and the personal head as client state.
