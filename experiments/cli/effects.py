@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.cli.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
 from experiments.cli.options import CUSTOM, MODEL_OPTIONS, NO_TARGETS, OWN_DATA, PROCESSES, WITH_FILES, Options
 from experiments.cli.own_code import FILES, by_content, is_partition_file, label
@@ -193,3 +195,17 @@ def differences(request: Request, config: dict[str, Any]) -> dict[str, tuple[Any
 def _defaults(method: str) -> dict[str, Any]:
     """Values of options that did not exist yet when a run was made."""
     return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)
+
+
+def visits(request: Request, counts: np.ndarray) -> np.ndarray:
+    """Examples [N] that clients with `counts` [N] training examples visit in a round, an example in each epoch."""
+    options = request.options
+    if options.local_steps is None and not options.drop_last:
+        return counts * request.hyper_parameters.get("epochs", 1)
+    size = request.hyper_parameters["batch_size"]
+    whole = counts - counts % size
+    epoch = np.where(options.drop_last & (whole > 0), whole, counts)
+    if options.local_steps is None:
+        return epoch * request.hyper_parameters["epochs"]
+    epochs, steps = np.divmod(options.local_steps, -(-epoch // size))
+    return epochs * epoch + np.minimum(steps * size, epoch)

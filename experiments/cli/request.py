@@ -118,12 +118,6 @@ class Request:
     own_code: dict[str, dict[str, str]] = field(default_factory=dict)
     procedure: str = ""
 
-    def visits(self, clients: int, examples: int) -> int:
-        """Examples that clients with these training examples visit in a round: those of --local-steps batches."""
-        if self.options.local_steps is None:
-            return examples * self.hyper_parameters.get("epochs", 1)
-        return clients * self.options.local_steps * self.hyper_parameters["batch_size"]
-
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that can be inputs of a compiled program."""
         return real_numbers(self.options.method, self.hyper_parameters)

@@ -208,9 +208,8 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
     method = make_method(request, dataset)
     if options.device_trace is not None:
         trace, sent = clock.read_devices(options.device_trace), traffic(method, data)
-        visits = visits_of_clients(request, counts)
         planned = clock.timetable(
-            *(trace, trace.seconds(visits, sent.up, sent.down), options.rounds),
+            *(trace, trace.seconds(effects.visits(request, counts), sent.up, sent.down), options.rounds),
             buffer=options.buffer or settings.cohort_size(len(counts), 0),
             concurrency=options.concurrency,
             seed=options.seed,
@@ -226,17 +225,6 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
 
     newcomers = None if newcomers is None else finished(newcomers)
     return Experiment(request, dataset, finished(data), method, settings, newcomers, budgets)
-
-
-def visits_of_clients(request: Request, counts: np.ndarray) -> np.ndarray:
-    """Examples [N] that clients with `counts` [N] training examples visit in a round, for their virtual time."""
-    options, size = request.options, request.hyper_parameters["batch_size"]
-    whole = counts - counts % size
-    epoch = np.where(options.drop_last & (whole > 0), whole, counts)
-    if options.local_steps is None:
-        return epoch * request.hyper_parameters.get("epochs", 1)
-    epochs, steps = np.divmod(options.local_steps, -(-epoch // size))
-    return epochs * epoch + np.minimum(steps * size, epoch)
 
 
 def _values(request: Request) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 import statistics
 
+import numpy as np
+
+from experiments.cli.effects import visits
 from experiments.cli.options import CUSTOM
 from experiments.cli.own_code import is_partition_file
 from experiments.cli.request import Request
@@ -35,7 +38,7 @@ def examples_visited(request: Request) -> int:
         spec = SPECS.get(request.dataset)
         size = round(0.75 * sum((spec and spec.published) or (0, 0)) / clients)
     cohort = options.buffer or max(1, round(options.participation * clients))
-    return options.rounds * request.visits(cohort, cohort * size)
+    return options.rounds * cohort * int(visits(request, np.array(size)))
 
 
 class Speeds:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from experiments.cli.effects import visits
 from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded
 from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.processes import Processes
@@ -113,8 +114,13 @@ class Run:
         counts.bytes_up += sent.up * int(result.arrived.sum())
         counts.bytes_down += sent.down * len(result.arrived)
         counts.diverged += len(result.diverged)
-        counts.visits += self.experiment.request.visits(len(result.cohort), result.examples)
+        counts.visits += self.visits(result)
         counts.seconds += seconds
+
+    def visits(self, result: RoundResult) -> int:
+        """Training examples that the cohort of a round visited."""
+        counts = np.asarray(self.experiment.data.train_count)
+        return int(visits(self.experiment.request, counts[result.cohort]).sum())
 
     def evaluate(self, result: RoundResult) -> None:
         """Record a round's evaluation, in the log and the trackers too."""
@@ -193,7 +199,7 @@ def run_rounds(
       processes: that share the run.
     """
     first, before = runs[0].experiment, runs[0].counts.elapsed
-    request, options = first.request, first.request.options
+    options = first.request.options
     if all(run.has_reached_target() for run in runs):
         # Only the summary was missing.
         return state
@@ -212,9 +218,9 @@ def run_rounds(
                     with processes.synchronized():
                         run.evaluate(result)
                     run.warn(result, console)
-            visits = sum(request.visits(len(result.cohort), result.examples) for result in results)
+            visited = sum(run.visits(result) for run, result in zip(runs, results, strict=True))
             known = [run.accuracy for run in runs if run.accuracy is not None]
-            progress.completed(number, seconds, float(np.mean(known)) if known else None, visits / seconds)
+            progress.completed(number, seconds, float(np.mean(known)) if known else None, visited / seconds)
             is_last = number == options.rounds or all(run.has_reached_target() for run in runs)
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last

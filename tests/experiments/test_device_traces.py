@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from run_folders import log, summary, untimed
 
-from experiments.cli.effects import fixed_rounds, notes, relevant_options
+from experiments.cli.effects import fixed_rounds, notes, relevant_options, visits
 from experiments.cli.request import parse
 from experiments.folder.load import read_result
 from experiments.run import batch
-from experiments.run.build import visits_of_clients
 from experiments.run.command import main
 from experiments.sweep.__main__ import Sweep
 from pfl_jax.engine.clock import read_devices, timetable
@@ -34,7 +33,7 @@ def trace(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "visits"),
+    ("more", "visited"),
     [
         ([], [60, 14, 50]),
         (["--drop-last"], [60, 14, 40]),
@@ -42,10 +41,10 @@ def trace(tmp_path):
         (["--local-steps", "4"], [40, 28, 35]),
     ],
 )
-def test_a_client_takes_time_for_the_examples_that_it_visits(more, visits):
+def test_a_client_takes_time_for_the_examples_that_it_visits(more, visited):
     words = SMALL if "--local-steps" not in more else SMALL.replace("--epochs 2", "")
     request = parse("digits", [*words.split(), *more])
-    assert visits_of_clients(request, np.array([30, 7, 25])).tolist() == visits
+    assert visits(request, np.array([30, 7, 25])).tolist() == visited
 
 
 @pytest.mark.parametrize("more", ["--full-last-round", "--straggler-fraction 0.2", "--drop-rate 0.2"])

@@ -255,19 +255,19 @@ def test_wasted_steps_are_those_of_the_cohort(experiment):
 
 
 def test_rounds_are_counted(experiment, tmp_path):
-    def round_of(number, examples, seconds):
+    def round_of(number, seconds):
         cohort, some = np.array([0, 1]), scores([0.5, 0.7])
-        result = RoundResult(number, None, {}, cohort, cohort == 1, cohort >= 0, some, some, None, examples, seconds)
+        result = RoundResult(number, None, {}, cohort, cohort == 1, cohort >= 0, some, some, None, 80, seconds)
         return [result]
 
     run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), rounds.Counts(elapsed=100.0))
     run.folder.write(CONFIG, {})
-    made = [round_of(1, 100, 2.0), round_of(2, 140, 3.0)]
+    made = [round_of(1, 2.0), round_of(2, 3.0)]
     everything = {"stop": Stop(), "save": lambda _: None, "processes": Processes()}
     rounds.run_rounds([run], made, None, QUIET, began=time.perf_counter(), **everything)
     lines = [json.loads(line) for line in (run.folder.path / METRICS).read_text().splitlines()]
-    # Three epochs of 100 examples in 2 seconds, and of 140 in 3.
-    assert [line["examples_per_second"] for line in lines] == [150, 140]
+    # Three epochs of 60 and 20 examples in 2 seconds, and in 3.
+    assert [line["examples_per_second"] for line in lines] == [120, 80]
     assert [line["epsilon"] for line in lines] == [{"example": 1}, {"example": 2}]
     # 30 examples of the first client, 10 of the second.
     assert (lines[0]["received"]["mean"], lines[0]["received"]["pooled"]) == (60, 55)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from problems import tiny_federation, tiny_model
 
-from experiments.cli.effects import relevant_options
+from experiments.cli.effects import relevant_options, visits
 from experiments.cli.request import parse
 from experiments.run.estimate import examples_visited
 from pfl_jax import ClientData, InvalidInput, methods, models
@@ -142,7 +142,8 @@ def test_the_option_is_in_place_of_epochs():
     assert known["epochs"] >= 1
     other = relevant_options(stepped)
     assert (other["local_steps"], other["epochs"]) == (17, None)
-    assert (plain.visits(3, 60), stepped.visits(3, 60)) == (60 * known["epochs"], 3 * 17 * 10)
+    sizes = np.array([20, 20, 20])
+    assert (visits(plain, sizes).sum(), visits(stepped, sizes).sum()) == (60 * known["epochs"], 3 * 17 * 10)
     assert examples_visited(stepped) * 2 == examples_visited(parse("digits", [*SMALL, "--local-steps", "34"]))
     with pytest.raises(InvalidInput, match="--local-steps cannot be given with --epochs"):
         parse("digits", [*SMALL, "--local-steps", "17", "--epochs", "2"])
