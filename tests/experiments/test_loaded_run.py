@@ -17,7 +17,7 @@ from trees import assert_flat
 from experiments import export
 from experiments.cli.request import parse
 from experiments.export import load_run, load_runs
-from experiments.run import memory, run
+from experiments.run import memory, rounds, run
 from experiments.run.command import main
 from pfl_jax import InvalidInput
 
@@ -149,18 +149,24 @@ def test_a_table_of_runs(tmp_path, fedrep, local, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, capsys):
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, capsys, monkeypatch):
     words = ["--method", "fedrep", *SMALL]
     folder = tmp_path / "run"
 
     class Killed(Exception):
         pass
 
-    def kill(experiment, result):
+    evaluate = rounds.Run.evaluate
+
+    def kill(self, result):
+        evaluate(self, result)
         raise Killed
 
-    with pytest.raises(Killed):
-        run.run(parse("digits", [*words, "--eval-every", "1", "--out", str(folder)]), Console(file=io.StringIO()), kill)
+    request = parse("digits", [*words, "--eval-every", "1", "--out", str(folder)])
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds.Run, "evaluate", kill)
+        with pytest.raises(Killed):
+            run.run(request, Console(file=io.StringIO()))
     # One round was evaluated; nothing was saved.
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
     assert not (folder / "checkpoints").exists()
