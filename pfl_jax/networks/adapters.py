@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, Model, PRNGKey, PyTree
-from pfl_jax.errors import InvalidInput, one_line, word
+from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import Frozen
-from pfl_jax.networks import adapted_layers
+from pfl_jax.networks import adapted_layers, module_checks
 from pfl_jax.networks.split import pattern_of
 
 
@@ -304,16 +304,9 @@ def _sites(
             found[path] = Site(path, (), output.shape[-1:])
         return output
 
-    with adapted_layers.intercepted(called, record):
-        try:
-            # A new function: JAX remembers the trace of one that it has seen, and would call no layer.
-            jax.eval_shape(lambda *args: model.features(*args), backbone, inputs)
-        except InvalidInput:
-            raise
-        except Exception as error:
-            raise InvalidInput(
-                f"the model cannot be applied to inputs {word(inputs)}: {type(error).__name__}: {one_line(error, 200)}"
-            ) from None
+    with adapted_layers.intercepted(called, record), module_checks.applied(inputs):
+        # A new function: JAX remembers the trace of one that it has seen, and would call no layer.
+        jax.eval_shape(lambda *args: model.features(*args), backbone, inputs)
     return found
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import STATISTICS, ClientData, Model
-from pfl_jax.errors import InvalidInput, one_line, word
+from pfl_jax.errors import InvalidInput, word
 from pfl_jax.networks import module_checks
 from pfl_jax.networks.passes import DROPOUT_LAYERS, apply_backbone, init_backbone, one_pass
 from pfl_jax.tasks import CLASSIFICATION, Task
@@ -70,16 +70,8 @@ def from_flax(
         raise InvalidInput(
             f"{word(module)} is neither a Model nor a flax.linen module nor a function rngs -> flax.nnx module"
         )
-    try:
-        model = _from_module(module, inputs, num_classes, head.split("/"))
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise InvalidInput(
-            f"the module cannot be called with inputs {word(inputs)} alone: {type(error).__name__}: "
-            f"{one_line(error, 200)}"
-        ) from None
-    model = model._replace(task=task)
+    with module_checks.applied(inputs, "the module cannot be called with nothing but inputs"):
+        model = _from_module(module, inputs, num_classes, head.split("/"))._replace(task=task)
     check_model(model, input_shape, num_classes, input_dtype=input_dtype)
     return model
 
@@ -94,18 +86,12 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
       input_dtype: of the inputs.
     """
     inputs = jax.ShapeDtypeStruct((2, *input_shape), input_dtype)
-    try:
+    with module_checks.applied(inputs):
         params = jax.eval_shape(model.init, jax.random.key(0))
         features = jax.eval_shape(model.features, params["backbone"], inputs)
         batch = ClientData(inputs, jnp.zeros(2, jnp.int32), jnp.ones(2, bool))
         jax.eval_shape(model.training_features, params["backbone"], batch, jax.random.key(0))
         logits = jax.eval_shape(model.classify, params["head"], features)
-    except InvalidInput:
-        raise
-    except Exception as error:
-        raise InvalidInput(
-            f"the model cannot be applied to inputs {word(inputs)}: {type(error).__name__}: {one_line(error, 200)}"
-        ) from None
     if set(params) != {"backbone", "head"}:
         raise InvalidInput(f"the model's parameters are {sorted(params)}, not backbone and head")
     places = tuple(getattr(features, "shape", ())[1:2]) if model.task.kind == "sequences" else ()

@@ -1,8 +1,25 @@
 """What a Flax module must satisfy to become a `Model`, each with the message for the user."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
-from pfl_jax.errors import InvalidInput
+import jax
+
+from pfl_jax.errors import InvalidInput, one_line, word
+
+
+@contextlib.contextmanager
+def applied(inputs: jax.ShapeDtypeStruct, cannot: str = "the model cannot be applied to inputs") -> Iterator[None]:
+    """Context in which a module is called with `inputs` [B, ...]: what it raises becomes an InvalidInput, which
+    begins with the words `cannot`.
+    """
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error, 200)}"
+        raise InvalidInput(f"{cannot} {word(inputs)}: {reason}") from None
 
 
 def refuse_variables(collections: Iterable[str]) -> None:
