@@ -32,7 +32,11 @@ def resumed(request: Request) -> Request:
     if "out" in request.given:
         raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
     if not (folder / CONFIG).is_file():
-        began = "; it is starting now, or was killed while it did" if (folder / METRICS).is_file() else ""
+        began = (
+            "; it is starting now, or was killed while it did: then remove the folder, and start it again"
+            if (folder / METRICS).is_file()
+            else ""
+        )
         raise InvalidInput(f"--resume {folder}: there is no run in it{began}")
     if "rounds" not in request.given:
         refuse_finished(folder)
