@@ -1,10 +1,10 @@
 """Mixture of a personal model and the global model on each client (Deng, Kamani, Mahdavi 2020)."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Fraction
@@ -68,7 +68,9 @@ def apfl(
 
     if adaptive:
         training.require_lr("an adaptive alpha of apfl")
-    risk, optimizer = supervised_loss(model), training.transformation()
+    risk, one = supervised_loss(model), training.transformation()
+    # Each model has steps of its own: the norm that clips its gradient is not that of both.
+    optimizer = optax.partition({"own": one, "shared": one}, ("own", "shared"))
 
     def loss(models, alpha, batch, key):
         own, shared = models
@@ -83,17 +85,15 @@ def apfl(
 
     def train(key, server, client, data):
         def step(carry, batch, key):
-            models, alpha, opt_states = carry
-            (gradients, slope), statistics = jax.grad(loss, argnums=(0, 1), has_aux=True)(models, alpha, batch, key)
-            # One by one: the norm that clips the gradient of a model is its own.
-            steps = map(partial(descend, optimizer), gradients, statistics, models, opt_states)
-            models, opt_states = zip(*steps, strict=True)
+            models, alpha, opt_state = carry
+            (gradient, slope), statistics = jax.grad(loss, argnums=(0, 1), has_aux=True)(models, alpha, batch, key)
+            models, opt_state = descend(optimizer, gradient, statistics, models, opt_state)
             if adaptive:
                 alpha = jnp.clip(alpha - training.lr * slope, 0, 1)
-            return models, alpha, opt_states
+            return models, alpha, opt_state
 
         models = (client.own, server)
-        carry = (models, client.alpha, tuple(initial_state(optimizer, one) for one in models))
+        carry = (models, client.alpha, initial_state(optimizer, models))
         (own, shared), learned, _ = training.fold(key, carry, data, step)
         personal = interpolate(learned, own, shared)
         return LocalResult(APFLClient(own, learned), mean_by_size(shared, data), personal)
