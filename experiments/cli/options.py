@@ -8,6 +8,7 @@ from experiments.cli.parser import flag
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition import PARTITIONS
 from pfl_jax.data.specs import PixelNormalization, Source
+from pfl_jax.engine.cohort import DRAWS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import (
     AboveZero,
@@ -302,8 +303,9 @@ class Options:
         for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
             if getattr(self, name) is not None and getattr(self, needed) is None:
                 raise InvalidInput(f"{flag(name)} needs {flag(needed)}")
-        for name in ("full_last_round", "straggler_fraction", "drop_rate"):
-            if self.device_trace is not None and getattr(self, name):
+        # Of --participation it takes the number of clients.
+        for name in DRAWS[1:] if self.device_trace is not None else ():
+            if getattr(self, name):
                 raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
         for name, models in MODEL_OPTIONS.items():
             if getattr(self, name) is not None and self.model not in models:

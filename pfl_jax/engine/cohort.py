@@ -13,7 +13,7 @@ from pfl_jax.hyper_parameters import AboveZero, BelowOne, Count, Fraction, Posit
 from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
 from pfl_jax.wrappers.attacks import Attack
 
-_DRAWS = ("participation", "full_last_round", "straggler_fraction", "drop_rate")
+DRAWS = ("participation", "full_last_round", "straggler_fraction", "drop_rate")
 """Settings of the draw of cohorts."""
 
 
@@ -55,7 +55,7 @@ class RoundSettings:
         check_values(vars(self), get_type_hints(type(self), include_extras=True))
         if self.attackers and self.attack is None:
             raise InvalidInput("attackers needs an attack: labels, signs or noise")
-        for name in _DRAWS if self.timetable is not None else ():
+        for name in DRAWS if self.timetable is not None else ():
             if (value := getattr(self, name, None)) != getattr(type(self), name, None):
                 raise InvalidInput(f"{name} {value} cannot be given with a timetable, which says who takes part")
 
