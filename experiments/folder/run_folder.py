@@ -202,9 +202,10 @@ class RunFolder:
         log = self.path / METRICS
         if log.is_file() and log.stat().st_size == 0:
             self.clear()
-            for folder in (self.path, ROOT):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+                if self.path.parent == ROOT:
+                    ROOT.rmdir()
 
     def clear(self) -> None:
         """Remove all files of an unfinished run, and nothing else."""
