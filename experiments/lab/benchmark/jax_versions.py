@@ -1,6 +1,7 @@
 """Local training of FedPAC's network with each form of its first layer, by version of JAX; minutes for each."""
 
 import functools
+import itertools
 import os
 import statistics
 from collections.abc import Sequence
@@ -28,19 +29,17 @@ def jax_versions(setup: Setup) -> Section:
     """Times by version, on one core, and each relative to the best of the first."""
     scale, turns = setup.scale, setup.scale.repetitions[1]
     core = ("taskset", "-c", str(max(os.sched_getaffinity(0))))
-    environments = [{"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags} for flags in (ONE_DEVICE, WITHOUT_YNNPACK)]
-    measured: list[list[list[Row]]] = []
+    flags = [{"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags} for flags in (ONE_DEVICE, WITHOUT_YNNPACK)]
+    contestants = list(itertools.product(setup.pythons, flags))
+    measured: list[list[Row]] = []
     for turn in range(turns):
         setup.notify(f"turn {turn + 1} of {turns}")
         measured.append(
-            [
-                [in_process(first_layer, scale, python=python, prefix=core, environment=one) for one in environments]
-                for python in setup.pythons
-            ]
+            [in_process(first_layer, scale, python=one, prefix=core, environment=env) for one, env in contestants]
         )
+    medians = [_medians(rows) for rows in zip(*measured, strict=True)]
     rows: list[Row] = []
-    for pairs in zip(*measured, strict=True):
-        row, without = (_medians(turns) for turns in zip(*pairs, strict=True))
+    for row, without in zip(medians[::2], medians[1::2], strict=True):
         best = min((rows or [row])[0][f"{form}, ms"] for form in FORMS)
         row["chosen / best of the first"] = row[f"{row['chosen']}, ms"] / best
         rows.append(row | {"chosen without YNNPACK, ms": without[f"{row['chosen']}, ms"]})
