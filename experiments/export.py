@@ -6,8 +6,6 @@ In a notebook, `from experiments.export import load_run, load_runs, read_metrics
 the evaluations of one run.
 """
 
-import json
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Annotated
 
 import jax
 import numpy as np
+import safetensors.numpy
 from flax import serialization
 from rich.console import Console
 
@@ -30,8 +29,6 @@ from pfl_jax.base import Params
 __all__ = ["LoadedRun", "load_run", "load_runs", "main", "read_metrics"]
 
 ENDINGS = (".safetensors", ".msgpack")
-
-_KINDS = {"float32": "F32", "float64": "F64", "float16": "F16", "int32": "I32", "int64": "I64", "uint8": "U8"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,28 +80,11 @@ def save(path: Path, params: Params, about: dict[str, str]) -> int:
     if path.suffix == ".msgpack":
         content = serialization.msgpack_serialize(serialization.to_state_dict(arrays))
     else:
-        content = _safetensors(arrays, about)
+        leaves = jax.tree.leaves_with_path(arrays)
+        named = {jax.tree_util.keystr(place, simple=True, separator="."): leaf for place, leaf in leaves}
+        content = safetensors.numpy.save(named, about)
     write_binary(path, lambda file: file.write(content))
     return sum(leaf.size for leaf in jax.tree.leaves(arrays))
-
-
-def _safetensors(params: Params, about: dict[str, str]) -> bytes:
-    """Length of a header in eight bytes, the header as JSON, and the arrays, little-endian (huggingface.co/docs)."""
-    header: dict[str, object] = {"__metadata__": about}
-    parts, end = [], 0
-    for place, leaf in jax.tree_util.tree_leaves_with_path(params):
-        data = leaf.astype(leaf.dtype.newbyteorder("<")).tobytes()
-        header[jax.tree_util.keystr(place, simple=True, separator=".")] = {
-            "dtype": _KINDS[str(leaf.dtype)],
-            "shape": list(leaf.shape),
-            "data_offsets": [end, end + len(data)],
-        }
-        parts.append(data)
-        end += len(data)
-    text = json.dumps(header).encode()
-    # Arrays begin at a multiple of eight bytes.
-    text += b" " * (-len(text) % 8)
-    return b"".join([struct.pack("<Q", len(text)), text, *parts])
 
 
 if __name__ == "__main__":

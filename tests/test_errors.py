@@ -1,17 +1,12 @@
 """Errors of the library, and the words of their messages."""
 
 import copy
-import errno
 import os
 import pickle
-import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
-import jax
 import pytest
 
-from experiments.host.jax_config import repair_cache
 from pfl_jax import Diverged, InvalidInput
 from pfl_jax.atomic_write import append_line, write_binary, write_text
 from pfl_jax.errors import CannotWrite, first_line, one_line, shortened
@@ -64,26 +59,6 @@ def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path, full_disk):
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
     with pytest.raises(CannotWrite, match="No such file or directory; give a folder that can be written"):
         write_text(tmp_path / "absent" / "file", "new")
-
-
-def test_half_programs_in_the_cache_are_removed_and_told_once(tmp_path, monkeypatch):
-    """JAX's words, as it says them of a full disk and of what that left behind."""
-    for name in ("jit_init-1f-cache", "jit_init-2e-cache", "jit_round-3d-cache"):
-        (tmp_path / name).write_bytes(b"half")
-    said, full = [], OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(jax, "config", SimpleNamespace(jax_compilation_cache_dir=str(tmp_path)))
-    with repair_cache(said.append):
-        monkeypatch.undo()
-        for _ in range(2):
-            warnings.warn(f"Error writing persistent compilation cache entry for 'jit_init': OSError: {full}")  # noqa: B028
-        warnings.warn("Error reading persistent compilation cache entry for 'jit_other': error: truncated")  # noqa: B028
-        with pytest.raises(UserWarning, match="another matter"):
-            warnings.warn("another matter")  # noqa: B028
-    assert [path.name for path in tmp_path.iterdir()] == ["jit_round-3d-cache"]
-    assert len(said) == 2
-    assert "cannot be kept: the next start compiles too" in said[0]
-    assert "No space left on device" in said[0]
-    assert "cannot be read, and is compiled anew (truncated)" in said[1]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])

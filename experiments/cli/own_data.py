@@ -3,17 +3,18 @@
 import dataclasses
 import functools
 import hashlib
+import re
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from experiments.cli.options import TARGETS, Options
-from pfl_jax.data import own_files, read_tables
+from pfl_jax.data import own_files
 from pfl_jax.data.natural import NATURAL, Limits
 from pfl_jax.data.rows import blocks
 from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import InvalidInput, shortened
+from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.text import TEXT_MODELS, vocabulary_of
 
 LISTED = 10
@@ -106,10 +107,7 @@ def checksums(options: Options) -> list[str]:
 
 def notes(options: Options, dataset: Dataset) -> list[str]:
     """Remarks on the user's own data that can be used, and may not be what was meant."""
-    tables = [path for path in (options.data, options.test_data) if is_file(path) and path.lower().endswith(".csv")]
-    found = [f"{Path(path).name} ends within a line, it may be cut off" for path in tables if read_tables.is_cut(path)]
-    if dataset.num_classes:
-        found += _notes_on_classes(dataset)
+    found = _notes_on_classes(dataset) if dataset.num_classes else []
     if again := int(np.isin(_hashes(dataset.test_x), _hashes(dataset.train_x)).sum()):
         found.append(f"{again} of {len(dataset.test_y)} test rows have the inputs of a training row")
     if dataset.mean is None and dataset.train_x.dtype == "uint8" and dataset.train_x.max() > 1:
@@ -131,27 +129,14 @@ def _notes_on_classes(dataset: Dataset) -> list[str]:
     found = [f"rows of the {len(names)} classes, the fewest first: {listed}"]
     if single := int(np.sum(counts == 1)):
         found.append(f"{single} of {len(names)} classes have one row only")
-    spellings: dict[Any, list[str]] = {}
-    for name in names:
-        spellings.setdefault(_meaning(name), []).append(name)
-    if any(isinstance(value, float) and value % 1 > 0 for value in spellings):
+    if any(re.fullmatch(r"-?\d*\.\d*[1-9]\d*", name) for name in names):
         found.append("classes are numbers with fractions: --task regression predicts such numbers")
-    if alike := "; ".join(", ".join(group) for group in spellings.values() if len(group) > 1):
-        found.append(f"classes that may be one, since they differ in spelling alone: {shortened(alike)}")
     return found
 
 
 def _hashes(x: Any) -> np.ndarray:
     """A number [P] for each row that equal rows share."""
     return np.fromiter((hash(row.tobytes()) for _, part in blocks(x) for row in part), np.int64, len(x))
-
-
-def _meaning(name: str) -> float | str:
-    """What a class may be called in another spelling too."""
-    try:
-        return float(name)
-    except ValueError:
-        return name.casefold()
 
 
 def _arguments(options: Options) -> dict[str, Any]:

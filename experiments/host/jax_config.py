@@ -1,12 +1,8 @@
 """JAX on this machine: settings before its first computation, devices, and the cache of compiled programs."""
 
-import contextlib
 import hashlib
 import os
 import platform
-import re
-import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,38 +94,3 @@ def devices(options: Options) -> list[Any]:
         if options.devices > options.num_clients:
             raise InvalidInput(f"--devices {options.devices} is more than the {options.num_clients} clients")
     return [device for available in by_process for device in available[:share]]
-
-
-_CACHE_WARNING = re.compile(
-    r"Error (reading|writing) persistent compilation cache entry for '([^']*)': (?:\w+: )?(.*)", re.S
-)
-
-
-@contextlib.contextmanager
-def repair_cache(notify: Callable[[str], None]) -> Iterator[None]:
-    """Context that removes damaged files from JAX's compilation cache, and reports each kind of problem once.
-
-    JAX does not write cache files atomically: a full disk or a killed process leaves an incomplete file, which JAX does
-    not replace and warns about at each start.
-    """
-    cache, reported = jax.config.jax_compilation_cache_dir, set()  # pyright: ignore[reportAttributeAccessIssue]
-    ends = {"reading": "cannot be read, and is compiled anew", "writing": "cannot be kept: the next start compiles too"}
-    with warnings.catch_warnings():
-        previous = warnings.showwarning
-        warnings.filterwarnings("always", message="Error (reading|writing) persistent compilation cache entry")
-
-        def show(message: Any, *args: Any, **kwargs: Any) -> None:
-            found = _CACHE_WARNING.match(str(message))
-            if found is None:
-                previous(message, *args, **kwargs)
-                return
-            operation, program, reason = found.groups()
-            for path in Path(cache).glob(f"{program}-*"):
-                with contextlib.suppress(OSError):
-                    path.unlink()
-            if operation not in reported:
-                reported.add(operation)
-                notify(f"Note: a compiled program in {cache} {ends[operation]} ({' '.join(reason.split())}).")
-
-        warnings.showwarning = show
-        yield

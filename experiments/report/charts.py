@@ -18,8 +18,6 @@ from experiments.show.pictures import Bars, Heat, Lines, Panel, Series, over_see
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 500
 """Columns of a partition's picture."""
-MOST_NUMBERS = 2000
-"""Numbers of a matrix that are listed below it."""
 PROTOCOL_TITLES: dict[str, str] = {
     "received": "After aggregation (received)",
     "trained": "After own training (trained)",
@@ -42,29 +40,6 @@ class Chart(NamedTuple):
 
     panel: Panel
     caption: str = ""
-
-    @property
-    def values(self) -> list[str]:
-        """Numbers of the chart as text, a line for each series, row or bar."""
-        panel = self.panel
-        if isinstance(panel, Lines):
-            return [f"{series.label}: {'; '.join(_points(series))}" for series in panel.series if series.x]
-        if isinstance(panel, Bars):
-            bars = zip(panel.labels[0], panel.values[0], strict=True)
-            return [f"{panel.x_label} {label}: {value:.4g}" for label, value in bars]
-        rows = panel.matrix if np.size(panel.matrix) <= MOST_NUMBERS else ()
-        return [
-            f"{panel.y_label} {name}: {', '.join(f'{value:.3g}' for value in row)}"
-            for name, row in zip(panel.rows, rows, strict=False)
-        ]
-
-
-def _points(series: Series) -> list[str]:
-    words = [f"{y:.2f} at {x:g}" for x, y in zip(series.x, series.y, strict=True)]
-    if series.low is not None and series.high is not None:
-        edges = zip(words, series.low, series.high, strict=True)
-        words = [f"{point} ({low:.2f} to {high:.2f})" for point, low, high in edges]
-    return words if series.mark is None else [*words, f"paper: {series.mark[1]:.2f}"]
 
 
 def curves(groups: Sequence[Group]) -> list[Chart]:

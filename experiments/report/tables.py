@@ -143,17 +143,13 @@ def timings(groups: Sequence[Group]) -> Table:
 
 
 def _timing(label: str, run: Run) -> Row:
-    summary = run.summary or {}
     speed = (run.summary or (run.lines[-1] if run.lines else {})).get("examples_per_second")
-    wasted, idle = summary.get("wasted_step_share"), summary.get("idle_device_share")
     return {
         "setting": label,
         "seed": str(run.seed),
         "state": run.state if run.summary else unfinished(run.state),
         "time": duration(run.lines[-1]["seconds"]) if run.lines else None,
         "examples/s": None if speed is None else f"{speed:,.0f}",
-        "wasted steps": None if wasted is None else f"{wasted:.1%}",
-        "idle devices": None if idle is None else f"{idle:.1%}",
         "device, chunk": f"{run.config.get('device', NOTHING)}, {run.config.get('chunk', NOTHING)}",
         "folder": code(str(run.folder)),
     }

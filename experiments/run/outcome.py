@@ -44,7 +44,7 @@ def run_diverged(error: Diverged, request: Request, kept: str) -> RunDiverged:
 
 def summary(run: Run) -> dict[str, Any]:
     """Summary of a finished run; accuracies are in percent, means over clients unless they are called pooled."""
-    experiment, last, counts = run.experiment, run.lines[-1], run.counts
+    experiment, last = run.experiment, run.lines[-1]
     request, options = experiment.request, experiment.request.options
     figure = published.find(request, is_real=experiment.dataset.is_real)
     is_high = experiment.counts.task.primary.higher_is_better
@@ -71,8 +71,6 @@ def summary(run: Run) -> dict[str, Any]:
         "seconds": last["seconds"],
         "examples_per_second": round(statistics.harmonic_mean(run.steady_speeds), 1),
         "chunk": experiment.settings.chunk,
-        "wasted_step_share": round(counts.wasted / counts.round, 4),
-        "idle_device_share": round(counts.idle / counts.round, 4),
         "jax_version": jax.__version__,
         "device": device_name(options),
         **({"procedure": request.procedure} if request.procedure else {}),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.cli.effects import fixed_rounds, relevant_options
@@ -128,26 +127,18 @@ def device_name(options: Options) -> str:
     return kind if processes == 1 else f"{kind} in {processes} processes"
 
 
-def unused_shares(experiment: Experiment, cohort: np.ndarray | None = None) -> chunking.Unused:
-    """Parts of a round's work and time that train no model, for a cohort [M], by default one of typical sizes."""
-    counts, settings = np.asarray(experiment.data.train_count), experiment.settings
-    if cohort is None:
-        sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))
-    else:
-        cohort = cohort[np.argsort(-counts[cohort], kind="stable")]
-        sizes = counts[cohort]
-    used = len(devices(experiment.request.options))
-    if experiment.request.options.local_steps is not None:
-        # All clients take as many steps: one mini-batch each stands for them.
-        sizes = np.minimum(sizes, 1)
+def _unused_shares(experiment: Experiment) -> chunking.Unused:
+    """Parts of a round's work and time that train no model, for a cohort of typical sizes."""
+    counts, settings, options = np.asarray(experiment.data.train_count), experiment.settings, experiment.request.options
+    sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))
     assert settings.chunk != "auto"
     return chunking.unused_shares(
-        sizes,
-        places=None if cohort is None else np.asarray(experiment.data.places(jnp.asarray(cohort), used)),
+        # With --local-steps all clients take as many steps: one mini-batch each stands for them.
+        sizes if options.local_steps is None else np.minimum(sizes, 1),
         batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
         chunk=settings.chunk,
-        devices=used,
-        drop_last=experiment.request.options.drop_last,
+        devices=len(devices(options)),
+        drop_last=options.drop_last,
     )
 
 
@@ -186,7 +177,7 @@ def headline(experiment: Experiment) -> str:
     cohorts = f"participation {options.participation:g}"
     if options.buffer is not None:
         cohorts = f"asynchronous ({options.concurrency} clients at once, {options.buffer} messages a step)"
-    unused, wanted = unused_shares(experiment), experiment.settings.eval_clients
+    unused, wanted = _unused_shares(experiment), experiment.settings.eval_clients
     is_sample = wanted is not None and wanted < data.num_clients
     sample = f", {wanted} of {data.num_clients} clients evaluated after aggregation" if is_sample else ""
     return (

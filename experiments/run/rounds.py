@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run.build import Experiment
-from experiments.run.records import identity, info_record, unused_shares
+from experiments.run.records import identity, info_record
 from pfl_jax.base import Scores, State
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
@@ -27,7 +27,6 @@ class Counts:
     """What is counted in the completed rounds of a run; a checkpoint has it.
 
     Attributes:
-      wasted, idle: sums over the rounds of `records.unused_shares`.
       diverged: how often a client was left out because it had diverged.
       ended: whether the run diverged among others, which go on: it has no scores any more.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
@@ -36,8 +35,6 @@ class Counts:
     """
 
     round: int = 0
-    wasted: float = 0.0
-    idle: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
     diverged: int = 0
@@ -46,6 +43,11 @@ class Counts:
     seconds: float = 0.0
     elapsed: float = 0.0
     starts: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Counts":
+        """Counts of a checkpoint, which earlier code may have written, with counts of its own."""
+        return cls(**{name: value for name, value in record.items() if name in cls.__dataclass_fields__})
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Run:
         if cut:
             with log.open("r+b") as file:
                 file.truncate(size)
-        self.counts = Counts(**record["counts"]) if record else Counts()
+        self.counts = Counts.of(record["counts"]) if record else Counts()
         self.lines = []
         for line in content.splitlines():
             self._add(json.loads(line))
@@ -107,10 +109,7 @@ class Run:
     def add(self, result: RoundResult, seconds: float, elapsed: float) -> None:
         """Count a round of so many seconds, that ended so long after the run began."""
         counts, sent = self.counts, self.experiment.traffic
-        unused = unused_shares(self.experiment, result.cohort)
         counts.round, counts.elapsed = result.round, elapsed
-        counts.wasted += unused.steps
-        counts.idle += unused.devices
         counts.bytes_up += sent.up * int(result.arrived.sum())
         counts.bytes_down += sent.down * len(result.arrived)
         counts.diverged += len(result.diverged)

@@ -15,7 +15,7 @@ from experiments.cli.own_code import identifier
 from experiments.cli.request import Request
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
 from experiments.host.console import print_line, print_notice, print_text
-from experiments.host.jax_config import devices, prepare, repair_cache
+from experiments.host.jax_config import devices, prepare
 from experiments.host.processes import LOST, EndedAlone, Processes, lost
 from experiments.host.signals import stoppable
 from experiments.run import build
@@ -52,7 +52,6 @@ def run(
     with contextlib.ExitStack() as held, stoppable(console, work.last_words, at_once=at_once) as stop:
         try:
             processes.first(lambda: work.lock(held))
-            held.enter_context(repair_cache(functools.partial(print_notice, console)))
             experiment = build.build_experiment(request, console, processes)
             work.request, work.run = experiment.request, (run := Run(experiment, work.folder))
             # The same in all processes, however full their machines are.

@@ -4,14 +4,13 @@ import contextlib
 import importlib
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.cli.options import Options
-from experiments.folder.load import measured, read_json, read_metrics
+from experiments.folder.load import read_json, read_metrics
 from experiments.folder.run_folder import TENSORBOARD, WANDB_ID, Line, RunFolder
 from pfl_jax.errors import InvalidInput
 
@@ -38,25 +37,21 @@ def scalars(line: Line) -> dict[str, float]:
 
 @contextlib.contextmanager
 def open_trackers(folder: RunFolder, options: Options, configuration: dict[str, Any]) -> Iterator[Track]:
-    """Receiver of a run's evaluations beside its log: the trackers that the options ask for.
-
-    A tracker that is new in a resumed run receives the evaluations that are in the log.
-    """
-    past = read_metrics(folder.path) if options.tensorboard or options.wandb else []
-    opened = [_tensorboard(folder, past)] if options.tensorboard else []
-    opened += [_wandb(folder, configuration, past)] if options.wandb else []
+    """Receiver of a run's evaluations beside its log: the trackers that the options ask for."""
+    opened = [_tensorboard(folder)] if options.tensorboard else []
+    opened += [_wandb(folder, configuration)] if options.wandb else []
     with contextlib.ExitStack() as stack:
         tracks = [stack.enter_context(one) for one in opened]
         yield lambda line: [track(line) for track in tracks]
 
 
 @contextlib.contextmanager
-def _tensorboard(folder: RunFolder, past: Sequence[Line]) -> Iterator[Track]:
+def _tensorboard(folder: RunFolder) -> Iterator[Track]:
     # Imported now: protobuf takes its time.
     from tensorboardX import SummaryWriter
 
-    place = folder.path / TENSORBOARD
-    is_new, first = not place.exists(), past[-1]["round"] + 1 if past else 1
+    place, past = folder.path / TENSORBOARD, read_metrics(folder.path)
+    first = past[-1]["round"] + 1 if past else 1
     try:
         # TensorBoard hides what a resumed run writes a second time.
         writer = SummaryWriter(str(place), purge_step=first, filename_suffix=f".{first}")
@@ -66,21 +61,14 @@ def _tensorboard(folder: RunFolder, past: Sequence[Line]) -> Iterator[Track]:
     def track(line: Line) -> None:
         for name, number in scalars(line).items():
             writer.add_scalar(name, number, line["round"])
-        for protocol in measured(line):
-            clients = np.array(line.get(f"{protocol}_per_client", []), np.float64)
-            if np.isfinite(clients).any():
-                bins: Any = np.linspace(0, 100, 41)
-                writer.add_histogram(f"{protocol}/per_client", clients[~np.isnan(clients)], line["round"], bins)
         writer.flush()
 
     with writer:
-        for line in past if is_new else ():
-            track(line)
         yield track
 
 
 @contextlib.contextmanager
-def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Line]) -> Iterator[Track]:
+def _wandb(folder: RunFolder, configuration: dict[str, Any]) -> Iterator[Track]:
     """Run at W&B, configured by its environment variables; its steps are rounds, and it ignores those that it has."""
     # Not among the requirements.
     wandb: Any = importlib.import_module("wandb")
@@ -106,6 +94,4 @@ def _wandb(folder: RunFolder, configuration: dict[str, Any], past: Sequence[Line
     with handle:
         if known is None:
             folder.write(WANDB_ID, {"id": handle.id})
-            for line in past:
-                track(line)
         yield track

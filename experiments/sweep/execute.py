@@ -20,7 +20,7 @@ from experiments.cli.request import Request
 from experiments.folder.load import read_json
 from experiments.folder.run_folder import CONFIG, SUMMARY, RunFolder, lock_run, strict_json
 from experiments.host.console import print_line, print_notice
-from experiments.host.jax_config import devices, prepare, repair_cache
+from experiments.host.jax_config import devices, prepare
 from experiments.host.processes import Processes
 from experiments.host.signals import stoppable
 from experiments.run import build, outcome
@@ -177,7 +177,6 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
             print_line(console, f"{words}{headline(group.first)}")
             for budget in group.first.privacy:
                 print_line(console, f"{words}{budget}")
-            held.enter_context(repair_cache(notify))
             rest = {"stop": stop, "save": functools.partial(_save, group), "processes": Processes()}
             with contextlib.ExitStack() as tracked:
                 for one in runs:
@@ -281,7 +280,7 @@ def _restore(group: Group, notify: Callable[[str], None]) -> State:
             check_data(of.folder.path, of.experiment.dataset.description)
             if of.is_finished:
                 # By itself, with times of its own in its log.
-                of.counts = Counts(**stored["counts"])
+                of.counts = Counts.of(stored["counts"])
                 continue
             of.restore(stored, cut=cut)
             if cut:

@@ -212,7 +212,6 @@ def test_the_papers_figure_stands_beside_its_setting_on_the_dataset_itself_only(
     text = page.page(groups)
     assert "87.43<small>FedPAC, Table 1</small>" in text
     assert f"{mean - 87.43:+.2f}".replace("-", "\N{MINUS SIGN}") in text
-    assert len(re.findall("<li>fedper lr=0.01: .*; paper: 87.43</li>", text)) == 2
     drawn = picture(groups[1:])
     assert drawn.panels[0].series[0].mark == (200, 87.43)
     assert "Points at the ends: FedPAC, Table 1 (87.43)." in drawn.caption
@@ -249,7 +248,7 @@ def test_the_page_is_whole_escaped_and_needs_nothing_else(runs):
     words = " ".join(read.texts)
     assert "unfinished: round 2 of 4" in words
     assert "2 of 4" in words
-    for name in ("Head weights", "by bytes sent", "python -m experiments.digits", "--num-clients 5", "3.11.2", "25.0%"):
+    for name in ("Head weights", "by bytes sent", "python -m experiments.digits", "--num-clients 5", "3.11.2"):
         assert name in words, name
     assert re.search("<title>(.*)</title>", text)[1] in ("fedas and fedpac on digits", "fedpac and fedas on digits")
 
@@ -308,7 +307,7 @@ def test_what_a_method_of_ones_own_tells_is_shown_as_its_docstring_says(tmp_path
         assert (panel.y_label, panel.x_label, list(panel.rows)) == ("client", "entry", list("01234"))
     assert found["drift"].caption == "[M, K], per class."
     # Five classes, and five clients in the cohort.
-    assert (found["counts"].panel.x_label, found["counts"].values[0]) == ("entry", "entry 0: 1")
+    assert (found["counts"].panel.x_label, found["counts"].panel.labels[0][0]) == ("entry", "0")
     assert found["said_nowhere"].panel.matrix[2] == matrix[cohort.index(2), :2].tolist()
     whole = page.page([group])
     assert "<b>" not in whole

@@ -69,7 +69,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(whole, tmp_path, capsys, place):
     assert "continuing run after round" in finish("--resume", "run", cwd=tmp_path)
     assert results(folder) == results(whole)
     ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (folder, whole))
-    for name in ("received_per_client", "trained_per_client", "wasted_step_share", "rounds"):
+    for name in ("received_per_client", "trained_per_client", "rounds"):
         assert ours[name] == theirs[name]
     assert main("digits", ["--resume", str(folder)]) == 2
     assert "the run is finished" in capsys.readouterr().err
@@ -145,7 +145,7 @@ def test_added_rounds_are_those_of_the_longer_run(longer):
     whole, added = longer
     assert results(added) == results(whole)
     ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (added, whole))
-    for name in ("received_per_client", "trained_per_client", "wasted_step_share", "rounds", "rounds_done"):
+    for name in ("received_per_client", "trained_per_client", "rounds", "rounds_done"):
         assert ours[name] == theirs[name]
     ours, theirs = (json.loads((path / "config.json").read_text()) for path in (added, whole))
     assert ours["options"] | {"out": None} == theirs["options"] | {"out": None}

@@ -21,7 +21,6 @@ from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
-from experiments.run.records import unused_shares
 from experiments.show.tables import results_table
 from pfl_jax import InvalidInput, RoundResult
 from pfl_jax.tasks import CLASSIFICATION
@@ -248,12 +247,6 @@ def run_of(experiment, folder, counts=None):
     )
 
 
-def test_wasted_steps_are_those_of_the_cohort(experiment):
-    assert unused_shares(experiment, np.array([0, 2])).steps == 0
-    # The client with 20 examples waits for two of three steps.
-    assert unused_shares(experiment, np.array([0, 1])).steps == pytest.approx(1 / 3)
-
-
 def test_rounds_are_counted(experiment, tmp_path):
     def round_of(number, seconds):
         cohort, some = np.array([0, 1]), scores([0.5, 0.7])
@@ -272,16 +265,13 @@ def test_rounds_are_counted(experiment, tmp_path):
     # 30 examples of the first client, 10 of the second.
     assert (lines[0]["received"]["mean"], lines[0]["received"]["pooled"]) == (60, 55)
     assert 100 <= lines[0]["seconds"] <= lines[1]["seconds"] < 160
-    assert run.counts.wasted == pytest.approx(2 / 3)
     # Of two clients one message arrived.
     sent = run.experiment.traffic
     assert (lines[1]["bytes_up"], lines[1]["bytes_down"]) == (2 * sent.up, 4 * sent.down)
-    run.counts.idle = 1.2
     run.folder.finish(summary(run))
-    written = json.loads((run.folder.path / SUMMARY).read_text())
-    assert (written["wasted_step_share"], written["idle_device_share"]) == (0.3333, 0.6)
     # As a checkpoint has it.
     again, record = run_of(experiment, run.folder), json.loads(json.dumps(run.record()))
+    record["counts"]["of_earlier_code"] = 1
     again.restore(record)
     assert (again.counts, again.lines) == (run.counts, run.lines)
     with (run.folder.path / METRICS).open("a") as file:
@@ -294,7 +284,7 @@ def test_rounds_are_counted(experiment, tmp_path):
 
 
 def test_a_summary_is_of_the_last_and_of_the_best_rounds(experiment, tmp_path):
-    run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), rounds.Counts(3, 0.3, 0.6))
+    run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), rounds.Counts(3))
     run.lines = [
         line(1, [0.7, 0.7], [0.4, 0.9], speed=1.0),
         line(2, [0.1, 0.2], [0.6, 0.5], speed=3.0),
@@ -308,7 +298,6 @@ def test_a_summary_is_of_the_last_and_of_the_best_rounds(experiment, tmp_path):
     assert found["per_client_accuracy"] == [20.0, 30.0]
     assert found["privacy"] == [{"after": 3}]
     assert found["examples_per_second"] == 1.5
-    assert (found["wasted_step_share"], found["idle_device_share"]) == (0.1, 0.2)
     # A process's first round compiles.
     run.counts.starts = [0]
     assert run.steady_speeds == [3.0, 1.5]

@@ -80,7 +80,7 @@ def write_run(
         info = {"head_weights": rng.dirichlet(np.ones(clients), clients).tolist(), "gap": [0.0] * clients}
         folder.log(line | {"cohort": rng.permutation(clients).tolist(), "info": info})
     if finished:
-        folder.write(SUMMARY, {"examples_per_second": 1234.0, "wasted_step_share": 0.25})
+        folder.write(SUMMARY, {"examples_per_second": 1234.0})
     return accuracies
 
 
