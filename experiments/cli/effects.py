@@ -19,7 +19,7 @@ from pfl_jax.data.specs import SPECS
 
 RESULT_NEUTRAL = {
     *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source", "data"),
-    *("test_data", "checkpoint_every", "keep_checkpoints", "resume", "accept_other_code", "mesh", "tensorboard"),
+    *("test_data", "checkpoint_every", "keep_checkpoints", "resume", "accept_other_code", "tensorboard"),
     *("wandb", "plot", "keep_state", *PROCESSES),
 }
 """Options that do not change the results of a run; of --source and --data, only the data that was loaded matters. See

@@ -238,8 +238,6 @@ class Options:
     devices: Count | Literal["auto"] = "auto"
     """Number of devices that share the clients, in all processes together; auto is all devices, on a CPU one for each
     core."""
-    mesh: str | None = None
-    """Number of devices written as a mesh, name=size: clients=8 is the same as --devices 8."""
     distributed: bool = False
     """Share the run among several processes, on one or more machines: start the same command in each process. Under
     Slurm and other schedulers the processes find each other. The first process reports and writes files."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +45,7 @@ SYNONYMS = {
     "eval_every": ("eval_gap", "test_interval"),
     "batch_size": ("lbs", "local_batch_size"),
     "beta": ("alpha", "dirichlet_alpha"),
-    "devices": ("gpu", "device"),
+    "devices": ("gpu", "device", "mesh"),
     "out": ("save_folder_name",),
 }
 """Option -> its names in PFLlib, FL-bench and similar code."""
@@ -92,7 +91,7 @@ GROUPS = {
     ),
     "device": (
         "Hardware and precision; up to rounding, results do not depend on these options.",
-        "devices mesh chunk state_on precision compilation_cache distributed coordinator num_processes process_id",
+        "devices chunk state_on precision compilation_cache distributed coordinator num_processes process_id",
     ),
 }
 """Heading, to which the help adds the word "options" -> description of the group, and its options in order."""
@@ -173,8 +172,6 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     settings_of(options)
     LocalTraining(dp_clip=options.dp_clip, dp_noise=options.dp_noise)
     _check_processes(options)
-    if options.mesh is not None:
-        options, given = _on_mesh(options, given)
     if options.local_steps is not None:
         if "epochs" in given:
             raise InvalidInput("--local-steps cannot be given with --epochs: it is in place of them")
@@ -290,18 +287,6 @@ def _check_processes(options: Options) -> None:
             f"--process-id must be between 0 and {options.num_processes - 1} with --num-processes "
             f"{options.num_processes}, not {options.process_id}"
         )
-
-
-def _on_mesh(options: Options, given: frozenset[str]) -> tuple[Options, frozenset[str]]:
-    """Options with --devices in place of --mesh."""
-    found = re.fullmatch("clients=([1-9][0-9]*)", str(options.mesh))
-    if found is None:
-        raise InvalidInput(
-            f"--mesh is clients=SIZE, with a size of at least 1, not {options.mesh}: clients are the only axis there is"
-        )
-    if "devices" in given and options.devices != int(found[1]):
-        raise InvalidInput(f"--mesh {options.mesh} and --devices {options.devices} disagree: give one of them")
-    return dataclasses.replace(options, devices=int(found[1]), mesh=None), given - {"mesh"} | {"devices"}
 
 
 def _grouped(method: str, options: Mapping[str, Option]) -> list[Group]:

@@ -60,7 +60,7 @@ def wait(until, children):
 @pytest.mark.parametrize("place", ["device", "host"])
 def test_two_processes_are_one_run_stop_together_and_go_on(tmp_path, place):
     words = [*RUN, "--state-on", place]
-    children = start(*words, "--out", "two", "--mesh", "clients=4", cwd=tmp_path)
+    children = start(*words, "--out", "two", "--devices", "4", cwd=tmp_path)
     try:
         wait(lambda: (tmp_path / "two" / METRICS).exists() and len(log(tmp_path / "two")) >= 2, children)
     except AssertionError:
@@ -77,7 +77,7 @@ def test_two_processes_are_one_run_stop_together_and_go_on(tmp_path, place):
     assert (outs[1], errors[1]) == ("", "")
     assert len(log(tmp_path / "two")) == done < 15
 
-    codes, outs, errors = finish(start("--resume", "two", "--mesh", "clients=2", cwd=tmp_path))
+    codes, outs, errors = finish(start("--resume", "two", "--devices", "2", cwd=tmp_path))
     assert codes == [0, 0], errors
     assert f"continuing two after round {done}" in outs[0]
     assert "in 2 processes" in outs[0]
@@ -199,20 +199,15 @@ def test_what_cannot_be_is_one_line_of_the_first_process(tmp_path, words, differ
     assert (outs[1], errors[1]) == ("", "")
 
 
-def test_a_mesh_is_another_word_for_devices():
-    assert parse("digits", ["--mesh", "clients=2"]) == parse("digits", ["--devices", "2"])
-    assert parse("digits", ["--mesh", "clients=2", "--devices", "2"]) == parse("digits", ["--devices", "2"])
-
-
 @pytest.mark.parametrize(
     ("words", "there", "want"),
     [
         ([], (4, 2), [0, 1, 4, 5]),
         ([], (8, 8), [0, 1, 8, 9]),
-        (["--mesh", "clients=2"], (4, 2), [0, 4]),
-        (["--mesh", "clients=3"], (4, 2), "cannot be shared equally by 2 processes"),
-        (["--mesh", "clients=6"], (4, 2), "is more than 2 processes have, 2 each"),
-        (["--mesh", "clients=8"], (8, 8), "is more than the 5 clients"),
+        (["--devices", "2"], (4, 2), [0, 4]),
+        (["--devices", "3"], (4, 2), "cannot be shared equally by 2 processes"),
+        (["--devices", "6"], (4, 2), "is more than 2 processes have, 2 each"),
+        (["--devices", "8"], (8, 8), "is more than the 5 clients"),
         (["--num-clients", "1"], (4, 2), "2 processes cannot share 1 clients"),
     ],
 )

@@ -144,7 +144,7 @@ def released_request(dataset: str, words: Sequence[str]) -> Request:
         raise InvalidInput(f"the released procedure is of fedas, not {method}")
     request = parse(dataset, [*usual, *RELEASE.words(method), *words])
     check_in_place(request)
-    unread = {name: getattr(Options, name) for name in ("state_on", "mesh", "checkpoint_every")}
+    unread = {name: getattr(Options, name) for name in ("state_on", "checkpoint_every")}
     options = dataclasses.replace(request.options, **unread, devices=1, chunk=1, keep_state="never")
     return dataclasses.replace(request, options=options, procedure=IN_PLACE)
 
