@@ -76,6 +76,8 @@ def robust(method: Method, recipe: ServerMean) -> Method:
     def of_mean(part):
         if isinstance(part, Update):
             raise InvalidInput(f"server_mean cannot be given with client_clip: {MEAN_OF_UPDATES}")
+        if isinstance(part, Unsummed):
+            raise InvalidInput("server_mean is there already: the server has one statistic of the clients' values")
         return Unsummed(*part)
 
     def means(messages):

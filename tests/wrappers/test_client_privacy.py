@@ -142,7 +142,7 @@ def test_an_attacker_flips_its_clipped_update():
     chex.assert_trees_all_close(found.value, jax.tree.map(lambda leaf: -2.0 * leaf, honest.value), rtol=1e-6)
 
 
-def test_clipped_updates_are_neither_compressed_nor_combined_otherwise():
+def test_wrappers_that_exclude_each_other_say_so():
     recipe, data = ClientPrivacy(client_clip=1.0), client_data(tiny_federation(), 0, "train")
     fedavg = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
     private, small = private_clients(fedavg, recipe), compressed(fedavg, Compression("sign"))
@@ -154,6 +154,7 @@ def test_clipped_updates_are_neither_compressed_nor_combined_otherwise():
         (robust(private, median), "server_mean cannot be given with client_clip"),
         (private_clients(robust(fedavg, median), recipe), "whose server takes a mean of parameters"),
         (private_clients(private, recipe), "whose server takes a mean of parameters"),
+        (robust(robust(fedavg, median), median), "server_mean is there already"),
     ):
 
         def local(server, made=made):
