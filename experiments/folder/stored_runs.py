@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import defaults
-from experiments.cli.options import PROTOCOLS, WITH_FILES, Options, Protocol
+from experiments.cli.options import WITH_FILES, Options, Protocol
 from experiments.cli.own_code import label
 from experiments.cli.parser import option_words
 from experiments.cli.request import Request, RunCommand
@@ -266,9 +266,9 @@ def load_runs(*folders: str | Path) -> Any:
     """Table of the runs in folders, one row each: a pandas DataFrame where pandas is installed, else a list of rows.
 
     A row has the run's folder, data, seed and state ("finished"), every option and hyper-parameter that its results
-    depend on, the last evaluated round, and its mean accuracy, loss, macro-F1 and AUC under each protocol measured, as
-    received_accuracy, received_loss, ...; with --val-fraction also those on validation examples, as
-    validation_received_accuracy, ... Accuracies, macro-F1 and AUC are in percent.
+    depend on, the last evaluated round, and the means over clients of its task's scores under each protocol measured,
+    as received_accuracy (in percent), received_loss, ...; with --val-fraction also those on validation examples, as
+    validation_received_accuracy, ...
 
     Args:
       *folders: folders of runs, sweeps or tables, or folders above them.
@@ -287,11 +287,9 @@ def load_runs(*folders: str | Path) -> Any:
 def _row(run: Run) -> dict[str, Any]:
     row = {"folder": str(run.folder), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
     row["round"] = run.round
-    last = run.lines[-1] if run.lines else {}
+    last, (primary, *others) = run.lines[-1] if run.lines else {}, load.task_of(run.config)["scores"]
     for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
-        for protocol in PROTOCOLS:
-            scores = line.get(protocol) or {}
-            for name, stored in (("accuracy", "mean"), ("loss", "loss"), ("macro_f1", "macro_f1"), ("auc", "auc")):
-                if stored in scores:
-                    row[f"{prefix}{protocol}_{name}"] = scores[stored]
+        for protocol in load.measured(line):
+            named = {primary: line[protocol]["mean"]} | {name: line[protocol][name] for name in others}
+            row |= {f"{prefix}{protocol}_{name}": value for name, value in named.items()}
     return row

@@ -144,8 +144,6 @@ def test_classes_are_named_with_their_rows(tmp_path, monkeypatch, capsys):
         "4 (9) and 2 more, up to 6 (13).",
         "1 of 12 classes have one row only.",
     ]
-    (tmp_path / "my.csv").write_text("a,label\n" + "".join(f"{number},{number % 3}.5\n" for number in range(9)))
-    assert notes(capsys)[1:] == ["classes are numbers with fractions: --task regression predicts such numbers."]
 
 
 def test_test_rows_that_are_training_rows_are_counted(tmp_path, monkeypatch, capsys):

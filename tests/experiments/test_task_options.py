@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_one_line(words, message):
 # A task of the user's own model on digits.
 
 
-def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys):
+def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys, monkeypatch):
     assert main("digits", [*OF_DIGITS, "--lr", "0.01", "--rounds", "3", "--checkpoint-every", "1", "--out", "run"]) == 0
     shown = capsys.readouterr().out
     assert "mean mse over clients" in shown
@@ -233,6 +233,11 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert "Clients in order of their mse (received)" in page
     text = re.sub("<(style|svg|pre|code).*?</\\1>", "", page, flags=re.DOTALL)
     assert "accuracy" not in text.replace("--target-accuracy", "")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    (row,) = stored_runs.load_runs(here / "run")
+    assert row["received_mse"] == log(here / "run")[-1]["received"]["mean"]
+    assert {"trained_mae", "received_r2"} <= row.keys()
+    assert "received_accuracy" not in row
     groups = stored_runs.group([stored_runs.read(here / "run")])[0]
     assert {panel.y_label for panel in picture(groups).panels} == {"mse"}
     columns = tables.results(groups)["received"].columns
