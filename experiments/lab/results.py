@@ -15,7 +15,7 @@ from experiments.run import committed
 from experiments.run.trackers import LONG
 from pfl_jax.errors import InvalidInput
 
-LEFT_OUT = ("_per_client", "per_client_accuracy", DIGESTS)
+LEFT_OUT = ("_per_client", DIGESTS)
 """Ends of the names of what a summary has of single clients, and digests of the run's files."""
 
 

@@ -43,12 +43,14 @@ def run_diverged(error: Diverged, request: Request, kept: str) -> RunDiverged:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """Summary of a finished run; accuracies are in percent, means over clients unless they are called pooled."""
+    """Summary of a finished run; scores that are shares are in percent, and means are over clients unless called pooled."""
     experiment, last = run.experiment, run.lines[-1]
     request, options = experiment.request, experiment.request.options
     figure = published.find(request, is_real=experiment.dataset.is_real)
-    is_high = experiment.counts.task.primary.higher_is_better
-    top = {name: best(run.lines, options.eval_protocol, name, higher_is_better=is_high) for name in FIELD}
+    primary = experiment.counts.task.primary
+    top = {
+        name: best(run.lines, options.eval_protocol, name, higher_is_better=primary.higher_is_better) for name in FIELD
+    }
     return {
         "dataset": request.dataset,
         "data_source": experiment.dataset.description,
@@ -59,13 +61,12 @@ def summary(run: Run) -> dict[str, Any]:
         "rounds_done": last["round"],
         "num_clients": options.num_clients,
         "eval_protocol": options.eval_protocol,
-        **_accuracies(last, "clients"),
+        **_means(last, primary.name, "clients"),
         **{name: last[name] for name in _REPEATED if name in last},
         **({"best_round_chosen_on": VALIDATION} if VALIDATION in last else {}),
-        "best": {"round": top["clients"]["round"], **_accuracies(top["clients"], "clients")},
-        "best_pooled": {"round": top["examples"]["round"], **_accuracies(top["examples"], "examples")},
+        "best": {"round": top["clients"]["round"], **_means(top["clients"], primary.name, "clients")},
+        "best_pooled": {"round": top["examples"]["round"], **_means(top["examples"], primary.name, "examples")},
         **privacy_record(experiment, last["round"]),
-        "per_client_accuracy": last[f"{options.eval_protocol}_per_client"],
         **{name: values for name, values in last.items() if name.endswith("_per_client")},
         "paper_accuracy": None if figure is None else figure.accuracy_percent,
         "seconds": last["seconds"],
@@ -77,13 +78,13 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _accuracies(line: Line, average: Average) -> dict[str, float]:
-    """Accuracies of an evaluation by protocol: "received_accuracy", ..., and "received_validation_accuracy", ..."""
+def _means(line: Line, score: str, average: Average) -> dict[str, float]:
+    """Means of a score by protocol: "received_accuracy", ..., and "received_validation_accuracy", ..."""
     found = {}
     for protocol in (name for name in PROTOCOLS if name in line):
-        found[f"{protocol}_accuracy"] = line[protocol][FIELD[average]]
+        found[f"{protocol}_{score}"] = line[protocol][FIELD[average]]
         if VALIDATION in line:
-            found[f"{protocol}_{VALIDATION}_accuracy"] = line[VALIDATION][protocol][FIELD[average]]
+            found[f"{protocol}_{VALIDATION}_{score}"] = line[VALIDATION][protocol][FIELD[average]]
     return found
 
 

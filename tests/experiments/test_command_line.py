@@ -75,8 +75,8 @@ def test_a_run_leaves_its_files(finished):
     assert summary["received"]["pooled"] == summary["received"]["mean"]
     assert summary["best_pooled"] == summary["best"]
     assert "before_aggregation" not in summary
-    assert len(summary["per_client_accuracy"]) == 4
-    assert sum(summary["per_client_accuracy"]) / 4 == pytest.approx(summary["received_accuracy"], abs=1e-3)
+    assert len(summary["received_per_client"]) == 4
+    assert sum(summary["received_per_client"]) / 4 == pytest.approx(summary["received_accuracy"], abs=1e-3)
     assert summary["seconds"] > 0
     assert summary["examples_per_second"] > 0
     assert summary["jax_version"] == jax.__version__
@@ -117,7 +117,9 @@ def test_a_run_ends_at_its_target(tmp_path, capsys):
     (line,) = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     assert np.array(line["info"]["counts"]).shape == (10,)
     # All take part.
-    assert line["before_aggregation_per_client"] == line["trained_per_client"] == summary["per_client_accuracy"]
+    assert (
+        line["before_aggregation_per_client"] == line["trained_per_client"] == summary["before_aggregation_per_client"]
+    )
     assert summary["best"]["before_aggregation_accuracy"] == line["before_aggregation"]["mean"]
 
 

@@ -295,7 +295,7 @@ def test_a_summary_is_of_the_last_and_of_the_best_rounds(experiment, tmp_path):
     assert found["best"] == {"round": 1, "received_accuracy": 70.0, "trained_accuracy": 65.0}
     # 30 examples of the first client, 10 of the second.
     assert found["best_pooled"] == {"round": 2, "received_accuracy": 12.5, "trained_accuracy": 57.5}
-    assert found["per_client_accuracy"] == [20.0, 30.0]
+    assert found["trained_per_client"] == [20.0, 30.0]
     assert found["privacy"] == [{"after": 3}]
     assert found["examples_per_second"] == 1.5
     # A process's first round compiles.

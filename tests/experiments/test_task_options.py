@@ -222,7 +222,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert {"mae", "r2", "worst_decile"} <= lines[0]["received"].keys()
     assert lines[0]["received"]["worst_decile"] == max(lines[0]["received_per_client"])
     best = json.loads((here / "run" / "summary.json").read_text())["best"]
-    assert best["received_accuracy"] == min(means) < max(means)
+    assert best["received_mse"] == min(means) < max(means)
     assert load.read_result(here / "run").accuracy("received", "best") == min(means)
     # As from an uninterrupted run.
     assert main("digits", ["--resume", "run", "--rounds", "4"]) == 0
