@@ -43,7 +43,7 @@ def run_diverged(error: Diverged, request: Request, kept: str) -> RunDiverged:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """Summary of a finished run; scores that are shares are in percent, and means are over clients unless called pooled."""
+    """Summary of a finished run; shares are in percent, and means over clients unless they are called pooled."""
     experiment, last = run.experiment, run.lines[-1]
     request, options = experiment.request, experiment.request.options
     figure = published.find(request, is_real=experiment.dataset.is_real)
