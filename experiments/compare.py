@@ -8,6 +8,7 @@ compared one by one after the last round that all have. Clients and seeds are re
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from experiments.cli.options import Options as RunOptions
 from experiments.cli.options import Protocol
 from experiments.cli.parser import Argument, check_new, flag, parse
 from experiments.folder import load, stored_runs
-from experiments.folder.run_folder import VIRTUAL, write_text
+from experiments.folder.run_folder import VIRTUAL, score_text, write_text
 from experiments.folder.stored_runs import Group
 from experiments.host.console import Terminal, duration, print_text
 from experiments.show.pictures import ENDINGS, Picture, Ranks, save
@@ -183,15 +184,16 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
     heads = ["method", "mean", "worst tenth", "spread", f"less {reference}", "95 % interval"]
     heads += ["p (Holm)"] * bool(tests) + [f"worse than {reference}"]
     heads += [f"worse than {BASELINE}"] * (BASELINE in names and reference != BASELINE)
-    rows = []
+    text = functools.partial(score_text, percent=compared.axis.endswith("%"))
+    rows, more = [], functools.partial(text, sign="+")
     for name in names:
         runs = compared.scores[name]
         # The worst first.
         ranked = [np.sort(row) if compared.higher_is_better else -np.sort(-row) for row in runs]
         tenth = np.mean([row[: max(1, round(len(row) / 10))].mean() for row in ranked])
         spread = np.mean([one.std() for one in runs])
-        row, one = [name, *(number(float(value)) for value in (compared.mean(name), tenth, spread))], found.get(name)
-        row += ["—"] * 2 if one is None else [number(one.mean, "+.2f"), f"{one.low:+.2f} to {one.high:+.2f}"]
+        row, one = [name, *map(text, map(float, (compared.mean(name), tenth, spread)))], found.get(name)
+        row += [NOTHING] * 2 if one is None else [more(one.mean), f"{more(one.low)} to {more(one.high)}"]
         if tests:
             row.append(number(adjusted.get(name), ".3f"))
         row.append("—" if one is None else f"{100 * one.worse:.0f} %")

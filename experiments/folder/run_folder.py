@@ -300,5 +300,10 @@ def strict(value: Any) -> Any:
 
 
 def rounded(value: float) -> float:
-    """Round to four decimals: float32 accuracies have no further meaningful digits. Integers stay as they are."""
-    return round(value, 4)
+    """Round to six digits: float32 has hardly more. Integers stay as they are."""
+    return value if isinstance(value, int | np.integer) else float(f"{value:.6g}")
+
+
+def score_text(value: float, *, percent: bool, sign: str = "") -> str:
+    """Score as people read it: two decimals of a percentage, else three, or of small errors three digits."""
+    return f"{value:{sign}{'.2f' if percent else '.3g' if 0 < abs(value) < 0.1 else '.3f'}}"

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from experiments.cli.exit_codes import close_output
+from experiments.folder.run_folder import score_text
 from pfl_jax.tasks import CLASSIFICATION, Score
 
 
@@ -52,7 +53,7 @@ class RoundProgress(Progress):
         """Count one more completed round, from 1; `accuracy` is the latest mean over clients, None before the first
         evaluation."""
         self._durations.append(seconds)
-        shown = "—" if accuracy is None else f"{accuracy:.2f} {self._unit}"
+        shown = "—" if accuracy is None else f"{score_text(accuracy, percent=self._unit == '%')} {self._unit}"
         said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]
         # The first round, with compilation, says nothing about the others.
         if len(self._durations) > 1:

@@ -1,5 +1,6 @@
 """Tables of a report: results beside the papers', configuration, timings and versions."""
 
+import functools
 import itertools
 import math
 import re
@@ -12,7 +13,7 @@ from markupsafe import Markup
 from experiments.cli.options import FIELD, Protocol
 from experiments.cli.parser import flag
 from experiments.folder import load
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text
 from experiments.folder.stored_runs import Group, Run, plain
 from experiments.host.console import duration
 from experiments.papers import settings
@@ -61,18 +62,21 @@ def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
 def _result(group: Group, protocol: Protocol) -> Row:
     config, last, figure = group.runs[0].config, group.rounds[-1] if group.rounds else 0, group.published
     percents: list[str] = load.task_of(config)["in_percent"]
-    others: list[str] = load.task_of(config)["scores"][1:]
+    scores: list[str] = load.task_of(config)["scores"]
+    primary, *others = scores
+    is_percent = dict.fromkeys(_SCORES, primary in percents) | {name: name in percents for name in (*others, "jain")}
+    text = functools.partial(_mean, percent=primary in percents)
     # How many there are is a column of its own.
-    mean = mean_text(group.values(last, protocol, "mean")).partition(" (")[0]
+    values = group.values(last, protocol, "mean")
+    mean = mean_text(values, percent=primary in percents).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
-    row[VALIDATION] = _mean(group.values(last, protocol, on=VALIDATION))
+    row[VALIDATION] = text(group.values(last, protocol, on=VALIDATION))
     for name, heading in (_SCORES | {name: _HEADINGS.get(name, name) for name in others}).items():
-        three = name == "jain" or (name in others and name not in percents)
-        row[heading] = _mean(group.values(last, protocol, name), 3 if three else 2)
-    row["best (round)"] = _best(group, protocol)
+        row[heading] = _mean(group.values(last, protocol, name), percent=is_percent[name])
+    row["best (round)"] = _best(group, protocol, percent=primary in percents)
     for heading, entry in _SUBSETS.items():
         means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in group.lines(last)]
-        row[heading] = _mean([mean for mean in means if mean is not None])
+        row[heading] = text([mean for mean in means if mean is not None])
     row["paper"], row["difference"] = None, None
     if figure is not None:
         row["paper"] = Markup("{:.2f}<small>{}</small>").format(figure.accuracy_percent, figure.source)
@@ -82,8 +86,8 @@ def _result(group: Group, protocol: Protocol) -> Row:
     return row | {"seeds": str(len(group.counted)), "round": state}
 
 
-def _mean(values: Sequence[float], decimals: int = 2) -> str | None:
-    return f"{statistics.fmean(values):.{decimals}f}" if values else None
+def _mean(values: Sequence[float], *, percent: bool) -> str | None:
+    return score_text(statistics.fmean(values), percent=percent) if values else None
 
 
 def units(group: Group) -> str:
@@ -105,7 +109,7 @@ def _difference(group: Group, protocol: Protocol, figure: Published) -> str | No
     return words if measure.score == "last" else Markup("{}<small>best pooled</small>").format(words)
 
 
-def _best(group: Group, protocol: Protocol) -> str | None:
+def _best(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
     """Accuracy and number of the best round, chosen on validation examples if there are any."""
     rounds, means = group.curve(protocol)
     if not rounds:
@@ -115,7 +119,7 @@ def _best(group: Group, protocol: Protocol) -> str | None:
     # As the terminal does: the first of those that are equal as they are written.
     by = [rounded(mean) for mean in (map(statistics.fmean, validation) if all(validation) else over)]
     best = by.index(load.chosen(group.runs[0].config, by))
-    return f"{over[best]:.2f} ({rounds[best]})"
+    return f"{score_text(over[best], percent=percent)} ({rounds[best]})"
 
 
 def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:

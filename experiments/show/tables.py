@@ -13,8 +13,8 @@ from rich.table import Table
 
 from experiments.cli.options import Protocol
 from experiments.folder.load import measured
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best
-from pfl_jax.tasks import Score, Task
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best, score_text
+from pfl_jax.tasks import Task
 
 NOTHING = "—"
 """Text in place of a missing number."""
@@ -29,15 +29,17 @@ def number(value: float | None, form: str = ".2f") -> str:
     return NOTHING if value is None else f"{value:{form}}"
 
 
-def with_deviation(mean: float | None, deviation: float | None) -> str:
-    """Mean over seeds as text, followed by "± standard deviation" if there is one."""
-    return number(mean) + ("" if deviation is None else f" ± {deviation:.2f}")
+def with_deviation(mean: float | None, deviation: float | None, *, percent: bool = True) -> str:
+    """Mean of a score over seeds as text, followed by "± standard deviation" if there is one."""
+    texts = [NOTHING if one is None else score_text(one, percent=percent) for one in (mean, deviation)]
+    return texts[0] if deviation is None else " ± ".join(texts)
 
 
-def mean_text(values: Sequence[float]) -> str:
+def mean_text(values: Sequence[float], *, percent: bool = True) -> str:
     """Mean over seeds as text, followed by "± standard deviation (number of seeds)" if there are several."""
     several = len(values) > 1
-    text = with_deviation(statistics.fmean(values) if values else None, statistics.stdev(values) if several else None)
+    mean, deviation = statistics.fmean(values) if values else None, statistics.stdev(values) if several else None
+    text = with_deviation(mean, deviation, percent=percent)
     return f"{text} ({len(values)})" if several else text
 
 
@@ -103,7 +105,7 @@ def results_table(
         for word, line in shown.items():
             figures = _figures(line[protocol], task)
             if validated:
-                figures.append(number(line[VALIDATION][protocol]["mean"], _form(primary)))
+                figures.append(with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent))
             if paper is not None:
                 figures.append(paper if word == ("last" if paper_is == "last" else last_word) else NOTHING)
             table.add_row(protocol, f"{word} ({line['round']})", *figures, end_section=word == last_word)
@@ -117,14 +119,13 @@ def results_table(
 def _figures(summary: dict[str, Any], task: Task) -> list[str]:
     primary, *others = task.scores
     return [
-        *(number(summary[name], _form(primary)) for name in ("mean", "pooled", "std", "worst_decile")),
+        *(
+            with_deviation(summary[name], None, percent=primary.percent)
+            for name in ("mean", "pooled", "std", "worst_decile")
+        ),
         number(summary["jain"], ".3f"),
-        *(number(summary[one.name], _form(one)) for one in others),
+        *(with_deviation(summary[one.name], None, percent=one.percent) for one in others),
     ]
-
-
-def _form(score: Score) -> str:
-    return ".2f" if score.percent else ".3f"
 
 
 def page(template: Path, *, is_html: bool = False, **values: Any) -> str:

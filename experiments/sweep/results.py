@@ -51,10 +51,12 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
         f"mean and deviation over seeds. {CHOSEN_ON[on].format(score=score, protocol=protocol)}"
     )
     heads = ["setting", *(name.replace("_pooled", ", pooled") for name in values[best.label])]
+    percent = axis.endswith("percent")
     texts = [
-        [name + " (best)" * (name == best.label), *(with_deviation(one["mean"], one["std"]) for one in row.values())]
+        [name, *(with_deviation(one["mean"], one["std"], percent=percent) for one in row.values())]
         for name, row in values.items()
     ]
+    texts[groups.index(best)][0] += " (best)"
     console.print(terminal(heads, texts, title=title, caption=caption))
     record = {
         "title": title,

@@ -16,7 +16,7 @@ from scores import line_of, scores_of
 
 from experiments.cli.options import PROTOCOLS
 from experiments.cli.request import parse
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder, best
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder, best, rounded, score_text
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run import build, rounds
@@ -52,6 +52,14 @@ def test_best_is_of_the_asked_protocol_and_ignores_clients_without_accuracy():
     assert best([untrained, HISTORY[1]], "trained")["round"] == 2
 
 
+def test_scores_keep_their_digits_whatever_their_size():
+    assert [rounded(value) for value in (93.33333333, 1.23456789e-6, 7)] == [93.3333, 1.23457e-06, 7]
+    assert [score_text(value, percent=False) for value in (3020.5, 0.25, 0.0034123, 0.0)] == [
+        *("3020.500", "0.250", "0.00341", "0.000"),
+    ]
+    assert score_text(-0.014, percent=True, sign="+") == "-0.01"
+
+
 def test_rounds_that_are_equal_in_the_files_are_a_tie():
     # As the report, which has only the files: the first one.
     history = [line(1, [0.5, 0.7], [0.5, 0.5]), line(2, [0.5 + 1e-9, 0.7], [0.5, 0.5])]
@@ -84,7 +92,7 @@ def test_the_log_is_strict_json_with_percentages(tmp_path):
         "pooled": 55.0,
         "std": 10.0,
         "worst_decile": 50.0,
-        "jain": 0.973,
+        "jain": 0.972973,
         "clients": 2,
         "loss": 0.4,
         "macro_f1": 30.0,

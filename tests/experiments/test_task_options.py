@@ -208,7 +208,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert "mean mse over clients" in shown
     for heading in ("mae", "r2"):
         assert heading in shown
-    assert re.search(r"round 3/3 · received \d+\.\d\d mse ·", shown)
+    assert re.search(r"round 3/3 · received \d+\.\d{3} mse ·", shown)
     lines, config = log(here / "run"), load.read_config(here / "run")
     assert config["task"] == {
         "name": "regression",
