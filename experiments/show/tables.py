@@ -62,7 +62,7 @@ def terminal(heads: Sequence[Any], rows: Iterable[Sequence[str]], **options: Any
     """Table for rich: the first column has words, the others numbers; `options` are those of `rich.table.Table`."""
     table = Table(**options)
     for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left", no_wrap=not index)
+        table.add_column(head, justify="right" if index else "left", no_wrap=not index, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
