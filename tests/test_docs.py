@@ -18,6 +18,7 @@ from experiments.cli.request import parse
 from pfl_jax import Mean
 from pfl_jax.messages import Unsummed, map_means, split
 from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import on_linear_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -66,6 +67,11 @@ def test_the_tables_say_what_a_method_keeps_and_sends(name):
         assert covers == ("all" if summed else "nothing" if single else "—")
     else:
         assert covers not in ("all", "nothing", "—")
+
+
+def test_the_methods_with_a_server_optimizer_are_listed():
+    (listed,) = re.findall(r"\(`Method.averaged`\): (.*?), and", (ROOT / "docs/training.md").read_text(), re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == {name for name in METHODS if on_linear_model(METHODS[name], {}).averaged}
 
 
 def test_nothing_is_summed_for_a_robust_mean():
