@@ -71,7 +71,8 @@ def test_the_tables_say_what_a_method_keeps_and_sends(name):
 
 def test_the_methods_with_a_server_optimizer_are_listed():
     (listed,) = re.findall(r"\(`Method.averaged`\): (.*?), and", (ROOT / "docs/training.md").read_text(), re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", listed)) == {name for name in METHODS if on_linear_model(METHODS[name], {}).averaged}
+    made = {name: on_linear_model(factory, {}) for name, factory in METHODS.items()}
+    assert set(re.findall(r"`(\w+)`", listed)) == {name for name, method in made.items() if method and method.averaged}
 
 
 def test_nothing_is_summed_for_a_robust_mean():
@@ -114,6 +115,12 @@ def test_commands_are_accepted(capsys):
             ours = [word for word in words if word.startswith("--")]
             assert all(option in known for option in ours if option != "--method"), (module, words)
     assert checked > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_are_there(page):
+    for file, name in re.findall(r'pytest (?:-m [\w" ]+ )?(tests/\S+\.py)(?: -k (\w+))?(?=[`\n])', page.read_text()):
+        assert re.search(rf"def test_\w*{name}", (ROOT / file).read_text()), (file, name)
 
 
 def test_the_files_of_the_quick_tests_are_there(pytestconfig):
