@@ -55,7 +55,10 @@ def follow(command, root):
     ours = ("PYTEST_", "PFL_JAX_", "XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     words = shlex.split(command)
-    words = [sys.executable, *words[1:]] if words[0] == "python" else [sys.executable, "-m", *words]
+    if words[0] == "lint-imports":  # has no module that `python -m` runs
+        words[0] = str(Path(sys.executable).with_name(words[0]))
+    else:
+        words = [sys.executable, *words[1:]] if words[0] == "python" else [sys.executable, "-m", *words]
     done = subprocess.run(
         words, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

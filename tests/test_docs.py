@@ -18,6 +18,7 @@ from experiments.cli.request import parse
 from pfl_jax import Mean
 from pfl_jax.messages import Unsummed, map_means, split
 from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import on_linear_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,6 +69,12 @@ def test_the_tables_say_what_a_method_keeps_and_sends(name):
         assert covers not in ("all", "nothing", "—")
 
 
+def test_the_methods_with_a_server_optimizer_are_listed():
+    (listed,) = re.findall(r"\(`Method.averaged`\): (.*?), and", (ROOT / "docs/training.md").read_text(), re.DOTALL)
+    made = {name: on_linear_model(factory, {}) for name, factory in METHODS.items()}
+    assert set(re.findall(r"`(\w+)`", listed)) == {name for name, method in made.items() if method and method.averaged}
+
+
 def test_nothing_is_summed_for_a_robust_mean():
     _, _, message, _ = message_shapes("fedpac")
     message = map_means(lambda part: Unsummed(*part), message, rest=lambda leaf: leaf)
@@ -108,6 +115,12 @@ def test_commands_are_accepted(capsys):
             ours = [word for word in words if word.startswith("--")]
             assert all(option in known for option in ours if option != "--method"), (module, words)
     assert checked > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_are_there(page):
+    for file, name in re.findall(r'pytest (?:-m [\w" ]+ )?(tests/\S+\.py)(?: -k (\w+))?(?=[`\n])', page.read_text()):
+        assert re.search(rf"def test_\w*{name}", (ROOT / file).read_text()), (file, name)
 
 
 def test_the_files_of_the_quick_tests_are_there(pytestconfig):
