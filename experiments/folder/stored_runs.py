@@ -18,13 +18,12 @@ from experiments.cli.parser import option_words
 from experiments.cli.request import Request, RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
-from experiments.folder.version import OTHER_CODE
 from experiments.papers import published
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
-_NOT_SEARCHED = {FOLDER, "tensorboard", "wandb", OTHER_CODE}
+_NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
 
 
 @dataclass(frozen=True)

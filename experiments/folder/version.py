@@ -22,9 +22,6 @@ Trust: TypeAlias = Literal["sources", "version", "all"]
 RESUMED_BY = "resumed_by"
 """Entry of config.json with the other code that trained later rounds of a run, as in `versions_behind`."""
 
-OTHER_CODE = "other-code"
-"""Subfolder of the runs that other code made, in the folder of a command of many runs: OTHER_CODE/1, and so on."""
-
 
 @functools.cache
 def own_version() -> str:

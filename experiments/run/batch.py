@@ -18,7 +18,7 @@ from experiments.cli.parser import Folder, Hidden, parse
 from experiments.cli.request import RunCommand
 from experiments.folder.load import Result, read_config, read_metrics, read_summary
 from experiments.folder.run_folder import CONFIG, lock_folder, slug
-from experiments.folder.version import OTHER_CODE, Trust
+from experiments.folder.version import Trust
 from experiments.host.console import Terminal, duration, print_line
 from experiments.papers import settings
 from experiments.papers.settings import Measure
@@ -51,7 +51,7 @@ class Batch(abc.ABC):
     dry_run: bool = False
     """Print the command and the state of each run, and run nothing."""
     accept_other_code: bool = False
-    """Also use runs that other code made, and resume them; otherwise they are set aside, and run anew."""
+    """Also use runs that other code made, and resume them; otherwise they are refused."""
     words: Hidden[tuple[str, ...]] = ()
     """Options of every run."""
 
@@ -79,10 +79,6 @@ class Batch(abc.ABC):
         """Run the unfinished jobs of one group."""
         for job in jobs:
             cached_runs.run_cell(job.cell, job.folder, console, trust=self.trust)
-
-    def files(self, job: Job) -> list[Path]:
-        """Folder of a job, and what else belongs to its run."""
-        return [job.folder]
 
     def inspect(self, job: Job) -> cached_runs.State:
         """Content of a job's folder; InvalidInput if it holds something else."""
@@ -242,13 +238,10 @@ def drive(batch: Batch, console: Console) -> None:
         f"{len(done)} of {len(jobs)} runs are there, in {batch.folder}"
         + (f" and {ROOT.name} ({elsewhere})" if elsewhere else ""),
     )
-    # Told before the first of them is moved, each when it is its turn.
-    others = [job for job in jobs if job.folder not in done and batch.inspect(job) == "of other code"]
-    if others:
-        print_line(
-            console,
-            f"{len(others)} runs in {batch.folder} are of other code than today's: they are set aside in "
-            f"{batch.folder / OTHER_CODE} and run anew (--accept-other-code uses them)",
+    if others := sum(job.folder not in done and batch.inspect(job) == "of other code" for job in jobs):
+        raise InvalidInput(
+            f"{others} of {len(jobs)} runs in {batch.folder} are of other code than today's: --accept-other-code uses "
+            "them, and another --out makes all anew"
         )
     try:
         for group in batch.groups(jobs):
@@ -261,9 +254,6 @@ def drive(batch: Batch, console: Console) -> None:
             title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
             title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             print_line(console, title + (f"; about {duration(sum(left))} left" if done else ""), style="bold")
-            for job in missing:
-                if job in others:
-                    cached_runs.set_aside(batch.files(job), batch.folder)
             batch.run(missing, console)
             done |= {job.folder: seconds for job in missing if (seconds := batch.seconds(job)) is not None}
             batch.update()

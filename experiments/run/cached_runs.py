@@ -1,11 +1,9 @@
-"""Cached runs: each has its own folder, and is run once unless it is interrupted or of other code."""
+"""Cached runs: each has its own folder, and is run once unless it is interrupted."""
 
 import dataclasses
-import itertools
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +14,8 @@ from experiments.cli.exit_codes import INTERRUPTED
 from experiments.cli.request import RunCommand
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
-from experiments.folder.version import OTHER_CODE, Trust, by_other_code
+from experiments.folder.version import Trust, by_other_code
 from experiments.host.signals import wait
-from pfl_jax.atomic_write import make_folder
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -90,20 +87,6 @@ def inspect(cell: RunCommand, folder: str | Path, trust: Trust = "sources") -> S
     if by_other_code(config, trust):
         return "of other code"
     return "finished" if is_finished else "unfinished"
-
-
-def set_aside(files: Sequence[Path], root: Path) -> None:
-    """Move a run that other code made, its folder first, into a subfolder of its command's folder."""
-    moves = {path: path.relative_to(root) for path in files if path.exists()}
-    places = (root / OTHER_CODE / str(number) for number in itertools.count(1))
-    place = next(place for place in places if not any((place / path).exists() for path in moves.values()))
-    try:
-        with lock_run(files[0]):
-            for path, target in moves.items():
-                make_folder((place / target).parent)
-                path.rename(place / target)
-    except OSError as error:
-        raise InvalidInput(f"cannot move {files[0]}: {error.strerror or error}") from None
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -151,13 +151,6 @@ class Sweep(batch.Batch):
         group = next(group for group in self.groups(self.jobs(console)) if jobs[0] in group)
         execute.run(group, jobs, self.folder / GROUPS, console)
 
-    def files(self, job: batch.Job) -> list[Path]:
-        from experiments.sweep.execute import checkpointed
-
-        # With the checkpoints of its group, which the same code wrote.
-        name, groups = job.folder.relative_to(self.folder).as_posix(), checkpointed(self.folder / GROUPS)
-        return [job.folder, *(folder for folder, names in groups.items() if name in names)]
-
     def finish(self, console: Console) -> None:
         from experiments.sweep.results import save
 

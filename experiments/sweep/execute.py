@@ -111,17 +111,13 @@ def _names(folders: Sequence[Path], root: Path) -> list[str]:
     return [str(folder.absolute().relative_to(root.absolute().parent)) for folder in folders]
 
 
-def checkpointed(root: Path) -> dict[Path, list[str]]:
-    """Folder of the checkpoints of each interrupted group -> names of its runs, their paths in the sweep."""
-    return {path.parent: read_json(path)["runs"] for path in sorted(root.glob(f"*/{RUNS}"))}
-
-
 def _resumable(jobs: Sequence[Job], unfinished: Sequence[Job], root: Path) -> list[list[Job]]:
     """Runs that resume together from a checkpoint: all that it contains, also if one of them was already finished."""
     known = dict(zip(_names([job.folder for job in jobs], root), jobs, strict=True))
     missing = set(_names([job.folder for job in unfinished], root))
     found = []
-    for folder, names in checkpointed(root).items():
+    for path in sorted(root.glob(f"*/{RUNS}")):
+        folder, names = path.parent, read_json(path)["runs"]
         # A folder that was removed is a run that shall be made again.
         there = set(names) <= known.keys() and all((known[name].folder / CONFIG).exists() for name in names)
         if there and set(names) & missing and Checkpoints(folder).rounds():
