@@ -37,18 +37,12 @@ def draw(
         kinds = zip(needs, there, ("training examples", "test examples", "examples"), strict=True)
         few = " and ".join(f"{need} of the {all_} {kind}" for need, all_, kind in kinds if need)
         raise InvalidInput(f"{num_clients} clients cannot each have {few}: use fewer clients or a smaller min_size")
-    counts = None
+    counts = np.zeros((2, num_clients, totals.shape[1]), np.int64)
     for _ in range(MAX_TRIES):
-        proportions = rng.dirichlet(np.full(num_clients, beta), totals.shape[1])
-        if not np.isfinite(proportions).all():
-            continue
-        counts = divide(proportions, totals)
+        counts = divide(rng.dirichlet(np.full(num_clients, beta), totals.shape[1]), totals)
         train, test = counts.sum(axis=2)
         if (np.stack([train, test, train + test]).min(axis=1) >= needs).all():
             return counts
-    if counts is None:
-        # The limit for beta to 0: each class has one client.
-        counts = divide(np.eye(num_clients)[rng.integers(num_clients, size=totals.shape[1])], totals)
     moved = _complete(counts, needs)
     warnings.warn(
         f"none of {MAX_TRIES} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "
