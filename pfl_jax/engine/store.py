@@ -203,7 +203,7 @@ class OnDisk(OnHost):
         if table is not None and self._folder is not None and table.is_in(self._folder):
             return clients
         copied = self._allocate(clients, data.num_clients)
-        for positions in disk_state.blocks(data.num_clients):
+        for positions in disk_state.blocks(np.arange(data.num_clients)):
             self._fill(copied, positions, jax.tree.map(lambda leaf, ids=positions: np.asarray(leaf[ids]), clients))
         return copied
 
