@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pfl_jax.atomic_write import write_binary
-from pfl_jax.errors import InvalidInput, one_line
+from pfl_jax.errors import InvalidInput, imported, one_line
 
 COMPRESSED: dict[str, Callable[..., Any]] = {".lzma": lzma.open, ".xz": lzma.open, ".gz": gzip.open}
 
@@ -100,10 +100,7 @@ def _uncompressed(path: Path) -> Path:
 def _read_hdf5(
     path: Path, splits: Any, features: Sequence[str], number: int | None, most: Any
 ) -> Iterator[tuple[str, Examples, Examples]]:
-    try:
-        import h5py
-    except ImportError:
-        raise InvalidInput("HDF5 files need h5py: pip install h5py, or give TFF's .sqlite file") from None
+    h5py = imported("h5py", "HDF5 files need h5py: pip install h5py, or give TFF's .sqlite file")
     files = [next(iter(sorted(path.glob(f"*_{split}.h5"))), None) for split in ("train", "test")]
     if None in files:
         raise ValueError("there is no file that ends in _test.h5")
