@@ -50,9 +50,9 @@ class Dataset(NamedTuple):
     test_x: np.ndarray
     test_y: np.ndarray
     num_classes: int
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    keep_split: bool
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    keep_split: bool = False
     class_names: tuple[str, ...] = ()
     train_client: np.ndarray | None = None
     test_client: np.ndarray | None = None
@@ -167,4 +167,4 @@ def _real(spec: DatasetSpec, source: str, arrays: Arrays, origin: str, notify: N
         text = f"{sizes[0]} + {sizes[1]} of {spec.published[0]} + {spec.published[1]} examples"
         notify(f"{spec.name} is incomplete: {text}")
         origin += f", {text}"
-    return Dataset(spec.name, source, origin, True, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=False)
+    return Dataset(spec.name, source, origin, True, *arrays, spec.num_classes, spec.mean, spec.std)

@@ -63,9 +63,6 @@ def fortunes(
         test_x=x[:tests],
         test_y=y[:tests],
         num_classes=len(categories),
-        mean=None,
-        std=None,
-        keep_split=False,
         class_names=tuple(categories),
     )
 
