@@ -149,9 +149,8 @@ def explained(
             ) from error
         one, method = _first(data), at_round(make(**values), 0)
         if method.work is None:
-            # It does not name its model, which could be asked alone.
-            inputs, reason = list(one.x.shape[1:]), f"{type(error).__name__}: {first_line(error)}"
-            raise InvalidInput(f"the method fails on this federation's inputs {inputs} ({reason})") from error
+            # It does not name its model, which could be asked alone: its own error says where it fails.
+            raise
         if method.task.kind == "classes" and not one.num_classes:
             raise InvalidInput(
                 "the method's model is for classification, and this federation's targets are no classes: give it "

@@ -153,7 +153,7 @@ def run(
         first = engine.init(data, keys) if states is None else states
         return simulate.committed(first) if mesh is None else first
 
-    rounds = simulate.play(engine, data, settings, begin, None, lambda *_: None, explains, may_skip=True)
+    rounds = simulate.play(engine, data, settings, begin, None, explains, on_nan=None)
     return map(partial(_without_padding, number), rounds)
 
 
