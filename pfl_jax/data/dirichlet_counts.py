@@ -1,7 +1,6 @@
 """Numbers of examples per client and class under a Dirichlet partition, before examples are chosen.
 
-Counts and totals have a leading axis of two: the training and the test set. If a client is too small, all proportions
-are drawn again, as in the papers' code, at most MAX_TRIES times; then the last draw is completed.
+Counts and totals have a leading axis of two: the training and the test set.
 """
 
 import warnings
@@ -24,7 +23,8 @@ def draw(
 ) -> np.ndarray:
     """Counts int64 [2, N, K] of the first draw of proportions p_k ~ Dir_N(beta) that serves all clients.
 
-    If none of MAX_TRIES does, the last one is completed, with a warning; InvalidInput if there are too few examples.
+    All proportions are drawn again if a client is too small, as in the papers' code. If none of MAX_TRIES draws serves
+    all, the last one is completed, with a warning; InvalidInput if there are too few examples.
 
     Args:
       rng, num_clients, beta: see `pfl_jax.data.partition.dirichlet`.

@@ -1,7 +1,6 @@
 """Data sources: tensorflow-datasets, files in the datasets' own formats, or embedded synthetic images.
 
-`load("cifar100")` returns CIFAR-100 if it is available, and otherwise images of the same shape composed from
-scikit-learn's digits. Every output records the data source (`Dataset.description`), so that results on synthetic data
+Every output records the data source (`Dataset.description`), so that results on synthetic data
 cannot be mistaken for results on the real dataset.
 """
 
