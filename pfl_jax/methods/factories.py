@@ -13,10 +13,10 @@ from pfl_jax.base import LocalWork, Method, Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Arguments, Count, check_values, hint
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.wrappers.client_privacy import ClientPrivacy
-from pfl_jax.wrappers.compression import Compression
-from pfl_jax.wrappers.server_mean import ServerMean
-from pfl_jax.wrappers.server_optimizer import ServerOptimizer
+from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
+from pfl_jax.wrappers.compression import Compression, compressed
+from pfl_jax.wrappers.server_mean import ServerMean, robust
+from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
 # What several methods say in `pfl_jax.base.Privacy`.
 SIZE = "number of examples: weight of the client in the mean"
@@ -171,9 +171,14 @@ _LINEAR = Model(
 )
 
 
-RECIPES: tuple[type, ...] = (Compression, ClientPrivacy, ServerMean, ServerOptimizer)
-"""Recipes of wrappers, in the order in which `pfl_jax.make_method` applies them. The optimizer of the server is
-outermost: its steps are made of what the server learns."""
+RECIPES: dict[type, Callable[[Method, Any], Method]] = {
+    Compression: compressed,
+    ClientPrivacy: private_clients,
+    ServerMean: robust,
+    ServerOptimizer: server_optimized,
+}
+"""Recipes of wrappers and the wrappers, in the order in which `pfl_jax.make_method` applies them. The optimizer of the
+server is outermost: its steps are made of what the server learns."""
 
 
 def recipes_of(factory: Callable[..., Method]) -> list[type]:
