@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.engine import chunking
 from pfl_jax.engine.build import Engine, build
-from pfl_jax.engine.checks import check_engine, check_run, explained
+from pfl_jax.engine.checks import check_engine, check_run, explained, typed_key
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, replicate
 from pfl_jax.engine.rounds import Outcome
@@ -144,7 +144,8 @@ def run(
       Diverged: a client diverged (with on_nan="skip-client": all clients of a cohort), or the server's state did; in
         the round where it happened.
     """
-    check_run(method, data, settings, key, mesh, state, state_on, state_folder)
+    key = typed_key(key)
+    check_run(method, data, settings, mesh, state, state_on, state_folder)
     if data.mesh is not None and mesh not in (None, data.mesh):
         raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
     mesh = data.mesh or mesh

@@ -19,7 +19,7 @@ from pfl_jax.base import Method, MethodSchedule, PRNGKey, PyTree, State, at_roun
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
-from pfl_jax.engine.checks import check_sweep, explained, typed_keys
+from pfl_jax.engine.checks import check_sweep, explained, typed_key
 from pfl_jax.engine.mapping import AXIS, map_places
 from pfl_jax.engine.simulate import RoundResult, Settings
 from pfl_jax.engine.store import OnDevice
@@ -134,7 +134,7 @@ def run(
       ...     print(result.round, result.received["accuracy"].shape, result.received["accuracy"].mean(axis=1).argmax())
       1 (3, 4) 2
     """
-    keys = typed_keys(keys)
+    keys = typed_key(keys, "keys", axes=1)
     values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
     check_sweep(make_method, data, settings, keys, values, states, mesh)
     one = {name: value[0] for name, value in values.items()}
