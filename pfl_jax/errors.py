@@ -45,12 +45,12 @@ def imported(name: str, missing: str) -> Any:
 
     Args:
       name: of the module.
-      missing: message of the InvalidInput where the package is not installed: what needs it, and how it is installed.
+      missing: beginning of the InvalidInput where it cannot be imported: what needs it, and how it is installed.
     """
     try:
         return importlib.import_module(name)
-    except ImportError:
-        raise InvalidInput(missing) from None
+    except ImportError as error:
+        raise InvalidInput(f"{missing} ({one_line(error)})") from error
 
 
 def shortened(text: str, length: int = 200) -> str:
