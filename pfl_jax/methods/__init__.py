@@ -4,14 +4,13 @@ A new method needs one file in this folder and one line in METHODS. Other names 
 FedPAC's prototype weights, are imported from it directly: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import check_value, unknown
-from pfl_jax.messages import MEAN_OF_UPDATES
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
@@ -148,18 +147,7 @@ def make_method(method: str | Callable[..., Method], model: Model, **values: Any
         recipe(**{field.name: values.pop(field.name) for field in fields(recipe) if field.name in values})
         for recipe in recipes_of(factory)
     ]
-    _check_together(recipes)
     made = factory(model, training=training, **values)
     for recipe in recipes:
         made = RECIPES[type(recipe)](made, recipe)
     return made
-
-
-def _check_together(recipes: Sequence[Any]) -> None:
-    """Raise InvalidInput for recipes of wrappers that exclude each other."""
-    given = {field.name: getattr(recipe, field.name) for recipe in recipes for field in fields(recipe)}
-    if given.get("client_clip") is None:
-        return
-    for name, plain in (("compress", "none"), ("server_mean", "mean")):
-        if given[name] != plain:
-            raise InvalidInput(f"client_clip cannot be given with {name}={given[name]}: {MEAN_OF_UPDATES}")
