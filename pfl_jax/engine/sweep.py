@@ -20,7 +20,7 @@ from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
 from pfl_jax.engine.checks import check_sweep, explained, typed_key
-from pfl_jax.engine.mapping import AXIS, map_places
+from pfl_jax.engine.mapping import AXIS, map_places, replicate
 from pfl_jax.engine.simulate import RoundResult, Settings
 from pfl_jax.engine.store import OnDevice
 from pfl_jax.hyper_parameters import Count, check_arguments
@@ -169,16 +169,15 @@ def _on_devices(
 ) -> tuple[FederatedData, PyTree, jax.Array, PyTree]:
     """Data with a leading axis of runs, and other inputs of the runs, spread over the devices of a mesh.
 
-    All devices take the same number of runs; copies of the first run fill the last shares.
+    All devices take the same number of runs; copies of the first runs fill the last shares.
     """
     pool, own = _split(data)
     if data.train_count.ndim == 1:
         own = {name: jnp.broadcast_to(leaf, (number, *leaf.shape)) for name, leaf in own.items()}
     if mesh is not None:
-        positions = np.arange(-(-number // mesh.size) * mesh.size)
-        runs = gather((own, inputs), np.where(positions < number, positions, 0))
-        own, inputs = jax.device_put(runs, NamedSharding(mesh, PartitionSpec(AXIS)))
-        pool = jax.device_put(pool, NamedSharding(mesh, PartitionSpec()))
+        positions = np.arange(-(-number // mesh.size) * mesh.size) % number
+        own, inputs = jax.device_put(gather((own, inputs), positions), NamedSharding(mesh, PartitionSpec(AXIS)))
+        pool = replicate(pool, mesh)
     values, keys, states = inputs
     return pool._replace(**own), values, keys, states
 
