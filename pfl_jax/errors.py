@@ -3,6 +3,7 @@
 `InvalidInput` is the base class of all errors that the user can correct.
 """
 
+import importlib
 from typing import Any
 
 
@@ -37,6 +38,19 @@ class Diverged(InvalidInput):
     def __reduce__(self) -> tuple[Any, ...]:
         # By default an error is made anew of its message.
         return type(self), (self.round, self.clients), vars(self)
+
+
+def imported(name: str, missing: str) -> Any:
+    """Module of an optional package, imported when it is needed.
+
+    Args:
+      name: of the module.
+      missing: beginning of the InvalidInput where it cannot be imported: what needs it, and how it is installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidInput(f"{missing} ({one_line(error)})") from error
 
 
 def shortened(text: str, length: int = 200) -> str:

@@ -84,7 +84,9 @@ class Words(NamedTuple):
             return head, None
         if head not in self.numbered:
             raise InvalidInput(f"{name} must be {self}, not {text!r}{hint(head, [*self.plain, *self.numbered])}")
-        number: Any = as_number(digits, self.numbered[head])
+        number: Any = digits
+        with contextlib.suppress(ValueError):
+            number = int(digits) if int in parts(self.numbered[head]) else float(digits)
         check_value(f"{name} {head}:NUMBER", number, self.numbered[head])
         return head, number
 
@@ -193,15 +195,6 @@ def _is_of(value: Any, part: Any) -> bool:
     if base in (bool, jax.Array):
         return isinstance(value, bool | np.bool_ if base is bool else jax.Array | np.ndarray | np.generic)
     return base is Any or not isinstance(base, type) or isinstance(value, base)
-
-
-def as_number(text: str, kind: Any) -> float | str:
-    """Integer or float of a text, as a type `kind` has it; any other text as it is."""
-    for number in (int, float):
-        if number in parts(kind):
-            with contextlib.suppress(ValueError):
-                return number(text)
-    return text
 
 
 def unknown(name: str, value: Any, choices: Iterable[str]) -> str:

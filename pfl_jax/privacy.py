@@ -10,7 +10,6 @@ are drawn without replacement, so it is one use of each example. Cohorts are dra
 the data: given the cohorts, the number of uses of a client is the number of rounds in which it takes part.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -21,7 +20,7 @@ import numpy as np
 
 from pfl_jax.base import Method, Privacy, PRNGKey
 from pfl_jax.engine.cohort import Settings, sample_cohort
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, imported
 from pfl_jax.hyper_parameters import Positive, Range, check_arguments, check_value
 from pfl_jax.methods import factory_of
 from pfl_jax.methods.factories import annotations, check_hyper_parameters, hyper_parameters, on_linear_model, recipes_of
@@ -278,8 +277,4 @@ def _delta(delta: float | None, units: int, named: str) -> float:
 
 def _accounting() -> Any:
     """The library dp_accounting."""
-    try:
-        # Imported now: it is an optional dependency.
-        return importlib.import_module("dp_accounting")
-    except ModuleNotFoundError:
-        raise InvalidInput("differential privacy needs Google's dp-accounting: pip install dp-accounting") from None
+    return imported("dp_accounting", "differential privacy needs Google's dp-accounting: pip install dp-accounting")

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pfl_jax import InvalidInput, Settings, privacy
+from pfl_jax import InvalidInput, Settings, errors
 from pfl_jax.engine.cohort import sample_cohort
 from pfl_jax.methods import METHODS
 from pfl_jax.primitives import LocalTraining
@@ -125,7 +125,7 @@ def test_without_dp_accounting(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(privacy.importlib, "import_module", missing)
+    monkeypatch.setattr(errors.importlib, "import_module", missing)
     assert of() == []
     with pytest.raises(InvalidInput, match="needs Google's dp-accounting: pip install dp-accounting"):
         of(**EXAMPLE)

@@ -173,7 +173,7 @@ REFUSED = {
     "repeated indices": (lambda: run(partition=parts("train", 1, np.array([1, 4, 4]))), "client 1 has example 4 twice"),
     "its own training examples in a test set": (
         lambda: run(partition=parts("test", 1, np.array([1, 4]), pooled=True, test=POOLED)),
-        "client 1 has example 1 for training and for test",
+        "example 1 is a test example and one for training",
     ),
     "another client's training examples in a test set": (
         lambda: run(partition=parts("test", 1, np.array([2, 5]), pooled=True, test=POOLED)),

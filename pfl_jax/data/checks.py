@@ -195,12 +195,6 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
                 f"into {which}"
             )
         tables[split], examples[split] = rows, flat
-    keys = np.sort(np.concatenate([owners[split] * total + examples[split] for split in splits]))
-    if len(twice := keys[1:][keys[1:] == keys[:-1]]):
-        client, example = divmod(int(twice[0]), total)
-        uses = [SPLITS[split] for split in splits if example in tables[split][client]]
-        how = "twice" if len(uses) == 1 else f"for {' and for '.join(uses)}"
-        raise InvalidInput(f"client {client} has example {example} {how}; test examples begin at {num_train}")
     is_tested = np.zeros(total, bool)
     is_tested[examples["test"]] = True
     others = np.concatenate([examples[split] for split in splits if split != "test"])
@@ -209,6 +203,10 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
             f"example {shared[0]} is a test example and one for training or validation ({len(shared)} such examples); "
             f"test examples begin at {num_train}"
         )
+    keys = np.sort(np.concatenate([owners[split] * total + examples[split] for split in splits]))
+    if len(twice := keys[1:][keys[1:] == keys[:-1]]):
+        client, example = divmod(int(twice[0]), total)
+        raise InvalidInput(f"client {client} has example {example} twice; test examples begin at {num_train}")
     return Partition(**tables, pooled=True)
 
 

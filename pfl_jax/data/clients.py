@@ -103,8 +103,7 @@ def _check(name: str, part: dict[str, Any], first_name: str, first: dict[str, An
         if len(one_x) != len(one_y):
             raise InvalidInput(f"{name} has {len(one_x)} rows in {split}x, and {len(one_y)} in {split}y")
         if len(one_x) < least:
-            what = "a test row" if split else "a training row" if has_test else "a training and a test row"
-            raise InvalidInput(f"{name} has {len(one_x)} rows in {split}x, and needs {what}")
+            raise InvalidInput(f"{name} has {len(one_x)} rows in {split}x, and needs at least {least}")
         checks.one_type(x, one_x, (first_name, name))
         if y.shape[1:] != one_y.shape[1:]:
             raise InvalidInput(f"{split}y has shape {list(one_y.shape)} of {name}, and {list(y.shape)} of {first_name}")

@@ -1,7 +1,6 @@
 """Numbers of examples per client and class under a Dirichlet partition, before examples are chosen.
 
-Counts and totals have a leading axis of two: the training and the test set. If a client is too small, all proportions
-are drawn again, as in the papers' code, at most MAX_TRIES times; then the last draw is completed.
+Counts and totals have a leading axis of two: the training and the test set.
 """
 
 import warnings
@@ -24,7 +23,8 @@ def draw(
 ) -> np.ndarray:
     """Counts int64 [2, N, K] of the first draw of proportions p_k ~ Dir_N(beta) that serves all clients.
 
-    If none of MAX_TRIES does, the last one is completed, with a warning; InvalidInput if there are too few examples.
+    All proportions are drawn again if a client is too small, as in the papers' code. If none of MAX_TRIES draws serves
+    all, the last one is completed, with a warning; InvalidInput if there are too few examples.
 
     Args:
       rng, num_clients, beta: see `pfl_jax.data.partition.dirichlet`.
@@ -37,18 +37,12 @@ def draw(
         kinds = zip(needs, there, ("training examples", "test examples", "examples"), strict=True)
         few = " and ".join(f"{need} of the {all_} {kind}" for need, all_, kind in kinds if need)
         raise InvalidInput(f"{num_clients} clients cannot each have {few}: use fewer clients or a smaller min_size")
-    counts = None
+    counts = np.zeros((2, num_clients, totals.shape[1]), np.int64)
     for _ in range(MAX_TRIES):
-        proportions = rng.dirichlet(np.full(num_clients, beta), totals.shape[1])
-        if not np.isfinite(proportions).all():
-            continue
-        counts = divide(proportions, totals)
+        counts = divide(rng.dirichlet(np.full(num_clients, beta), totals.shape[1]), totals)
         train, test = counts.sum(axis=2)
         if (np.stack([train, test, train + test]).min(axis=1) >= needs).all():
             return counts
-    if counts is None:
-        # The limit for beta to 0: each class has one client.
-        counts = divide(np.eye(num_clients)[rng.integers(num_clients, size=totals.shape[1])], totals)
     moved = _complete(counts, needs)
     warnings.warn(
         f"none of {MAX_TRIES} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "

@@ -1,6 +1,6 @@
 """Datasets from files in their published formats: IDX (Fashion-MNIST, EMNIST) and CIFAR's binary archives.
 
-Archives are read into memory, one member at a time and by name; nothing is unpacked onto the disk or unpickled.
+Archives are read into memory, one member at a time; nothing is unpacked onto the disk or unpickled.
 """
 
 import gzip
@@ -150,7 +150,7 @@ def _read_idx(path: Path, shape: tuple[int, ...], *, by_rows: bool) -> Any:
 
 def _load_cifar(layout: CifarFormat, paths: tuple[Path, ...], origin: Path) -> Arrays:
     try:
-        contents = _members(paths[0], layout) if len(paths) == 1 else {path.name: path.read_bytes() for path in paths}
+        contents = _members(paths[0]) if len(paths) == 1 else {path.name: path.read_bytes() for path in paths}
     except UNREADABLE as error:
         raise InvalidInput(f"{origin} cannot be read, it may be truncated: {error}") from error
     arrays, width = [], layout.labels + 3072
@@ -165,14 +165,8 @@ def _load_cifar(layout: CifarFormat, paths: tuple[Path, ...], origin: Path) -> A
     return Arrays(*arrays)
 
 
-def _members(archive: Path, layout: CifarFormat) -> dict[str, bytes]:
-    """Name -> content of the archive's members that form the dataset."""
-    wanted = {f"{layout.folder}/{name}": name for name in layout.train + layout.test}
-    contents = {}
+def _members(archive: Path) -> dict[str, bytes]:
+    """Name -> content of the archive's files, whatever their folder."""
     with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            name = wanted.get(member.name.removeprefix("./"))
-            if name is not None and member.isfile():
-                content = tar.extractfile(member)
-                contents[name] = b"" if content is None else content.read()
-    return contents
+        files = ((Path(member.name).name, tar.extractfile(member)) for member in tar if member.isfile())
+        return {name: file.read() for name, file in files if file is not None}

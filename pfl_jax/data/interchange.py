@@ -5,7 +5,6 @@ LEAF (Caldas et al. 2018): a folder with sub-folders train and test of files {"u
 Hugging Face's `save_to_disk` for each client; flwr-datasets 0.6 has no file of indices.
 """
 
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from pfl_jax.data.allocation import Partition
 from pfl_jax.data.read_clients import CLIENT, LABEL
 from pfl_jax.data.rows import concatenate, take
 from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import CannotWrite, InvalidInput, one_line
+from pfl_jax.errors import CannotWrite, InvalidInput, imported, one_line
 
 
 def _client_rows(dataset: Dataset, parts: Partition) -> dict[str, list[tuple[Any, np.ndarray]]]:
@@ -70,10 +69,7 @@ def write_flower(folder: str | Path, dataset: Dataset, parts: Partition) -> None
     Raises:
       InvalidInput, CannotWrite: the package datasets is missing, or the folder is there or cannot be written.
     """
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError:
-        raise InvalidInput("Flower's folders need the package datasets: pip install datasets") from None
+    datasets = imported("datasets", "Flower's folders need the package datasets: pip install datasets")
     _check_new(folder)
     found = _client_rows(dataset, parts)
     for number in range(len(found["train"])):

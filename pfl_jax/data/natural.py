@@ -207,7 +207,7 @@ def _dataset(
         names.append(client.name)
     if limits.clients is not None and len(names) != limits.clients:
         raise InvalidInput(f"{data} has {len(names)} clients with training and test rows, not {limits.clients}")
-    (train_x, train_y, train_client), (test_x, test_y, test_client) = map(_together, sets)
+    (train_x, train_y, train_client), (test_x, test_y, test_client) = map(read_clients.together, sets)
     if num_classes and max(train_y.max(), test_y.max()) >= num_classes:
         raise InvalidInput(f"{data} is not {name}: it has a label above {num_classes - 1}")
     source = "LEAF" if read_clients.is_leaf(_path(data)) else "TFF"
@@ -221,19 +221,11 @@ def _dataset(
         test_x=test_x,
         test_y=test_y,
         num_classes=num_classes,
-        mean=None,
-        std=None,
         keep_split=True,
         train_client=train_client,
         test_client=test_client,
         client_names=tuple(names),
     )
-
-
-def _together(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, targets and numbers of the clients of all rows."""
-    owners = np.repeat(np.arange(len(rows), dtype=np.int32), [len(y) for _, y in rows])
-    return np.concatenate([x for x, _ in rows]), np.concatenate([y for _, y in rows]), owners
 
 
 def _symbols(text: str) -> list[int]:

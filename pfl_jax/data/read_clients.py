@@ -56,6 +56,12 @@ def leaf_users(files: Sequence[Path]) -> Iterator[tuple[str, list[Any], list[Any
             raise InvalidInput(f"{file} is no file of LEAF: {one_line(error, 100)}") from None
 
 
+def together(rows: Sequence[tuple[Any, Any]]) -> Part:
+    """Inputs, labels and numbers of the clients of all rows, from the inputs and labels of each client."""
+    owners = np.repeat(np.arange(len(rows), dtype=np.int32), [len(y) for _, y in rows])
+    return np.concatenate([x for x, _ in rows]), np.concatenate([y for _, y in rows]), owners
+
+
 def leaf(path: Path, label: str | None, client: str | None) -> Columns:
     """Columns of LEAF's files, whose x are numbers."""
     _check_names(path, label in (None, "y"), client, "y")
@@ -106,11 +112,5 @@ def flower(path: Path, label: str | None, client: str | None) -> Columns:
     found = [read_folders.of_splits(one, read_folders.splits(one), None, label or LABEL, None) for one in folders]
     if len({one.test_x is None for one in found}) > 1:
         raise InvalidInput(f"{path}: some partitions have a split test, and others have none")
-    numbers = np.arange(len(found))
-
-    def together(rows: Sequence[tuple[Any, Any]]) -> Part:
-        owners = np.repeat(numbers, [len(y) for _, y in rows])
-        return np.concatenate([x for x, _ in rows]), np.concatenate([y for _, y in rows]), owners
-
     sets = [[(one.x, one.y) for one in found], [(one.test_x, one.test_y) for one in found]]
     return _columns([together(rows) for rows in sets[: 1 + (found[0].test_x is not None)]], client)

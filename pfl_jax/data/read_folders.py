@@ -1,13 +1,12 @@
 """Folders of a user: images by class, and Hugging Face datasets (of the hub too)."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pfl_jax.data.read_tables import Columns, Names, among
-from pfl_jax.errors import InvalidInput, one_line
+from pfl_jax.errors import InvalidInput, imported, one_line
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 """Endings of images; other files are left alone."""
@@ -17,10 +16,7 @@ def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
     """Images of a folder whose sub-folders are the classes: uint8 [P, H, W, 1], or [P, H, W, 3] if any has color."""
     if label is not None or client is not None:
         raise InvalidInput(f"{path} is a folder of images: its sub-folders are the labels, and it names no clients")
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InvalidInput("a folder of images needs Pillow: pip install pillow") from None
+    pillow = imported("PIL.Image", "a folder of images needs Pillow: pip install pillow")
     files = [
         (folder.name, file)
         for folder in sorted(path.iterdir())
@@ -33,11 +29,11 @@ def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
     images: list[Any] = []
     for _, file in files:
         try:
-            with Image.open(file) as opened:
+            with pillow.open(file) as opened:
                 mode = opened.mode
                 images.append(np.asarray(opened.convert("L" if mode in ("1", "L", "LA") else "RGB")))
         # Pillow raises SyntaxError for broken PNG chunks.
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
             raise InvalidInput(f"{file} is no image that can be read ({one_line(error)})") from None
         if mode.startswith(("I", "F")):
             raise InvalidInput(f"{file} has more than 8 bits for a pixel: give it as arrays in an .npz file")
@@ -60,10 +56,7 @@ def is_hugging_face(path: Path) -> bool:
 
 def splits(source: Path | str) -> dict[str, Any]:
     """Splits of a Hugging Face dataset by name; `source` is a folder of `save_to_disk`, or a name on the hub."""
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError:
-        raise InvalidInput("a Hugging Face dataset needs the package datasets: pip install datasets") from None
+    datasets = imported("datasets", "a Hugging Face dataset needs the package datasets: pip install datasets")
     try:
         loaded = datasets.load_from_disk(str(source)) if isinstance(source, Path) else datasets.load_dataset(source)
     except Exception as error:  # whatever Arrow, the file system or the network raise

@@ -54,7 +54,7 @@ class Rows:
         found = np.empty((len(flat), *self.shape[1:]), self.dtype)
         for start in range(0, len(flat), size):
             found[start : start + size] = self.read(flat[start : start + size])
-        return found.reshape(*np.shape(numbers), *self.shape[1:])
+        return found.reshape((*np.shape(numbers), *self.shape[1:]))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The whole array, for functions that need it in memory."""

@@ -1,7 +1,6 @@
 """Data sources: tensorflow-datasets, files in the datasets' own formats, or embedded synthetic images.
 
-`load("cifar100")` returns CIFAR-100 if it is available, and otherwise images of the same shape composed from
-scikit-learn's digits. Every output records the data source (`Dataset.description`), so that results on synthetic data
+Every output records the data source (`Dataset.description`), so that results on synthetic data
 cannot be mistaken for results on the real dataset.
 """
 
@@ -50,9 +49,9 @@ class Dataset(NamedTuple):
     test_x: np.ndarray
     test_y: np.ndarray
     num_classes: int
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    keep_split: bool
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    keep_split: bool = False
     class_names: tuple[str, ...] = ()
     train_client: np.ndarray | None = None
     test_client: np.ndarray | None = None
@@ -167,4 +166,4 @@ def _real(spec: DatasetSpec, source: str, arrays: Arrays, origin: str, notify: N
         text = f"{sizes[0]} + {sizes[1]} of {spec.published[0]} + {spec.published[1]} examples"
         notify(f"{spec.name} is incomplete: {text}")
         origin += f", {text}"
-    return Dataset(spec.name, source, origin, True, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=False)
+    return Dataset(spec.name, source, origin, True, *arrays, spec.num_classes, spec.mean, spec.std)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import InvalidInput, one_line
+from pfl_jax.errors import InvalidInput, imported, one_line
 
 FOLDER = Path("/usr/share/games/fortunes")
 """Folder of the texts after `apt-get install fortunes`."""
@@ -63,9 +63,6 @@ def fortunes(
         test_x=x[:tests],
         test_y=y[:tests],
         num_classes=len(categories),
-        mean=None,
-        std=None,
-        keep_split=False,
         class_names=tuple(categories),
     )
 
@@ -89,12 +86,9 @@ def _texts(folder: Path, categories: Sequence[str]) -> tuple[list[str], list[int
 
 def _tokens(path: Path, texts: list[str], length: int) -> np.ndarray:
     """Tokens int32 [P, T] of texts."""
+    tokenizers = imported("tokenizers", 'texts need tokenizers: pip install "tokenizers>=0.20,<1"')
     try:
-        from tokenizers import Tokenizer
-    except ModuleNotFoundError:
-        raise InvalidInput('texts need tokenizers: pip install "tokenizers>=0.20,<1"') from None
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
         raise InvalidInput(f"the tokenizer {path} cannot be read: {one_line(error, 100)}") from None
     tokenizer.enable_truncation(length)

@@ -22,7 +22,7 @@ import numpy as np
 from pfl_jax.atomic_write import make_folder, write_binary
 from pfl_jax.data import rows
 from pfl_jax.data.specs import Arrays, DatasetSpec
-from pfl_jax.errors import CannotWrite, InvalidInput, one_line
+from pfl_jax.errors import CannotWrite, InvalidInput, imported, one_line
 from pfl_jax.safe_read import BAD_NPZ, open_npz
 
 Notify: TypeAlias = Callable[[str], None]
@@ -159,14 +159,8 @@ def _tensorflow_datasets() -> Iterator[Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        try:
-            import tensorflow as tf
-            import tensorflow_datasets as tfds
-            from absl import logging
-        except ImportError as error:
-            raise InvalidInput(
-                f"source tfds needs TensorFlow and tensorflow-datasets: pip install -r requirements.txt ({error})"
-            ) from error
+        missing = "source tfds needs TensorFlow and tensorflow-datasets: pip install -r requirements.txt"
+        tf, tfds, logging = (imported(name, missing) for name in ("tensorflow", "tensorflow_datasets", "absl.logging"))
         logging.set_verbosity(logging.ERROR)
         # Fails if the user's program has already initialized TensorFlow; its own setting then applies.
         with contextlib.suppress(RuntimeError):

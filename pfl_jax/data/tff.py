@@ -15,11 +15,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from pfl_jax.atomic_write import write_binary
-from pfl_jax.errors import InvalidInput, one_line
+from pfl_jax.errors import InvalidInput, imported, one_line
 
 COMPRESSED: dict[str, Callable[..., Any]] = {".lzma": lzma.open, ".xz": lzma.open, ".gz": gzip.open}
+
+_SCHEMA = """
+message_type { name: "Texts" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "Floats" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Integers" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type {
+  name: "Feature" oneof_decl { name: "kind" }
+  field { name: "texts" number: 1 type: TYPE_MESSAGE type_name: "Texts" oneof_index: 0 }
+  field { name: "floats" number: 2 type: TYPE_MESSAGE type_name: "Floats" oneof_index: 0 }
+  field { name: "integers" number: 3 type: TYPE_MESSAGE type_name: "Integers" oneof_index: 0 }
+}
+message_type {
+  name: "Entry"
+  field { name: "key" number: 1 type: TYPE_STRING }
+  field { name: "value" number: 2 type: TYPE_MESSAGE type_name: "Feature" }
+}
+message_type {
+  name: "Features" field { name: "feature" number: 1 type: TYPE_MESSAGE type_name: "Entry" label: LABEL_REPEATED }
+}
+message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: "Features" } }
+"""
+"""Messages of tf.train.Example, with a map as the entries that it is on the wire."""
+
+_POOL = DescriptorPool()
+_POOL.Add(text_format.Parse(_SCHEMA, FileDescriptorProto(name="example.proto", syntax="proto3")))
+_Example: Any = GetMessageClass(_POOL.FindMessageTypeByName("Example"))
 
 Examples = dict[str, list[Any]]
 """Feature -> its value of each example: a text as bytes, a whole number, or an array of floats."""
@@ -51,7 +82,7 @@ def read(
     """
     try:
         yield from (_read_hdf5 if path.is_dir() else _read_sqlite)(path, splits, features, number, most)
-    except (OSError, sqlite3.Error, lzma.LZMAError, EOFError, ValueError, IndexError, KeyError) as error:
+    except (OSError, sqlite3.Error, lzma.LZMAError, EOFError, ValueError, KeyError, DecodeError) as error:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidInput(f"{path} cannot be read as client data of TFF: {one_line(error, 100)}") from None
@@ -100,10 +131,7 @@ def _uncompressed(path: Path) -> Path:
 def _read_hdf5(
     path: Path, splits: Any, features: Sequence[str], number: int | None, most: Any
 ) -> Iterator[tuple[str, Examples, Examples]]:
-    try:
-        import h5py
-    except ImportError:
-        raise InvalidInput("HDF5 files need h5py: pip install h5py, or give TFF's .sqlite file") from None
+    h5py = imported("h5py", "HDF5 files need h5py: pip install h5py, or give TFF's .sqlite file")
     files = [next(iter(sorted(path.glob(f"*_{split}.h5"))), None) for split in ("train", "test")]
     if None in files:
         raise ValueError("there is no file that ends in _test.h5")
@@ -120,68 +148,19 @@ def parse_example(serialized: bytes) -> dict[str, Any]:
     """Features of a serialized tf.train.Example: bytes or a whole number of one value, an array of several or floats.
 
     Raises:
-      ValueError, IndexError: it is none.
+      DecodeError: it is none.
 
     Reference:
-      tensorflow/core/example/example.proto and feature.proto; protobuf.dev, "Encoding".
+      tensorflow/core/example/example.proto and feature.proto.
     """
     found: dict[str, Any] = {}
-    for features in _values(memoryview(serialized), 1):
-        for entry in _values(features, 1):
-            name = bytes(_values(entry, 1)[0]).decode()
-            for kind, values in _fields(_values(entry, 2)[0]):
-                found[name] = _list(kind, _values(values, 1))
-    return found
-
-
-def _list(kind: int, values: list[Any]) -> Any:
-    """Value of a feature, by the number of its field: 1 bytes, 2 floats, 3 whole numbers; of floats always an array."""
-    if kind == 1:
-        texts = [bytes(value) for value in values]
-        return texts[0] if len(texts) == 1 else texts
-    if kind == 2:
-        return np.frombuffer(b"".join(values), "<f4")
-    if kind != 3:
-        raise ValueError(f"a feature of the unknown kind {kind}")
-    # Packed into one value, or each by itself.
-    plain = [number for value in values for number in ([value] if isinstance(value, int) else _varints(value))]
-    signed = np.array(plain, np.uint64).astype(np.int64)
-    return int(signed[0]) if len(signed) == 1 else signed
-
-
-def _values(message: memoryview, number: int) -> list[Any]:
-    """Values of a field of a message, by the field's number."""
-    return [value for field, value in _fields(message) if field == number]
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field: a whole number, or bytes."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        if tag & 7 == 0:
-            value, at = _varint(message, at)
+    for entry in _Example.FromString(serialized).features.feature:
+        kind = entry.value.WhichOneof("kind")
+        values = getattr(entry.value, kind).value if kind else ()
+        if kind == "floats":
+            found[entry.key] = np.array(values, np.float32)
+        elif len(values) == 1:
+            found[entry.key] = values[0]
         else:
-            size, at = _varint(message, at) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], at)
-            value, at = message[at : at + size], at + size
-            if at > len(message):
-                raise ValueError("an example is cut off")
-        yield tag >> 3, value
-
-
-def _varints(packed: memoryview) -> Iterator[int]:
-    at = 0
-    while at < len(packed):
-        value, at = _varint(packed, at)
-        yield value
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Whole number of seven bits a byte, the lowest first, and the place after it."""
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
+            found[entry.key] = np.array(values, np.int64) if kind == "integers" else list(values)
+    return found

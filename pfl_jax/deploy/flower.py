@@ -3,7 +3,6 @@
 The sums of `pfl_jax.base.Mean` are plain: Flower's secure aggregation is for its older interface of strategies only.
 """
 
-import importlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +13,7 @@ from pfl_jax.atomic_write import make_folder
 from pfl_jax.base import ClientData
 from pfl_jax.deploy.deployment import Arrays, DeployedRound, Deployment, Request
 from pfl_jax.engine.communication import Traffic
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, imported
 
 Config: TypeAlias = Mapping[str, Any]
 """Configuration of a run: [tool.flwr.app.config] of the app's pyproject.toml, and `flwr run --run-config`."""
@@ -124,10 +123,7 @@ class _Nodes:
 
 def _flower(name: str) -> Any:
     """Module of Flower; it is imported when an app is made."""
-    try:
-        return importlib.import_module(f"flwr.{name}")
-    except ImportError as error:
-        raise InvalidInput(f"Flower is missing: pip install 'pfl_jax[flower]' ({error})") from error
+    return imported(f"flwr.{name}", "Flower is missing: pip install 'pfl_jax[flower]'")
 
 
 def _node(context: Any) -> tuple[int, Path]:

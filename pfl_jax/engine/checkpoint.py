@@ -26,7 +26,7 @@ import numpy as np
 from pfl_jax.atomic_write import cannot_write, make_folder, write_binary
 from pfl_jax.base import State
 from pfl_jax.engine import disk_state
-from pfl_jax.errors import InvalidInput, first_line, word
+from pfl_jax.errors import InvalidInput, one_line, word
 from pfl_jax.primitives.tree import gather
 from pfl_jax.safe_read import open_npz
 
@@ -129,12 +129,15 @@ class Checkpoints:
             try:
                 parts = [self._read((number, index, processes), clients) for index in range(processes)]
             except Exception as error:
-                reasons.append(f"round {number}: {first_line(str(error)) or type(error).__name__}")
+                reasons.append(f"round {number}: {one_line(error)}")
                 continue
-            record = parts[0][1]
+            arrays, record = _joined([arrays for arrays, _ in parts]), parts[0][1]
             if check is not None:
                 check(record)
-            return self._joined([arrays for arrays, _ in parts], record, like, clients, number)
+            if clients is not None:
+                like = like._replace(clients=jax.eval_shape(gather, like.clients, clients))
+            state = _state_from(_named(arrays, _STATE), like, f"the checkpoint of round {number} in {self.folder}")
+            return Checkpoint(state, _named(arrays, _FURTHER), record)
         if reasons:
             raise InvalidInput(f"no checkpoint in {self.folder} can be read ({'; '.join(reasons)}): start the run anew")
         return None
@@ -204,27 +207,21 @@ class Checkpoints:
             arrays |= {name: arrays[name][wanted] for name in names} | {_CLIENTS: there[wanted]}
         return arrays, about["record"]
 
-    def _joined(
-        self,
-        parts: list[dict[str, Any]],
-        record: dict[str, Any],
-        like: State,
-        clients: np.ndarray | None,
-        number: int,
-    ) -> Checkpoint:
-        """Checkpoint from the arrays of all parts."""
-        arrays = dict(parts[0])
-        if _CLIENTS in arrays:
-            order = np.argsort(np.concatenate([part[_CLIENTS] for part in parts]))
-            for name in arrays:
-                if name.startswith(_OF_CLIENTS):
-                    arrays[name] = np.concatenate([part[name] for part in parts])[order]
-        if clients is not None:
-            like = like._replace(clients=jax.eval_shape(gather, like.clients, clients))
-        leaves = {name.removeprefix(_STATE): leaf for name, leaf in arrays.items() if name.startswith(_STATE)}
-        state = _state_from(leaves, like, f"the checkpoint of round {number} in {self.folder}")
-        further = {name.removeprefix(_FURTHER): leaf for name, leaf in arrays.items() if name.startswith(_FURTHER)}
-        return Checkpoint(state, further, record)
+
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Arrays of all parts, with the clients' rows in the order of their numbers."""
+    arrays = dict(parts[0])
+    if _CLIENTS in arrays:
+        order = np.argsort(np.concatenate([part[_CLIENTS] for part in parts]))
+        for name in arrays:
+            if name.startswith(_OF_CLIENTS):
+                arrays[name] = np.concatenate([part[name] for part in parts])[order]
+    return arrays
+
+
+def _named(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Arrays whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): leaf for name, leaf in arrays.items() if name.startswith(prefix)}
 
 
 def _plain(state: State) -> State:

@@ -29,14 +29,12 @@ def check_run(
     method: Method | MethodSchedule,
     data: Federation,
     settings: Settings,
-    key: Any,
     mesh: Mesh | None,
     state: State | None,
     state_on: str,
     folder: str | Path | None,
 ) -> None:
     """Raise InvalidInput unless the arguments of `pfl_jax.engine.simulate.run` fit together."""
-    check_key(key)
     check_mesh(mesh)
     if state_on == "disk" and data.mesh is not None and data.mesh.is_multi_process:
         raise InvalidInput("state_on disk is for one process: with several, each keeps its own clients' on the host")
@@ -68,13 +66,12 @@ def check_sweep(
     make_method: Callable[..., Method | MethodSchedule],
     data: FederatedData,
     settings: Settings,
-    keys: Any,
+    keys: jax.Array,
     values: Mapping[str, jax.Array],
     states: State | None,
     mesh: Mesh | None,
 ) -> None:
     """Raise InvalidInput unless the arguments of `pfl_jax.engine.sweep.run` fit together."""
-    check_key(keys, "keys", axes=1)
     check_mesh(mesh)
     shapes = {name: value.shape for name, value in values.items()}
     if data.train_count.ndim == 2:
@@ -104,9 +101,10 @@ def check_mesh(mesh: Mesh | None) -> None:
         raise InvalidInput(f"mesh must have one axis {AXIS} (Auto), as client_mesh() makes it, not {mesh}")
 
 
-def check_key(key: Any, name: str = "key", *, axes: int = 0) -> None:
-    """Raise InvalidInput unless this is a key of GENERATOR, typed or raw, or with axes=1 keys [R]."""
-    key = typed_keys(key)
+def typed_key(key: Any, name: str = "key", *, axes: int = 0) -> jax.Array:
+    """Typed key, or with axes=1 keys [R], of typed or raw ones; InvalidInput unless they are of GENERATOR."""
+    if getattr(key, "dtype", None) == np.uint32 and key.shape[-1:] == (2,):
+        key = jax.random.wrap_key_data(jnp.asarray(key), impl=GENERATOR)
     is_key = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_key or key.ndim != axes or not key.size:
         wanted = "keys [R], such as jax.random.split(key, R)" if axes else "a key, such as jax.random.key(0)"
@@ -116,12 +114,7 @@ def check_key(key: Any, name: str = "key", *, axes: int = 0) -> None:
             f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "
             f'jax.random.key(0, impl="{GENERATOR}")'
         )
-
-
-def typed_keys(keys: Any) -> Any:
-    """Typed keys of raw ones, uint32 [2] or [R, 2]; all else as it is."""
-    is_raw = getattr(keys, "dtype", None) == np.uint32 and keys.shape[-1:] == (2,)
-    return jax.random.wrap_key_data(jnp.asarray(keys), impl=GENERATOR) if is_raw else keys
+    return key
 
 
 @contextlib.contextmanager
@@ -183,7 +176,7 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
 
     A state that only fits, such as FedAvg's for FedProx, is taken for the start that it is.
     """
-    check_key(state.key, "the state's key")
+    typed_key(state.key, "the state's key")
     clients, completed = state.trained.shape[0], int(state.round)
     if clients != data.num_clients:
         raise InvalidInput(f"state has {clients} clients, and this federation has {data.num_clients}")

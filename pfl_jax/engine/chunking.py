@@ -63,29 +63,21 @@ def unused_shares(
       >>> print(unused_shares(np.array([40, 20]), batch_size=10, chunk=1, devices=2))  # the devices run 4 and 2 steps
       Unused(steps=0.0, devices=0.25)
     """
-    steps = _steps(counts, batch_size, devices, places, drop_last)
-    width = -(-len(counts) // devices) if chunk is None else chunk
-    busy = _executed(steps, width, np.full(len(steps), steps.shape[1]))
-    return Unused(_waste(steps, width), 1 - float(busy.mean() / busy.max()))
-
-
-def _steps(counts: np.ndarray, batch_size: int, devices: int, places: np.ndarray | None, drop_last: bool) -> np.ndarray:
-    """Steps [D, W] of the clients in the devices' places, the largest first; 0 in free places."""
     counts = np.asarray(counts, np.int64)
     if places is None:
         counts, places = np.sort(counts)[::-1], spread(len(counts), devices)
-    return np.append(num_steps(counts, batch_size, drop_last=drop_last), 0)[places]
+    # [D, W], with 0 in free places.
+    steps = np.append(num_steps(counts, batch_size, drop_last=drop_last), 0)[places]
+    width = -(-len(counts) // devices) if chunk is None else chunk
+    executed = _executed(steps, width, np.sum(steps > 0, axis=1))
+    busy = _executed(steps, width, np.full(len(steps), steps.shape[1]))
+    return Unused(1 - float(steps.sum() / executed.sum()), 1 - float(busy.mean() / busy.max()))
 
 
 def _executed(steps: np.ndarray, width: int, numbers: np.ndarray) -> np.ndarray:
     """Steps [D] that devices run in their first `numbers` [D] places: in a chunk each runs as many as the largest."""
     starts = np.arange(0, steps.shape[1], width)
     return np.sum(steps[:, starts] * np.clip(numbers[:, None] - starts, 0, width), axis=1)
-
-
-def _waste(steps: np.ndarray, width: int) -> float:
-    """Share of the executed steps that are spent on clients that have finished; see `Unused`."""
-    return 1 - float(np.sum(steps) / np.sum(_executed(steps, width, np.sum(steps > 0, axis=1))))
 
 
 def resolved(
@@ -121,12 +113,12 @@ def resolved(
         return replace(settings, chunk=1)
     work, counts = at_round(method, 0).work, np.unique(np.sort(np.atleast_2d(counts), axis=1), axis=0)
     cohorts = typical_cohort(counts, settings.cohort_size(counts.shape[1], 0))
-    if work is None:
-        return replace(settings, chunk=min(choose_chunk(cohort, 1, devices) for cohort in cohorts))
-    # Where all clients take equally many steps, their sizes do not count.
-    cohorts = np.minimum(cohorts, 1) if work.same_steps else cohorts
-    options = {"batch_size": work.batch_size, "devices": devices, "drop_last": work.drop_last}
-    return replace(settings, chunk=min(choose_chunk(cohort, **options) for cohort in cohorts))
+    if work is not None and work.same_steps:
+        # Their sizes do not count.
+        cohorts = np.minimum(cohorts, 1)
+    batch_size, drop_last = (1, False) if work is None else (work.batch_size, work.drop_last)
+    chunks = [choose_chunk(cohort, batch_size, devices, drop_last=drop_last) for cohort in cohorts]
+    return replace(settings, chunk=min(chunks))
 
 
 def one_by_one(method: Method | MethodSchedule, backend: str | None = None) -> bool:
@@ -153,10 +145,13 @@ def choose_chunk(counts: np.ndarray, batch_size: int, devices: int, *, drop_last
       devices: number of devices that share the clients.
       drop_last: whether incomplete last batches are left out.
     """
-    steps = _steps(counts, batch_size, devices, None, drop_last)
-    clients = steps.shape[1]
+    clients = -(-len(counts) // devices)
     equal = sorted({-(-clients // number) for number in range(1, clients + 1)}, reverse=True)
-    return next(chunk for chunk in equal if chunk == 1 or _waste(steps, chunk) < MAX_WASTE)
+
+    def wasted(chunk: int) -> float:
+        return unused_shares(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last).steps
+
+    return next(chunk for chunk in equal if chunk == 1 or wasted(chunk) < MAX_WASTE)
 
 
 def typical_cohort(counts: np.ndarray, size: int) -> np.ndarray:

@@ -170,7 +170,9 @@ def sample_cohort(
     present = jnp.ones(size, bool)
     if settings.arrivals(size) < size:
         # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on how clients are numbered.
-        present = jnp.zeros(size, bool).at[largest_first(sizes)].set(arriving(key, round_index, size, settings))
+        drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
+        ranks = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
+        present = jnp.zeros(size, bool).at[largest_first(sizes)[ranks]].set(True)
     return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients)
 
 
@@ -207,10 +209,3 @@ def _drawn(key: PRNGKey, round_index: jax.Array, num_clients: int, size: int, se
 def largest_first(counts: jax.Array) -> jax.Array:
     """Positions of `counts` [M] from the largest to the smallest, equal ones in their order: int32 [M]."""
     return jnp.argsort(-counts, stable=True).astype(jnp.int32)
-
-
-def arriving(key: PRNGKey, round_index: jax.Array, size: int, settings: RoundSettings) -> jax.Array:
-    """Whether the message of each of `size` clients arrives: bool [M]. See `Settings.drop_rate`."""
-    drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
-    positions = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
-    return jnp.zeros(size, bool).at[positions].set(True)

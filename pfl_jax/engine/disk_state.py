@@ -13,7 +13,6 @@ is then an error in one line, where access to a mapping would end the process. T
 
 import dataclasses
 import io
-import math
 import os
 import tempfile
 import zlib
@@ -26,6 +25,7 @@ import numpy as np
 
 from pfl_jax.atomic_write import cannot_write
 from pfl_jax.base import PyTree
+from pfl_jax.data.rows import Rows
 from pfl_jax.errors import InvalidInput
 
 NAME = "clients.rows"
@@ -128,7 +128,7 @@ class Table:
 
     def check(self) -> None:
         """Read all rows; InvalidInput as `read`."""
-        for ids in blocks(len(self.planes)):
+        for ids in blocks(np.arange(len(self.planes))):
             self.read(ids)
 
     def fill(self, ids: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
@@ -169,7 +169,7 @@ class Table:
         return (int(self.planes[client]) * len(self.planes) + client) * self.row.itemsize
 
 
-class DiskLeaf:
+class DiskLeaf(Rows):
     """One leaf [N, ...] of the states of all clients on disk; `np.asarray` and an index read it.
 
     Args:
@@ -178,28 +178,14 @@ class DiskLeaf:
     """
 
     def __init__(self, table: Table, name: str):
-        self.table, self._name = table, name
+        self.table: Table = table
         kind = table.row[name]
-        self.shape: tuple[int, ...] = (len(table.planes), *kind.shape)
-        self.dtype: np.dtype = kind.base
-        self.ndim, self.size = len(self.shape), math.prod(self.shape)
 
-    def __len__(self) -> int:
-        return self.shape[0]
+        def read(ids):
+            # Whole rows, of which this leaf may be a small part.
+            return np.concatenate([table.read(part)[name] for part in blocks(ids)])
 
-    def __getitem__(self, index: Any) -> np.ndarray:
-        if isinstance(index, tuple):
-            raise IndexError("one index chooses clients: leaf[clients][:, 0] in place of leaf[clients, 0]")
-        ids = np.arange(len(self))[index if isinstance(index, slice) else np.asarray(index)]
-        found = np.empty((np.size(ids), *self.shape[1:]), self.dtype)
-        for part in blocks(len(found)):
-            found[part] = self.table.read(np.ravel(ids)[part])[self._name]
-        return found.reshape((*np.shape(ids), *self.shape[1:]))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("the states on disk have to be copied into memory")
-        return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
+        super().__init__((len(table.planes), *kind.shape), kind.base, read)
 
     def __repr__(self) -> str:
         return f"DiskLeaf({self.dtype} {list(self.shape)} in {self.table.path})"
@@ -210,9 +196,9 @@ def table_of(clients: PyTree) -> Table | None:
     return next((leaf.table for leaf in jax.tree.leaves(clients) if isinstance(leaf, DiskLeaf)), None)
 
 
-def blocks(count: int) -> list[np.ndarray]:
-    """The numbers below `count`, `BLOCK` at a time."""
-    return np.split(np.arange(count), range(BLOCK, count, BLOCK))
+def blocks(ids: np.ndarray) -> list[np.ndarray]:
+    """Client numbers [B], `BLOCK` at a time."""
+    return np.split(ids, range(BLOCK, len(ids), BLOCK))
 
 
 def _row(shapes: Sequence[Any]) -> np.dtype:

@@ -10,6 +10,7 @@ most. Without placement every device can read all examples, and devices share th
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +106,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     # All rows of the stack are padded to the largest number of clients and of examples of a device.
     pool, rows = max(map(len, used)), max(map(len, clients))
     parts = {device: _part(host, clients[device], used[device], pool, rows) for device in own_devices(mesh)}
-    own = data._replace(**{name: _stacked(name, parts, mesh) for name in next(iter(parts.values()))})
+    own = jax.tree.map(lambda *leaves: _stacked(dict(zip(parts, leaves, strict=True)), mesh), *parts.values())
     owner, row = np.zeros(num_clients, np.int32), np.zeros(num_clients, np.int32)
     for device, dealt in enumerate(clients):
         owner[dealt], row[dealt] = device, np.arange(len(dealt))
@@ -151,8 +152,8 @@ def _used(data: FederatedData, clients: np.ndarray) -> np.ndarray:
     return np.unique(np.concatenate(used))
 
 
-def _part(data: FederatedData, clients: np.ndarray, used: np.ndarray, pool: int, rows: int) -> dict[str, np.ndarray]:
-    """Fields of the federation of a device's clients, padded to `pool` examples and tables of `rows` clients."""
+def _part(data: FederatedData, clients: np.ndarray, used: np.ndarray, pool: int, rows: int) -> FederatedData:
+    """Federation of a device's clients, as NumPy arrays padded to `pool` examples and tables of `rows` clients."""
 
     def fill(leaf, size):
         full = np.zeros((size, *leaf.shape[1:]), leaf.dtype)
@@ -161,8 +162,7 @@ def _part(data: FederatedData, clients: np.ndarray, used: np.ndarray, pool: int,
 
     x = np.zeros((pool, *data.x.shape[1:]), data.x.dtype)
     x[: len(used)] = data.x[used]
-    part = {"x": x, "y": fill(data.y[used], pool)}
-    part |= {name: leaf for name, leaf in (("mean", data.mean), ("std", data.std)) if leaf is not None}
+    part: dict[str, Any] = {"x": x, "y": fill(data.y[used], pool)}
     for name in PER_CLIENT:
         leaf = getattr(data, name)
         if leaf is None:
@@ -174,15 +174,15 @@ def _part(data: FederatedData, clients: np.ndarray, used: np.ndarray, pool: int,
             is_real = np.arange(own.shape[1]) < count[:, None]
             own = np.where(is_real, np.searchsorted(used, own), 0).astype(np.int32)
         part[name] = fill(own, rows)
-    return part
+    return data._replace(**part)
 
 
-def _stacked(name: str, parts: dict[int, dict[str, np.ndarray]], mesh: Mesh) -> jax.Array:
+def _stacked(rows: dict[int, np.ndarray], mesh: Mesh) -> jax.Array:
     """Array [D, ...] with row d on device d of the mesh, from the rows of this process, by device."""
-    shape = (mesh.size, *next(iter(parts.values()))[name].shape)
+    shape = (mesh.size, *next(iter(rows.values())).shape)
     sharding = NamedSharding(mesh, PartitionSpec(AXIS))
 
     def row(index):
-        return parts[index[0].start or 0][name][None]
+        return rows[index[0].start or 0][None]
 
     return jax.make_array_from_callback(shape, sharding, row)

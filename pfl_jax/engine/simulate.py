@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.engine import chunking
 from pfl_jax.engine.build import Engine, build
-from pfl_jax.engine.checks import check_engine, check_run, explained
+from pfl_jax.engine.checks import check_engine, check_run, explained, typed_key
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, replicate
 from pfl_jax.engine.rounds import Outcome
@@ -64,9 +64,8 @@ class RoundResult(NamedTuple):
       received: Scores [N] of what every client would deploy now, NaN for clients that `Settings.eval_clients` leaves
         out; None if not evaluated.
       trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
-      newcomers: two Scores of clients that never took part: of the model they would deploy given the server's state,
-        and of that model after one round of local training. None if there are no such clients or this round is not
-        evaluated.
+      newcomers: two Scores of clients that never took part, see `Engine.evaluate_new`; None if there are no such
+        clients or this round is not evaluated.
       examples: training examples of the cohort, each counted once: int, or a list of R numbers.
       seconds: wall time of the round and its evaluation, including compilation if there was any.
       before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
@@ -145,14 +144,14 @@ def run(
       Diverged: a client diverged (with on_nan="skip-client": all clients of a cohort), or the server's state did; in
         the round where it happened.
     """
-    check_run(method, data, settings, key, mesh, state, state_on, state_folder)
+    key = typed_key(key)
+    check_run(method, data, settings, mesh, state, state_on, state_folder)
     if data.mesh is not None and mesh not in (None, data.mesh):
         raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
     mesh = data.mesh or mesh
     frozen = at_round(method, 0).frozen
-    if frozen is not None:
-        data = data.with_frozen(frozen)
-        newcomers = newcomers if newcomers is None else newcomers.with_frozen(frozen)
+    data = data.with_frozen(frozen)
+    newcomers = newcomers if newcomers is None else newcomers.with_frozen(frozen)
     # Once, not at each evaluation; clients that belong to devices are there already.
     data = data if data.mesh else replicate(data, mesh)
     newcomers = newcomers if newcomers is None or newcomers.mesh else replicate(newcomers, mesh)
@@ -177,13 +176,10 @@ def run(
             # The caller's state is never donated.
             rest = replicate(jax.tree.map(jnp.copy, state._replace(clients=())), mesh)
             first = rest._replace(clients=store.adopt(data, mesh, state.clients))
-        if mesh is not None:
-            return first
-        clients = committed(first.clients) if store.is_traced else first.clients
-        return committed(first._replace(clients=()))._replace(clients=clients)
+        return committed(first) if mesh is None else first
 
-    check, explains = partial(_check_finite, on_nan=on_nan), partial(explained, lambda: method, {}, data)
-    return play(engine, data, settings, begin, newcomers, check, explains, may_skip=on_nan != "stop")
+    explains = partial(explained, lambda: method, {}, data)
+    return play(engine, data, settings, begin, newcomers, explains, on_nan)
 
 
 def play(
@@ -192,10 +188,8 @@ def play(
     settings: Settings,
     begin: Callable[[], State],
     newcomers: Federation | None,
-    check: Callable[[int, Outcome], None],
     explains: Callable[[], Any],
-    *,
-    may_skip: bool,
+    on_nan: OnNaN | None,
 ) -> Iterator[RoundResult]:
     """Loop over rounds and their evaluations, of one run or of several whose arrays have a leading axis.
 
@@ -203,9 +197,8 @@ def play(
       engine: compiled.
       data, settings, newcomers: see `run`.
       begin: function that makes the first state.
-      check: called with the number of each round and its outcome, before anything is evaluated; may end the run.
       explains: context in which a model that does not fit the data becomes an InvalidInput.
-      may_skip: whether clients of a cohort may be left out because they diverged.
+      on_nan: see `run`; None continues whatever diverges.
     """
     with explains():
         state = begin()
@@ -214,13 +207,14 @@ def play(
     for index in range(int(np.ravel(state.round)[0]), settings.rounds):
         number, size = index + 1, settings.cohort_size(num_clients, index)
         evaluated = settings.is_evaluated(number)
-        all_train = size == num_clients and not may_skip
+        all_train = size == num_clients and on_nan == "stop"
         # Clients outside this cohort are scored with what they received, which the previous evaluation may have.
         if evaluated and settings.before_aggregation and not all_train and received is None:
             received = _on_host(engine.evaluate(data, state))
         with explains():
             state, outcome = engine.round(data, state, size)
-        check(number, outcome)
+        if on_nan is not None:
+            _check_finite(number, outcome, on_nan)
         # Copied, because the next round may write into these arrays.
         trained = jax.tree.map(np.array, state.trained)
         before = new = None
@@ -250,19 +244,19 @@ def play(
 
 
 def committed(tree: PyTree) -> PyTree:
-    """The arrays of `tree`, bound to their device.
+    """The tree, with its arrays of JAX bound to their device.
 
     What a round returns is, if it calls exported functions (`pfl_jax.primitives.float64`); JAX would compile the second
     round anew if the first state were not.
     """
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding), tree)
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
 def _on_host(tree: PyTree) -> PyTree:
     return jax.tree.map(np.asarray, tree)
 
 
-def _check_finite(number: int, outcome: Outcome, *, on_nan: OnNaN) -> None:
+def _check_finite(number: int, outcome: Outcome, on_nan: OnNaN) -> None:
     """Raise Diverged if the run cannot continue after this round."""
     diverged = np.asarray(outcome.cohort.clients)[~np.asarray(outcome.finite)]
     if diverged.size and (on_nan == "stop" or not np.asarray(outcome.cohort.present).any()):

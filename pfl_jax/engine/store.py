@@ -164,7 +164,8 @@ class OnHost(ClientStore):
         return self._replaced(clients, positions[here], rows)
 
     def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: np.array(_own_part(leaf, data)), clients)
+        own = data.own_clients()
+        return jax.tree.map(lambda leaf: np.array(leaf if len(leaf) == len(own) else np.asarray(leaf)[own]), clients)
 
     def _allocate(self, like: PyTree, count: int) -> PyTree:
         """States of so many clients that are still to be filled, given some rows."""
@@ -203,7 +204,7 @@ class OnDisk(OnHost):
         if table is not None and self._folder is not None and table.is_in(self._folder):
             return clients
         copied = self._allocate(clients, data.num_clients)
-        for positions in disk_state.blocks(data.num_clients):
+        for positions in disk_state.blocks(np.arange(data.num_clients)):
             self._fill(copied, positions, jax.tree.map(lambda leaf, ids=positions: np.asarray(leaf[ids]), clients))
         return copied
 
@@ -247,9 +248,3 @@ def _local(leaf: jax.Array) -> np.ndarray:
     shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     rows = np.concatenate([np.asarray(shard.data) for shard in shards])
     return rows.reshape(len(rows) * leaf.shape[1], *leaf.shape[2:])
-
-
-def _own_part(leaf: jax.Array | np.ndarray, data: Federation) -> np.ndarray:
-    """Rows of this process's own clients, from those or from the rows of all clients."""
-    own = data.own_clients()
-    return np.asarray(leaf) if len(leaf) == len(own) else np.asarray(leaf)[own]

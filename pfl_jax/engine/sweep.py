@@ -19,8 +19,8 @@ from pfl_jax.base import Method, MethodSchedule, PRNGKey, PyTree, State, at_roun
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
-from pfl_jax.engine.checks import check_sweep, explained, typed_keys
-from pfl_jax.engine.mapping import AXIS, map_places
+from pfl_jax.engine.checks import check_sweep, explained, typed_key
+from pfl_jax.engine.mapping import AXIS, map_places, replicate
 from pfl_jax.engine.simulate import RoundResult, Settings
 from pfl_jax.engine.store import OnDevice
 from pfl_jax.hyper_parameters import Count, check_arguments
@@ -134,7 +134,7 @@ def run(
       ...     print(result.round, result.received["accuracy"].shape, result.received["accuracy"].mean(axis=1).argmax())
       1 (3, 4) 2
     """
-    keys = typed_keys(keys)
+    keys = typed_key(keys, "keys", axes=1)
     values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
     check_sweep(make_method, data, settings, keys, values, states, mesh)
     one = {name: value[0] for name, value in values.items()}
@@ -153,7 +153,7 @@ def run(
         first = engine.init(data, keys) if states is None else states
         return simulate.committed(first) if mesh is None else first
 
-    rounds = simulate.play(engine, data, settings, begin, None, lambda *_: None, explains, may_skip=True)
+    rounds = simulate.play(engine, data, settings, begin, None, explains, on_nan=None)
     return map(partial(_without_padding, number), rounds)
 
 
@@ -169,16 +169,15 @@ def _on_devices(
 ) -> tuple[FederatedData, PyTree, jax.Array, PyTree]:
     """Data with a leading axis of runs, and other inputs of the runs, spread over the devices of a mesh.
 
-    All devices take the same number of runs; copies of the first run fill the last shares.
+    All devices take the same number of runs; copies of the first runs fill the last shares.
     """
     pool, own = _split(data)
     if data.train_count.ndim == 1:
         own = {name: jnp.broadcast_to(leaf, (number, *leaf.shape)) for name, leaf in own.items()}
     if mesh is not None:
-        positions = np.arange(-(-number // mesh.size) * mesh.size)
-        runs = gather((own, inputs), np.where(positions < number, positions, 0))
-        own, inputs = jax.device_put(runs, NamedSharding(mesh, PartitionSpec(AXIS)))
-        pool = jax.device_put(pool, NamedSharding(mesh, PartitionSpec()))
+        positions = np.arange(-(-number // mesh.size) * mesh.size) % number
+        own, inputs = jax.device_put(gather((own, inputs), positions), NamedSharding(mesh, PartitionSpec(AXIS)))
+        pool = replicate(pool, mesh)
     values, keys, states = inputs
     return pool._replace(**own), values, keys, states
 

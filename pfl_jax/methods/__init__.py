@@ -4,19 +4,18 @@ A new method needs one file in this folder and one line in METHODS. Other names 
 FedPAC's prototype weights, are imported from it directly: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import check_value, unknown
-from pfl_jax.messages import MEAN_OF_UPDATES
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
 from pfl_jax.methods.ditto import ditto as ditto
-from pfl_jax.methods.factories import annotations, check_hyper_parameters, default_training, recipes_of
+from pfl_jax.methods.factories import RECIPES, annotations, check_hyper_parameters, default_training, recipes_of
 from pfl_jax.methods.fedala import fedala as fedala
 from pfl_jax.methods.fedamp import fedamp as fedamp
 from pfl_jax.methods.fedas import fedas as fedas
@@ -60,10 +59,6 @@ from pfl_jax.methods.pfedhn import pfedhn as pfedhn
 from pfl_jax.methods.pfedme import pfedme as pfedme
 from pfl_jax.methods.scaffold import scaffold as scaffold
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
-from pfl_jax.wrappers.compression import Compression, compressed
-from pfl_jax.wrappers.server_mean import ServerMean, robust
-from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
 METHODS: dict[str, Callable[..., Method]] = {
     "local": local,
@@ -152,27 +147,7 @@ def make_method(method: str | Callable[..., Method], model: Model, **values: Any
         recipe(**{field.name: values.pop(field.name) for field in fields(recipe) if field.name in values})
         for recipe in recipes_of(factory)
     ]
-    _check_together(recipes)
     made = factory(model, training=training, **values)
     for recipe in recipes:
-        made = _WRAP[type(recipe)](made, recipe)
+        made = RECIPES[type(recipe)](made, recipe)
     return made
-
-
-_WRAP: dict[type, Callable[[Method, Any], Method]] = {
-    Compression: compressed,
-    ClientPrivacy: private_clients,
-    ServerMean: robust,
-    ServerOptimizer: server_optimized,
-}
-"""Recipe -> function that wraps a method by it."""
-
-
-def _check_together(recipes: Sequence[Any]) -> None:
-    """Raise InvalidInput for recipes of wrappers that exclude each other."""
-    given = {field.name: getattr(recipe, field.name) for recipe in recipes for field in fields(recipe)}
-    if given.get("client_clip") is None:
-        return
-    for name, plain in (("compress", "none"), ("server_mean", "mean")):
-        if given[name] != plain:
-            raise InvalidInput(f"client_clip cannot be given with {name}={given[name]}: {MEAN_OF_UPDATES}")

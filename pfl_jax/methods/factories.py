@@ -4,25 +4,19 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, ParamSpec, get_type_hints, overload
+from typing import Any, get_type_hints, overload
 
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalWork, Method, Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, check_values, hint
+from pfl_jax.hyper_parameters import Arguments, Count, check_values, hint
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.wrappers.client_privacy import ClientPrivacy
-from pfl_jax.wrappers.compression import Compression
-from pfl_jax.wrappers.server_mean import ServerMean
-from pfl_jax.wrappers.server_optimizer import ServerOptimizer
-
-Arguments = ParamSpec("Arguments")
-"""Arguments of a factory: model, training and its own hyper-parameters."""
-
-SIGNATURE = "a method is made by NAME(model, training: LocalTraining = LocalTraining(), *, ...)"
-"""What a factory takes, for errors."""
+from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
+from pfl_jax.wrappers.compression import Compression, compressed
+from pfl_jax.wrappers.server_mean import ServerMean, robust
+from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
 # What several methods say in `pfl_jax.base.Privacy`.
 SIZE = "number of examples: weight of the client in the mean"
@@ -177,9 +171,14 @@ _LINEAR = Model(
 )
 
 
-RECIPES: tuple[type, ...] = (Compression, ClientPrivacy, ServerMean, ServerOptimizer)
-"""Recipes of wrappers, in the order in which `pfl_jax.make_method` applies them. The optimizer of the server is
-outermost: its steps are made of what the server learns."""
+RECIPES: dict[type, Callable[[Method, Any], Method]] = {
+    Compression: compressed,
+    ClientPrivacy: private_clients,
+    ServerMean: robust,
+    ServerOptimizer: server_optimized,
+}
+"""Recipes of wrappers and the wrappers, in the order in which `pfl_jax.make_method` applies them. The optimizer of the
+server is outermost: its steps are made of what the server learns."""
 
 
 def recipes_of(factory: Callable[..., Method]) -> list[type]:
@@ -199,7 +198,10 @@ def default_training(factory: Callable[..., Method]) -> LocalTraining:
     """Default recipe of local training of a factory; InvalidInput if it has none."""
     recipe = getattr(inspect.signature(factory).parameters.get("training"), "default", None)
     if not isinstance(recipe, LocalTraining):
-        raise InvalidInput(f"{_name(factory)} has no argument training with a default recipe: {SIGNATURE}")
+        raise InvalidInput(
+            f"{_name(factory)} has no argument training with a default recipe: a method is made by NAME(model, "
+            "training: LocalTraining = LocalTraining(), *, ...)"
+        )
     return recipe
 
 

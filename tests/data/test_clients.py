@@ -103,7 +103,7 @@ def with_tests(**changes):
         (Frame(TABLE | {"dose": X["ward"]}), {"y": ["ill", "dose"], "client": "where"}, "several columns of arrays"),
         (changed(z=X["clinic"]), {}, r"client clinic has several columns of arrays \(x, z\): leave one"),
         (changed(y=Y["clinic"][:-1]), {}, "client clinic has 9 rows in x, and 8 in y"),
-        (changed(x=X["clinic"][:1], y=[0]), {}, "client clinic has 1 rows in x, and needs a training and a test row"),
+        (changed(x=X["clinic"][:1], y=[0]), {}, "client clinic has 1 rows in x, and needs at least 2"),
         (changed(x=X["clinic"][:, :2]), {}, r"ward float64 \[3\] and client clinic float64 \[2\] must be of one"),
         (changed(y=np.eye(9)), {}, r"y has shape \[9, 9\] of client clinic, and \[6\] of client ward"),
         (
@@ -113,7 +113,7 @@ def with_tests(**changes):
         ),
         (with_tests(test_x=X["ward"][:2]), {}, "client ward has 2 rows in test_x, and 6 in test_y"),
         ({"a": {"u": [1, 2], "v": [3, 4, 5], "y": [0, 1]}}, {}, r"several columns of arrays \(u, v\)"),
-        (with_tests(test_x=X["ward"][:0], test_y=[]), {}, "client ward has 0 rows in test_x, and needs a test row"),
+        (with_tests(test_x=X["ward"][:0], test_y=[]), {}, "client ward has 0 rows in test_x, and needs at least 1"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(given, options, message):

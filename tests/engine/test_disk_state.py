@@ -72,9 +72,9 @@ def test_rows_are_read_as_they_were_written(tmp_path, named):
         some = jax.tree.map(lambda leaf, index=index: leaf[index], clients)
         assert_equal(some, {name: leaf[index] for name, leaf in want.items()})
     leaf = clients["kernel"]
-    with pytest.raises(IndexError, match="one index chooses clients"):
+    with pytest.raises(IndexError, match="too many indices"):
         leaf[1, 2]
-    assert (leaf.shape, leaf.ndim, leaf.size, len(leaf)) == ((CLIENTS, 5, 2), 3, 70, CLIENTS)
+    assert (leaf.shape, leaf.ndim, len(leaf)) == ((CLIENTS, 5, 2), 3, CLIENTS)
     assert (tmp_path / NAME).exists() == named
 
 
@@ -166,7 +166,7 @@ def test_processes_take_the_rows_of_their_clients_from_disk(tmp_path):
 
 
 def test_blocks_have_every_number_once():
-    found = disk_state.blocks(2 * disk_state.BLOCK + 1)
+    found = disk_state.blocks(np.arange(2 * disk_state.BLOCK + 1))
     assert [len(one) for one in found] == [disk_state.BLOCK, disk_state.BLOCK, 1]
     np.testing.assert_array_equal(np.concatenate(found), np.arange(2 * disk_state.BLOCK + 1))
 

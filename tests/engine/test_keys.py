@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import CLASSES, tiny_federation
+from problems import CLASSES, tiny_federation, tiny_method
 
 from pfl_jax import LocalResult, Method, Settings, simulate
 from pfl_jax.base import Survey
@@ -126,3 +126,12 @@ def test_each_round_draws_whom_it_needs_anew():
     assert len({tuple(one.present.tolist()) for one in drawn}) > 3
     both = often(lambda key: cohort.stragglers(key, 8, 0.5) & attackers(key, 8, 0.5))
     assert np.abs(both - 600 / 4).max() < 50
+
+
+def test_a_raw_key_is_the_typed_one():
+    method, data, settings = tiny_method("fedavg"), tiny_federation(), Settings(rounds=1)
+    raw, typed = (
+        next(simulate.run(method, data, settings, key)).state for key in (jax.random.PRNGKey(3), jax.random.key(3))
+    )
+    assert raw.key == typed.key
+    jax.tree.map(np.testing.assert_array_equal, raw.server, typed.server)
