@@ -37,7 +37,6 @@ def unused_shares(
     batch_size: int,
     chunk: int | None,
     devices: int = 1,
-    places: np.ndarray | None = None,
     drop_last: bool = False,
 ) -> Unused:
     """Work and time of a round that train no model, counted in gradient steps.
@@ -51,8 +50,6 @@ def unused_shares(
       batch_size: examples of a mini-batch.
       chunk: clients under one vmap on each device; None for all at once.
       devices: number D of devices that share the clients.
-      places: [D, W], positions in `counts` of the clients that each device trains, in this order; M in free places.
-        None spreads clients of all sizes evenly. See `pfl_jax.engine.placement` for another one.
       drop_last: whether incomplete last batches are left out.
 
     Example:
@@ -63,11 +60,9 @@ def unused_shares(
       >>> print(unused_shares(np.array([40, 20]), batch_size=10, chunk=1, devices=2))  # the devices run 4 and 2 steps
       Unused(steps=0.0, devices=0.25)
     """
-    counts = np.asarray(counts, np.int64)
-    if places is None:
-        counts, places = np.sort(counts)[::-1], spread(len(counts), devices)
+    counts = np.sort(np.asarray(counts, np.int64))[::-1]
     # [D, W], with 0 in free places.
-    steps = np.append(num_steps(counts, batch_size, drop_last=drop_last), 0)[places]
+    steps = np.append(num_steps(counts, batch_size, drop_last=drop_last), 0)[spread(len(counts), devices)]
     width = -(-len(counts) // devices) if chunk is None else chunk
     executed = _executed(steps, width, np.sum(steps > 0, axis=1))
     busy = _executed(steps, width, np.full(len(steps), steps.shape[1]))
