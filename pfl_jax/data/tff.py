@@ -6,6 +6,7 @@ NAME_test.h5, with groups examples/CLIENT of arrays with a row for each example.
 """
 
 import contextlib
+import functools
 import gzip
 import lzma
 import shutil
@@ -15,11 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf import text_format
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.errors import InvalidInput, imported, one_line
@@ -47,10 +43,6 @@ message_type {
 message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: "Features" } }
 """
 """Messages of tf.train.Example, with a map as the entries that it is on the wire."""
-
-_POOL = DescriptorPool()
-_POOL.Add(text_format.Parse(_SCHEMA, FileDescriptorProto(name="example.proto", syntax="proto3")))
-_Example: Any = GetMessageClass(_POOL.FindMessageTypeByName("Example"))
 
 Examples = dict[str, list[Any]]
 """Feature -> its value of each example: a text as bytes, a whole number, or an array of floats."""
@@ -82,7 +74,7 @@ def read(
     """
     try:
         yield from (_read_hdf5 if path.is_dir() else _read_sqlite)(path, splits, features, number, most)
-    except (OSError, sqlite3.Error, lzma.LZMAError, EOFError, ValueError, KeyError, DecodeError) as error:
+    except (OSError, sqlite3.Error, lzma.LZMAError, EOFError, ValueError, KeyError) as error:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidInput(f"{path} cannot be read as client data of TFF: {one_line(error, 100)}") from None
@@ -144,17 +136,40 @@ def _read_hdf5(
             yield name, rows[0], rows[1]
 
 
+@functools.cache
+def _parser() -> Callable[[bytes], Any]:
+    """Parser of a message of _SCHEMA; ValueError for anything else."""
+    # Imported now: every start of an experiment would wait for it.
+    from google.protobuf import text_format
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message import DecodeError
+    from google.protobuf.message_factory import GetMessageClass
+
+    pool = DescriptorPool()
+    pool.Add(text_format.Parse(_SCHEMA, FileDescriptorProto(name="example.proto", syntax="proto3")))
+    message: Any = GetMessageClass(pool.FindMessageTypeByName("Example"))
+
+    def parse(serialized: bytes) -> Any:
+        try:
+            return message.FromString(serialized)
+        except DecodeError as error:
+            raise ValueError(str(error)) from None
+
+    return parse
+
+
 def parse_example(serialized: bytes) -> dict[str, Any]:
     """Features of a serialized tf.train.Example: bytes or a whole number of one value, an array of several or floats.
 
     Raises:
-      DecodeError: it is none.
+      ValueError: it is none.
 
     Reference:
       tensorflow/core/example/example.proto and feature.proto.
     """
     found: dict[str, Any] = {}
-    for entry in _Example.FromString(serialized).features.feature:
+    for entry in _parser()(serialized).features.feature:
         kind = entry.value.WhichOneof("kind")
         values = getattr(entry.value, kind).value if kind else ()
         if kind == "floats":
