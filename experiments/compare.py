@@ -119,6 +119,8 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         raise InvalidInput("a comparison needs finished runs of two settings at least")
     if len(data := list(dict.fromkeys(one.data for one in groups))) > 1:
         raise InvalidInput(f"runs on different data are not compared: {'; '.join(data)}")
+    if len(axes := list(dict.fromkeys(one.axis for one in groups))) > 1:
+        raise InvalidInput(f"runs with different scores are not compared: {'; '.join(axes)}")
     runs = {one.label: {run.seed: run for run in one.counted} for one in groups}
     seeds = sorted(set.intersection(*(set(of_seeds) for of_seeds in runs.values())))
     if not seeds:

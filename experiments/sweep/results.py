@@ -19,6 +19,7 @@ from experiments.show.curves import chosen_on, goodness, picture
 from experiments.show.pictures import save as save_picture
 from experiments.show.tables import markdown, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
+from pfl_jax.errors import InvalidInput
 
 NAME = "sweep"
 CHOSEN_ON = {
@@ -41,6 +42,8 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     first = next(iter(settings.values()))[0].cell
     protocol = first.request().options.eval_protocol
     groups = [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()]
+    if len(axes := list(dict.fromkeys(group.axis for group in groups))) > 1:
+        raise InvalidInput(f"no table is made of settings with different scores: {'; '.join(axes)}; all runs are there")
     on = chosen_on(groups)
     best = max(groups, key=lambda group: goodness(group, protocol, on))
     values = {group.label: _values(group, protocol, validated=on == VALIDATION) for group in groups}

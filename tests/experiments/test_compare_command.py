@@ -154,6 +154,11 @@ def other_data(folder):
     edit(folder / "local-1", data={"description": "others", "is_real": True, "num_classes": 10})
 
 
+def another_score(folder):
+    edit(folder / "local-1", task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
+    edit(folder / "local-0", task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
+
+
 def no_common_seed(folder):
     for path in folder.glob("local-[12]"):
         (path / "summary.json").unlink()
@@ -165,6 +170,7 @@ def no_common_seed(folder):
     [
         (other_clients, [], "have other clients with seed 1"),
         (other_data, [], "different data are not compared"),
+        (another_score, [], "different scores are not compared: accuracy in %; mse"),
         (no_common_seed, [], "no seed with a finished run of every setting"),
         (None, ["--reference", "fedavg"], "--reference fedavg is none of fedpac, fedper, local"),
         (None, ["--eval-protocol", "before_aggregation"], "no scores of its clients by before_aggregation"),

@@ -298,3 +298,17 @@ def test_methods_in_files_of_the_same_name_are_settings_of_their_own(tmp_path, m
     record, table, _ = results(Path("sweep"), words, [((0.5,), None), ((0.6,), None), ((0.7,), None)])
     assert [row["setting"] for row in record["settings"]] == ["one/mine.py:fedavg", "other/mine.py:fedavg", "fedper"]
     assert "| other/mine.py:fedavg | 60.00 |" in table
+
+
+def test_settings_with_different_scores_are_no_table(tmp_path, pictures):
+    def change(path):
+        if "lr=0.1" in str(path):
+            config = json.loads(path.read_text())
+            path.write_text(json.dumps(config | {"task": {"scores": ["mse"], "in_percent": []}}))
+
+    words = ["--method", "fedper", "--grid", "lr=0.05,0.1"]
+    with pytest.raises(InvalidInput, match="different scores: accuracy in %; mse"):
+        results(tmp_path, words, [((0.5,), None), ((0.6,), None)], change)
+    assert not (tmp_path / "sweep.json").exists()
+    with pytest.raises(InvalidInput, match="--task cannot be in the grid"):
+        batch.read(Sweep, [*WORDS, "--grid", "task=binary,regression"])

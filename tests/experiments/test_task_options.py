@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from run_folders import log
+from run_folders import SMALL, log, write_run
 from sklearn.datasets import load_diabetes
 
 from experiments.cli import own_data
@@ -18,6 +18,7 @@ from experiments.cli.request import RunCommand, parse
 from experiments.folder import load, stored_runs
 from experiments.report import charts, tables
 from experiments.report.__main__ import main as report
+from experiments.report.page import kinds
 from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
@@ -259,3 +260,22 @@ def test_a_target_is_reached_from_above(here):
         == 0
     )
     assert len(log(here / "short")) == next(number for number, mean in enumerate(means, 1) if mean <= target) < 6
+
+
+def test_runs_with_different_scores_on_the_same_data_share_no_table(tmp_path, capsys):
+    for name, scores in (("errors", ["mse", "mae"]), ("of shares", ["accuracy", "loss"]), ("usual", None)):
+        write_run(tmp_path / name, ("--method", "fedavg", "--lr", f"0.{len(name)}", *SMALL[2:]))
+        config = tmp_path / name / "config.json"
+        task = {} if scores is None else {"task": {"scores": scores, "in_percent": scores[:1] * (name == "of shares")}}
+        config.write_text(json.dumps(json.loads(config.read_text()) | task))
+    groups, _ = stored_runs.group([stored_runs.read(tmp_path / name) for name in ("errors", "of shares", "usual")])
+    assert {heading: len(some) for heading, some in kinds(groups).items()} == {
+        "digits (files), mse": 1,
+        "digits (files), accuracy in %": 2,
+    }
+    # The runs of accuracies have other scores beside it.
+    rows = tables.results(kinds(groups)["digits (files), accuracy in %"])["received"]
+    column = rows.columns.index("macro F1")
+    assert [row[column] for row in rows.rows] == ["—", "71.50"]
+    assert report([str(tmp_path), "--plot", str(tmp_path / "p.svg")]) == 2
+    assert "draws one score, and these are mse; accuracy in %" in capsys.readouterr().err
