@@ -1,6 +1,7 @@
 """Run folders: nobody's results are overwritten, files are whole, JSON is strict; what is counted, and the table."""
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -21,9 +22,10 @@ from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
-from experiments.show.tables import results_table
+from experiments.show.tables import results_table, terminal
 from pfl_jax import InvalidInput, RoundResult
-from pfl_jax.tasks import CLASSIFICATION
+from pfl_jax.primitives.metrics import Summary
+from pfl_jax.tasks import CLASSIFICATION, REGRESSION
 
 NAN = float("nan")
 
@@ -54,8 +56,9 @@ def test_best_is_of_the_asked_protocol_and_ignores_clients_without_accuracy():
 
 def test_scores_keep_their_digits_whatever_their_size():
     assert [rounded(value) for value in (93.33333333, 1.23456789e-6, 7)] == [93.3333, 1.23457e-06, 7]
-    assert [score_text(value, percent=False) for value in (3020.5, 0.25, 0.0034123, 0.0)] == [
-        *("3020.500", "0.250", "0.00341", "0.000"),
+    # Of large ones no digit is told that files do not have.
+    assert [score_text(value, percent=False) for value in (7.6512e8, 3020.5, 0.25, 0.0034123, 0.0)] == [
+        *("7.6512e+08", "3020.5", "0.250", "0.00341", "0.000"),
     ]
     assert score_text(-0.014, percent=True, sign="+") == "-0.01"
 
@@ -177,6 +180,23 @@ def test_the_table_shows_each_protocol_last_and_best():
         "received"
     ] * 2
     assert {len(row) for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))} == {10}
+
+
+def test_narrow_tables_lose_no_digit_whatever_the_names():
+    def text(table):
+        console = Console(file=io.StringIO(), width=80)
+        console.print(table)
+        return console.file.getvalue()
+
+    values = Summary(0.000743815, 0.000743815, 0.000434567, 0.00123456, 0.875, {"mae": 0.0231, "r2": -19929.8}, 4)
+    last = {"round": 2, "received": values._asdict() | values.others}
+    last["validation"] = {"received": last["received"]}
+    assert "…" not in text(results_table([last], REGRESSION, "title", "received"))
+    named = "fedavg model=mymodel.py:net task=none model_digest=0e7adbb2d4cb"
+    shown = text(terminal(["method", *"abcdef"], [[named, *["0.00246 ± 0.00236"] * 6]]))
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    name, *numbers = ("".join(cells).replace(" ", "") for cells in zip(*lines, strict=True))
+    assert (name, set(numbers)) == (named.replace(" ", ""), {"0.00246±0.00236"})
 
 
 def test_the_table_has_the_third_protocol_and_the_best_round_over_test_examples():
