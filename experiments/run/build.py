@@ -206,6 +206,9 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
         data, newcomers = federated.hold_out(data, options.held_out_clients)
     counts = np.asarray(data.train_count)
     method = make_method(request, dataset)
+    primary, target = at_round(method, 0).task.primary, options.target_accuracy
+    if target is not None and primary.percent and not 0 < target <= 100:
+        raise InvalidInput(f"--target-accuracy is a percentage of {primary.name}, not {target:g}")
     if options.device_trace is not None:
         trace, sent = clock.read_devices(options.device_trace), traffic(method, data)
         planned = clock.timetable(

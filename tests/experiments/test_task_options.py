@@ -191,6 +191,7 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
         ([*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
         ([*DATA, "--task", "regression", "--shift", "labels"], "shift labels permutes classes"),
         ([*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
+        (["--data", "arrays.npz", "--label", "yes", "--task", "binary", "--target-accuracy", "250"], "is a percentage"),
     ],
 )
 def test_what_does_not_fit_is_one_line(words, message):
@@ -249,6 +250,8 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
 
 
 def test_a_target_is_reached_from_above(here):
+    # An error of one's own task is no percentage.
+    assert parse("digits", [*OF_DIGITS, "--target-accuracy", "250"]).options.target_accuracy == 250
     assert main("digits", [*OF_DIGITS, "--lr", "0.01", "--rounds", "6", "--out", "run"]) == 0
     means = [line["received"]["mean"] for line in log(here / "run")]
     # Files round.
