@@ -85,7 +85,7 @@ def results_table(
     last, (primary, *others) = lines[-1], task.scores
     is_high = primary.higher_is_better
     percents = ", ".join(one.name for one in task.scores if one.percent)
-    caption = f"mean {primary.name} over clients; pooled: over all their test examples"
+    caption = f"mean {primary.name} over clients; pooled: weighted by their test examples"
     caption += f"; in percent: {percents}" if percents else ""
     validated = VALIDATION in last
     if validated:

@@ -50,8 +50,8 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     config, title = groups[0].runs[0].config, _title(groups)
     score, axis = load.task_of(config)["scores"][0], load.axis(config).replace("%", "percent")
     caption = (
-        f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: over all their test examples); "
-        f"mean and deviation over seeds. {CHOSEN_ON[on].format(score=score, protocol=protocol)}"
+        f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: weighted by their test "
+        f"examples); mean and deviation over seeds. {CHOSEN_ON[on].format(score=score, protocol=protocol)}"
     )
     heads = ["setting", *(name.replace("_pooled", ", pooled") for name in values[best.label])]
     percent = axis.endswith("percent")

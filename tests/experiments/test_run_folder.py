@@ -17,7 +17,16 @@ from scores import line_of, scores_of
 
 from experiments.cli.options import PROTOCOLS
 from experiments.cli.request import parse
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder, best, rounded, score_text
+from experiments.folder.run_folder import (
+    CONFIG,
+    METRICS,
+    SUMMARY,
+    Counts,
+    RunFolder,
+    best,
+    rounded,
+    score_text,
+)
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run import build, rounds

@@ -16,6 +16,7 @@ from experiments.cli import own_data
 from experiments.cli.options import TARGETS
 from experiments.cli.request import RunCommand, parse
 from experiments.folder import load, stored_runs
+from experiments.folder.run_folder import Counts, evaluation
 from experiments.report import charts, tables
 from experiments.report.__main__ import main as report
 from experiments.report.page import kinds
@@ -23,6 +24,7 @@ from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
 from experiments.show.curves import picture
+from experiments.show.tables import results_table
 from pfl_jax import InvalidInput, tasks
 from pfl_jax.data import own_files
 
@@ -282,3 +284,13 @@ def test_runs_with_different_scores_on_the_same_data_share_no_table(tmp_path, ca
     assert [row[column] for row in rows.rows] == ["—", "71.50"]
     assert report([str(tmp_path), "--plot", str(tmp_path / "p.svg")]) == 2
     assert "draws one score, and these are mse; accuracy in %" in capsys.readouterr().err
+
+
+def test_a_pooled_auc_is_called_a_weighted_mean():
+    auc = tasks.Scores({one.name: np.array([0.5, 0.9], np.float32) for one in tasks.MULTI_LABEL.scores})
+    counts = Counts(np.array([30, 10]), task=tasks.MULTI_LABEL)
+    last = evaluation(1, {"received": auc}, counts)
+    assert last["received"]["pooled"] == 60.0
+    assert str(results_table([last], tasks.MULTI_LABEL, "title", "received").caption).startswith(
+        "mean auc over clients; pooled: weighted by their test examples"
+    )
