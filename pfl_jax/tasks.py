@@ -112,6 +112,11 @@ def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.sum(mask, dtype=jnp.float32)
 
 
+def _worst(values: jax.Array, worst: jax.Array | float) -> jax.Array:
+    """Values with the worst one in the place of NaN: a score of NaN would leave the client out of all means."""
+    return jnp.where(jnp.isnan(values), worst, values)
+
+
 def _predicted(logits: jax.Array) -> jax.Array:
     """Class of the largest of logits [..., K]; K, a class that does not exist, where one is NaN."""
     return jnp.where(jnp.any(jnp.isnan(logits), axis=-1), logits.shape[-1], jnp.argmax(logits, axis=-1))
@@ -189,10 +194,11 @@ REGRESSION = Task(
     ),
     name="regression",
     likelihood=_of_columns(lambda outputs, y: jnp.sum(jnp.square(outputs - y), axis=-1) / 2, masked_mean),
+    kept=lambda outputs, y: _worst(outputs, jnp.inf),
 )
 """Numbers: outputs [B, D] and y float [B, D], or [B, 1] or [B] for D = 1. The loss is the mean squared error over
 examples and numbers; the likelihood is that of a Gaussian with unit variance, 1/2 ||output - y||^2 of an example. R2 is
-the mean over numbers that vary among a client's examples; NaN if none does."""
+the mean over numbers that vary among a client's examples; NaN if none does. The errors of NaN are infinite."""
 
 
 def _mean_of_bits(logits: jax.Array, y: jax.Array) -> jax.Array:
@@ -210,7 +216,7 @@ def _all_right(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 
 def _bit_auc(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
     logits, y = _columns(logits, y)
-    return mean_auc(logits, y > 0, mask)
+    return mean_auc(_worst(logits, jnp.where(y > 0, -jnp.inf, jnp.inf)), y > 0, mask)
 
 
 MULTI_LABEL = Task(
@@ -254,7 +260,7 @@ def _mean_of_symbols(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Ar
 def _symbol_sums(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
     """Of each example its cross entropy, its right symbols and its symbols, all [B]."""
     losses, real = _symbol_losses(logits, y)
-    sums = {"loss": losses, "right": (_predicted(logits) == y) & real, "symbols": real}
+    sums = {"loss": _worst(losses, jnp.inf), "right": (_predicted(logits) == y) & real, "symbols": real}
     return {name: jnp.sum(values, axis=-1, dtype=jnp.float32) for name, values in sums.items()}
 
 
