@@ -108,7 +108,18 @@ def test_a_method_that_diverged_is_left_out(runs):
     path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
     _, rows, notes = table(compared(folder))
     assert {row[0] for row in rows} == {"fedpac", "local"}
-    assert "Left out, since a run diverged: fedper." in notes
+    assert "Left out, since a run has no finite mean in the end: fedper." in notes
+
+
+def test_clients_that_a_run_does_not_score_are_told(runs):
+    folder, _ = runs
+    path = folder / "fedper-1" / "metrics.jsonl"
+    *before, last = map(json.loads, path.read_text().splitlines())
+    last["received_per_client"][:2] = [None, None]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+    _, _, notes = table(compared(folder))
+    assert "Without 2 clients of seed 1 that some run does not score." in notes
+    assert any(note.startswith("Scores of 13 clients") for note in notes)
 
 
 def test_options_that_no_name_tells_are_noted(runs):
