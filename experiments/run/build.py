@@ -38,6 +38,7 @@ from pfl_jax.methods import make_method as method_of
 from pfl_jax.methods.factories import is_for_adapters
 from pfl_jax.methods.fedbn import is_normalization
 from pfl_jax.primitives import find_adapters
+from pfl_jax.primitives.metrics import Summary
 from pfl_jax.privacy import Budget
 from pfl_jax.privacy import budgets as budgets_of
 from pfl_jax.tasks import TASKS
@@ -206,7 +207,13 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
         data, newcomers = federated.hold_out(data, options.held_out_clients)
     counts = np.asarray(data.train_count)
     method = make_method(request, dataset)
-    primary, target = at_round(method, 0).task.primary, options.target_accuracy
+    task, target = at_round(method, 0).task, options.target_accuracy
+    primary, names = task.primary, [one.name for one in task.scores]
+    if taken := [name for name in names if name in Summary._fields or names.count(name) > 1]:
+        others = ", ".join(Summary._fields)
+        raise InvalidInput(
+            f"the score {taken[0]} of the task {task.name} needs a name of its own, and none of {others}"
+        )
     if target is not None and primary.percent and not 0 < target <= 100:
         raise InvalidInput(f"--target-accuracy is a percentage of {primary.name}, not {target:g}")
     if options.device_trace is not None:

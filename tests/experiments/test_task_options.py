@@ -39,6 +39,18 @@ def regressor(input_shape, num_classes):
     return models.mlp(input_shape, 1, hidden=(8,))._replace(task=tasks.REGRESSION)
 
 
+def badly_named(name):
+    def make(input_shape, num_classes):
+        score = tasks.Score(name, lambda outputs, y, mask: jnp.float32(7))
+        task = tasks.REGRESSION._replace(scores=(*tasks.REGRESSION.scores, score))
+        return regressor(input_shape, num_classes)._replace(task=task)
+
+    return make
+
+
+spread, again = badly_named("std"), badly_named("mse")
+
+
 def focal(logits, y, mask):
     log_p = -optax.softmax_cross_entropy_with_integer_labels(logits, y)
     return tasks.masked_mean(-((1 - jnp.exp(log_p)) ** 2) * log_p, mask)
@@ -204,6 +216,13 @@ def test_what_does_not_fit_is_one_line(words, message):
 
 
 # A task of the user's own model on digits.
+
+
+@pytest.mark.parametrize(("model", "name"), [("spread", "std"), ("again", "mse")])
+def test_a_score_that_would_take_the_place_of_another_in_files_is_refused(model, name, capsys):
+    words = ["--model", f"own.py:{model}", "--method", "fedavg", "--num-clients", "4", "--train-size", "20"]
+    assert main("digits", [*words, "--rounds", "1", "--test-size", "10", "--out", "run"]) == 2
+    assert f"the score {name} of the task regression needs a name of its own" in capsys.readouterr().err
 
 
 def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys, monkeypatch):
