@@ -264,6 +264,7 @@ def test_the_table_has_the_new_clients():
 QUIET = Console(quiet=True)
 BUDGET = SimpleNamespace(unit="example", epsilon=float, record=lambda rounds: {"after": rounds})
 """A budget that says after how many rounds it was asked."""
+WITHOUT_NOISE = SimpleNamespace(unit="client", epsilon=lambda rounds: math.inf, record=lambda rounds: {})
 
 
 @pytest.fixture(scope="module")
@@ -287,10 +288,12 @@ def run_of(experiment, folder, counts=None):
 def test_rounds_are_counted(experiment, tmp_path):
     def round_of(number, seconds):
         cohort, some = np.array([0, 1]), scores([0.5, 0.7])
-        result = RoundResult(number, None, {}, cohort, cohort == 1, cohort >= 0, some, some, None, 80, seconds)
+        info = {"gap": np.array([NAN, 1.0])}
+        result = RoundResult(number, None, info, cohort, cohort == 1, cohort >= 0, some, some, None, 80, seconds)
         return [result]
 
-    run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), rounds.Counts(elapsed=100.0))
+    told = dataclasses.replace(experiment, privacy=(BUDGET, WITHOUT_NOISE))
+    run = run_of(told, RunFolder.claim(tmp_path / "run", ""), rounds.Counts(elapsed=100.0))
     run.folder.write(CONFIG, {})
     made = [round_of(1, 2.0), round_of(2, 3.0)]
     everything = {"stop": Stop(), "save": lambda _: None, "processes": Processes()}
@@ -298,7 +301,9 @@ def test_rounds_are_counted(experiment, tmp_path):
     lines = [json.loads(line) for line in (run.folder.path / METRICS).read_text().splitlines()]
     # Three epochs of 60 and 20 examples in 2 seconds, and in 3.
     assert [line["examples_per_second"] for line in lines] == [120, 80]
-    assert [line["epsilon"] for line in lines] == [{"example": 1}, {"example": 2}]
+    # What is infinite or unknown is null.
+    assert [line["epsilon"] for line in lines] == [{"example": 1, "client": None}, {"example": 2, "client": None}]
+    assert lines[0]["info"] == {"gap": [None, 1.0]}
     # 30 examples of the first client, 10 of the second.
     assert (lines[0]["received"]["mean"], lines[0]["received"]["pooled"]) == (60, 55)
     assert 100 <= lines[0]["seconds"] <= lines[1]["seconds"] < 160
