@@ -199,6 +199,10 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--data", "symbols.npz", "--task", "next_symbol", "--normalize", "--model", "char_lstm"],
+            "are no whole numbers: leave out --normalize",
+        ),
         ([*DATA, "--task", "next_symbol", "--model", "own.py:net"], "are not a number of a symbol at each place"),
         ([*NATURAL, "--task", "regression", "--loss", "own.py:focal"], "--loss own.py:focal fails for outputs"),
         ([*NATURAL, "--task", "regression", "--loss", "own.py:of_examples"], "gives float32 [2], not one number"),
