@@ -312,3 +312,18 @@ def test_settings_with_different_scores_are_no_table(tmp_path, pictures):
     assert not (tmp_path / "sweep.json").exists()
     with pytest.raises(InvalidInput, match="--task cannot be in the grid"):
         batch.read(Sweep, [*WORDS, "--grid", "task=binary,regression"])
+
+
+def test_settings_on_different_data_have_no_best_one(tmp_path, pictures):
+    def change(path):
+        if "lr=0.1" in str(path):
+            config = json.loads(path.read_text())
+            path.write_text(json.dumps(config | {"data": config["data"] | {"description": "others"}}))
+
+    words = ["--method", "fedper", "--grid", "lr=0.05,0.1"]
+    record, table, _ = results(tmp_path, words, [((0.5,), None), ((0.6,), None)], change)
+    assert record["title"] == "fedper on digits; others, seed 0"
+    assert (record["best"], record["data_source"], record["score"]) == (None, "digits; others", "accuracy in percent")
+    assert "(best)" not in table
+    assert "on different data, and none of them is the best" in table
+    assert "Black" not in pictures[0].caption
