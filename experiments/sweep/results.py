@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ CHOSEN_ON = {
     "optimistic estimate: --val-fraction 0.1 chooses it on examples set apart.",
 }
 """Examples on which the best setting is chosen -> the same in words."""
-ON_OTHER_DATA = "The settings are on different data, and none of them is the best."
+NO_BEST = "No setting is called the best: {why}."
 
 MOST_NAMES = 3
 """Maximum number of methods that a title names."""
@@ -47,11 +48,13 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
         raise InvalidInput(f"no table is made of settings with different scores: {'; '.join(axes)}; all runs are there")
     on = chosen_on(groups)
     data = list(dict.fromkeys(group.data for group in groups))
-    best = max(groups, key=lambda group: goodness(group, protocol, on)) if len(data) == 1 else None
+    found = {goodness(group, protocol, on): group for group in reversed(groups)}
+    best = found[max(found)] if len(data) == 1 and max(found) > -math.inf else None
     values = {group.label: _values(group, protocol, validated=on == VALIDATION) for group in groups}
     config, title = groups[0].runs[0].config, _title(groups)
     score, axis = load.task_of(config)["scores"][0], load.axis(config).replace("%", "percent")
-    choice = CHOSEN_ON[on].format(score=score, protocol=protocol) if best else ON_OTHER_DATA
+    no_best = NO_BEST.format(why="they are on different data" if len(data) > 1 else f"none has a mean {score}")
+    choice = CHOSEN_ON[on].format(score=score, protocol=protocol) if best else no_best
     caption = (
         f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: weighted by their test "
         f"examples); mean and deviation over seeds. {choice}"
@@ -79,7 +82,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     write_text(paths[0], strict_json(record))
     write_text(paths[1], f"**{title}**\n\n{markdown(heads, texts)}\n{caption}\n")
     shown = picture(groups, best)
-    words = f"Black: the best, chosen on {on} examples, by {protocol}." if best else ON_OTHER_DATA
+    words = f"Black: the best, chosen on {on} examples, by {protocol}." if best else no_best
     save_picture(dataclasses.replace(shown, title=title, caption=f"{shown.caption} {words}"), *paths[2:])
     for path in paths:
         print_line(console, f"saved {path}")

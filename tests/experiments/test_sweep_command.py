@@ -272,6 +272,8 @@ def test_a_sweep_that_diverged_whole_is_told_too(tmp_path):
     record, table, _ = results(tmp_path, ["--method", "fedper", "--grid", "lr=1,2"], [((float("nan"),), None)] * 2)
     assert record["settings"][1]["received"]["mean"] is None
     assert "| lr=2 | — |" in table
+    assert record["best"] is None
+    assert "No setting is called the best: none has a mean accuracy." in table
     assert (tmp_path / "sweep.svg").is_file()
 
 
@@ -325,5 +327,5 @@ def test_settings_on_different_data_have_no_best_one(tmp_path, pictures):
     assert record["title"] == "fedper on digits; others, seed 0"
     assert (record["best"], record["data_source"], record["score"]) == (None, "digits; others", "accuracy in percent")
     assert "(best)" not in table
-    assert "on different data, and none of them is the best" in table
+    assert "No setting is called the best: they are on different data." in table
     assert "Black" not in pictures[0].caption
