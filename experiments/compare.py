@@ -116,7 +116,7 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     groups = [one for one in groups if one.label not in left_out]
     notes = [f"Left out, since a run has no finite mean in the end: {', '.join(left_out)}."] if left_out else []
     if len(groups) < 2:
-        raise InvalidInput("a comparison needs finished runs of two settings at least")
+        raise InvalidInput(" ".join(["a comparison needs finished runs of two settings at least.", *notes]))
     if len(data := list(dict.fromkeys(one.data for one in groups))) > 1:
         raise InvalidInput(f"runs on different data are not compared: {'; '.join(data)}")
     if len(axes := list(dict.fromkeys(one.axis for one in groups))) > 1:

@@ -170,6 +170,13 @@ def another_score(folder):
     edit(folder / "local-0", task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
 
 
+def no_means(folder):
+    for path in folder.glob("fed*-0/metrics.jsonl"):
+        *before, last = map(json.loads, path.read_text().splitlines())
+        last["received"]["mean"] = None
+        path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+
+
 def no_common_seed(folder):
     for path in folder.glob("local-[12]"):
         (path / "summary.json").unlink()
@@ -182,6 +189,7 @@ def no_common_seed(folder):
         (other_clients, [], "have other clients with seed 1"),
         (other_data, [], "different data are not compared"),
         (another_score, [], "different scores are not compared: accuracy in %; mse"),
+        (no_means, [], "two settings at least. Left out, since a run has no finite mean in the end: fedpac, fedper."),
         (no_common_seed, [], "no seed with a finished run of every setting"),
         (None, ["--reference", "fedavg"], "--reference fedavg is none of fedpac, fedper, local"),
         (None, ["--eval-protocol", "before_aggregation"], "no scores of its clients by before_aggregation"),
