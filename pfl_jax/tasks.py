@@ -219,6 +219,12 @@ def _bit_auc(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
     return mean_auc(_worst(logits, jnp.where(y > 0, -jnp.inf, jnp.inf)), y > 0, mask)
 
 
+def _check_bits(shape: tuple[int, ...], num_classes: int) -> None:
+    # A third class would count as the second one. Flags are no classes.
+    if num_classes not in (0, 2):
+        raise InvalidInput(f"the task is for flags 0 and 1, and the data has {num_classes} classes")
+
+
 MULTI_LABEL = Task(
     _of_columns(_mean_of_bits, masked_mean),
     (
@@ -228,6 +234,7 @@ MULTI_LABEL = Task(
     ),
     name="multi_label",
     likelihood=_of_columns(lambda logits, y: y.shape[-1] * _mean_of_bits(logits, y), masked_mean),
+    check=_check_bits,
 )
 """Any of L labels: logits [B, L], y [B, L] of 0 and 1. The loss is the mean cross entropy over examples and labels;
 auc the mean over labels that only some of a client's examples have; subset accuracy the share of examples all of whose
@@ -241,6 +248,7 @@ BINARY = Task(
         Score("auc", _bit_auc, percent=True),
     ),
     name="binary",
+    check=_check_bits,
 )
 """Yes or no: one logit [B] or [B, 1], y [B] of 0 and 1."""
 

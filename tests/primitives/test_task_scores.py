@@ -214,6 +214,8 @@ def test_outputs_that_do_not_fit_are_named():
         (CLASSIFICATION, (4, 2), 3, "the model has 2 classes, and the data 3"),
         (NEXT_SYMBOL, (4, 2), 0, "logits [B, T, K] of T symbols, not [4, 2]"),
         (NEXT_SYMBOL, (4, 2, 5), 6, "the model has 5 classes, and the data 6"),
+        (BINARY, (4, 1), 3, "for flags 0 and 1, and the data has 3 classes"),
+        (MULTI_LABEL, (4, 3), 3, "for flags 0 and 1, and the data has 3 classes"),
     ):
         with pytest.raises(InvalidInput) as error:
             task.check(shape, labels)
