@@ -153,6 +153,13 @@ def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     assert made.request.options.partition == ("iid" if task in TARGETS else "dirichlet")
 
 
+def test_a_task_in_the_place_of_the_models_own_is_told(capsys):
+    words = ["--data", "arrays.npz", "--label", "yes", "--num-clients", "3", "--method", "fedavg"]
+    for model, task, told in (("regressor", ["--task", "binary"], True), ("regressor", [], False)):
+        build.build_experiment(parse("custom", [*words, "--model", f"own.py:{model}", *task]), Console(width=200))
+        assert ("--task binary takes the place of the model's own task, regression" in capsys.readouterr().out) == told
+
+
 def test_classes_that_are_fractions_are_told(here):
     for data, told in (("fractions.csv", True), ("table.csv", False)):
         options = parse("custom", ["--data", data, "--label", "target", "--method", "fedavg"]).options
