@@ -114,11 +114,13 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     groups = [one for one in groups if one.is_finished]
     left_out = [one.label for one in groups if any(run.lines[-1]["received"]["mean"] is None for run in one.counted)]
     groups = [one for one in groups if one.label not in left_out]
-    notes = [f"Left out, since a run diverged: {', '.join(left_out)}."] if left_out else []
+    notes = [f"Left out, since a run has no finite mean in the end: {', '.join(left_out)}."] if left_out else []
     if len(groups) < 2:
-        raise InvalidInput("a comparison needs finished runs of two settings at least")
+        raise InvalidInput(" ".join(["a comparison needs finished runs of two settings at least.", *notes]))
     if len(data := list(dict.fromkeys(one.data for one in groups))) > 1:
         raise InvalidInput(f"runs on different data are not compared: {'; '.join(data)}")
+    if len(axes := list(dict.fromkeys(one.axis for one in groups))) > 1:
+        raise InvalidInput(f"runs with different scores are not compared: {'; '.join(axes)}")
     runs = {one.label: {run.seed: run for run in one.counted} for one in groups}
     seeds = sorted(set.intersection(*(set(of_seeds) for of_seeds in runs.values())))
     if not seeds:
@@ -150,6 +152,8 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
             rows[position] = rows[position][scored]
         if not scored.any():
             raise InvalidInput(f"no client is scored by all runs of seed {seed}")
+        if unscored := int(np.sum(~scored)):
+            notes.append(f"Without {unscored} clients of seed {seed} that some run does not score.")
     if unnamed := _unnamed(groups):
         notes.append(f"Beside what their names say, these runs differ in {listed(unnamed, 'and')}.")
     larger = load.task_of(groups[0].runs[0].config)["higher_is_better"]

@@ -112,6 +112,11 @@ def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.sum(mask, dtype=jnp.float32)
 
 
+def _worst(values: jax.Array, worst: jax.Array | float) -> jax.Array:
+    """Values with the worst one in the place of NaN: a score of NaN would leave the client out of all means."""
+    return jnp.where(jnp.isnan(values), worst, values)
+
+
 def _predicted(logits: jax.Array) -> jax.Array:
     """Class of the largest of logits [..., K]; K, a class that does not exist, where one is NaN."""
     return jnp.where(jnp.any(jnp.isnan(logits), axis=-1), logits.shape[-1], jnp.argmax(logits, axis=-1))
@@ -189,10 +194,11 @@ REGRESSION = Task(
     ),
     name="regression",
     likelihood=_of_columns(lambda outputs, y: jnp.sum(jnp.square(outputs - y), axis=-1) / 2, masked_mean),
+    kept=lambda outputs, y: _worst(outputs, jnp.inf),
 )
 """Numbers: outputs [B, D] and y float [B, D], or [B, 1] or [B] for D = 1. The loss is the mean squared error over
 examples and numbers; the likelihood is that of a Gaussian with unit variance, 1/2 ||output - y||^2 of an example. R2 is
-the mean over numbers that vary among a client's examples; NaN if none does."""
+the mean over numbers that vary among a client's examples; NaN if none does. The errors of NaN are infinite."""
 
 
 def _mean_of_bits(logits: jax.Array, y: jax.Array) -> jax.Array:
@@ -210,7 +216,13 @@ def _all_right(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 
 def _bit_auc(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
     logits, y = _columns(logits, y)
-    return mean_auc(logits, y > 0, mask)
+    return mean_auc(_worst(logits, jnp.where(y > 0, -jnp.inf, jnp.inf)), y > 0, mask)
+
+
+def _check_bits(shape: tuple[int, ...], num_classes: int) -> None:
+    # A third class would count as the second one. Flags are no classes.
+    if num_classes not in (0, 2):
+        raise InvalidInput(f"the task is for flags 0 and 1, and the data has {num_classes} classes")
 
 
 MULTI_LABEL = Task(
@@ -222,6 +234,7 @@ MULTI_LABEL = Task(
     ),
     name="multi_label",
     likelihood=_of_columns(lambda logits, y: y.shape[-1] * _mean_of_bits(logits, y), masked_mean),
+    check=_check_bits,
 )
 """Any of L labels: logits [B, L], y [B, L] of 0 and 1. The loss is the mean cross entropy over examples and labels;
 auc the mean over labels that only some of a client's examples have; subset accuracy the share of examples all of whose
@@ -235,6 +248,7 @@ BINARY = Task(
         Score("auc", _bit_auc, percent=True),
     ),
     name="binary",
+    check=_check_bits,
 )
 """Yes or no: one logit [B] or [B, 1], y [B] of 0 and 1."""
 
@@ -254,7 +268,7 @@ def _mean_of_symbols(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Ar
 def _symbol_sums(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
     """Of each example its cross entropy, its right symbols and its symbols, all [B]."""
     losses, real = _symbol_losses(logits, y)
-    sums = {"loss": losses, "right": (_predicted(logits) == y) & real, "symbols": real}
+    sums = {"loss": _worst(losses, jnp.inf), "right": (_predicted(logits) == y) & real, "symbols": real}
     return {name: jnp.sum(values, axis=-1, dtype=jnp.float32) for name, values in sums.items()}
 
 

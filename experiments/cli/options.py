@@ -174,8 +174,8 @@ class Options:
     pathological takes as many as training examples."""
     val_fraction: Share | None = None
     """Share of each client's training examples, above 0 and below 1, that are set apart as validation examples: at
-    least one, unless the client has only one. By accuracy on them a run chooses its best round, and a sweep its best
-    setting."""
+    least one, unless the client has only one. By the primary score on them a run chooses its best round, and a sweep
+    its best setting."""
     shift: Literal["none", "labels", "rotation"] = "none"
     """Additional difference between groups of clients, in all examples: a permutation of the labels (labels: concept
     shift), or a rotation of the images by multiples of 360 degrees / groups (rotation: feature skew)."""
@@ -260,7 +260,8 @@ class Options:
     """Number of clients that are evaluated after aggregation, drawn once for a run, as for federations of many clients;
     None evaluates all."""
     target_accuracy: float | None = None
-    """Stop after the first evaluation whose mean accuracy, by --eval-protocol, is at least this percentage."""
+    """Stop after the first evaluation whose mean accuracy in percent, or other primary score of the task, by
+    --eval-protocol, is at least as good as this."""
     on_nan: OnNaN = "stop"
     """What to do if a client's model or message becomes NaN or infinite: end the run (stop), or leave the client out of
     the round (skip-client)."""
@@ -288,7 +289,7 @@ class Options:
     """Also send the evaluations to Weights & Biases, which its own environment variables configure; needs pip install
     wandb."""
     plot: bool = False
-    """Plot the accuracies over the rounds at the end, as curves.png in the run's folder."""
+    """Plot the primary score over the rounds at the end, as curves.png in the run's folder."""
     compilation_cache: bool = True
     """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
 
@@ -311,9 +312,6 @@ class Options:
         for name in ("hidden", "size_choices"):
             if (least := min(getattr(self, name) or [1])) < 1:
                 raise InvalidInput(f"{flag(name)} must be at least 1 each, not {least}")
-        target, is_percent = self.target_accuracy, self.task in (None, "classification")
-        if target is not None and is_percent and not 0 < target <= 100:
-            raise InvalidInput(f"--target-accuracy is a percentage, not {target:g}")
         if self.wandb and importlib.util.find_spec("wandb") is None:
             raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
         if not 0 <= self.seed < 2**32:

@@ -27,6 +27,7 @@ from pfl_jax.methods.factories import arguments, default_training
 from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives.metrics import Summary
 from pfl_jax.tasks import CLASSIFICATION, Task
 
 KINDS = ("method", "model", "loss")
@@ -177,6 +178,23 @@ def make_model(
     except InvalidInput as error:
         raise InvalidInput(f"--model {name}: {error}") from None
     return made
+
+
+def own_task(name: str, input_shape: Sequence[int], num_classes: int) -> str:
+    """Name of the task that a model of one's own has by itself; `make_model` has found no fault with the model."""
+    made = function("model", name)(tuple(input_shape), num_classes)
+    return (made.task if isinstance(made, Model) else CLASSIFICATION).name
+
+
+def check_scores(task: Task, target: float | None) -> None:
+    """Raise InvalidInput for scores of a task that files cannot tell apart, or a target that is none of the primary."""
+    names, fixed = [one.name for one in task.scores], Summary._fields
+    if taken := [name for name in names if name in fixed or names.count(name) > 1]:
+        raise InvalidInput(
+            f"the score {taken[0]} of the task {task.name} needs a name of its own, none of {', '.join(fixed)}"
+        )
+    if target is not None and task.primary.percent and not 0 < target <= 100:
+        raise InvalidInput(f"--target-accuracy is a percentage of {task.primary.name}, not {target:g}")
 
 
 def with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype: Any, y: np.ndarray) -> Model:

@@ -85,6 +85,9 @@ def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options
         if is_file(path := getattr(options, name)):
             found[name] = str(Path(path).expanduser().absolute())
     is_tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
+    if options.model in TEXT_MODELS and any(np.any(part % 1) for _, part in blocks(dataset.train_x)):
+        how = ": leave out --normalize" if options.normalize else ""
+        raise InvalidInput(f"--model {options.model} is for tokens, and the inputs are no whole numbers{how}")
     if options.model in TEXT_MODELS and options.vocabulary is None and is_tokens:
         found["vocabulary"] = vocabulary_of(dataset.train_x)
     if options.partition == "natural":

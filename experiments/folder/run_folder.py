@@ -305,5 +305,8 @@ def rounded(value: float) -> float:
 
 
 def score_text(value: float, *, percent: bool, sign: str = "") -> str:
-    """Score as people read it: two decimals of a percentage, else three, or of small errors three digits."""
-    return f"{value:{sign}{'.2f' if percent else '.3g' if 0 < abs(value) < 0.1 else '.3f'}}"
+    """Score as people read it: two decimals of a percentage, else three, of small ones three digits, of large ones the
+    six that files have."""
+    size = abs(value)
+    form = ".2f" if percent else ".3g" if 0 < size < 0.1 else ".3f" if size < 1000 else ".6g"
+    return f"{value:{sign}{form}}"

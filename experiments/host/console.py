@@ -44,7 +44,7 @@ class RoundProgress(Progress):
     def __init__(self, console: Console, rounds: int, headline: str, score: Score = CLASSIFICATION.primary):
         columns = TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[status]}")
         super().__init__(*columns, console=console, disable=not console.is_terminal)
-        self._rounds, self._headline, self._unit = rounds, headline, "%" if score.percent else score.name
+        self._rounds, self._headline, self._score = rounds, headline, score
         self._durations: list[float] = []
         self._shown = float("-inf")
         self._bar = self.add_task("", total=rounds, status="compiling")
@@ -53,7 +53,8 @@ class RoundProgress(Progress):
         """Count one more completed round, from 1; `accuracy` is the latest mean over clients, None before the first
         evaluation."""
         self._durations.append(seconds)
-        shown = "—" if accuracy is None else f"{score_text(accuracy, percent=self._unit == '%')} {self._unit}"
+        percent, name = self._score.percent, self._score.name
+        shown = "—" if accuracy is None else f"{score_text(accuracy, percent=percent)}{' %' * percent} {name}"
         said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]
         # The first round, with compilation, says nothing about the others.
         if len(self._durations) > 1:

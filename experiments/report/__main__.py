@@ -69,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _draw(groups: Sequence[stored_runs.Group], path: Path) -> None:
-    data = dict.fromkeys(group.data for group in groups)
-    if len(data) > 1:
-        raise InvalidInput(f"--plot draws one kind of data, and these are {'; '.join(data)}")
+    for what, kinds in (("kind of data", {one.data: 0 for one in groups}), ("score", {one.axis: 0 for one in groups})):
+        if len(kinds) > 1:
+            raise InvalidInput(f"--plot draws one {what}, and these are {'; '.join(kinds)}")
     if not any(group.rounds for group in groups):
         raise InvalidInput("no run has been evaluated yet: there is nothing to draw")
     save(picture(groups), path)

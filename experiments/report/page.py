@@ -25,8 +25,8 @@ _CHARTS = {
 def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
     """The whole page; `repeated` are runs that are left out, see `stored_runs.group`."""
     runs = [run for group in groups for run in group.runs]
-    kinds = {data: [group for group in groups if group.data == data] for data in _distinct(groups, "data")}
-    made = {name: {data: make(some) for data, some in kinds.items()} for name, make in _CHARTS.items()}
+    by_kind = kinds(groups)
+    made = {name: {data: make(some) for data, some in by_kind.items()} for name, make in _CHARTS.items()}
     return render(
         _HERE / "page.html.jinja",
         is_html=True,
@@ -34,20 +34,32 @@ def page(groups: Sequence[Group], repeated: Sequence[Run] = ()) -> str:
         style=Markup((_HERE / "page.css").read_text()),
         source=lambda chart: f"data:image/svg+xml;base64,{base64.b64encode(as_svg(chart.panel).encode()).decode()}",
         groups=groups,
-        kinds=kinds,
+        kinds=by_kind,
         charts={name: of for name, of in made.items() if any(of.values()) or name == "curves"},
         chosen_on=chosen_on,
-        left_out={data: left_out(some) for data, some in kinds.items()},
+        left_out={data: left_out(some) for data, some in by_kind.items()},
         tables=tables,
         runs=runs,
         seeds=sorted({run.seed for run in runs}),
         unfinished=sum(run.summary is None for run in runs),
-        sources=[data for data in kinds if data not in _distinct(groups, "data_name")],
+        sources=[data for data in _distinct(groups, "data") if data not in _distinct(groups, "data_name")],
         stand_ins=_distinct([group for group in groups if not group.is_real], "data"),
         repeated=repeated,
         titles=charts.PROTOCOL_TITLES,
         units=" ".join(dict.fromkeys(tables.units(group) for group in groups)),
     )
+
+
+def kinds(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Heading -> the groups that stand side by side: on the same data, with the same primary score."""
+    found: dict[str, dict[str, list[Group]]] = {}
+    for group in groups:
+        found.setdefault(group.data, {}).setdefault(group.axis, []).append(group)
+    return {
+        data if len(by_score) == 1 else f"{data}, {axis}": some
+        for data, by_score in found.items()
+        for axis, some in by_score.items()
+    }
 
 
 def title(groups: Sequence[Group]) -> str:

@@ -33,12 +33,13 @@ Row: TypeAlias = Mapping[str, str | None]
 
 
 class Table:
-    """Rows with the same headings, columns without any content left out; `strong` are the numbers of rows that stand
-    out."""
+    """Rows under the headings of all of them, columns without any content left out; `strong` are the numbers of rows
+    that stand out."""
 
     def __init__(self, rows: Sequence[Row], strong: Sequence[int] = ()):
-        self.columns = [name for name in rows[0] if any(row[name] for row in rows)]
-        self.rows, self.strong = [[row[name] or NOTHING for name in self.columns] for row in rows], strong
+        names = dict.fromkeys(itertools.chain.from_iterable(rows))
+        self.columns = [name for name in names if any(row.get(name) for row in rows)]
+        self.rows, self.strong = [[row.get(name) or NOTHING for name in self.columns] for row in rows], strong
         self.numbers = [
             all(re.match(r"(<.*?>)?[-\d+\N{MINUS SIGN}—]", text) for text in of) for of in zip(*self.rows, strict=True)
         ]

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments.cli import effects
+from experiments.cli import effects, own_code
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
 from experiments.cli.options import CUSTOM, MODEL_OPTIONS, PRETRAINED, TARGETS, TEXTS, WITH_FILES, Options
 from experiments.cli.own_code import is_own, is_partition_file, label, make_model, method_factory, said, with_loss
@@ -40,7 +40,7 @@ from pfl_jax.methods.fedbn import is_normalization
 from pfl_jax.primitives import find_adapters
 from pfl_jax.privacy import Budget
 from pfl_jax.privacy import budgets as budgets_of
-from pfl_jax.tasks import TASKS
+from pfl_jax.tasks import CLASSIFICATION, TASKS
 
 MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 """partition -> largest mean number of clients that hold the same training example. FedPAC's 100 clients of 600 examples
@@ -184,6 +184,10 @@ def _notes(request: Request, dataset: Dataset) -> list[str]:
         from experiments.cli import own_data
 
         notes += own_data.notes(options, dataset) if request.dataset == CUSTOM else own_data.checksums(options)
+    if is_own(options.model) and options.task is not None:
+        own = own_code.own_task(options.model, dataset.input_shape, model_of(options, dataset).num_classes)
+        if own not in (options.task, CLASSIFICATION.name):
+            notes.append(f"--task {options.task} takes the place of the model's own task, {own}, and of its scores")
     for is_for, there, why in (
         (options.method == "fedbn", is_normalization, "normalization layers, so fedbn is fedavg"),
         (
@@ -206,6 +210,7 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
         data, newcomers = federated.hold_out(data, options.held_out_clients)
     counts = np.asarray(data.train_count)
     method = make_method(request, dataset)
+    own_code.check_scores(at_round(method, 0).task, options.target_accuracy)
     if options.device_trace is not None:
         trace, sent = clock.read_devices(options.device_trace), traffic(method, data)
         planned = clock.timetable(

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.cli.effects import visits
-from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded
+from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded, strict
 from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
@@ -141,6 +141,8 @@ class Run:
         if self.experiment.privacy:
             line["epsilon"] = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
         counts.visits, counts.seconds = 0.0, 0.0
+        # Without noise, epsilon is infinite; Info has whatever a method tells.
+        line = strict(line)
         self._add(line)
         if self.track is not None and not self.is_finished:
             self.folder.log(line, is_last=result.round == self.experiment.settings.rounds or self.has_reached_target())

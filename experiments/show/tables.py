@@ -62,7 +62,7 @@ def terminal(heads: Sequence[Any], rows: Iterable[Sequence[str]], **options: Any
     """Table for rich: the first column has words, the others numbers; `options` are those of `rich.table.Table`."""
     table = Table(**options)
     for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left", no_wrap=not index, overflow="fold")
+        table.add_column(head, justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
@@ -85,18 +85,18 @@ def results_table(
     last, (primary, *others) = lines[-1], task.scores
     is_high = primary.higher_is_better
     percents = ", ".join(one.name for one in task.scores if one.percent)
-    caption = f"mean {primary.name} over clients; pooled: over all their test examples"
+    caption = f"mean {primary.name} over clients; pooled: weighted by their test examples"
     caption += f"; in percent: {percents}" if percents else ""
     validated = VALIDATION in last
     if validated:
         caption += f"; val.: {primary.name} on validation examples, by which the best round is chosen"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("protocol")
-    table.add_column("round")
+    table.add_column("protocol", overflow="fold")
+    table.add_column("round", overflow="fold")
     names = ["mean", "pooled", "std", "worst 10%", "Jain", *(_SHORT.get(one.name, one.name) for one in others)]
     names += ["val."] * validated + ["paper"] * (paper is not None)
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for protocol in sorted(measured(last), key=lambda name: name != headline):
         shown = {"last": last, "best": best(lines, protocol, higher_is_better=is_high)}
         if (pooled := best(lines, protocol, "examples", higher_is_better=is_high)) is not shown["best"]:

@@ -49,7 +49,7 @@ REFUSED = {
 }
 """Options of single runs -> why a sweep does not have them."""
 
-COMPARED_BY = {"eval_protocol", "val_fraction"}
+COMPARED_BY = {"eval_protocol", "val_fraction", "task"}
 """Options that decide what the best setting is."""
 
 BY_DIGEST = {"data", "test_data"}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from experiments.show.curves import chosen_on, goodness, picture
 from experiments.show.pictures import save as save_picture
 from experiments.show.tables import markdown, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
+from pfl_jax.errors import InvalidInput
 
 NAME = "sweep"
 CHOSEN_ON = {
@@ -28,6 +30,7 @@ CHOSEN_ON = {
     "optimistic estimate: --val-fraction 0.1 chooses it on examples set apart.",
 }
 """Examples on which the best setting is chosen -> the same in words."""
+NO_BEST = "No setting is called the best: {why}."
 
 MOST_NAMES = 3
 """Maximum number of methods that a title names."""
@@ -41,29 +44,37 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     first = next(iter(settings.values()))[0].cell
     protocol = first.request().options.eval_protocol
     groups = [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()]
+    if len(axes := list(dict.fromkeys(group.axis for group in groups))) > 1:
+        raise InvalidInput(f"no table is made of settings with different scores: {'; '.join(axes)}; all runs are there")
     on = chosen_on(groups)
-    best = max(groups, key=lambda group: goodness(group, protocol, on))
+    data = list(dict.fromkeys(group.data for group in groups))
+    found = {goodness(group, protocol, on): group for group in reversed(groups)}
+    best = found[max(found)] if len(data) == 1 and max(found) > -math.inf else None
     values = {group.label: _values(group, protocol, validated=on == VALIDATION) for group in groups}
     config, title = groups[0].runs[0].config, _title(groups)
     score, axis = load.task_of(config)["scores"][0], load.axis(config).replace("%", "percent")
+    no_best = NO_BEST.format(why="they are on different data" if len(data) > 1 else f"none has a mean {score}")
+    choice = CHOSEN_ON[on].format(score=score, protocol=protocol) if best else no_best
     caption = (
-        f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: over all their test examples); "
-        f"mean and deviation over seeds. {CHOSEN_ON[on].format(score=score, protocol=protocol)}"
+        f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: weighted by their test "
+        f"examples); mean and deviation over seeds. {choice}"
     )
-    heads = ["setting", *(name.replace("_pooled", ", pooled") for name in values[best.label])]
+    heads = ["setting", *(name.replace("_pooled", ", pooled") for name in values[groups[0].label])]
     percent = axis.endswith("percent")
     texts = [
         [name, *(with_deviation(one["mean"], one["std"], percent=percent) for one in row.values())]
         for name, row in values.items()
     ]
-    texts[groups.index(best)][0] += " (best)"
+    if best is not None:
+        texts[groups.index(best)][0] += " (best)"
     console.print(terminal(heads, texts, title=title, caption=caption))
     record = {
         "title": title,
         "dataset": first.dataset,
-        "data_source": groups[0].data,
+        "data_source": "; ".join(data),
+        "score": axis,
         "eval_protocol": protocol,
-        "best": best.label,
+        "best": best and best.label,
         "best_chosen_on": on,
         "settings": [{"setting": name} | row for name, row in values.items()],
     }
@@ -71,7 +82,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     write_text(paths[0], strict_json(record))
     write_text(paths[1], f"**{title}**\n\n{markdown(heads, texts)}\n{caption}\n")
     shown = picture(groups, best)
-    words = f"Black: the best, chosen on {on} examples, by {protocol}."
+    words = f"Black: the best, chosen on {on} examples, by {protocol}." if best else no_best
     save_picture(dataclasses.replace(shown, title=title, caption=f"{shown.caption} {words}"), *paths[2:])
     for path in paths:
         print_line(console, f"saved {path}")
@@ -81,7 +92,8 @@ def _title(groups: Sequence[Group]) -> str:
     """Methods, data and seeds."""
     methods, seeds = list(dict.fromkeys(group.method for group in groups)), len(groups[0].runs)
     names = ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
-    return f"{names} on {groups[0].data}, {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}"
+    data = "; ".join(dict.fromkeys(group.data for group in groups))
+    return f"{names} on {data}, {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}"
 
 
 def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, dict[str, Any]]:

@@ -37,7 +37,8 @@ def from_clients(
 
     Raises:
       InvalidInput: another type, no clients, a missing column, a client without training or test rows, clients of
-        different shapes, or anything that `from_arrays` refuses.
+        different shapes, or some with labels and others with floats, which are targets (unless `num_classes` says what
+        they are), or anything that `from_arrays` refuses.
 
     Example:
       >>> import numpy as np
@@ -61,6 +62,10 @@ def from_clients(
     first = next(iter(parts))
     for number, (name, part) in enumerate(parts.items()):
         _check(f"client {name}", part, f"client {first}", parts[first])
+        # Joined, labels beside floats would be floats, and labels beside words would be words.
+        usual, kind = (_kind(rows["y"], options.get("num_classes")) for rows in (parts[first], part))
+        if kind != usual:
+            raise InvalidInput(f"client {name} has {kind} in y, and client {first} {usual}: give all the same")
         for split in ("", "test_"):
             if part[f"{split}x"] is not None:
                 part[f"{split}client"] = np.full(len(part[f"{split}x"]), number)
@@ -91,6 +96,13 @@ def _arrays(source: str, rows: Any, x: Names | None, y: Names, client: str | Non
         if test:
             found = found.tested_on(among(f"the test set of {source}", test, x, y, client))
     return found.arrays()
+
+
+def _kind(y: np.ndarray, num_classes: int | None) -> str:
+    """Type of labels or targets in words; a given number of classes says what any numbers are."""
+    if y.dtype.kind not in "biuf":
+        return "words"
+    return "numbers" if num_classes is not None else "floats" if y.dtype.kind == "f" else "whole numbers"
 
 
 def _check(name: str, part: dict[str, Any], first_name: str, first: dict[str, Any]) -> None:

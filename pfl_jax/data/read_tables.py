@@ -112,15 +112,25 @@ def csv_file(path: Path, label: str | None, client: str | None) -> Columns:
             f"{path} ends within its last line, and no other row has its {header[-1]}, '{last[-1]}': the file may be "
             "cut off; end the line if it is whole"
         )
-    kinds = {label: (np.int64,), client: (np.int64,)}
-    arrays = {name: _numbers(texts, *kinds.get(name, (np.int64, np.float64))) for name, texts in columns.items()}
+    arrays = {
+        name: _names(texts) if name in (label, client) else _numbers(texts, np.int64, np.float64)
+        for name, texts in columns.items()
+    }
     return among(path, arrays, None, label, client)
+
+
+def _names(texts: Any) -> np.ndarray:
+    """Labels or clients as integers if all of them are written like these: 07 is another one than 7."""
+    numbers = _numbers(texts, np.int64)
+    words = np.asarray(texts)
+    return numbers if np.array_equal(numbers.astype(str), words) else words
 
 
 def _numbers(texts: Any, *kinds: type) -> np.ndarray:
     """Texts as numbers of the first of these types that all of them are, or as they are."""
     texts = np.asarray(texts)
-    for kind in kinds:
+    # To Python 1_0 is a ten.
+    for kind in () if np.any(np.char.find(texts, "_") >= 0) else kinds:
         with contextlib.suppress(ValueError, OverflowError):
             return texts.astype(kind)
     return texts

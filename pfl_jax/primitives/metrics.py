@@ -131,7 +131,8 @@ def summarize(scores: Scores, test_counts: np.ndarray | jax.Array, task: Task = 
     return Summary(
         mean=float(values.mean()),
         pooled=_factor(primary) * pooled(scores[primary.name], test_counts),
-        std=float(values.std()),
+        # An infinite error has no deviation.
+        std=float(values.std()) if np.isfinite(values).all() else float("nan"),
         worst_decile=float(worst.mean()),
         jain=jain,
         others=means,

@@ -79,6 +79,11 @@ def test_federate_takes_them_at_once():
     np.testing.assert_array_equal(federate(dataset).train_index, want.train_index)
 
 
+def test_the_number_of_classes_says_what_whole_numbers_are():
+    mixed = {"ward": (X["ward"], Y["ward"]), "clinic": (X["clinic"], Y["clinic"].astype(float))}
+    assert [from_clients(mixed, num_classes=number).train_y.dtype for number in (0, 2)] == [np.float32, np.int32]
+
+
 def test_targets_for_every_place_of_a_sequence():
     tokens = {name: RNG.integers(1, 30, (size, 8)) for name, size in SIZES.items()}
     federation = federate({name: (rows[:, :-1], rows[:, 1:]) for name, rows in tokens.items()})
@@ -106,6 +111,16 @@ def with_tests(**changes):
         (changed(x=X["clinic"][:1], y=[0]), {}, "client clinic has 1 rows in x, and needs at least 2"),
         (changed(x=X["clinic"][:, :2]), {}, r"ward float64 \[3\] and client clinic float64 \[2\] must be of one"),
         (changed(y=np.eye(9)), {}, r"y has shape \[9, 9\] of client clinic, and \[6\] of client ward"),
+        (
+            changed(y=Y["clinic"] + 0.5),
+            {},
+            "client clinic has floats in y, and client ward whole numbers",
+        ),
+        (
+            changed(y=["no", "yes", "no"] * 3),
+            {"num_classes": 2},
+            "clinic has words in y, and client ward numbers",
+        ),
         (
             changed(test_x=X["clinic"], test_y=Y["clinic"]),
             {},

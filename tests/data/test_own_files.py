@@ -51,6 +51,12 @@ def test_csv(tmp_path):
     assert (dataset.train_x.dtype, dataset.class_names) == (np.int32, ("9", "10", "11"))
     assert_rows(dataset, np.stack([np.arange(24), np.arange(24) % 7], axis=1), label.astype(str))
     # Spaces behind commas, quotes around words, and empty lines.
+    user = np.array(["01234", "1234", "7"] * 8)
+    write_csv(tmp_path / "zip.csv", {"a": np.arange(24), "user": user, "label": label})
+    assert from_file(tmp_path / "zip.csv", client_column="user").client_names == ("01234", "1234", "7")
+    write_csv(tmp_path / "under.csv", {"a": ["1", "1_0"] * 12, "b": np.arange(24), "label": label})
+    with pytest.raises(InvalidInput, match=r"a not numeric \('1_0' in row 1, counted from 0\)"):
+        from_file(tmp_path / "under.csv")
     (tmp_path / "words.csv").write_text("a, label\n\n" + '1, "no"\n2, "yes"\n' * 3)
     assert from_file(tmp_path / "words.csv").class_names == ("no", "yes")
 

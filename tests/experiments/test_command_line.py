@@ -18,6 +18,7 @@ from experiments.host.console import RoundProgress, duration
 from experiments.run import build
 from experiments.run.command import main
 from pfl_jax.data import client_data
+from pfl_jax.tasks import MULTI_LABEL, REGRESSION
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
@@ -204,9 +205,14 @@ def test_the_terminal_shows_a_bar():
         progress.completed(2, 3.0, 81.25, 12345.0)
     shown = text.getvalue()
     assert "2/4" in shown
-    assert "received 81.25 % · 12,345 examples/s · 0:06 left" in shown
+    assert "received 81.25 % accuracy · 12,345 examples/s · 0:06 left" in shown
     # The first round, with compilation, says nothing about the others.
     assert "4:30 left" not in shown
+    # A percentage of what, and an error without one.
+    for task, value, told in ((MULTI_LABEL, 89.741, "89.74 % auc ·"), (REGRESSION, 0.0042, "0.0042 mse ·")):
+        with RoundProgress(console, 1, "received", task.primary) as progress:
+            progress.completed(1, 1.0, value, 1.0)
+        assert f"received {told}" in text.getvalue()
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (125, "2:05"), (3723, "1:02:03")])

@@ -108,7 +108,18 @@ def test_a_method_that_diverged_is_left_out(runs):
     path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
     _, rows, notes = table(compared(folder))
     assert {row[0] for row in rows} == {"fedpac", "local"}
-    assert "Left out, since a run diverged: fedper." in notes
+    assert "Left out, since a run has no finite mean in the end: fedper." in notes
+
+
+def test_clients_that_a_run_does_not_score_are_told(runs):
+    folder, _ = runs
+    path = folder / "fedper-1" / "metrics.jsonl"
+    *before, last = map(json.loads, path.read_text().splitlines())
+    last["received_per_client"][:2] = [None, None]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+    _, _, notes = table(compared(folder))
+    assert "Without 2 clients of seed 1 that some run does not score." in notes
+    assert any(note.startswith("Scores of 13 clients") for note in notes)
 
 
 def test_options_that_no_name_tells_are_noted(runs):
@@ -154,6 +165,18 @@ def other_data(folder):
     edit(folder / "local-1", data={"description": "others", "is_real": True, "num_classes": 10})
 
 
+def another_score(folder):
+    edit(folder / "local-1", task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
+    edit(folder / "local-0", task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
+
+
+def no_means(folder):
+    for path in folder.glob("fed*-0/metrics.jsonl"):
+        *before, last = map(json.loads, path.read_text().splitlines())
+        last["received"]["mean"] = None
+        path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+
+
 def no_common_seed(folder):
     for path in folder.glob("local-[12]"):
         (path / "summary.json").unlink()
@@ -165,6 +188,8 @@ def no_common_seed(folder):
     [
         (other_clients, [], "have other clients with seed 1"),
         (other_data, [], "different data are not compared"),
+        (another_score, [], "different scores are not compared: accuracy in %; mse"),
+        (no_means, [], "two settings at least. Left out, since a run has no finite mean in the end: fedpac, fedper."),
         (no_common_seed, [], "no seed with a finished run of every setting"),
         (None, ["--reference", "fedavg"], "--reference fedavg is none of fedpac, fedper, local"),
         (None, ["--eval-protocol", "before_aggregation"], "no scores of its clients by before_aggregation"),

@@ -1,6 +1,7 @@
 """Run folders: nobody's results are overwritten, files are whole, JSON is strict; what is counted, and the table."""
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -16,14 +17,24 @@ from scores import line_of, scores_of
 
 from experiments.cli.options import PROTOCOLS
 from experiments.cli.request import parse
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder, best, rounded, score_text
+from experiments.folder.run_folder import (
+    CONFIG,
+    METRICS,
+    SUMMARY,
+    Counts,
+    RunFolder,
+    best,
+    rounded,
+    score_text,
+)
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
-from experiments.show.tables import results_table
+from experiments.show.tables import results_table, terminal
 from pfl_jax import InvalidInput, RoundResult
-from pfl_jax.tasks import CLASSIFICATION
+from pfl_jax.primitives.metrics import Summary
+from pfl_jax.tasks import CLASSIFICATION, REGRESSION
 
 NAN = float("nan")
 
@@ -54,8 +65,9 @@ def test_best_is_of_the_asked_protocol_and_ignores_clients_without_accuracy():
 
 def test_scores_keep_their_digits_whatever_their_size():
     assert [rounded(value) for value in (93.33333333, 1.23456789e-6, 7)] == [93.3333, 1.23457e-06, 7]
-    assert [score_text(value, percent=False) for value in (3020.5, 0.25, 0.0034123, 0.0)] == [
-        *("3020.500", "0.250", "0.00341", "0.000"),
+    # Of large ones no digit is told that files do not have.
+    assert [score_text(value, percent=False) for value in (7.6512e8, 3020.5, 0.25, 0.0034123, 0.0)] == [
+        *("7.6512e+08", "3020.5", "0.250", "0.00341", "0.000"),
     ]
     assert score_text(-0.014, percent=True, sign="+") == "-0.01"
 
@@ -179,6 +191,23 @@ def test_the_table_shows_each_protocol_last_and_best():
     assert {len(row) for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))} == {10}
 
 
+def test_narrow_tables_lose_no_digit_whatever_the_names():
+    def text(table):
+        console = Console(file=io.StringIO(), width=80)
+        console.print(table)
+        return console.file.getvalue()
+
+    values = Summary(0.000743815, 0.000743815, 0.000434567, 0.00123456, 0.875, {"mae": 0.0231, "r2": -19929.8}, 4)
+    last = {"round": 2, "received": values._asdict() | values.others}
+    last["validation"] = {"received": last["received"]}
+    assert "…" not in text(results_table([last], REGRESSION, "title", "received"))
+    named = "fedavg model=mymodel.py:net task=none model_digest=0e7adbb2d4cb"
+    shown = text(terminal(["method", *"abcdef"], [[named, *["0.00246 ± 0.00236"] * 6]]))
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    name, *numbers = ("".join(cells).replace(" ", "") for cells in zip(*lines, strict=True))
+    assert (name, set(numbers)) == (named.replace(" ", ""), {"0.00246±0.00236"})
+
+
 def test_the_table_has_the_third_protocol_and_the_best_round_over_test_examples():
     history = [line(1, [0.4, 0.9], [0.5, 0.5], [0.3, 0.7]), line(2, [0.6, 0.5], [0.5, 0.5], [0.2, 0.4])]
     table = rows(results_table(history, CLASSIFICATION, "title", "before_aggregation", "81.67", paper_is="best pooled"))
@@ -235,6 +264,7 @@ def test_the_table_has_the_new_clients():
 QUIET = Console(quiet=True)
 BUDGET = SimpleNamespace(unit="example", epsilon=float, record=lambda rounds: {"after": rounds})
 """A budget that says after how many rounds it was asked."""
+WITHOUT_NOISE = SimpleNamespace(unit="client", epsilon=lambda rounds: math.inf, record=lambda rounds: {})
 
 
 @pytest.fixture(scope="module")
@@ -258,10 +288,12 @@ def run_of(experiment, folder, counts=None):
 def test_rounds_are_counted(experiment, tmp_path):
     def round_of(number, seconds):
         cohort, some = np.array([0, 1]), scores([0.5, 0.7])
-        result = RoundResult(number, None, {}, cohort, cohort == 1, cohort >= 0, some, some, None, 80, seconds)
+        info = {"gap": np.array([NAN, 1.0])}
+        result = RoundResult(number, None, info, cohort, cohort == 1, cohort >= 0, some, some, None, 80, seconds)
         return [result]
 
-    run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), rounds.Counts(elapsed=100.0))
+    told = dataclasses.replace(experiment, privacy=(BUDGET, WITHOUT_NOISE))
+    run = run_of(told, RunFolder.claim(tmp_path / "run", ""), rounds.Counts(elapsed=100.0))
     run.folder.write(CONFIG, {})
     made = [round_of(1, 2.0), round_of(2, 3.0)]
     everything = {"stop": Stop(), "save": lambda _: None, "processes": Processes()}
@@ -269,7 +301,9 @@ def test_rounds_are_counted(experiment, tmp_path):
     lines = [json.loads(line) for line in (run.folder.path / METRICS).read_text().splitlines()]
     # Three epochs of 60 and 20 examples in 2 seconds, and in 3.
     assert [line["examples_per_second"] for line in lines] == [120, 80]
-    assert [line["epsilon"] for line in lines] == [{"example": 1}, {"example": 2}]
+    # What is infinite or unknown is null.
+    assert [line["epsilon"] for line in lines] == [{"example": 1, "client": None}, {"example": 2, "client": None}]
+    assert lines[0]["info"] == {"gap": [None, 1.0]}
     # 30 examples of the first client, 10 of the second.
     assert (lines[0]["received"]["mean"], lines[0]["received"]["pooled"]) == (60, 55)
     assert 100 <= lines[0]["seconds"] <= lines[1]["seconds"] < 160

@@ -272,6 +272,8 @@ def test_a_sweep_that_diverged_whole_is_told_too(tmp_path):
     record, table, _ = results(tmp_path, ["--method", "fedper", "--grid", "lr=1,2"], [((float("nan"),), None)] * 2)
     assert record["settings"][1]["received"]["mean"] is None
     assert "| lr=2 | — |" in table
+    assert record["best"] is None
+    assert "No setting is called the best: none has a mean accuracy." in table
     assert (tmp_path / "sweep.svg").is_file()
 
 
@@ -298,3 +300,32 @@ def test_methods_in_files_of_the_same_name_are_settings_of_their_own(tmp_path, m
     record, table, _ = results(Path("sweep"), words, [((0.5,), None), ((0.6,), None), ((0.7,), None)])
     assert [row["setting"] for row in record["settings"]] == ["one/mine.py:fedavg", "other/mine.py:fedavg", "fedper"]
     assert "| other/mine.py:fedavg | 60.00 |" in table
+
+
+def test_settings_with_different_scores_are_no_table(tmp_path, pictures):
+    def change(path):
+        if "lr=0.1" in str(path):
+            config = json.loads(path.read_text())
+            path.write_text(json.dumps(config | {"task": {"scores": ["mse"], "in_percent": []}}))
+
+    words = ["--method", "fedper", "--grid", "lr=0.05,0.1"]
+    with pytest.raises(InvalidInput, match="different scores: accuracy in %; mse"):
+        results(tmp_path, words, [((0.5,), None), ((0.6,), None)], change)
+    assert not (tmp_path / "sweep.json").exists()
+    with pytest.raises(InvalidInput, match="--task cannot be in the grid"):
+        batch.read(Sweep, [*WORDS, "--grid", "task=binary,regression"])
+
+
+def test_settings_on_different_data_have_no_best_one(tmp_path, pictures):
+    def change(path):
+        if "lr=0.1" in str(path):
+            config = json.loads(path.read_text())
+            path.write_text(json.dumps(config | {"data": config["data"] | {"description": "others"}}))
+
+    words = ["--method", "fedper", "--grid", "lr=0.05,0.1"]
+    record, table, _ = results(tmp_path, words, [((0.5,), None), ((0.6,), None)], change)
+    assert record["title"] == "fedper on digits; others, seed 0"
+    assert (record["best"], record["data_source"], record["score"]) == (None, "digits; others", "accuracy in percent")
+    assert "(best)" not in table
+    assert "No setting is called the best: they are on different data." in table
+    assert "Black" not in pictures[0].caption

@@ -9,19 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from run_folders import log
+from run_folders import SMALL, log, write_run
 from sklearn.datasets import load_diabetes
 
 from experiments.cli import own_data
 from experiments.cli.options import TARGETS
 from experiments.cli.request import RunCommand, parse
 from experiments.folder import load, stored_runs
+from experiments.folder.run_folder import Counts, evaluation
 from experiments.report import charts, tables
 from experiments.report.__main__ import main as report
+from experiments.report.page import kinds
 from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
 from experiments.show.curves import picture
+from experiments.show.tables import results_table
 from pfl_jax import InvalidInput, tasks
 from pfl_jax.data import own_files
 
@@ -34,6 +37,18 @@ from pfl_jax import models, tasks
 
 def regressor(input_shape, num_classes):
     return models.mlp(input_shape, 1, hidden=(8,))._replace(task=tasks.REGRESSION)
+
+
+def badly_named(name):
+    def make(input_shape, num_classes):
+        score = tasks.Score(name, lambda outputs, y, mask: jnp.float32(7))
+        task = tasks.REGRESSION._replace(scores=(*tasks.REGRESSION.scores, score))
+        return regressor(input_shape, num_classes)._replace(task=task)
+
+    return make
+
+
+spread, again = badly_named("std"), badly_named("mse")
 
 
 def focal(logits, y, mask):
@@ -138,6 +153,13 @@ def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     assert made.request.options.partition == ("iid" if task in TARGETS else "dirichlet")
 
 
+def test_a_task_in_the_place_of_the_models_own_is_told(capsys):
+    words = ["--data", "arrays.npz", "--label", "yes", "--num-clients", "3", "--method", "fedavg"]
+    for model, task, told in (("regressor", ["--task", "binary"], True), ("regressor", [], False)):
+        build.build_experiment(parse("custom", [*words, "--model", f"own.py:{model}", *task]), Console(width=200))
+        assert ("--task binary takes the place of the model's own task, regression" in capsys.readouterr().out) == told
+
+
 def test_classes_that_are_fractions_are_told(here):
     for data, told in (("fractions.csv", True), ("table.csv", False)):
         options = parse("custom", ["--data", data, "--label", "target", "--method", "fedavg"]).options
@@ -184,12 +206,17 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--data", "symbols.npz", "--task", "next_symbol", "--normalize", "--model", "char_lstm"],
+            "are no whole numbers: leave out --normalize",
+        ),
         ([*DATA, "--task", "next_symbol", "--model", "own.py:net"], "are not a number of a symbol at each place"),
         ([*NATURAL, "--task", "regression", "--loss", "own.py:focal"], "--loss own.py:focal fails for outputs"),
         ([*NATURAL, "--task", "regression", "--loss", "own.py:of_examples"], "gives float32 [2], not one number"),
         ([*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
         ([*DATA, "--task", "regression", "--shift", "labels"], "shift labels permutes classes"),
         ([*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
+        (["--data", "arrays.npz", "--label", "yes", "--task", "binary", "--target-accuracy", "250"], "is a percentage"),
     ],
 )
 def test_what_does_not_fit_is_one_line(words, message):
@@ -200,6 +227,13 @@ def test_what_does_not_fit_is_one_line(words, message):
 
 
 # A task of the user's own model on digits.
+
+
+@pytest.mark.parametrize(("model", "name"), [("spread", "std"), ("again", "mse")])
+def test_a_score_that_would_take_the_place_of_another_in_files_is_refused(model, name, capsys):
+    words = ["--model", f"own.py:{model}", "--method", "fedavg", "--num-clients", "4", "--train-size", "20"]
+    assert main("digits", [*words, "--rounds", "1", "--test-size", "10", "--out", "run"]) == 2
+    assert f"the score {name} of the task regression needs a name of its own" in capsys.readouterr().err
 
 
 def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys, monkeypatch):
@@ -248,6 +282,8 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
 
 
 def test_a_target_is_reached_from_above(here):
+    # An error of one's own task is no percentage.
+    assert parse("digits", [*OF_DIGITS, "--target-accuracy", "250"]).options.target_accuracy == 250
     assert main("digits", [*OF_DIGITS, "--lr", "0.01", "--rounds", "6", "--out", "run"]) == 0
     means = [line["received"]["mean"] for line in log(here / "run")]
     # Files round.
@@ -259,3 +295,32 @@ def test_a_target_is_reached_from_above(here):
         == 0
     )
     assert len(log(here / "short")) == next(number for number, mean in enumerate(means, 1) if mean <= target) < 6
+
+
+def test_runs_with_different_scores_on_the_same_data_share_no_table(tmp_path, capsys):
+    for name, scores in (("errors", ["mse", "mae"]), ("of shares", ["accuracy", "loss"]), ("usual", None)):
+        write_run(tmp_path / name, ("--method", "fedavg", "--lr", f"0.{len(name)}", *SMALL[2:]))
+        config = tmp_path / name / "config.json"
+        task = {} if scores is None else {"task": {"scores": scores, "in_percent": scores[:1] * (name == "of shares")}}
+        config.write_text(json.dumps(json.loads(config.read_text()) | task))
+    groups, _ = stored_runs.group([stored_runs.read(tmp_path / name) for name in ("errors", "of shares", "usual")])
+    assert {heading: len(some) for heading, some in kinds(groups).items()} == {
+        "digits (files), mse": 1,
+        "digits (files), accuracy in %": 2,
+    }
+    # The runs of accuracies have other scores beside it.
+    rows = tables.results(kinds(groups)["digits (files), accuracy in %"])["received"]
+    column = rows.columns.index("macro F1")
+    assert [row[column] for row in rows.rows] == ["—", "71.50"]
+    assert report([str(tmp_path), "--plot", str(tmp_path / "p.svg")]) == 2
+    assert "draws one score, and these are mse; accuracy in %" in capsys.readouterr().err
+
+
+def test_a_pooled_auc_is_called_a_weighted_mean():
+    auc = tasks.Scores({one.name: np.array([0.5, 0.9], np.float32) for one in tasks.MULTI_LABEL.scores})
+    counts = Counts(np.array([30, 10]), task=tasks.MULTI_LABEL)
+    last = evaluation(1, {"received": auc}, counts)
+    assert last["received"]["pooled"] == 60.0
+    assert str(results_table([last], tasks.MULTI_LABEL, "title", "received").caption).startswith(
+        "mean auc over clients; pooled: weighted by their test examples"
+    )

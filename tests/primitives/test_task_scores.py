@@ -101,6 +101,29 @@ def test_answers_of_nan_are_wrong():
     assert scores["accuracy"] == 0
 
 
+def test_no_client_is_left_out_of_the_mean_of_a_primary_score_for_a_prediction_of_nan():
+    outputs, y = np.random.default_rng(6).normal(size=(2, N, 1))
+    bits = (y > 0).astype(np.int32)
+    perfect = np.where(bits, 1.0, -1.0)
+    _, want = found(MULTI_LABEL, examples(np.where(np.arange(N)[:, None] == 3, -2 * perfect, perfect), bits))
+    for values in (outputs, perfect):
+        values[[3, REAL]] = np.nan
+    _, scores = found(REGRESSION, examples(outputs, y))
+    assert scores == {"mse": np.inf, "mae": np.inf, "r2": -np.inf}
+    both = {name: np.array([value, 0.5], np.float32) for name, value in scores.items()}
+    summary = summarize(tasks.Scores(both), np.array([3, 5]), REGRESSION)
+    assert (summary.mean, summary.pooled, summary.worst_decile, summary.clients) == (np.inf, np.inf, np.inf, 2)
+    _, scores = found(MULTI_LABEL, examples(perfect, bits))
+    # As the example that is the furthest on the wrong side.
+    assert scores["auc"] == want["auc"] < 1
+    symbols = np.zeros((N, 2, 3))
+    symbols[3, 1] = np.nan
+    assert found(NEXT_SYMBOL, examples(symbols, np.zeros((N, 2), np.int32)))[1]["cross_entropy"] == np.inf
+    symbols[3, 1], symbols[REAL:] = 0.0, np.nan
+    _, scores = found(NEXT_SYMBOL, examples(symbols, np.zeros((N, 2), np.int32)))
+    assert scores["cross_entropy"] == pytest.approx(np.log(3))
+
+
 def test_next_symbols_are_scikit_learns_over_all_symbols():
     generator = np.random.default_rng(5)
     logits, y = generator.normal(size=(N, 6, 5)), generator.integers(0, 5, (N, 6)).astype(np.int32)
@@ -191,6 +214,8 @@ def test_outputs_that_do_not_fit_are_named():
         (CLASSIFICATION, (4, 2), 3, "the model has 2 classes, and the data 3"),
         (NEXT_SYMBOL, (4, 2), 0, "logits [B, T, K] of T symbols, not [4, 2]"),
         (NEXT_SYMBOL, (4, 2, 5), 6, "the model has 5 classes, and the data 6"),
+        (BINARY, (4, 1), 3, "for flags 0 and 1, and the data has 3 classes"),
+        (MULTI_LABEL, (4, 3), 3, "for flags 0 and 1, and the data has 3 classes"),
     ):
         with pytest.raises(InvalidInput) as error:
             task.check(shape, labels)
