@@ -292,7 +292,9 @@ def test_results_of_another_version_of_their_method_do_not_count(small_field, ru
     monkeypatch.setattr(version, "version_of", lambda factory: 2)
     assert Library(tmp_path / "results").named == {}
     assert queue.main([*words, "--only", "field/local", "--collect", str(tmp_path / "runs")]) == 0
-    assert queue.main([*words, "--only", "field/local"]) == 0
+    # Its folder has those of the other version.
+    assert queue.main([*words, "--only", "field/local"]) == 2
+    assert queue.main([*words, "--only", "field/local", "--out", str(tmp_path / "anew")]) == 0
     assert len(runs.done) == 2 * count
     assert versions() == [2, 2, 2]
 
