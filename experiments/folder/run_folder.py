@@ -305,8 +305,7 @@ def rounded(value: float) -> float:
 
 
 def score_text(value: float, *, percent: bool, sign: str = "") -> str:
-    """Score as people read it: two decimals of a percentage, else three, of small ones three digits, of large ones the
-    six that files have."""
+    """Score as people read it: a percentage with two decimals, others with three, or with three to six digits."""
     size = abs(value)
     form = ".2f" if percent else ".3g" if 0 < size < 0.1 else ".3f" if size < 1000 else ".6g"
     return f"{value:{sign}{form}}"
