@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_type_hints
 
 from experiments.cli.parser import flag
+from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition import PARTITIONS
 from pfl_jax.data.specs import PixelNormalization, Source
@@ -58,7 +59,6 @@ Score = Literal["last", "best"]
 
 PresetName = Literal["fedpac", "fedas"]
 OnNaN = Literal["stop", "skip-client"]
-Precision = Literal["float32", "tf32", "bf16"]
 
 ADAPTERS = Words(("none", "linear_probe"), {"lora": Count, "ffa_lora": Count, "bottleneck": Count, "prompts": Count})
 """Values of --adapter: kind and rank, width or number of tokens."""
@@ -252,7 +252,7 @@ class Options:
     """Place of the clients' states between rounds: the memory of the device or the host, or a file in the run's folder.
     auto is host if the states of all clients would take more than a quarter of the device's free memory, disk if they
     would take more than half of the machine's memory, otherwise device. The results are the same."""
-    precision: Precision = "float32"
+    precision: Precision = BACKENDS["default"].precision
     """Precision of matrix products and convolutions on a GPU; a CPU always uses float32."""
     eval_every: Count = 1
     """Rounds between two evaluations; the last round is always evaluated."""

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import jax
 
-from experiments.cli.options import Options, Precision
+from experiments.cli.options import Options
+from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.errors import InvalidInput
 
 MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
@@ -21,7 +22,10 @@ def prepare(options: Options) -> None:
 
 
 def prepare_jax(
-    *, devices: int | Literal["auto"] = "auto", precision: Precision = "float32", compilation_cache: bool = True
+    *,
+    devices: int | Literal["auto"] = "auto",
+    precision: Precision = BACKENDS["default"].precision,
+    compilation_cache: bool = True,
 ) -> None:
     """Make the settings that JAX needs before its first computation; on a CPU one device for each core by default."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
+from pfl_jax.backends import choices
 from pfl_jax.base import Method, MethodSchedule, at_round
 from pfl_jax.data.places import spread
 from pfl_jax.engine.cohort import Settings
@@ -112,7 +112,8 @@ def resolved(
         # Their sizes do not count.
         cohorts = np.minimum(cohorts, 1)
     batch_size, drop_last = (1, False) if work is None else (work.batch_size, work.drop_last)
-    chunks = [choose_chunk(cohort, batch_size, devices, drop_last=drop_last) for cohort in cohorts]
+    most = most_clients(method, backend)
+    chunks = [choose_chunk(cohort, batch_size, devices, drop_last=drop_last, most=most) for cohort in cohorts]
     return replace(settings, chunk=min(chunks))
 
 
@@ -125,11 +126,23 @@ def one_by_one(method: Method | MethodSchedule, backend: str | None = None) -> b
       method: of the clients.
       backend: name of the backend; None for JAX's default.
     """
-    work = at_round(method, 0).work
-    return (backend or jax.default_backend()) == "cpu" and (work is None or is_convolutional(work.model))
+    return most_clients(method, backend) == 1
 
 
-def choose_chunk(counts: np.ndarray, batch_size: int, devices: int, *, drop_last: bool = False) -> int:
+def most_clients(method: Method | MethodSchedule, backend: str | None = None) -> int | None:
+    """Most clients under one vmap that chunk "auto" takes, from `pfl_jax.backends`; None for no limit.
+
+    Args:
+      method: of the clients.
+      backend: name of the backend; None for JAX's default.
+    """
+    most, work = choices(backend).chunk, at_round(method, 0).work
+    return most if most and (work is None or is_convolutional(work.model)) else None
+
+
+def choose_chunk(
+    counts: np.ndarray, batch_size: int, devices: int, *, drop_last: bool = False, most: int | None = None
+) -> int:
     """Number of clients under one vmap for chunk "auto" where clients are not trained one after another.
 
     A device's clients are divided into as few chunks of equal size as waste less than a tenth of the gradient steps.
@@ -139,9 +152,11 @@ def choose_chunk(counts: np.ndarray, batch_size: int, devices: int, *, drop_last
       batch_size: examples of a mini-batch.
       devices: number of devices that share the clients.
       drop_last: whether incomplete last batches are left out.
+      most: largest chunk; None for no limit.
     """
     clients = -(-len(counts) // devices)
-    equal = sorted({-(-clients // number) for number in range(1, clients + 1)}, reverse=True)
+    sizes = {-(-clients // number) for number in range(1, clients + 1)}
+    equal = sorted((size for size in sizes if most is None or size <= most), reverse=True)
 
     def wasted(chunk: int) -> float:
         return unused_shares(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last).steps

@@ -18,6 +18,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from pfl_jax.backends import BACKENDS
 from pfl_jax.errors import InvalidInput
 
 Bilinear: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
@@ -193,10 +194,6 @@ FORMS: dict[str, Form] = {
 }
 """The forms of `conv2d` by name."""
 
-# On CPUs "direct" is the fastest (docs/performance.md). On accelerators the other forms would become grouped
-# convolutions under vmap; "matmul" has not been measured there.
-_AUTO = {"cpu": "direct", "default": "matmul"}
-
 
 def _one_by_one(fn: Bilinear, *, keeps_batch: bool) -> Bilinear:
     """Function that runs fn in a loop under vmap, which is the fastest way with one kernel per client.
@@ -234,7 +231,8 @@ def _compute(form: str, name: str, padding: int, a: jax.Array, b: jax.Array) -> 
 
     if form != "auto":
         return get_map(form)(a, b)
-    return jax.lax.platform_dependent(a, b, **{platform: get_map(form) for platform, form in _AUTO.items()})
+    maps = {platform: get_map(choices.convolution) for platform, choices in BACKENDS.items()}
+    return jax.lax.platform_dependent(a, b, **maps)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -296,7 +294,7 @@ def conv2d(x: jax.Array, kernel: jax.Array, padding: int = 0, *, form: str = "au
       padding: rows and columns of zeros added on each side.
       form: implementation. "direct": convolutions arranged for XLA's CPU backend, one client after another under
         vmap. "matmul": one matrix product over all windows, batched under vmap. "lax": JAX's own convolution, grouped
-        under vmap. "auto": "direct" on CPUs, "matmul" elsewhere.
+        under vmap. "auto": that of `pfl_jax.backends`, "direct" on CPUs and "matmul" elsewhere.
 
     Returns:
       [B, H + 2 padding - kh + 1, W + 2 padding - kw + 1, Cout].

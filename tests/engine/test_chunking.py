@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
-from pfl_jax import Settings, methods, models, simulate
+from pfl_jax import Settings, backends, methods, models, simulate
 from pfl_jax.data.places import spread
 from pfl_jax.engine import rounds
 from pfl_jax.engine.chunking import one_by_one, resolved, unused_shares
@@ -89,6 +89,15 @@ def test_auto_is_all_clients_at_once_where_that_is_fast(model, counts, backend, 
         assert resolved(settings, method, counts, backend=backend) == replace(settings, chunk=chunk)
         assert one_by_one(method, backend) == (chunk == 1)
     assert resolved(Settings(3, chunk=None), schedule, counts, backend=backend).chunk is None
+
+
+def test_a_backend_may_limit_the_chunks_of_convolutions(monkeypatch):
+    monkeypatch.setitem(backends.BACKENDS, "default", backends.Choices("matmul", 6))
+    chunks = [
+        resolved(Settings(3), methods.fedavg(model), np.full(20, 600), backend="gpu").chunk for model in (CNN, MLP)
+    ]
+    # Chunks of equal size: four of 5.
+    assert chunks == [5, 20]
 
 
 def test_a_run_makes_the_choice(monkeypatch):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from pfl_jax import Settings, simulate
+from pfl_jax.backends import BACKENDS, Choices
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.convolution import conv2d
 from pfl_jax.testing import conformance
@@ -61,3 +62,10 @@ def test_a_gpu_has_matrix_products_in_place_of_convolutions(platform, convolutio
     x, kernel = jnp.ones((2, 8, 8, 1)), jnp.ones((3, 3, 1, 4))
     text = lowered(jax.jit(jax.grad(lambda kernel: conv2d(x, kernel, 1).sum())), kernel, platform=platform)
     assert ("stablehlo.convolution" in text) == convolutions
+
+
+def test_the_table_of_backends_says_which_form_a_gpu_gets(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "default", Choices("lax", None))
+    x, kernel = jnp.ones((2, 9, 9, 1)), jnp.ones((3, 3, 1, 4))
+    text = lowered(jax.jit(lambda kernel: conv2d(x, kernel, 1)), kernel, platform="cuda")
+    assert "stablehlo.convolution" in text

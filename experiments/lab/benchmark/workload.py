@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from pfl_jax import models
+from pfl_jax.backends import choices
 from pfl_jax.base import Method, Model
 from pfl_jax.data import federated, partition, sources
 from pfl_jax.data.federated import FederatedData
@@ -92,7 +92,7 @@ class Setup(NamedTuple):
 
 def usual_chunk() -> int | None:
     """Clients under one vmap on this backend; None for all at once."""
-    return 1 if jax.default_backend() == "cpu" else None
+    return choices().chunk
 
 
 @functools.cache

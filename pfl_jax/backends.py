@@ -1,0 +1,32 @@
+"""What is fastest on each kind of device: all choices that measurements decide, in one table."""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax
+
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
+"""Of matrix products and convolutions; a CPU computes in float32 whatever is asked for."""
+
+
+class Choices(NamedTuple):
+    """Choices for one backend of JAX.
+
+    Attributes:
+      convolution: form of `pfl_jax.networks.convolution.conv2d` for "auto".
+      chunk: most clients under one vmap that chunk "auto" takes for models with convolutions; None for no limit.
+      precision: of matrix products, by default, in the commands of `experiments`.
+    """
+
+    convolution: str
+    chunk: int | None
+    precision: Precision = "float32"
+
+
+BACKENDS: dict[str, Choices] = {"cpu": Choices("direct", 1), "default": Choices("matmul", None)}
+"""Name of a backend -> its choices; "default" are those of all others, such as GPUs. Only the CPU's were measured
+(docs/performance.md): elsewhere "lax" would become grouped convolutions under vmap, and "direct" a loop."""
+
+
+def choices(backend: str | None = None) -> Choices:
+    """Choices for a backend by its name, by default JAX's own."""
+    return BACKENDS.get(backend or jax.default_backend(), BACKENDS["default"])
