@@ -4,7 +4,7 @@
     python -m experiments.compare runs/first --reference fedpac --out comparison.md --plot ranks.svg
 
 Runs of one setting differ in their seed; runs of two settings with the same seed have the same clients, which are
-compared one by one after the last round that all have. Clients and seeds are resampled for the intervals.
+compared one by one after the last round that all have. Intervals are over seeds, with a single one over its clients.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,15 @@ from experiments.folder.stored_runs import Group
 from experiments.host.console import Terminal, duration, print_text
 from experiments.show.pictures import ENDINGS, Picture, Ranks, save
 from experiments.show.tables import NOTHING, markdown, number, terminal
-from pfl_jax.compare import Difference, critical_difference, difference, holm, mean_ranks, share_worse
+from pfl_jax.compare import (
+    FEWEST_RUNS,
+    Difference,
+    critical_difference,
+    difference,
+    holm,
+    mean_ranks,
+    share_worse,
+)
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import listed
 
@@ -141,10 +149,11 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
             rows.append(np.array(row, np.float64))
         found[name] = rows
     for position, seed in enumerate(seeds):
-        (first, size), *sizes = ((name, runs[name][seed].config["train_examples"]) for name in runs)
-        if others := [name for name, other in sizes if other != size]:
+        (first, config), *configs = ((name, runs[name][seed].config) for name in runs)
+        if others := [name for name, other in configs if not _have_same_clients(config, other)]:
             raise InvalidInput(
-                f"{first} and {others[0]} have other clients with seed {seed}: give runs of one partition"
+                f"the clients of {first} and {others[0]} have other examples with seed {seed}: give runs of one "
+                "partition"
             )
         # Clients that one method does not score, as with --eval-clients, count in none.
         scored = np.all([np.isfinite(rows[position]) for rows in found.values()], axis=0)
@@ -160,6 +169,14 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     compared = Compared(groups[0].data_name, groups[0].axis, larger, seeds, last, found, notes)
     ordered = sorted(found, key=compared.mean, reverse=larger)
     return compared._replace(scores={name: found[name] for name in ordered})
+
+
+def _have_same_clients(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the clients of two configurations have the same examples: by digest, or in older runs without one by the
+    numbers of their examples and classes."""
+    digest, numbers = ["partition_digest"], ["train_examples", "test_examples", "class_table"]
+    compared = digest if all("partition_digest" in config for config in (one, other)) else numbers
+    return all(one.get(name) == other.get(name) for name in compared)
 
 
 def _unnamed(groups: Sequence[Group]) -> list[str]:
@@ -245,6 +262,11 @@ def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> 
     notes += compared.notes
     if len(compared.seeds) == 1:
         notes.append("One seed: the intervals are over clients alone, and say nothing of other seeds.")
+    elif len(compared.seeds) < FEWEST_RUNS:
+        notes.append(
+            f"{len(compared.seeds)} seeds: an interval that contains 0 is no sign that methods are alike, since so few "
+            f"find only large differences; run {FEWEST_RUNS} or more."
+        )
     return notes
 
 

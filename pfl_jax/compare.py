@@ -1,19 +1,25 @@
 """Statistics of a comparison of methods on the same clients: intervals of differences, tests, ranks.
 
 The scores of a method are those of its runs, one for each seed or partition, and in a run those of its clients. Runs of
-two methods with the same seed have the same clients, so that differences are taken client by client. What varies if an
-experiment is repeated are the runs and the clients: both are resampled, never the examples of a client alone.
+two methods with the same seed have the same clients, so that differences are taken client by client. The clients of a
+run share its seed: only the means of runs are independent of each other, and intervals are over them.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from scipy import special
 
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, word
+from pfl_jax.hyper_parameters import Count, Fraction, Range, check_arguments, check_value
+
+Probability: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
 
 FEWEST_PAIRS = 6
 """Pairs of runs from which on the test of Wilcoxon can find a difference at 5 %."""
+FEWEST_RUNS = 4
+"""Runs from which on an interval that contains 0 says something: fewer find only very large differences."""
 
 
 class Difference(NamedTuple):
@@ -21,7 +27,7 @@ class Difference(NamedTuple):
 
     Attributes:
       mean: over runs of the mean over clients.
-      low, high: ends of its confidence interval.
+      low, high: ends of its confidence interval; infinite for a single client of a single run.
       p_value: of Wilcoxon's signed-rank test over the runs, two-sided; None for fewer than `FEWEST_PAIRS` runs.
       worse: share of the clients, in [0, 1], whose score is worse with the first method.
     """
@@ -43,25 +49,22 @@ def difference(
     second: Sequence[np.ndarray],
     *,
     higher_is_better: bool = True,
-    confidence: float = 0.95,
-    draws: int = 10_000,
-    seed: int = 0,
+    confidence: Probability = 0.95,
 ) -> Difference:
-    """Difference of two methods with its bootstrap interval.
+    """Difference of two methods with its confidence interval, Student's t over the means of the runs.
 
-    Each draw takes as many runs as there are, with replacement, and of each as many of its clients; the interval has
-    the percentiles of the mean over them. With a single run only clients are drawn: the interval then says nothing of
-    other seeds.
+        mean +- t_{(1 + confidence) / 2, R - 1} s / sqrt(R),   s: sample standard deviation of the R runs' means
+
+    With a single run the interval is over its clients instead, and says nothing of other seeds. With two or three runs
+    it is so wide that it finds only differences far larger than s.
 
     Args:
       first, second: scores of the clients [N] of each run; the runs of both in the same order, on the same clients.
       higher_is_better: whether larger scores are better; it decides `worse` alone.
       confidence: share of the intervals that contain the true difference, in (0, 1).
-      draws: of the bootstrap.
-      seed: of its random numbers.
 
     Raises:
-      InvalidInput: the methods have other runs or clients, or a score is not finite.
+      InvalidInput: the methods have other runs or clients, a score is not finite, or `confidence` is out of range.
 
     Example:
       >>> import numpy as np
@@ -70,27 +73,37 @@ def difference(
       >>> found = difference(first, second)
       >>> print(found.mean, round(found.worse, 2), found.is_clear)
       1.0 0.33 False
-
-    Reference:
-      Davison, Hinkley. Bootstrap Methods and their Application. 1997, Section 3.8 (hierarchical data) and 5.3.1.
     """
+    check_value("confidence", confidence, Probability)
     rows = _paired(first, second)
-    rng, means = np.random.default_rng(seed), np.array([row.mean() for row in rows])
-    # Means of resampled clients, as many for each run as draws take it.
-    chosen = rng.integers(len(rows), size=(draws, len(rows)))
-    resampled = np.empty(chosen.shape)
-    for run, row in enumerate(rows):
-        taken = chosen == run
-        resampled[taken] = row[rng.integers(len(row), size=(int(taken.sum()), len(row)))].mean(axis=1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(resampled.mean(axis=1), [tail, 1 - tail])
+    means = np.array([row.mean() for row in rows])
+    independent = means if len(means) > 1 else rows[0]
+    mean, half = float(means.mean()), margin(independent.std(), len(independent), confidence)
     return Difference(
-        float(means.mean()),
-        float(low),
-        float(high),
+        mean,
+        mean - half,
+        mean + half,
         _wilcoxon(means) if len(means) >= FEWEST_PAIRS else None,
         share_worse(first, second, higher_is_better=higher_is_better),
     )
+
+
+def margin(deviation: float, number: int, confidence: Probability = 0.95) -> float:
+    """Half of the confidence interval of the mean of independent values, Student's t.
+
+    Args:
+      deviation: standard deviation of the values about their mean, as of `numpy.std`.
+      number: how many values; with one, nothing is known of their spread, and the margin is infinite.
+      confidence: see `difference`.
+
+    Example:
+      >>> from pfl_jax.compare import margin
+      >>> [round(margin(1.0, number), 2) for number in (1, 2, 3, 10)]
+      [inf, 12.71, 3.04, 0.75]
+    """
+    if number < 2:
+        return np.inf
+    return float(special.stdtrit(number - 1, (1 + confidence) / 2) * deviation / np.sqrt(number - 1))
 
 
 def share_worse(first: Sequence[np.ndarray], second: Sequence[np.ndarray], *, higher_is_better: bool = True) -> float:
@@ -132,7 +145,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """P-values of several tests, adjusted so that 5 % bound the chance of any false finding, in their order.
 
     Args:
-      p_values: of the single tests.
+      p_values: of the single tests, in [0, 1].
+
+    Raises:
+      InvalidInput: one is no such number.
 
     Example:
       >>> from pfl_jax.compare import holm
@@ -142,6 +158,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Reference:
       Holm. A Simple Sequentially Rejective Multiple Test Procedure. Scandinavian Journal of Statistics 1979.
     """
+    for p_value in p_values:
+        check_value("a p-value", p_value, Fraction)
     order, adjusted, largest = np.argsort(p_values, kind="stable"), [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
@@ -155,13 +173,20 @@ def mean_ranks(scores: np.ndarray, *, higher_is_better: bool = True) -> np.ndarr
     Args:
       scores: [B, K] of K methods in B runs.
       higher_is_better: whether larger scores are better.
+
+    Raises:
+      InvalidInput: the scores are no such table, or one is NaN, which has no rank.
     """
     from scipy import stats
 
-    return stats.rankdata((-1 if higher_is_better else 1) * np.asarray(scores, np.float64), axis=1).mean(axis=0)
+    table = np.asarray(scores, np.float64)
+    if table.ndim != 2 or not table.size or np.isnan(table).any():
+        raise InvalidInput(f"ranks need scores [runs, methods] without NaN, not {word(table)}")
+    return stats.rankdata(-table if higher_is_better else table, axis=1).mean(axis=0)
 
 
-def critical_difference(methods: int, runs: int, alpha: float = 0.05) -> float:
+@check_arguments
+def critical_difference(methods: Annotated[int, Range(2)], runs: Count, alpha: Probability = 0.05) -> float:
     r"""Difference of mean ranks below which two methods cannot be told apart (Nemenyi).
 
         CD = q_alpha sqrt( K (K + 1) / (6 B) )
@@ -172,6 +197,9 @@ def critical_difference(methods: int, runs: int, alpha: float = 0.05) -> float:
       methods: K.
       runs: B.
       alpha: chance of any false finding.
+
+    Raises:
+      InvalidInput: there are fewer than two methods, no runs, or `alpha` is not in (0, 1).
 
     Example:
       >>> from pfl_jax.compare import critical_difference

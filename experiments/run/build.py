@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import math
 import warnings
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Experiment:
     Attributes:
       request: the checked command line, with the smaller defaults on embedded data.
       dataset, data: the examples, and those of each client that takes part.
+      partition_digest: see `digest_of`.
       method: method with its model and hyper-parameters.
       settings: of the simulation.
       newcomers: examples of the clients that never take part; None where all take part.
@@ -63,6 +65,7 @@ class Experiment:
     request: Request
     dataset: Dataset
     data: Federation
+    partition_digest: str
     method: Method | MethodSchedule
     settings: simulate.Settings
     newcomers: Federation | None = None
@@ -117,8 +120,8 @@ def build_experiment(request: Request, console: Console, processes: Processes | 
                 dataset = dataset._replace(train_x=as_rows(dataset.train_x), test_x=as_rows(dataset.test_x))
             data = federated.federate(dataset, parts, **shift, seed=options.seed)
         if not options.distributed:
-            return assemble(request, dataset, data)
-        return assemble(request, placement.without_inputs(dataset), data, simulate.client_mesh(devices(options)))
+            return assemble(request, dataset, data, parts)
+        return assemble(request, placement.without_inputs(dataset), data, parts, simulate.client_mesh(devices(options)))
 
 
 def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
@@ -201,9 +204,15 @@ def _notes(request: Request, dataset: Dataset) -> list[str]:
     return notes
 
 
-def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, mesh: Mesh | None = None) -> Experiment:
+def assemble(
+    request: Request,
+    dataset: Dataset,
+    data: federated.FederatedData,
+    parts: partition.Partition,
+    mesh: Mesh | None = None,
+) -> Experiment:
     """Assemble the experiment over an existing federation, whose clients are placed on a mesh if there is one."""
-    options = request.options
+    options, digest = request.options, digest_of(parts, request.options)
     settings = settings_of(options)
     newcomers: Any = None
     if options.held_out_clients:
@@ -229,7 +238,7 @@ def assemble(request: Request, dataset: Dataset, data: federated.FederatedData, 
         return (data if mesh is None else placement.place(data, mesh)).with_frozen(frozen)
 
     newcomers = None if newcomers is None else finished(newcomers)
-    return Experiment(request, dataset, finished(data), method, settings, newcomers, budgets)
+    return Experiment(request, dataset, finished(data), digest, method, settings, newcomers, budgets)
 
 
 def _values(request: Request) -> dict[str, Any]:
@@ -336,6 +345,18 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
         )
     parts = partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
     return _with_validation(options, parts)
+
+
+def digest_of(parts: partition.Partition, options: Options) -> str:
+    """Digest of the examples of each client, shifted as the options say: 16 hexadecimal digits.
+
+    Runs on the same data with the same digest have the same clients.
+    """
+    whole = hashlib.sha256(options.shift.encode())
+    for split in (parts.train, parts.test, parts.validation):
+        for rows in split or ():
+            whole.update(f" {len(rows)} ".encode() + np.sort(rows).astype("<i8").tobytes())
+    return whole.hexdigest()[:16]
 
 
 def _with_validation(options: Options, parts: partition.Partition) -> partition.Partition:

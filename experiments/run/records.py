@@ -51,6 +51,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "train_examples": np.asarray(data.train_count).tolist(),
         "test_examples": counts.test.tolist(),
         "class_table": table,
+        "partition_digest": experiment.partition_digest,
         **privacy_record(experiment, experiment.settings.rounds),
         "bytes_per_client_and_round": experiment.traffic._asdict(),
         "chunk": experiment.settings.chunk,

@@ -90,15 +90,16 @@ def _group(jobs: Sequence[Job], request: Request, dataset: Dataset, root: Path) 
     requests = [build.on_data(job.cell.request(job.folder), dataset)[0] for job in jobs]
     # A run stays on one device, with all its clients: a sweep divides its runs over the devices.
     requests = [dataclasses.replace(one, options=dataclasses.replace(one.options, devices=1)) for one in requests]
+    partitions = [build.divide(one.options, dataset) for one in requests]
     data = federated.federate_runs(
         dataset,
-        [build.divide(one.options, dataset) for one in requests],
+        partitions,
         **build.shift_of(request.options, dataset),
         seeds=[one.options.seed for one in requests],
     )
     runs = []
     for index, (one, job) in enumerate(zip(requests, jobs, strict=True)):
-        experiment = build.assemble(one, dataset, federated.select_run(data, index))
+        experiment = build.assemble(one, dataset, federated.select_run(data, index), partitions[index])
         runs.append(Run(experiment, RunFolder(job.folder)))
     names = json.dumps(_names([job.folder for job in jobs], root)).encode()
     place = root / hashlib.sha256(names).hexdigest()[:16]

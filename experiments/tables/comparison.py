@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from rich.console import Console, Group
 from rich.text import Text
-from scipy import stats
 
 from experiments.cli.effects import differences
 from experiments.cli.parser import flag
@@ -23,6 +22,7 @@ from experiments.papers.published import Published
 from experiments.papers.settings import Measure
 from experiments.show.tables import NOTHING, comma_separated, markdown, number, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
+from pfl_jax.compare import margin
 from pfl_jax.errors import InvalidInput
 
 MARKDOWN, CSV, JSON = "table.md", "table.csv", "table.json"
@@ -54,8 +54,9 @@ class Entry(NamedTuple):
       description: of the data; None without a result.
       is_real: whether the data is the dataset, not its stand-in; None without a result.
       deviations: option -> its value here and in the paper, where they differ.
-      error: half of the 95 % interval of our mean in points, from the spread between the clients of all seeds
-        (Student's t); the paper's own is unknown. None if the table has no means over clients in the last round.
+      error: half of the 95 % interval of our mean in points, over seeds, or with one seed over its clients, see
+        `pfl_jax.compare.margin`; the paper's own is unknown. None if the table has no means over clients in the last
+        round.
     """
 
     row: Published
@@ -139,13 +140,12 @@ def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
 
 
 def _error(scores: Sequence[dict[str, list[Any]]]) -> float | None:
-    """Half of the 95 % interval of the mean over the clients of some runs in the last round, see `Entry`."""
-    counts, spreads = ([one.get(name, [None])[-1] for one in scores] for name in ("clients", "std"))
-    if None in counts or None in spreads:
+    """Half of the 95 % interval of the mean in the last round of some runs, see `Entry`."""
+    means, stds, clients = ([one.get(name, [None])[-1] for one in scores] for name in ("mean", "std", "clients"))
+    if None in (*means, *stds, *clients):
         return None
-    clients, freedom = sum(counts), sum(counts) - len(scores)
-    squares = sum(count * spread**2 for count, spread in zip(counts, spreads, strict=True))
-    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(squares / freedom / clients) if freedom > 0 else None
+    half = margin(stds[0], clients[0]) if len(means) == 1 else margin(statistics.pstdev(means), len(means))
+    return half if math.isfinite(half) else None
 
 
 def compare(paper: str, number: int, entries: Sequence[Entry], measure: Measure, seeds: int) -> Comparison:
@@ -186,7 +186,7 @@ def notes(comparison: Comparison) -> list[str]:
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
     lines = [f"Each place: our {of[comparison.measure.average]}, {over} / the paper's figure / the difference."]
     if any(entry.error is not None for entry in entries):
-        lines.append("± of the difference: the 95 % interval of our mean, from the spread between our clients.")
+        lines.append("± of the difference: the 95 % interval of our mean, over seeds; with one seed, over its clients.")
     usual = settings.MEASURES[comparison.paper]
     if procedure := entries[0].row.procedure:
         lines.append(f"Procedure {procedure}, {settings.PROCEDURES[procedure].title}.")

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from run_folders import SMALL, write_run
 
+from experiments.cli.request import parse
 from experiments.compare import Compared, main, read, table, with_target
 from experiments.folder import stored_runs
+from experiments.run import build
 from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, apart, as_svg, draw, over_seeds, save
 from pfl_jax.compare import difference
+from pfl_jax.data import sources
 
 LEVELS = {"fedpac": 80.0, "fedper": 79.5, "local": 60.0}
 
@@ -29,8 +32,8 @@ def runs(tmp_path):
             path = tmp_path / "runs" / f"{method}-{seed}"
             write_run(path, words(method), seed=seed, level=level)
             *before, last = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
-            # Some clients are better with one method, some with another.
-            apart = np.random.default_rng(seed).permutation([-3, -1, 0, 1, 3]) * (method == "fedper")
+            # Some clients are better with one method, some with another, and so are seeds.
+            apart = (np.random.default_rng(seed).permutation([-3, -1, 0, 1, 3]) + seed - 1) * (method == "fedper")
             found[method, seed] = apart + last["received_per_client"]
             last["received_per_client"] = found[method, seed].tolist()
             (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
@@ -68,6 +71,25 @@ def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
     assert heads.count("worse than local") == 1
     assert rows[-1][0] == "local"
     assert any("One seed" in note for note in notes)
+
+
+def test_of_few_seeds_a_note_says_what_they_allow_to_conclude(runs):
+    folder, _ = runs
+    assert any("3 seeds: an interval that contains 0 is no sign" in note for note in table(compared(folder))[2])
+    for method in LEVELS:
+        write_run(folder / f"{method}-3", words(method), seed=3, level=LEVELS[method])
+    assert not any("no sign" in note for note in table(compared(folder))[2])
+
+
+def test_the_digest_of_a_partition_tells_which_examples_its_clients_have():
+    def digest(kind, *words):
+        options = parse("digits", ["--partition", kind, *words, *SMALL[4:]]).options
+        return build.digest_of(build.divide(options, dataset), options)
+
+    dataset = sources.load("digits")
+    found = {digest("iid"), digest("grouped"), digest("iid", "--seed", "1"), digest("iid", "--shift", "labels")}
+    assert len(found | {digest("iid", "--val-fraction", "0.1")}) == 5
+    assert digest("iid") in found
 
 
 def test_of_errors_the_smallest_is_the_best(runs):
@@ -161,6 +183,15 @@ def other_clients(folder):
     edit(folder / "local-1", train_examples=[21] * 5)
 
 
+def other_classes(folder):
+    edit(folder / "local-1", class_table=[[20] + [0] * 9] * 5)
+
+
+def other_examples(folder):
+    for path in folder.iterdir():
+        edit(path, partition_digest=f"{path.name == 'local-1'}")
+
+
 def other_data(folder):
     edit(folder / "local-1", data={"description": "others", "is_real": True, "num_classes": 10})
 
@@ -186,7 +217,9 @@ def no_common_seed(folder):
 @pytest.mark.parametrize(
     ("spoil", "more", "said"),
     [
-        (other_clients, [], "have other clients with seed 1"),
+        (other_clients, [], "clients of fedpac and local have other examples with seed 1: give runs of one partition"),
+        (other_classes, [], "clients of fedpac and local have other examples with seed 1"),
+        (other_examples, [], "clients of fedpac and local have other examples with seed 1"),
         (other_data, [], "different data are not compared"),
         (another_score, [], "different scores are not compared: accuracy in %; mse"),
         (no_means, [], "two settings at least. Left out, since a run has no finite mean in the end: fedpac, fedper."),

@@ -73,10 +73,7 @@ def test_a_table_beside_the_papers_figures(runs, tmp_path, capsys):
     assert place["std"] == pytest.approx(statistics.stdev(ours), abs=1e-3)
     assert (place["paper"], place["seeds"], place["deviations"]) == (85.68, 3, {})
     assert place["difference"] == pytest.approx(52 - 85.68, abs=1e-3)
-    # Of 20 clients of each seed, apart from their own seed's mean.
-    clients = np.tile([5.0, -5.0], 30)
-    error = scipy.stats.t.ppf(0.975, 57) * np.sqrt(np.sum(clients**2) / 57 / 60)
-    assert place["error"] == pytest.approx(error, abs=1e-3)
+    assert place["error"] == pytest.approx(statistics.stdev(ours) * scipy.stats.t.ppf(0.975, 2) / 3**0.5, abs=1e-3)
     text = capsys.readouterr().out
     assert "FedPAC, Table 5" in text
     title = "after aggregation (received), in the last round, mean over clients, on fashion_mnist"
@@ -174,10 +171,18 @@ def test_deviations_are_said(runs, tmp_path):
     assert place["deviations"] == {"rounds": {"here": 50, "paper": 200}, "lr": {"here": 0.02, "paper": 0.01}}
 
 
-def test_the_interval_of_one_run_is_that_of_its_clients():
-    clients = np.random.default_rng(0).normal(80, 5, 20)
-    low, high = scipy.stats.ttest_1samp(clients, 0).confidence_interval()
-    assert _error([{"std": [0.0, clients.std()], "clients": [20, 20]}]) == pytest.approx((high - low) / 2)
+def half_of_the_interval(values):
+    low, high = scipy.stats.ttest_1samp(values, 0).confidence_interval()
+    return pytest.approx((high - low) / 2)
+
+
+def test_the_interval_is_over_seeds_and_with_one_seed_over_its_clients():
+    clients = np.random.default_rng(0).normal(80, 5, (3, 20))
+    scores = [{"mean": [0.0, of.mean()], "std": [0.0, of.std()], "clients": [20, 20]} for of in clients]
+    assert _error(scores[:1]) == half_of_the_interval(clients[0])
+    assert _error(scores) == half_of_the_interval(clients.mean(1))
+    assert _error([{**scores[0], "mean": [0.0, None]}]) is None
+    assert _error([{"mean": [80.0], "std": [0.0], "clients": [1]}]) is None
 
 
 def test_a_stand_in_never_passes_for_the_dataset(runs, tmp_path, capsys):

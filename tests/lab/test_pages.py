@@ -6,7 +6,7 @@ import shutil
 import pytest
 from test_results_page import MAIN, store
 
-from experiments.lab import other_tasks
+from experiments.lab import coverage, other_tasks
 from experiments.lab.pages import __main__ as command
 from experiments.lab.pages import parts
 from experiments.run import committed
@@ -16,6 +16,7 @@ ROOT = command.ROOT
 WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "privacy", "robustness", "performance", "fedas"))}
 WRITTEN |= {
     "docs/distributed.md",
+    "docs/evaluation.md",
     "docs/other-tasks.md",
     "docs/time.md",
     *(f"docs/figures/{name}.svg" for name in ("results", "privacy", "robustness")),
@@ -29,7 +30,7 @@ def checkout(tmp_path):
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
     (tmp_path / "results").mkdir()
-    for name in ("benchmark.jsonl", "other_tasks.jsonl", "time.md"):
+    for name in ("benchmark.jsonl", "other_tasks.jsonl", "coverage.jsonl", "time.md"):
         shutil.copy(ROOT / "results" / name, tmp_path / "results")
     store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
     return tmp_path
@@ -45,7 +46,7 @@ def test_the_command_makes_all_and_check_says_what_differs(checkout, capsys):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert {name for name in WRITTEN if name in err} == WRITTEN - {
-        f"docs/{name}.md" for name in ("performance", "distributed", "other-tasks", "time")
+        f"docs/{name}.md" for name in ("performance", "distributed", "evaluation", "other-tasks", "time")
     }
     assert command.main([], checkout) == 0
     assert set(capsys.readouterr().out.split()) == WRITTEN
@@ -62,6 +63,13 @@ def test_the_command_makes_all_and_check_says_what_differs(checkout, capsys):
     assert {str(path.relative_to(checkout)) for path in command.differing(checkout)} == {
         *("docs/results.md", "README.md", "docs/figures/results.svg")
     }
+
+
+def test_the_coverage_is_that_of_the_interval_of_today():
+    # Otherwise run python -m experiments.lab.coverage.
+    scores, found = coverage.SCORES[2], committed.read(ROOT / coverage.FILE)
+    assert coverage.measured(scores) == found[coverage._name(scores)]
+    assert all(one["contains"] == pytest.approx(0.95, abs=0.01) for one in found.values() if one["seeds"] > 1)
 
 
 def test_parts_are_replaced_by_their_names(tmp_path):

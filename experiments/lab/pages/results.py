@@ -271,7 +271,7 @@ def _differences(compared: compare.Compared) -> dict[str, object]:
     """Differences of methods with their intervals, for the template."""
     heads, rows, notes = compare.table(compared)
     if compare.BASELINE in compared.scores:
-        notes += compare.table(compared, compare.BASELINE)[2][1:]
+        notes = list(dict.fromkeys([*notes, *compare.table(compared, compare.BASELINE)[2][1:]]))
     rows = [[f"`{name}`", *cells] for name, *cells in rows]
     return {"heads": heads, "rows": rows, "notes": notes}
 
