@@ -16,17 +16,18 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from experiments.choices import Protocol
 from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS
-from experiments.cli.options import Options as RunOptions
-from experiments.cli.options import Protocol
-from experiments.cli.parser import Argument, check_new, flag, parse
+from experiments.cli.parser import Argument, check_new, parse
+from experiments.fields import flag
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import VIRTUAL, score_text, write_text
 from experiments.folder.stored_runs import Group
 from experiments.host.console import Terminal, duration, print_text
 from experiments.show.pictures import ENDINGS, Picture, Ranks, save
 from experiments.show.tables import NOTHING, markdown, number, terminal
+from experiments.spec import Options as RunOptions
 from pfl_jax.compare import (
     FEWEST_RUNS,
     Difference,

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import pytest
 from message_shapes import message_shapes
 
-from experiments.cli.options import Options
-from experiments.cli.parser import flag
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import parse
+from experiments.fields import flag
+from experiments.spec import Options
 from pfl_jax import Mean
 from pfl_jax.messages import Unsummed, map_means, split
 from pfl_jax.methods import METHODS

@@ -9,34 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from experiments.choices import CUSTOM, WITH_FILES
 from experiments.cli.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
-from experiments.cli.options import CUSTOM, MODEL_OPTIONS, NO_TARGETS, OWN_DATA, PROCESSES, WITH_FILES, Options
 from experiments.cli.own_code import FILES, by_content, is_partition_file, label
-from experiments.cli.parser import flag
 from experiments.cli.request import Request
+from experiments.fields import Mark, flag, marked
+from experiments.spec import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, is_met
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS
 
-RESULT_NEUTRAL = {
-    *("chunk", "devices", "state_on", "compilation_cache", "out", "data_dir", "eval_protocol", "source", "data"),
-    *("test_data", "checkpoint_every", "keep_checkpoints", "resume", "accept_other_code", "tensorboard"),
-    *("wandb", "plot", "keep_state", *PROCESSES),
-}
-"""Options that do not change the results of a run; of --source and --data, only the data that was loaded matters. See
-`result_neutral` for the exception."""
 
-
-PARTITION_OPTIONS = {
-    "grouped": ("s", "train_size", "size_choices", "test_size"),
-    "pathological": ("pathological_protocol", "train_size", "size_choices", "test_size"),
-    "dirichlet": ("beta", "dirichlet_protocol", "min_size", "train_size", "test_size"),
-    "iid": ("train_size", "size_choices", "test_size"),
-    "natural": (),
-}
-"""partition -> the options that apply to it."""
-
-
-def result_neutral(options: Mapping[str, Any]) -> set[str]:
+def result_neutral(options: Mapping[str, Any]) -> frozenset[str]:
     """Options that do not change the results of a run with these options: --eval-protocol may say when the run ends."""
     return RESULT_NEUTRAL - ({"eval_protocol"} if options.get("target_accuracy") is not None else set())
 
@@ -51,9 +34,6 @@ def relevant_options(request: Request) -> dict[str, Any]:
     values = resolve_defaults(dataclasses.asdict(options) | request.hyper_parameters)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
     unused = unread(request).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
-    # Runs without these options are those of before there were any.
-    later = ("local_steps", "device_trace", "buffer", "concurrency")
-    unused |= {name for name in later if getattr(options, name) is None}
     # The data determines it.
     unused |= {"vocabulary"} - request.given
     if (options.partition == "natural" and request.dataset == CUSTOM) or is_partition_file(options.partition):
@@ -65,7 +45,7 @@ def relevant_options(request: Request) -> dict[str, Any]:
 
         values["data_digest"] = own_data.digest(options)
     else:
-        unused |= set(OWN_DATA)
+        unused |= {*marked(KINDS, Mark.OWN_DATA, Mark.FILES)}
     return {name: value for name, value in values.items() if name not in unused}
 
 
@@ -95,33 +75,21 @@ def fixed_rounds(options: Options) -> str:
 def unread(request: Request) -> dict[str, str]:
     """Options of a run that are not read with the values of others -> why not, for people."""
     dataset, options = request.dataset, request.options
-    partition = {name for names in PARTITION_OPTIONS.values() for name in names}
-    partition -= set(PARTITION_OPTIONS.get(options.partition, ()))
-    # How much of a client's rows is read.
-    partition -= {"train_size", "test_size"} if dataset in NATURAL else set()
-    whys = dict.fromkeys(sorted(partition), f"with --partition {label(options.partition)}")
-    whys |= {
-        name: f"with --model {options.model}" for name, models in MODEL_OPTIONS.items() if options.model not in models
-    }
+    whys = {}
+    for name, conditions in CONDITIONS.items():
+        for condition in conditions:
+            value, other = getattr(options, condition.name), flag(condition.name)
+            if not is_met(condition, value):
+                whys.setdefault(name, f"with {other} {label(str(value))}" if value else f"without {other}")
+    if dataset in NATURAL:
+        # How much of a client's rows is read.
+        whys = {name: why for name, why in whys.items() if name not in ("train_size", "test_size")}
     if options.optimizer != "sgd":
         whys["momentum"] = f"with --optimizer {options.optimizer}, which has its own"
-    if options.adapter.partition(":")[0] in NO_TARGETS:
-        whys["targets"] = f"with --adapter {options.adapter}"
-    if options.adapter == "none":
-        whys["frozen_dtype"] = "without an --adapter"
-    if options.attack is None or not options.attackers:
-        why = "without --attack" if options.attack is None else "without --attackers"
-        whys |= dict.fromkeys(("attack", "attackers", "attack_scale"), why)
-    elif options.attack == "labels":
-        whys["attack_scale"] = "with --attack labels"
-    if options.buffer is not None:
-        whys["participation"] = "with --buffer"
     if options.participation == 1 or options.device_trace is not None:
         # Nobody is drawn where all take part.
         why = "with --participation 1" if options.device_trace is None else "with --device-trace"
         whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), why)
-    elif not options.straggler_fraction:
-        whys["straggler_rate"] = "without --straggler-fraction"
     if not (dataset in SPECS and SPECS[dataset].fedpac):
         how = "--normalize normalizes" if dataset == CUSTOM else "both papers' settings normalize alike"
         whys["pixel_normalization"] = f"on {dataset}, which {how}"

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.cli.options import KINDS
 from experiments.cli.own_code import is_own, method_factory, option_kind
-from experiments.cli.parser import Option, entries, flag, option_words
+from experiments.cli.parser import Option, entries, option_words
+from experiments.fields import flag
+from experiments.spec import KINDS
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import ReadWith, hint, notes_of, parts, range_of

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.fields import Mark, marked
+from experiments.spec import KINDS
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput, first_line, word
 from pfl_jax.hyper_parameters import hint, parts
@@ -30,11 +32,11 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.metrics import Summary
 from pfl_jax.tasks import CLASSIFICATION, Task
 
-KINDS = ("method", "model", "loss")
+CODE = marked(KINDS, Mark.CODE)
 """Options that take FILE.py:NAME."""
-OTHER_FILES = ("weights", "device_trace")
+OTHER_FILES = marked(KINDS, Mark.FILE)
 """Options with the name of a file that is no code."""
-FILES = (*KINDS, "partition", *OTHER_FILES)
+FILES = (*CODE, "partition", *OTHER_FILES)
 """Options that may name a file by whose content runs are told apart."""
 
 
@@ -61,7 +63,7 @@ def identifier(name: str) -> str:
 def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Files that options name, for a run's configuration: option -> its path and the digest of its text."""
     found = {}
-    for kind in KINDS:
+    for kind in CODE:
         name = values[kind]
         if kind == "loss" and name is not None and not is_own(name):
             raise InvalidInput(f"--loss {name} is no FILE.py:NAME of a function (outputs, y, mask) -> scalar")
@@ -99,7 +101,7 @@ def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> d
 
 
 def function(kind: str, name: str) -> Callable[..., Any]:
-    """Function of an option (of KINDS) with the value FILE.py:NAME."""
+    """Function of an option (of CODE) with the value FILE.py:NAME."""
     _, colon, attribute = name.rpartition(":")
     if not colon or not attribute:
         raise InvalidInput(f"--{kind} {name} lacks the name of a function in the file: {name.rstrip(':')}:NAME")

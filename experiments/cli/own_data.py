@@ -9,7 +9,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from experiments.cli.options import TARGETS, Options
+from experiments.choices import TARGETS
+from experiments.spec import Options
 from pfl_jax.data import own_files
 from pfl_jax.data.natural import NATURAL, Limits
 from pfl_jax.data.rows import blocks

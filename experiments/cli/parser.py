@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from experiments.cli.own_code import is_own, is_partition_file
+from experiments.fields import flag
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import check_value, describe, hint, listed, literals, notes_of, parts, unknown
 
@@ -30,11 +31,6 @@ MAX_METAVAR = 50
 """Characters of a list of choices in the place of a value; longer lists are part of the help text."""
 
 _Options = TypeVar("_Options")
-
-
-def flag(name: str) -> str:
-    """Option as written on the command line, such as --train-size."""
-    return "--" + name.replace("_", "-")
 
 
 class Argument(NamedTuple):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.choices import CUSTOM, TARGETS, WITH_FILES
 from experiments.cli import parser, presets
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
-from experiments.cli.options import CUSTOM, OWN_DATA, TARGETS, WITH_FILES, Options
 from experiments.cli.own_code import (
     OTHER_FILES,
     files,
@@ -21,7 +21,9 @@ from experiments.cli.own_code import (
     method_factory,
     weights_file,
 )
-from experiments.cli.parser import Group, Option, flag, option_words, options_of, summary, unknown_option
+from experiments.cli.parser import Group, Option, option_words, options_of, summary, unknown_option
+from experiments.fields import Also, Mark, flag, marked, noted
+from experiments.spec import GROUPS, KINDS, Options, names_of
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition_files import rows_of
 from pfl_jax.engine.cohort import Settings
@@ -35,66 +37,15 @@ IN_PLACE = "alignment in place"
 """Procedure of FedAS's released code, see `experiments.lab.fedas_ablation.released`; its name in a run's files."""
 
 SYNONYMS = {
-    "method": ("algorithm", "alg"),
-    "rounds": ("global_rounds", "global_epoch", "comm_rounds"),
+    **{name: names[0] for name, names in noted(KINDS, Also).items()},
     "epochs": ("local_epochs", "local_epoch"),
     "lr": ("local_learning_rate", "learning_rate"),
-    "participation": ("join_ratio", "client_activate_rate", "frac"),
-    "num_clients": ("client_num", "num_users"),
-    "drop_rate": ("client_drop_rate",),
-    "eval_every": ("eval_gap", "test_interval"),
     "batch_size": ("lbs", "local_batch_size"),
-    "beta": ("alpha", "dirichlet_alpha"),
-    "devices": ("gpu", "device", "mesh"),
-    "out": ("save_folder_name",),
 }
 """Option -> its names in PFLlib, FL-bench and similar code."""
 
-OF_OTHER_FILES = ("label", "client_column", "test_data", "normalize")
-"""Options for the user's own data that the files of natural federations do not need."""
-
 SELECTION = ("method", "preset")
 """Options that determine the defaults of all others; they come last in the method's own group."""
-
-GROUPS = {
-    "data": (
-        "The examples of each client.",
-        "data label client_column test_data test_fraction normalize data_digest source data_dir partition s beta "
-        "dirichlet_protocol min_size pathological_protocol train_size size_choices test_size val_fraction shift "
-        "pixel_normalization",
-    ),
-    "client": (
-        "The number of clients, and their participation in rounds.",
-        "num_clients participation full_last_round straggler_fraction straggler_rate drop_rate device_trace buffer "
-        "concurrency held_out_clients",
-    ),
-    "robustness": (
-        "Attacks by clients, means that withstand them, and compressed messages.",
-        "attack attackers attack_scale server_mean compress",
-    ),
-    "training": (
-        "The network, the rounds, and the local training of a client.",
-        "model task loss hidden vocabulary weights adapter targets frozen_dtype personal rounds lr momentum "
-        "weight_decay batch_size epochs local_steps optimizer clip_norm schedule drop_last shuffle augment on_nan seed",
-    ),
-    "privacy": (
-        "Differential privacy of examples or of whole clients; docs/privacy.md says what it covers.",
-        "dp_clip dp_noise dp_delta client_clip client_noise",
-    ),
-    "evaluation": (
-        "When and how accuracy is evaluated.",
-        "eval_every eval_clients eval_protocol target_accuracy",
-    ),
-    "result": (
-        "Output files, and resumption of an interrupted run.",
-        "out keep_state checkpoint_every keep_checkpoints resume accept_other_code plot tensorboard wandb",
-    ),
-    "device": (
-        "Hardware and precision; up to rounding, results do not depend on these options.",
-        "devices chunk state_on precision compilation_cache distributed coordinator num_processes process_id",
-    ),
-}
-"""Heading, to which the help adds the word "options" -> description of the group, and its options in order."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +182,7 @@ def _checked(dataset: str, options: Options, given: frozenset[str]) -> Options:
         if getattr(options, name) != getattr(Options, name):
             raise InvalidInput(f"{flag(name)} is for the papers' data sets: {dataset} reads --data")
     if dataset != CUSTOM:
-        for name in OWN_DATA if dataset not in NATURAL else OF_OTHER_FILES:
+        for name in marked(KINDS, Mark.OWN_DATA, *(() if dataset in NATURAL else (Mark.FILES,))):
             if getattr(options, name) not in (None, False):
                 raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
         if dataset in NATURAL:
@@ -291,12 +242,14 @@ def _check_processes(options: Options) -> None:
 
 def _grouped(method: str, options: Mapping[str, Option]) -> list[Group]:
     """Groups of all options of a run, the method's own first."""
-    shared = {*SELECTION, *(name for _, names in GROUPS.values() for name in names.split())}
+    shared = {name for group in GROUPS.values() for name in names_of(group)} | {*SELECTION}
+    own = [*(name for name in options if name not in shared), *SELECTION]
     text = summary(function_of(method_factory(method))) or label(method)
-    own = text, " ".join([*(name for name in options if name not in shared), *SELECTION])
+    groups = [(identifier(method), text, own)]
+    groups += [(heading, str(group.__doc__), names_of(group)) for heading, group in GROUPS.items()]
     return [
-        Group(heading, text, {name: options[name] for name in names.split() if name in options})
-        for heading, (text, names) in [(identifier(method), own), *GROUPS.items()]
+        Group(heading, text, {name: options[name] for name in names if name in options})
+        for heading, text, names in groups
     ]
 
 

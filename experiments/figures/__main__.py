@@ -20,7 +20,8 @@ from rich.console import Console
 
 from experiments.cli import parser
 from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Argument, Names, choose, flag
+from experiments.cli.parser import Argument, Names, choose
+from experiments.fields import flag
 from experiments.figures import fedas, fedpac
 from experiments.figures.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder

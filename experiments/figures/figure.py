@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from experiments.cli import presets
-from experiments.cli.effects import PARTITION_OPTIONS, relevant_options
+from experiments.cli.effects import relevant_options
 from experiments.cli.own_code import label
 from experiments.cli.parser import by_option, given, option_words
 from experiments.cli.request import RunCommand
@@ -21,6 +21,7 @@ from experiments.papers import settings
 from experiments.papers.settings import PAPERS, Measure
 from experiments.run.batch import Job, jobs_of_seeds
 from experiments.show.pictures import Panel, Picture
+from experiments.spec import read_with
 from pfl_jax.errors import InvalidInput
 
 Key: TypeAlias = tuple[str, ...]
@@ -202,7 +203,7 @@ def _setting(runs: Runs) -> str:
     if "participation" in runs.values or "participation" not in varied:
         parts.append(f"participation {runs.values.get('participation', options['participation']):g}")
     words = label(options["partition"])
-    for spread in {"s", "beta"} & set(PARTITION_OPTIONS.get(options["partition"], ())) - varied:
+    for spread in {"s", "beta"} & {*read_with("partition", options["partition"])} - varied:
         words += f" {spread} = {options[spread]:g}"
     return ", ".join([*parts, words])
 

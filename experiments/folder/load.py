@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli.options import FIELD, PROTOCOLS, Average, Protocol, Score
+from experiments.choices import FIELD, PROTOCOLS, Average, Protocol, Score
 from experiments.cli.own_code import read
 from experiments.folder.run_folder import (
     CONFIG,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.cli.options import FIELD, Average, Protocol
+from experiments.choices import FIELD, Average, Protocol
 from experiments.cli.own_code import read
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores

@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from experiments.choices import WITH_FILES, Protocol
 from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import defaults
-from experiments.cli.options import WITH_FILES, Options, Protocol
 from experiments.cli.own_code import label
 from experiments.cli.parser import option_words
 from experiments.cli.request import Request, RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
 from experiments.papers import published
+from experiments.spec import Options
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS

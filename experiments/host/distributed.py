@@ -27,8 +27,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import experiments
 from experiments.cli.exit_codes import INVALID, print_line
 from experiments.cli.own_code import by_content
-from experiments.cli.parser import flag
 from experiments.cli.request import Request
+from experiments.fields import flag
 from experiments.host.jax_config import devices
 from experiments.host.processes import LOST, EndedAlone, Processes, lost, without_output
 from experiments.host.signals import wait

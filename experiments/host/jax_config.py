@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from experiments.cli.options import Options
+from experiments.spec import Options
 from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.errors import InvalidInput
 

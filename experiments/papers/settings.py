@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from experiments.cli.options import PROCESSES, Average, Protocol, Score
-from experiments.cli.parser import flag
+from experiments.choices import Average, Protocol, Score
 from experiments.cli.request import IN_PLACE, Request
+from experiments.fields import Mark, flag, marked
+from experiments.spec import KINDS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
@@ -128,7 +129,7 @@ so are the measure and the batches of the preset."""
 _UNKNOWN_IN_PLACE = {
     *("resume", "keep_state", "held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule"),
     *("attack", "attackers", "attack_scale", "server_mean", "compress", "device_trace", "buffer", "concurrency"),
-    *PROCESSES,
+    *marked(KINDS, Mark.PROCESSES),
 }
 """Options that runs with alignment in place do not have. They do without those that only place or store the work."""
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from experiments.choices import Protocol
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.options import Protocol
 from experiments.cli.parser import Argument, check_new, parse
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from markupsafe import Markup
 
-from experiments.cli.options import FIELD, Protocol
-from experiments.cli.parser import flag
+from experiments.choices import FIELD, Protocol
+from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text
 from experiments.folder.stored_runs import Group, Run, plain

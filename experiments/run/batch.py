@@ -10,10 +10,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rich.console import Console
 
+from experiments.choices import Average, Protocol, Score
 from experiments.cli import parser
-from experiments.cli.effects import RESULT_NEUTRAL
 from experiments.cli.exit_codes import exit_code
-from experiments.cli.options import Average, Protocol, Score
 from experiments.cli.parser import Folder, Hidden, parse
 from experiments.cli.request import RunCommand
 from experiments.folder.load import Result, read_config, read_metrics, read_summary
@@ -25,6 +24,7 @@ from experiments.papers.settings import Measure
 from experiments.run import cached_runs
 from experiments.run.committed import ROOT
 from experiments.run.estimate import Speeds, examples_visited
+from experiments.spec import RESULT_NEUTRAL
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count
 

@@ -14,15 +14,16 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from experiments.choices import CUSTOM, PRETRAINED, TARGETS, TEXTS, WITH_FILES
 from experiments.cli import effects, own_code
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
-from experiments.cli.options import CUSTOM, MODEL_OPTIONS, PRETRAINED, TARGETS, TEXTS, WITH_FILES, Options
 from experiments.cli.own_code import is_own, is_partition_file, label, make_model, method_factory, said, with_loss
 from experiments.cli.request import Request, assignments, settings_of
 from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice
 from experiments.host.jax_config import devices
 from experiments.host.processes import Processes
+from experiments.spec import Options, read_with
 from pfl_jax import simulate
 from pfl_jax.base import Method, MethodSchedule, Model, at_round
 from pfl_jax.data import allocation, federated, partition, partition_files, sources
@@ -280,7 +281,7 @@ def model_of(options: Options, dataset: Dataset) -> Model:
     # Integers that are not normalized, such as tokens, stay integers.
     kind = dataset.train_x.dtype if dataset.mean is None else np.float32
     dtype = np.int32 if np.issubdtype(kind, np.integer) else np.float32
-    own = {name: value for name in MODEL_OPTIONS if (value := getattr(options, name)) is not None}
+    own = {name: value for name in read_with("model", options.model) if (value := getattr(options, name)) is not None}
     task = None if options.task is None else TASKS[options.task]
     outputs = _num_outputs(options.task, dataset)
     if options.model in PRETRAINED:
@@ -329,7 +330,7 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
     """Partition that the options ask for; InvalidInput where clients would mostly train on each other's examples."""
     if is_partition_file(options.partition):
         return _with_validation(options, partition_files.rows_of(options.partition))
-    named = {name: getattr(options, name) for name in effects.PARTITION_OPTIONS[options.partition]}
+    named = {name: getattr(options, name) for name in read_with("partition", options.partition)}
     for protocol in ("dirichlet_protocol", "pathological_protocol"):
         if protocol in named:
             named["protocol"] = named.pop(protocol)

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from experiments.cli.effects import RESULT_NEUTRAL, difference
+from experiments.cli.effects import difference
 from experiments.cli.exit_codes import INTERRUPTED
 from experiments.cli.request import RunCommand
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
 from experiments.folder.version import Trust, by_other_code
 from experiments.host.signals import wait
+from experiments.spec import RESULT_NEUTRAL
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -37,10 +38,10 @@ def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trus
         return read_summary(folder)
     request = cell.request(folder)
     if state == "unfinished" and not cell.procedure and Checkpoints(folder / FOLDER).rounds():
-        from experiments.run.resume import CONTINUING, resumed
+        from experiments.run.resume import resumed
 
         # `inspect` has compared everything else.
-        given = request.given & (RESULT_NEUTRAL | CONTINUING) - {"out", "resume"}
+        given = request.given & RESULT_NEUTRAL - {"out", "resume"}
         resume = dataclasses.replace(request.options, resume=str(folder), accept_other_code=True)
         request = resumed(dataclasses.replace(request, options=resume, given=given))
     elif state == "unfinished":

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code
-from experiments.cli.options import Options
 from experiments.cli.own_code import check_unchanged
 from experiments.cli.parser import Group, options_of, split
+from experiments.spec import Options
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 

@@ -4,8 +4,8 @@ import statistics
 
 import numpy as np
 
+from experiments.choices import CUSTOM
 from experiments.cli.effects import visits
-from experiments.cli.options import CUSTOM
 from experiments.cli.own_code import is_partition_file
 from experiments.cli.request import Request
 from pfl_jax.data.partition_files import rows_of

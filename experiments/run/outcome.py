@@ -6,10 +6,10 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.cli.options import FIELD, PROTOCOLS, Average
+from experiments.choices import FIELD, PROTOCOLS, Average
 from experiments.cli.own_code import label
-from experiments.cli.parser import flag
 from experiments.cli.request import Request
+from experiments.fields import flag
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, VIRTUAL, Line, best
 from experiments.host.console import duration, print_line, print_notice
 from experiments.papers import published, settings

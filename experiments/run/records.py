@@ -14,13 +14,13 @@ import numpy as np
 
 from experiments.cli.effects import fixed_rounds, relevant_options
 from experiments.cli.hyper_parameters import documented_info, unread_by_method
-from experiments.cli.options import Options
 from experiments.cli.own_code import label, method_factory
-from experiments.cli.parser import flag
+from experiments.fields import flag
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices
 from experiments.run.build import Experiment
+from experiments.spec import Options
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.engine import chunking

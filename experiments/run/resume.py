@@ -5,21 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.effects import RESULT_NEUTRAL, difference, fixed_rounds
-from experiments.cli.options import PROCESSES, Options
-from experiments.cli.own_code import KINDS, check_unchanged
+from experiments.cli.effects import difference, fixed_rounds
+from experiments.cli.own_code import CODE, check_unchanged
 from experiments.cli.parser import option_words
 from experiments.cli.request import Request, parse
+from experiments.fields import Mark, marked
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
 from experiments.run.build import Experiment
 from experiments.run.records import privacy_record
+from experiments.spec import KINDS, RESULT_NEUTRAL, Options
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
-
-CONTINUING = {"resume", "accept_other_code", "out", "checkpoint_every", "keep_checkpoints", "eval_protocol"}
-"""Options for resuming a run, which do not define it."""
 
 
 def resumed(request: Request) -> Request:
@@ -59,7 +57,7 @@ def resumed(request: Request) -> Request:
     if added:
         _check_rounds(folder, found.options, options.rounds)
     # Never the processes that began it.
-    taken = PROCESSES | request.given & (CONTINUING | RESULT_NEUTRAL) | added
+    taken = {*marked(KINDS, Mark.PROCESSES)} | request.given & RESULT_NEUTRAL | added
     changed = {name: getattr(options, name) for name in taken}
     restored = dataclasses.replace(found.options, **changed | {"resume": str(folder), "out": str(folder)})
     return dataclasses.replace(found, options=restored, given=found.given | added)
@@ -105,7 +103,7 @@ def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") 
             # Before it is executed.
             check_unchanged(kind, entry)
             name = values[kind].rpartition(":")[2]
-            values[kind] = entry["file"] if kind not in KINDS else f"{entry['file']}:{name}"
+            values[kind] = entry["file"] if kind not in CODE else f"{entry['file']}:{name}"
         if values["epochs"] is None:
             # There are --local-steps in their place.
             del values["epochs"]

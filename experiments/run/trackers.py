@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from experiments.cli.options import Options
 from experiments.folder.load import read_json, read_metrics
 from experiments.folder.run_folder import TENSORBOARD, WANDB_ID, Line, RunFolder
+from experiments.spec import Options
 from pfl_jax.errors import InvalidInput
 
 PROJECT = "pfl_jax"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.cli.options import ALWAYS, PROTOCOLS, Protocol
+from experiments.choices import ALWAYS, PROTOCOLS, Protocol
 from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION
 from experiments.folder.stored_runs import Group, group, read

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rich import box
 from rich.table import Table
 
-from experiments.cli.options import Protocol
+from experiments.choices import Protocol
 from experiments.folder.load import measured
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best, score_text
 from pfl_jax.tasks import Task

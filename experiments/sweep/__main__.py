@@ -23,37 +23,20 @@ from rich.console import Console
 
 from experiments import DATASETS
 from experiments.cli import parser
-from experiments.cli.effects import RESULT_NEUTRAL, relevant_options
+from experiments.cli.effects import relevant_options
 from experiments.cli.exit_codes import leave
-from experiments.cli.options import Options
 from experiments.cli.own_code import label
-from experiments.cli.parser import Argument, flag, option_words
+from experiments.cli.parser import Argument, option_words
 from experiments.cli.request import RunCommand
+from experiments.fields import Mark, NotInSweeps, flag, marked, noted
 from experiments.folder.run_folder import slug
 from experiments.run import batch
+from experiments.spec import KINDS, Options
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count
 
 GROUPS = "groups"
 """Subfolder of the groups' checkpoints."""
-
-REFUSED = {
-    "seed": "use --seeds",
-    "out": "every run has its folder in the sweep's --out",
-    "resume": "the same command goes on where it was stopped",
-    "distributed": "a command of many runs has one process",
-    "wandb": "its runs go side by side in one process, where W&B has one run at a time",
-    "held_out_clients": "newcomers are measured in single runs",
-    "target_accuracy": "its runs end together",
-    "state_on": "its runs keep their clients' states on the devices",
-}
-"""Options of single runs -> why a sweep does not have them."""
-
-COMPARED_BY = {"eval_protocol", "val_fraction", "task"}
-"""Options that decide what the best setting is."""
-
-BY_DIGEST = {"data", "test_data"}
-"""Options for files whose digest tells the runs apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +53,13 @@ class Sweep(batch.Batch):
 
     def check(self) -> None:
         asked = parser.given(self.words)
-        for name, hint in REFUSED.items():
+        for name, notes in noted(KINDS, NotInSweeps).items():
             if name in self.values or name in asked:
-                raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {hint}")
-        for name in sorted(COMPARED_BY & self.values.keys()):
+                raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {notes[0].reason}")
+        for name in sorted({*marked(KINDS, Mark.CHOOSES)} & self.values.keys()):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: all settings are compared by the same one")
         # Runs that differ only in these are one run to the groups, which would train all on the first one's data.
-        for name in sorted((RESULT_NEUTRAL - BY_DIGEST) & self.values.keys()):
+        for name in sorted({*marked(KINDS, Mark.NEUTRAL)} & self.values.keys()):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: it is no setting; start a sweep for each value")
         if twice := sorted(asked & set(self.values)):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.cli.options import ALWAYS, FIELD, PROTOCOLS, Protocol
+from experiments.choices import ALWAYS, FIELD, PROTOCOLS, Protocol
 from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
 from experiments.folder.stored_runs import Group, read

@@ -22,7 +22,8 @@ from rich.console import Console
 
 from experiments.cli import parser
 from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Argument, Names, choose, flag
+from experiments.cli.parser import Argument, Names, choose
+from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.load import Result
 from experiments.folder.run_folder import SUMMARY

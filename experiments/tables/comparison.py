@@ -13,8 +13,8 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from experiments.cli.effects import differences
-from experiments.cli.parser import flag
 from experiments.cli.presets import DEFAULT_PRESET
+from experiments.fields import flag
 from experiments.folder.load import Result
 from experiments.folder.run_folder import rounded, slug, strict_json
 from experiments.papers import settings

@@ -12,8 +12,9 @@ import pytest
 from problems import tiny_model
 
 from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
-from experiments.cli.options import Options
-from experiments.cli.parser import Group, flag, options_of, split
+from experiments.cli.parser import Group, options_of, split
+from experiments.fields import flag
+from experiments.spec import Options
 from pfl_jax import InvalidInput, LocalTraining, make_method
 from pfl_jax.hyper_parameters import NotNegative, Positive, Range, Words, describe, literals, parts, range_of
 from pfl_jax.methods import METHODS, annotations, recipes_of

@@ -109,7 +109,7 @@ def test_runs_are_told_apart_by_what_the_trace_says(trace):
     request = parse("digits", [*WORDS, *LATE, "--device-trace", str(trace), "--participation", "0.5"])
     assert fixed_rounds(request.options) == "--buffer"
     assert "participation" not in relevant_options(request)
-    assert notes(request, request.given, "cpu") == ["--participation has no effect with --buffer"]
+    assert notes(request, request.given, "cpu") == ["--participation has no effect with --buffer 2"]
 
 
 def test_seeds_of_a_sweep_have_timetables_of_their_own(trace):

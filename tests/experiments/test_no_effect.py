@@ -8,10 +8,10 @@ from rich.console import Console
 
 from experiments.cli.effects import fixed_rounds, notes, relevant_options
 from experiments.cli.hyper_parameters import defaults, unread_by_method
-from experiments.cli.options import Options
-from experiments.cli.parser import flag
 from experiments.cli.request import SYNONYMS, parse
+from experiments.fields import flag
 from experiments.run import build
+from experiments.spec import Options
 from pfl_jax import InvalidInput, hyper_parameters
 from pfl_jax.hyper_parameters import ReadWith, literals
 from pfl_jax.methods import METHODS, annotations, make_method

@@ -10,12 +10,13 @@ import pytest
 
 from experiments.cli import parser
 from experiments.cli.hyper_parameters import method_options
-from experiments.cli.options import Options
-from experiments.cli.parser import MAX_COLUMNS, flag
-from experiments.cli.request import GROUPS, SELECTION
+from experiments.cli.parser import MAX_COLUMNS
+from experiments.cli.request import SELECTION
+from experiments.fields import flag
 from experiments.folder.run_folder import slug
 from experiments.run.command import main
 from experiments.show.tables import comma_separated, markdown, page
+from experiments.spec import GROUPS, Options, names_of
 from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods import METHODS
 
@@ -122,7 +123,7 @@ def test_help_shows_the_methods_own_options_first_and_then_groups(capsys, monkey
     assert re.search(r"--rounds INT\s+Communication rounds\. \(default: 40\)", text)
     # Every option once, in the order of the groups.
     shown = re.findall(r"^  (--[a-z][a-z0-9-]*)", text, re.MULTILINE)
-    shared = [*SELECTION, *(name for _, names in GROUPS.values() for name in names.split())]
+    shared = [*SELECTION, *(name for group in GROUPS.values() for name in names_of(group))]
     every = {field.name for field in dataclasses.fields(Options)} | method_options(method).keys()
     own = [name for name in method_options(method) if name not in shared]
     assert all(len(option.text) > 5 for option in method_options(method).values())

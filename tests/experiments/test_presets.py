@@ -5,12 +5,13 @@ import dataclasses
 import pytest
 
 from experiments import DATASETS
+from experiments.choices import PRETRAINED
 from experiments.cli import presets
 from experiments.cli.hyper_parameters import method_options
-from experiments.cli.options import PRETRAINED, Options
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import assignments, parse
 from experiments.papers import published, settings
+from experiments.spec import Options
 from pfl_jax.data import SPECS
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.methods import METHODS

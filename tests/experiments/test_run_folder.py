@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from scores import line_of, scores_of
 
-from experiments.cli.options import PROTOCOLS
+from experiments.choices import PROTOCOLS
 from experiments.cli.request import parse
 from experiments.folder.run_folder import (
     CONFIG,

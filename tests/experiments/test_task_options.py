@@ -12,8 +12,8 @@ from rich.console import Console
 from run_folders import SMALL, log, write_run
 from sklearn.datasets import load_diabetes
 
+from experiments.choices import TARGETS
 from experiments.cli import own_data
-from experiments.cli.options import TARGETS
 from experiments.cli.request import RunCommand, parse
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import Counts, evaluation

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scores import line_of, scores_of
 
-from experiments.cli.options import Options
 from experiments.folder.run_folder import TENSORBOARD, WANDB, Counts, RunFolder
 from experiments.run.command import main
 from experiments.run.trackers import open_trackers, scalars
+from experiments.spec import Options
 from pfl_jax import InvalidInput
 
 BASE = {"method": "fedavg", "preset": "fedpac", "model": "mlp", "rounds": 3, "num_clients": 2, "participation": 1.0}

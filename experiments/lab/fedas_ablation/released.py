@@ -24,11 +24,11 @@ import numpy as np
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.options import Options
 from experiments.cli.request import IN_PLACE, Request, parse
 from experiments.papers.settings import RELEASE, check_in_place
 from experiments.run import run
 from experiments.run.build import Experiment, make_method
+from experiments.spec import Options
 from pfl_jax import simulate
 from pfl_jax.base import ClientData, Cohort, Info, Method, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.data.federated import FederatedData, client_data

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from experiments.cli.options import ALWAYS, Protocol
+from experiments.choices import ALWAYS, Protocol
 from experiments.folder.load import Result
 from experiments.lab.causes import Cause
 from experiments.lab.queue.planned import DATASET, SEEDS

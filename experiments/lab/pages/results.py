@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from experiments import compare
-from experiments.cli.options import ALWAYS, Protocol
+from experiments.choices import ALWAYS, Protocol
 from experiments.folder.load import CLIENTS, Result
 from experiments.host.console import duration
 from experiments.lab import causes

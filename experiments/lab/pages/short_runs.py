@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from experiments.cli.options import ALWAYS, Protocol
+from experiments.choices import ALWAYS, Protocol
 from experiments.folder.load import Result
 from experiments.folder.run_folder import HONEST
 from experiments.lab.pages.parts import FIGURES, Made, filled

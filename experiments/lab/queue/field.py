@@ -6,7 +6,7 @@ they come.
 
 from typing import NamedTuple
 
-from experiments.cli.options import CUSTOM, Protocol
+from experiments.choices import CUSTOM, Protocol
 from experiments.cli.request import RunCommand
 from experiments.compare import BASELINE
 from experiments.folder.load import Result

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from experiments.choices import CUSTOM
 from experiments.cli.effects import relevant_options
-from experiments.cli.options import CUSTOM
 from experiments.cli.request import RunCommand
 from experiments.folder.run_folder import slug
 from experiments.lab import causes
