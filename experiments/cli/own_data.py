@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import re
+import warnings
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -49,7 +50,10 @@ def sizes(options: Options) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _sizes(**arguments: Any) -> tuple[int, int]:
-    dataset = _read(**arguments)
+    with warnings.catch_warnings():
+        # They are told when the data is loaded.
+        warnings.simplefilter("ignore")
+        dataset = _read(**arguments)
     return len(dataset.train_y), len(dataset.client_names)
 
 

@@ -1,7 +1,10 @@
 """Lines on the console, printed as they are, and the progress of a run."""
 
+import contextlib
 import statistics
 import time
+import warnings
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -32,6 +35,16 @@ def print_text(console: Console, text: str, style: str | None = None) -> None:
 def print_notice(console: Console, text: str) -> None:
     """Print a line that the user should not miss."""
     print_text(console, text, "bold yellow")
+
+
+@contextlib.contextmanager
+def warnings_as_notes(console: Console) -> Iterator[None]:
+    """Context in which warnings are notices."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield
+    for warning in told:
+        print_notice(console, f"Note: {warning.message}.")
 
 
 LINE_EVERY = 10.0

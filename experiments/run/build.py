@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import math
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from experiments.cli.hyper_parameters import parse_schedule, scheduled
 from experiments.cli.own_code import is_own, is_partition_file, label, make_model, method_factory, said, with_loss
 from experiments.cli.request import Request, assignments, settings_of
 from experiments.folder.run_folder import Counts
-from experiments.host.console import print_notice
+from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.jax_config import devices
 from experiments.host.processes import Processes
 from experiments.spec import Options, read_with
@@ -148,7 +147,8 @@ def load_examples(request: Request, console: Console) -> tuple[Request, Dataset]
     if request.dataset in WITH_FILES:
         from experiments.cli import own_data
 
-        dataset = own_data.load(request.dataset, options)
+        with warnings_as_notes(console):
+            dataset = own_data.load(request.dataset, options)
     elif request.dataset == TEXTS:
         from experiments.run import pretrained
 
@@ -318,12 +318,8 @@ def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
 
 def divide_and_tell(options: Options, dataset: Dataset, console: Console) -> partition.Partition:
     """Partition as of `divide`, whose warnings are notices; a Dirichlet draw that had to be completed gives one."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        parts = divide(options, dataset)
-    for warning in told:
-        print_notice(console, f"Note: {warning.message}.")
-    return parts
+    with warnings_as_notes(console):
+        return divide(options, dataset)
 
 
 def divide(options: Options, dataset: Dataset) -> partition.Partition:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pfl_jax.data import pictures
 from pfl_jax.data.allocation import Partition
 from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
@@ -19,7 +20,7 @@ SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 
 def inputs(x: Any, what: str) -> Any:
     """Inputs [P, ...] as float32 or integers of at most 32 bits; `what` is their name, for errors."""
-    x = x if isinstance(x, Rows) else np.asarray(x)
+    x = x if isinstance(x, Rows) else pictures.as_array(x, what)
     if x.ndim < 2 or 0 in x.shape:
         raise InvalidInput(f"{what} has shape {list(x.shape)}: give one row for each example, [P, ...]")
     if x.ndim == 4 and x.shape[1] in (1, 3) and min(x.shape[2:]) > 4:
@@ -57,6 +58,7 @@ def _numbers(x: Any, what: str) -> Any:
 
 def one_type(train_x: Any, test_x: Any, names: tuple[str, str]) -> tuple[Any, Any]:
     """Training and test inputs of one type: floats if either are, but never pixels beside other images."""
+    train_x, test_x = pictures.alike([train_x, test_x])
     if train_x.shape[1:] != test_x.shape[1:] or (train_x.ndim == 4 and train_x.dtype != test_x.dtype):
         one, other = (f"{name} {x.dtype} {list(x.shape[1:])}" for name, x in zip(names, (train_x, test_x), strict=True))
         raise InvalidInput(f"{one} and {other} must be of one type and shape")

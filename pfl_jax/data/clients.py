@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax.data import checks, read_folders
+from pfl_jax.data import checks, pictures, read_folders
 from pfl_jax.data.arrays import from_arrays
 from pfl_jax.data.read_tables import Names, among
 from pfl_jax.data.sources import Dataset
@@ -70,7 +70,10 @@ def from_clients(
             if part[f"{split}x"] is not None:
                 part[f"{split}client"] = np.full(len(part[f"{split}x"]), number)
     columns = {field: [part[field] for part in parts.values()] for field in parts[first]}
-    joined = {field: None if arrays[0] is None else np.concatenate(arrays) for field, arrays in columns.items()}
+    joined = {
+        field: None if arrays[0] is None else np.concatenate(pictures.alike(arrays))
+        for field, arrays in columns.items()
+    }
     return from_arrays(**joined, **options)._replace(client_names=tuple(map(str, parts)))
 
 
@@ -90,7 +93,9 @@ def _arrays(source: str, rows: Any, x: Names | None, y: Names, client: str | Non
         if not isinstance(rows, Mapping) and not _is_table(rows):
             kinds = "(x, y), a dict of arrays, or a table of pandas or Hugging Face"
             raise InvalidInput(f"{source} is a {type(rows).__name__}: give {kinds}")
-        arrays = {str(name): np.asarray(rows[name]) for name in getattr(rows, "columns", rows)}
+        arrays = {
+            str(name): pictures.as_array(rows[name], f"{name} of {source}") for name in getattr(rows, "columns", rows)
+        }
         test = {name: arrays.pop(f"test_{name}") for name in list(arrays) if f"test_{name}" in arrays}
         found = among(source, arrays, x, y, client)
         if test:

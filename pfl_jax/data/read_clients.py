@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax.data import read_folders
+from pfl_jax.data import pictures, read_folders
 from pfl_jax.data.read_tables import Columns
 from pfl_jax.errors import InvalidInput, one_line
 
@@ -59,7 +59,7 @@ def leaf_users(files: Sequence[Path]) -> Iterator[tuple[str, list[Any], list[Any
 def together(rows: Sequence[tuple[Any, Any]]) -> Part:
     """Inputs, labels and numbers of the clients of all rows, from the inputs and labels of each client."""
     owners = np.repeat(np.arange(len(rows), dtype=np.int32), [len(y) for _, y in rows])
-    return np.concatenate([x for x, _ in rows]), np.concatenate([y for _, y in rows]), owners
+    return np.concatenate(pictures.alike([x for x, _ in rows])), np.concatenate([y for _, y in rows]), owners
 
 
 def leaf(path: Path, label: str | None, client: str | None) -> Columns:

@@ -1,52 +1,30 @@
 """Folders of a user: images by class, and Hugging Face datasets (of the hub too)."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pfl_jax.data import pictures
 from pfl_jax.data.read_tables import Columns, Names, among
 from pfl_jax.errors import InvalidInput, imported, one_line
 
-IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
-"""Endings of images; other files are left alone."""
-
 
 def image_folder(path: Path, label: str | None, client: str | None) -> Columns:
-    """Images of a folder whose sub-folders are the classes: uint8 [P, H, W, 1], or [P, H, W, 3] if any has color."""
+    """Images of a folder whose sub-folders are the classes, as of `pictures.stack`."""
     if label is not None or client is not None:
         raise InvalidInput(f"{path} is a folder of images: its sub-folders are the labels, and it names no clients")
-    pillow = imported("PIL.Image", "a folder of images needs Pillow: pip install pillow")
     files = [
         (folder.name, file)
         for folder in sorted(path.iterdir())
         if folder.is_dir() and not folder.name.startswith(".")
         for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in IMAGES and not file.name.startswith(".")
+        if file.suffix.lower() in pictures.ENDINGS and not file.name.startswith(".")
     ]
     if not files:
         raise InvalidInput(f"{path} has no images: give a folder with a sub-folder of images for each class")
-    images: list[Any] = []
-    for _, file in files:
-        try:
-            with pillow.open(file) as opened:
-                mode = opened.mode
-                images.append(np.asarray(opened.convert("L" if mode in ("1", "L", "LA") else "RGB")))
-        # Pillow raises SyntaxError for broken PNG chunks.
-        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-            raise InvalidInput(f"{file} is no image that can be read ({one_line(error)})") from None
-        if mode.startswith(("I", "F")):
-            raise InvalidInput(f"{file} has more than 8 bits for a pixel: give it as arrays in an .npz file")
-    height, width = images[0].shape[:2]
-    for (_, file), image in zip(files, images, strict=True):
-        if image.shape[:2] != (height, width):
-            raise InvalidInput(
-                f"{file} has {image.shape[1]} x {image.shape[0]} pixels, and {files[0][1]} {width} x {height}: "
-                "all images must have one size"
-            )
-    channels = 3 if any(image.ndim == 3 for image in images) else 1
-    x = np.stack([np.broadcast_to(image.reshape(height, width, -1), (height, width, channels)) for image in images])
-    return Columns(x, np.array([name for name, _ in files]))
+    return Columns(pictures.stack((file, file) for _, file in files), np.array([name for name, _ in files]))
 
 
 def is_hugging_face(path: Path) -> bool:
@@ -89,10 +67,15 @@ def of_splits(source: Path | str, splits: dict[str, Any], x: Names | None, y: Na
 
 def _columns(source: Path | str, rows: Any, x: Names | None, y: Names, client: str | None) -> Columns:
     """Inputs, labels and clients of a split."""
-    images = [name for name, feature in rows.features.items() if type(feature).__name__ == "Image"]
-    found = among(source, arrays(rows), x or images or None, y, client)
-    if found.features[0] in images and found.x.ndim == 3:
-        found = found._replace(x=found.x[..., None])
+    features = {name: feature for name, feature in rows.features.items() if type(feature).__name__ == "Image"}
+    # Targets stay as they are stored: the palette of a mask numbers its classes.
+    inputs = {x} if isinstance(x, str) else set(x or features) - ({y} if isinstance(y, str) else set(y))
+    images = [name for name in features if name in inputs]
+    found = arrays(rows.select_columns([name for name in rows.features if name not in images]))
+    for name in images:
+        encoded = rows.with_format(None).cast_column(name, dataclasses.replace(features[name], decode=False))
+        found[name] = pictures.stack(pictures.rows(encoded[name], f"{source}: {name}"), features[name].mode)
+    found = among(source, found, x or images or None, y, client)
     names = getattr(rows.features[y], "names", None) if isinstance(y, str) else None
     if names:
         if found.y.min() < 0:

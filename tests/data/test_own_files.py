@@ -1,6 +1,7 @@
 """What a user's files hold comes back: arrays, tables, images by class, Hugging Face datasets."""
 
 import csv
+import dataclasses
 import sys
 import types
 
@@ -139,7 +140,7 @@ def test_images_by_class(tmp_path, channels):
     assert from_file(tmp_path).input_shape == (5, 4, 3)
 
 
-IMAGES = type("Image", (), {})()
+IMAGES = dataclasses.make_dataclass("Image", ["mode", "decode"])(None, True)
 """Feature of a column of images."""
 
 
@@ -168,7 +169,9 @@ def test_hugging_face(hub, tmp_path):
     # Images and sequences are chosen before other columns.
     pixels = RNG.integers(0, 256, (24, 4, 4), dtype=np.uint8)
     hub.clear()
-    hub["train"] = Split({"image": pixels, "id": KIND, "label": np.arange(24) % 3}, label=names, image=IMAGES)
+    hub["train"] = Split(
+        {"image": list(map(Image.fromarray, pixels)), "id": KIND, "label": np.arange(24) % 3}, label=names, image=IMAGES
+    )
     assert_rows(from_file(tmp_path), pixels[..., None], KIND)
     tokens = RNG.integers(0, 99, (24, 6))
     hub["train"] = Split({"tokens": tokens, "text": KIND, "label": np.arange(24) % 3}, label=names)

@@ -1,0 +1,126 @@
+"""Pictures as arrays that look as their files look, whatever file, package or table they come from."""
+
+import io
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pfl_jax.errors import InvalidInput, imported, one_line
+
+ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
+"""Endings of files with pictures."""
+
+GRAY = frozenset({"1", "L", "LA"})
+"""Pillow's modes of 8 bits and less without color."""
+
+
+def stack(named: Iterable[tuple[object, Any]], mode: str | None = None) -> np.ndarray:
+    """Pictures of one size, uint8 [P, H, W, 1], or [P, H, W, 3] if any of them has color.
+
+    - Turned upright, by the orientation in their EXIF data.
+    - Palettes, CMYK and other kinds of color are RGB; black and white are 0 and 255.
+    - What is transparent shows white.
+    - Of 16 bits for a channel the upper 8 are read, and of several frames the first: a warning says so.
+
+    Args:
+      named: name for errors, and picture: a file's path, an image of Pillow, or, as Hugging Face and pandas keep them,
+        {"bytes": content or None, "path": file or None}.
+      mode: mode of Pillow that all pictures are converted to first.
+
+    Raises:
+      InvalidInput: a picture that is missing, damaged, of another size than the first, or whose numbers have no
+        brightness of their own (32 bits, floats).
+
+    Example:
+      >>> from PIL import Image
+      >>> from pfl_jax.data import pictures
+      >>> red = Image.new("RGB", (2, 1), "red")
+      >>> found = pictures.stack([("red", red), ("as a palette", red.quantize(2)), ("gray", red.convert("L"))])
+      >>> found[:, 0, 0].tolist()
+      [[255, 0, 0], [255, 0, 0], [76, 76, 76]]
+    """
+    images: list[np.ndarray] = []
+    cut: dict[str, list[object]] = {}
+    first: object = None
+    for name, picture in named:
+        image, losses = _read(name, picture, mode)
+        first = first if images else name
+        (height, width), (others, across) = image.shape[1:3], (images or [image])[0].shape[1:3]
+        if (height, width) != (others, across):
+            raise InvalidInput(
+                f"{name} has {width} x {height} pixels, and {first} {across} x {others}: all images must have one size"
+            )
+        images.append(image)
+        for loss in losses:
+            cut.setdefault(loss, []).append(name)
+    for loss, names in cut.items():
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        warnings.warn(f"{names[0]}{more}: {loss}", stacklevel=2)
+    return np.concatenate(alike(images))
+
+
+def alike(arrays: Sequence[Any]) -> list[Any]:
+    """Arrays, of which gray pictures uint8 [P, H, W, 1] have three channels if others have."""
+    channels = {x.shape[-1] if x.dtype == np.uint8 and x.ndim == 4 else 0 for x in arrays}
+    return [np.broadcast_to(x, (*x.shape[:-1], 3)) for x in arrays] if channels == {1, 3} else list(arrays)
+
+
+def as_array(values: Any, what: str) -> np.ndarray:
+    """Values as an array, in which pictures are as of `stack`; `what` has them, for errors."""
+    if getattr(values, "dtype", None) in (None, object) and np.iterable(values):
+        first = next((value for value in values if value is not None), None)
+        if _is_of_pillow(first) or (isinstance(first, Mapping) and set(first) == {"bytes", "path"}):
+            return stack(rows(values, what))
+    return np.asarray(values)
+
+
+def rows(values: Iterable[Any], what: str) -> Iterator[tuple[str, Any]]:
+    """Pictures with their names, by the rows of a column."""
+    return ((f"{what} in row {row} (counted from 0)", value) for row, value in enumerate(values))
+
+
+def _is_of_pillow(value: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _read(name: object, picture: Any, mode: str | None) -> tuple[np.ndarray, list[str]]:
+    """A picture, uint8 [1, H, W, 1] or [1, H, W, 3], and what of it is not read."""
+    pillow = imported("PIL.Image", "pictures need Pillow: pip install pillow")
+    if isinstance(picture, Mapping):
+        picture = picture["path"] if picture["bytes"] is None else io.BytesIO(picture["bytes"])
+    if picture is None:
+        raise InvalidInput(f"{name} has no picture: leave such rows out")
+    try:
+        if _is_of_pillow(picture):
+            return _decoded(pillow, picture, mode)
+        if isinstance(picture, str) and "://" in picture:
+            picture = io.BytesIO(imported("fsspec", "pictures at addresses need fsspec").open(picture).open().read())
+        with pillow.open(picture) as opened:
+            return _decoded(pillow, opened, mode)
+    except Exception as error:  # whatever the decoders raise at damaged bytes
+        raise InvalidInput(f"{name} is no image that can be read ({one_line(error)})") from None
+
+
+def _decoded(pillow: Any, opened: Any, mode: str | None) -> tuple[np.ndarray, list[str]]:
+    from PIL import ImageOps
+
+    losses = ["of several frames the first is read"] if getattr(opened, "n_frames", 1) > 1 else []
+    # Where there is color Pillow itself reads 8 of 16 bits, and only the tiles say so.
+    if opened.mode.startswith("I;16") or any(";16" in str(tile) for tile in getattr(opened, "tile", ())):
+        losses.append("of 16 bits for a channel the upper 8 are read; arrays in an .npz file keep them all")
+    opened = ImageOps.exif_transpose(opened)
+    opened = opened.convert(mode) if mode else opened
+    if opened.mode.startswith("I;16"):
+        return (np.asarray(opened) >> 8).astype(np.uint8)[None, ..., None], losses
+    if opened.mode in ("I", "F"):
+        raise ValueError(f"mode {opened.mode}: its numbers have no brightness; give them as arrays in an .npz file")
+    is_gray = opened.mode in GRAY
+    if opened.has_transparency_data:
+        opened = opened.convert("RGBA")
+        opened = pillow.alpha_composite(pillow.new("RGBA", opened.size, "white"), opened)
+    pixels = np.asarray(opened.convert("L" if is_gray else "RGB"))
+    return pixels.reshape(1, *pixels.shape[:2], -1), losses
