@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.choices import FIELD, PROTOCOLS, Average, Protocol, Score
+from experiments.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, Score
 from experiments.cli.own_code import read
 from experiments.folder.run_folder import (
     CONFIG,
@@ -71,6 +71,14 @@ def task_of(config: dict[str, Any]) -> dict[str, Any]:
     """Scores of a run, the primary one first, those in percent, and whether high values of the primary one are good."""
     usual = {"scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": ["accuracy", "macro_f1", "auc"]}
     return usual | {"higher_is_better": True} | config.get("task", {})
+
+
+def data_name(config: dict[str, Any]) -> str:
+    """Name of a run's data: "cifar10", "cifar10, JPEG copy"; the description of a stand-in or of a user's own."""
+    data = config["data"]
+    if not data["is_real"] or config["dataset"] in WITH_FILES:
+        return data["description"]
+    return ", ".join(filter(None, (config["dataset"], data.get("note"))))
 
 
 def axis(config: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.choices import WITH_FILES, Protocol
+from experiments.choices import Protocol
 from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import defaults
 from experiments.cli.own_code import label
@@ -78,8 +78,7 @@ class Group:
 
     @property
     def data_name(self) -> str:
-        dataset = self.runs[0].request.dataset
-        return dataset if self.is_real and dataset not in WITH_FILES else self.data
+        return load.data_name(self.runs[0].config)
 
     @property
     def method(self) -> str:

@@ -41,7 +41,8 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
     record = {
         "dataset": request.dataset,
         "data": {
-            **{name: getattr(dataset, name) for name in ("description", "source", "origin", "is_real", "num_classes")},
+            **{name: getattr(dataset, name) for name in ("description", "note", "source", "origin", "is_real")},
+            "num_classes": dataset.num_classes,
             **{name: list(getattr(dataset, name)) for name in ("input_shape", "class_names", "client_names")},
         },
         "options": dataclasses.asdict(request.options),

@@ -15,7 +15,7 @@ from rich.text import Text
 from experiments.cli.effects import differences
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.fields import flag
-from experiments.folder.load import Result
+from experiments.folder.load import Result, data_name
 from experiments.folder.run_folder import rounded, slug, strict_json
 from experiments.papers import settings
 from experiments.papers.published import Published
@@ -57,6 +57,7 @@ class Entry(NamedTuple):
       error: half of the 95 % interval of our mean in points, over seeds, or with one seed over its clients, see
         `pfl_jax.compare.margin`; the paper's own is unknown. None if the table has no means over clients in the last
         round.
+      data: name of the data, "cifar10, JPEG copy"; "" without a result.
     """
 
     row: Published
@@ -65,6 +66,7 @@ class Entry(NamedTuple):
     is_real: bool | None
     deviations: dict[str, tuple[Any, Any]]
     error: float | None = None
+    data: str = ""
 
     @property
     def column(self) -> Column:
@@ -136,6 +138,7 @@ def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
         _one_kind({one["is_real"] for one in data}, row.dataset),
         _deviations(row, [result.config for result in results]),
         _error([result.rounds[measure.protocol] for result in results]) if measure[1:] == ("last", "clients") else None,
+        "; ".join(dict.fromkeys(data_name(result.config) for result in results)),
     )
 
 
@@ -195,6 +198,8 @@ def notes(comparison: Comparison) -> list[str]:
     lines += _deviation_notes(there)
     for description in dict.fromkeys(entry.description for entry in there if not entry.is_real):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
+    for data in dict.fromkeys(entry.data for entry in there if entry.is_real and entry.data != entry.row.dataset):
+        lines.append(f"{data}: not the pixels of the paper, which may be a part of the differences.")
     for method in comparison.methods:
         if not settings.has(method):
             lines.append(f"{method}: not a method of pfl_jax.")
@@ -279,9 +284,8 @@ def _rows(comparison: Comparison, columns: list[Column], line: str) -> list[list
 
 def _heading(comparison: Comparison, column: Column, line: str) -> str:
     """Setting, and the substitute of the dataset if there is one; the source of the dataset is in the title."""
-    entries = [entry for entry in comparison.entries if entry.column == column and entry.is_real is False]
-    data = next((entry.description for entry in entries if entry.description), column.dataset)
-    return line.join((data, f"{column.clients} clients", column.setting))
+    data = dict.fromkeys(entry.data for entry in comparison.entries if entry.column == column and entry.data)
+    return line.join(("; ".join(data) or column.dataset, f"{column.clients} clients", column.setting))
 
 
 def _place(entry: Entry | None, seeds: int, line: str) -> str:

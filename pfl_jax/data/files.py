@@ -22,8 +22,12 @@ SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets")
 UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
 """Errors of damaged or truncated files."""
 
+NOTE = "note.txt"
+"""File beside a dataset's files that says what they are, where they are not the published ones."""
+
 # First labels of MNIST's test set. Its files have the same names, shapes and label range as those of Fashion-MNIST.
 _MNIST_TEST_LABELS = (7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5)
+_CIFAR10_TEST_LABELS = (3, 8, 8, 0, 6, 6, 1, 6, 3, 1, 0, 9, 5, 7, 9, 8)
 
 
 class CifarFormat(NamedTuple):
@@ -107,6 +111,20 @@ def load(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool = False) -
     except InvalidInput as error:
         raise InvalidInput(f"{error}; put a whole copy of {spec.name} there, or remove it") from None
     return arrays, str(origin)
+
+
+def note(spec: DatasetSpec, folder: Path, test_y: np.ndarray) -> str:
+    """First line of a folder's NOTE, such as "JPEG copy"; without one, what shows in CIFAR-10's labels, or "".
+
+    InvalidInput if the file cannot be read.
+    """
+    try:
+        if (folder / NOTE).exists():
+            return (folder / NOTE).read_text().strip().partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{folder / NOTE} cannot be read: {error}; it is a line of text") from None
+    is_in_order = tuple(test_y[: len(_CIFAR10_TEST_LABELS)]) == _CIFAR10_TEST_LABELS
+    return "" if is_in_order or spec.name != "cifar10" else "a copy in another order"
 
 
 def _load_idx(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool) -> Arrays:

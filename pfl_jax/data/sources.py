@@ -38,6 +38,7 @@ class Dataset(NamedTuple):
       class_names: names of the classes 0 to K - 1; () if the names are the numbers.
       train_client, test_client: int32 [P], client of each example if the data has its own clients, otherwise None.
       client_names: names of the data's own clients.
+      note: what files are that are not the published ones, such as "JPEG copy", see `pfl_jax.data.files.note`.
     """
 
     name: str
@@ -56,11 +57,14 @@ class Dataset(NamedTuple):
     train_client: np.ndarray | None = None
     test_client: np.ndarray | None = None
     client_names: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def description(self) -> str:
-        """Name and source of the data for display: "cifar100 (embedded digit pairs)", "cifar10 (tfds: 3.0.2)"."""
-        return f"{self.name} ({self.source}: {self.origin})" if self.origin else f"{self.name} ({self.source})"
+        """Name and source of the data for display: "cifar100 (embedded digit pairs)", "cifar10 (tfds: 3.0.2)",
+        "cifar10, JPEG copy (files: FOLDER)"."""
+        name, source = f"{self.name}, {self.note}" if self.note else self.name, self.source
+        return f"{name} ({source}: {self.origin})" if self.origin else f"{name} ({source})"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -125,7 +129,8 @@ def load(
     if source != "files" and (prepared := tfds.find(spec, folder, notify, by_rows=by_rows)) is not None:
         return _real(spec, "tfds", *prepared, notify)
     if source != "tfds" and (paths := files.find(spec, folder)):
-        return _real(spec, "files", *files.load(spec, paths, by_rows=by_rows), notify)
+        dataset = _real(spec, "files", *files.load(spec, paths, by_rows=by_rows), notify)
+        return dataset._replace(note=files.note(spec, paths[0].parent, dataset.test_y))
     if source == "files":
         raise InvalidInput(files.missing(spec, folder))
     try:

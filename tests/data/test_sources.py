@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from pfl_jax import InvalidInput
 from pfl_jax.data import SPECS, embedded, files, load, tfds
 
 GREY = (*archives.images(40, 10, (28, 28)), *archives.images(20, 10, (28, 28), 1))
@@ -85,6 +86,28 @@ def test_cifar(tmp_path, name):
     for place in ("archive", "extracted", f"extracted/{folder}"):
         assert_equal(load(name, "files", tmp_path / place, notify=lambda text: None), CIFAR[name])
     assert not (tmp_path / "archive" / folder).exists()
+
+
+def test_a_copy_says_what_it_is(tmp_path):
+    published = np.array([3, 8, 8, 0, 6, 6, 1, 6, 3, 1, 0, 9, 5, 7, 9, 8, 2, 4], np.int32)
+    arrays = (*CIFAR["cifar10"][:2], CIFAR["cifar10"][0][: len(published)], published)
+    for name, kept in (("whole", published), ("copy", published[::-1])):
+        for path, content in archives.cifar_members("cifar10", (*arrays[:3], kept)).items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_bytes(content)
+
+    def described(name):
+        dataset = load("cifar10", "files", tmp_path / name, notify=lambda text: None)
+        return dataset.note, dataset.description.partition(" (")[0]
+
+    assert described("whole") == ("", "cifar10")
+    assert described("copy") == ("a copy in another order", "cifar10, a copy in another order")
+    for name in ("whole", "copy"):
+        (tmp_path / name / "cifar-10-batches-bin/note.txt").write_text("JPEG copy\nof quality 75\n")
+        assert described(name) == ("JPEG copy", "cifar10, JPEG copy")
+    (tmp_path / "copy/cifar-10-batches-bin/note.txt").write_bytes(b"\xff")
+    with pytest.raises(InvalidInput, match=r"note\.txt cannot be read"):
+        described("copy")
 
 
 def test_system_folders_are_searched(tmp_path, monkeypatch):

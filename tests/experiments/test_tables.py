@@ -200,6 +200,18 @@ def test_a_stand_in_never_passes_for_the_dataset(runs, tmp_path, capsys):
     assert "--rounds 30 instead of 200" in " ".join(shown.split())
 
 
+def test_a_copy_of_a_dataset_is_named_beside_the_papers_figures(runs, tmp_path, capsys):
+    runs.note = {"cifar10": "JPEG copy"}
+    words = ["--paper", "fedpac", "--table", "5", "--method", "local", "--out", str(tmp_path)]
+    assert tables.main(words) == 0
+    text = (tmp_path / "table.md").read_text()
+    assert "| cifar10, JPEG copy, 20 clients, grouped s=20 |" in text
+    assert "| fashion_mnist, 20 clients, grouped s=20 |" in text
+    assert "- cifar10, JPEG copy: not the pixels of the paper, which may be a part of the differences.\n" in text
+    assert places(tmp_path)["cifar10", "local"]["difference"] is not None
+    assert "JPEG copy" in capsys.readouterr().out
+
+
 def test_beside_a_stand_in_a_place_without_result_has_no_figure_of_the_paper():
     there, missing, *_ = (row for row in ROWS if (row.paper, row.table, row.dataset) == ("fedpac", 5, "fashion_mnist"))
     entries = [Entry(there, {0: 50.0}, "digits", False, {}), Entry(missing, {}, None, None, {})]

@@ -10,6 +10,7 @@ from rich.console import Console
 from run_folders import FakeRuns
 
 from experiments.cli.effects import relevant_options
+from experiments.cli.request import IN_PLACE
 from experiments.folder import load, version
 from experiments.folder.load import Result
 from experiments.folder.run_folder import SUMMARY
@@ -200,6 +201,23 @@ def test_it_runs_what_is_missing_and_keeps_what_finishes(runs, words, nice, tmp_
     assert {method for method, _ in named(runs.done[before:])} == {"knn_per"}
 
 
+def test_cifar_10_comes_from_the_same_folder(runs, words, tmp_path):
+    assert queue.main([*words, "--only", "cifar10/fedpac", "cifar10-fedas", "--data-dir", str(tmp_path)]) == 0
+    assert {(one.dataset, one.options.source, one.options.data_dir) for one in runs.done} == {
+        ("cifar10", "files", str(tmp_path))
+    }
+    first, *others = runs.done
+    assert (first.options.method, first.options.rounds) == ("fedpac", 200)
+    assert [(one.options.method, one.options.participation, one.procedure) for one in others[:7]] == [
+        ("fedas", 0.2, IN_PLACE),
+        *((name, 0.2, "") for name in ("fedas", "fedper", "fedala", "fedavg", "fedproto_g")),
+        ("fedas", 0.4, IN_PLACE),
+    ]
+    # Its table has all three protocols.
+    assert {one.options.eval_protocol for one in others if not one.procedure} == {"before_aggregation"}
+    assert all(one.options.eval_every == 1 for one in others)
+
+
 def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice, capsys):
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     done = len(runs.done)
@@ -254,7 +272,11 @@ def test_finished_runs_of_other_commands_are_collected(runs, words, tmp_path, mo
     assert out.count("not of the queue") == 4
     assert set(Library(tmp_path / "results").named) == {f"{MAIN}/{name}/seed-0" for name in ("lg_fedavg", "local")}
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
-    assert [(one.options.num_clients, one.options.seed) for one in runs.done[done:]] == [(20, 1), (20, 2), (100, 0)]
+    assert [(one.options.num_clients, one.options.seed) for one in runs.done[done:] if one.dataset != "cifar10"] == [
+        (20, 1),
+        (20, 2),
+        (100, 0),
+    ]
 
 
 def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, capsys):

@@ -31,12 +31,13 @@ SENT = 1_000_000 // 20 // 1000
 """What a client of `write_run` sends in a round, in kB."""
 
 
-def store(tmp_path, name, level, **rounds):
+def store(tmp_path, name, level, note="", **rounds):
     """Commits a run of these percent in its first evaluation and two more in its last; returns the mean of the last."""
     run, folder = RUNS[name], tmp_path / "runs" / name
     accuracies = write_run(folder, run.cell.arguments, dataset=run.cell.dataset, seed=run.cell.seed, rounds=ROUNDS)
     accuracies += level - 80.0
     record = results.distill(folder)
+    record["config"]["data"] |= {"note": note}
     means = accuracies.mean(1)
     record["rounds"]["received"]["mean"], record["rounds"]["trained"]["mean"] = means.tolist(), (means - 1).tolist()
     record["rounds"] |= rounds
@@ -62,6 +63,19 @@ def single(text, paper, table, method):
     """The row of a place in the table of those whose own table is not finished."""
     source = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication"}[paper]
     return line_of(text, f"| {source}, Table {table}; 20 clients | `{method}` ", "Rows of tables")
+
+
+def test_a_copy_of_cifar_10_has_a_table_of_its_own(tmp_path):
+    assert "CIFAR-100, CINIC-10" not in made(tmp_path)[0]
+    mean = store(tmp_path, "cifar10-20-clients-grouped-s=20/fedpac/seed-0", 80.0, note="JPEG copy")
+    text, readme = made(tmp_path)
+    row = line_of(text, "| FedPAC, Table 2 | `fedpac` |", "cifar10, JPEG copy")
+    assert f"| {mean:.2f} | 81.13 | {mean - 81.13:+.2f} ± " in row
+    assert "[on CIFAR-10](#cifar10-jpeg-copy)" in text
+    assert "on cifar10, JPEG copy, with" in readme
+    assert f"| FedPAC, Table 1 | `fedpac` | {mean:.2f} | 81.13 | {mean - 81.13:+.2f} ± " in readme
+    # Fashion-MNIST's counts are without it.
+    assert "| no finished run yet | 92 |" in text or "| no finished run yet | 94 |" in text
 
 
 def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):

@@ -95,6 +95,7 @@ class FakeRuns:
       trained: accuracy after aggregation -> accuracy after training.
       info: number of clients and round -> Info; the cohort has all clients, the last one first.
       is_real: whether the data is the dataset itself.
+      note: dataset -> the note on its files.
       stop_at: number of runs after which the next one is interrupted.
       done: requests of the runs.
     """
@@ -102,7 +103,7 @@ class FakeRuns:
     def __init__(self):
         self.accuracies, self.validation, self.info = lambda options: [0.6, 0.5], None, lambda clients, number: {}
         self.trained = lambda accuracy: accuracy - 0.1
-        self.is_real, self.stop_at, self.done = True, None, []
+        self.is_real, self.note, self.stop_at, self.done = True, {}, None, []
 
     def __call__(self, request, console=None):
         if self.stop_at == len(self.done):
@@ -114,6 +115,7 @@ class FakeRuns:
         source = "files" if self.is_real else "embedded digits"
         own = dataclasses.replace(smaller, given=request.given)
         config = _configuration(own, name, source, self.is_real, train_examples=[50] * options.num_clients)
+        config["data"] |= {"note": self.note.get(request.dataset, "")}
         folder.write(CONFIG, config | ({"procedure": request.procedure} if request.procedure else {}))
         clients = np.arange(options.num_clients)
         means, better = self.accuracies(options), np.where(clients % 2, 0.05, -0.05)

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from experiments.choices import ALWAYS, Protocol
 from experiments.folder.load import Result
 from experiments.lab.causes import Cause
-from experiments.lab.queue.planned import DATASET, SEEDS
+from experiments.lab.queue.planned import CIFAR10, DATASET, SEEDS
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.run import committed
@@ -25,11 +25,12 @@ LAST = 10
 
 
 class Section(NamedTuple):
-    """Table of the page: a paper's table for one number of clients."""
+    """Table of the page: a paper's table for one dataset and number of clients."""
 
     paper: str
     table: int
     clients: int
+    dataset: str = DATASET
 
     @property
     def title(self) -> str:
@@ -43,6 +44,9 @@ SECTIONS = (
     *(Section("fedpac", 6, 20), Section("fedpac", 10, 20)),
     *(Section("fedpac", 1, 100), Section("fedpac_replication", 1, 100), Section("fedpac", 4, 100)),
     Section("fedpac", 8, 100),
+)
+CIFAR10_SECTIONS = tuple(
+    Section(paper, table, 20, CIFAR10) for paper, table in (("fedpac", 1), ("fedpac", 2), ("fedpac_replication", 1))
 )
 
 
@@ -106,8 +110,8 @@ class Released(NamedTuple):
 
 def published_in(section: Section) -> list[Published]:
     """Published accuracies of a section, in the paper's order."""
-    where = (section.paper, section.table, DATASET, section.clients)
-    return [row for row in published.load() if (row.paper, row.table, row.dataset, row.clients) == where]
+    where = (section.paper, section.table, section.clients, section.dataset)
+    return [row for row in published.load() if (row.paper, row.table, row.clients, row.dataset) == where]
 
 
 def runs(row: Published, library: Library) -> list[Result]:
@@ -127,9 +131,9 @@ Found: TypeAlias = dict[Section, list[Compared]]
 """Table of the page -> its rows."""
 
 
-def compared(library: Library, causes: Sequence[Cause]) -> Found:
-    """All published accuracies with ours."""
-    return {section: [_compare(row, library, causes) for row in published_in(section)] for section in SECTIONS}
+def compared(library: Library, causes: Sequence[Cause], sections: Sequence[Section] = SECTIONS) -> Found:
+    """All published accuracies of some tables with ours."""
+    return {section: [_compare(row, library, causes) for row in published_in(section)] for section in sections}
 
 
 def _compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compared:

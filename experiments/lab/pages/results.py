@@ -18,6 +18,7 @@ from experiments.host.console import duration
 from experiments.lab import causes
 from experiments.lab.benchmark.records import stored
 from experiments.lab.pages.compared import (
+    CIFAR10_SECTIONS,
     CLOSE,
     LAST,
     SECTIONS,
@@ -78,7 +79,7 @@ def made(root: Path) -> Made:
 
 def page(library: Library, found: Found, released: Sequence[Released]) -> str:
     """Text of docs/results.md."""
-    every = list(library.named.values())
+    every, cifar10 = list(library.named.values()), _cifar10(library)
     finished = {section: rows for section, rows in found.items() if all(row.last for row in rows)}
     single = [row for section, rows in found.items() if section not in finished for row in rows if row.last]
     made = [((one.commit or "unknown")[:10], one.config["versions"]["jax"], one.config["device"]) for one in every]
@@ -100,6 +101,8 @@ def page(library: Library, found: Found, released: Sequence[Released]) -> str:
         ],
         rows=lambda there: [_row(one) for one in there],
         single=[[f"{one.entry.row.source}; {one.entry.row.clients} clients", *_row(one)] for one in single],
+        cifar10=[[one.entry.row.source, *_row(one)] for one in cifar10],
+        cifar10_data=_data(cifar10),
         collaboration=_collaboration(found[SECTIONS[1]]),
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
         fedas=_fedas(library),
@@ -132,6 +135,29 @@ def readme_table(library: Library, found: Found) -> str:
         f"runs; {close} of them are within {CLOSE:g} point.\nA cause is supported if a full run without it is within "
         f"{CLOSE:g} point, and plausible if there is no such run;\nsee [all accuracies](docs/results.md). "
         "A dash: no run with the current code yet.\n"
+    ) + _readme_cifar10(_cifar10(library))
+
+
+def _cifar10(library: Library) -> list[Compared]:
+    """Rows of FedPAC's tables and its replication's on CIFAR-10 that have a run; a run of several tables in each."""
+    found = compared(library, [], CIFAR10_SECTIONS)
+    return [one for rows in found.values() for one in rows if one.last]
+
+
+def _data(rows: Sequence[Compared]) -> str:
+    """Names of the data of some rows: "cifar10, JPEG copy"."""
+    return "; ".join(dict.fromkeys(one.entry.data for one in rows))
+
+
+def _readme_cifar10(rows: Sequence[Compared]) -> str:
+    """Table of README on CIFAR-10; "" without a run."""
+    if not rows:
+        return ""
+    lines = [[one.entry.row.source, f"`{one.entry.row.method}`", *_numbers(one.entry)] for one in rows]
+    table = tables.markdown(["table", "method", "ours", "paper", "difference, 95 %"], lines, (0, 1))
+    return (
+        f"\nThe same setting on {_data(rows)}, with `python -m experiments.cifar10 --method fedpac` "
+        f"([data](docs/data.md#copies)):\n\n{table}"
     )
 
 

@@ -4,6 +4,7 @@
     python -m experiments.lab.queue --dry-run  # what is finished, what is left, and for how long
     python -m experiments.lab.queue --only table-1 seeds
     python -m experiments.lab.queue --only field     # a comparison of all methods: the search, then what it chooses
+    python -m experiments.lab.queue --only cifar10 cifar10-fedas --data-dir FOLDER
     python -m experiments.lab.queue --collect runs/tables
     python -m experiments.lab.queue --only field-digits --collect runs/sweeps
 
@@ -34,7 +35,7 @@ from experiments.folder.version import Trust
 from experiments.host.console import print_line
 from experiments.lab import results
 from experiments.lab.queue import field
-from experiments.lab.queue.planned import BLOCKS, DATASET, PlannedRun, planned_runs
+from experiments.lab.queue.planned import BLOCKS, CIFAR10, DATASET, PlannedRun, planned_runs
 from experiments.run import batch, cached_runs, committed
 from experiments.run.committed import Library
 from experiments.run.outcome import RunDiverged
@@ -56,7 +57,7 @@ class Queue(batch.Batch):
     collect: Names = ()
     """Collect the finished runs below these folders, and run nothing."""
     data_dir: str | None = None
-    """Folder of Fashion-MNIST's files; by default where Debian has it."""
+    """Folder of the files of Fashion-MNIST, by default where Debian has it, and of CIFAR-10."""
     results: Folder = None
     """Folder of the committed results; by default results/."""
     accept_other_code: Hidden[bool] = False
@@ -120,7 +121,8 @@ class Queue(batch.Batch):
     def _cell(self, cell: RunCommand) -> RunCommand:
         """The same run with checkpoints, and never on embedded data."""
         data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
-        return replace(cell, arguments=(*cell.arguments, *CHECKPOINTS, *(data if cell.dataset == DATASET else ())))
+        with_files = cell.dataset in (DATASET, CIFAR10)
+        return replace(cell, arguments=(*cell.arguments, *CHECKPOINTS, *(data if with_files else ())))
 
     def finish(self, console: Console) -> None:
         # Results of a search add runs.

@@ -1,6 +1,6 @@
 """Long runs as plain data, in the order in which they are run.
 
-All are on Fashion-MNIST, which has no download to wait for. A run that several tables share is run once.
+Most are on Fashion-MNIST, which has no download to wait for. A run that several tables share is run once.
 """
 
 import functools
@@ -18,7 +18,7 @@ from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.tables.comparison import place
 
-DATASET = "fashion_mnist"
+DATASET, CIFAR10 = "fashion_mnist", "cifar10"
 
 SEEDS = (0, 1, 2)
 """Seeds of what is run several times."""
@@ -29,6 +29,15 @@ SEVERAL_SEEDS = (
     *("fedpac_proto (modified)", "fedavg", "fedbabu", "lg_fedavg"),
 )
 """Methods that are also run with seeds 1 and 2."""
+
+CIFAR10_METHODS = (
+    *SEVERAL_SEEDS[:4],
+    *("fedavg", "fedavg_ft", "local", "fedper", "fedrep", "ditto", "fedrod", "lg_fedavg", "fedbabu", "apfl", "pfedme"),
+    *("knn_per", "fedfomo", "pfedhn", "fedpac_proto (modified)"),
+)
+"""Methods of FedPAC's Tables 1 and 2 and of its replication on CIFAR-10, in the order of the runs."""
+CIFAR10_OF_FEDAS = ("fedas", "fedper", "fedala", "fedavg_ft", "fedproto")
+"""Methods of FedAS's Table 3, likewise; `fedas` is also run as printed."""
 
 FEDAS_METHODS = ("fedas", "fedper", "fedala", "fedavg")
 FEDAS_BETAS = (0.1, 0.5, 1.0)
@@ -61,6 +70,8 @@ SHORT = {
 BLOCKS = {
     "table-1": "FedPAC's Table 1 and its replication's, 20 clients, seed 0",
     "causes": "the same without a supposed cause of a large difference, seed 0",
+    "cifar10": "FedPAC's Tables 1 and 2 and its replication's on CIFAR-10, 20 clients, seed 0",
+    "cifar10-fedas": "FedAS's Table 3 on CIFAR-10, beta 0.1, participation 0.2 and 0.4, by either procedure",
     "tables-2-3": "FedPAC's Tables 2 (ablation) and 3 (concept shift), seed 0",
     "tables-4-10": "FedPAC's Tables 4 (global models), 5 (FedProto), 6 (clients of different sizes) and 10 (rotated "
     "images), 20 clients, seed 0",
@@ -121,10 +132,11 @@ def _all() -> Iterator[PlannedRun]:
     main = [("fedpac", 1), ("fedpac_replication", 1)]
     yield from _of("table-1", _rows(main, 20), 0)
     yield from _without_causes()
+    yield from _of("cifar10", _chosen(_rows([*main, ("fedpac", 2)], 20, CIFAR10), CIFAR10_METHODS), 0)
+    yield from _cifar10_of_fedas()
     yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
     yield from _of("tables-4-10", _rows([("fedpac", table) for table in (4, 5, 6, 10)], 20), 0)
-    repeated = _rows([*main, ("fedpac", 2)], 20)
-    repeated = [next(row for row in repeated if row.method == method) for method in SEVERAL_SEEDS]
+    repeated = _chosen(_rows([*main, ("fedpac", 2)], 20), SEVERAL_SEEDS)
     for seed in SEEDS[1:]:
         yield from _of("seeds", repeated, seed)
     for participation, beta, method in itertools.product(FEDAS_PARTICIPATIONS, FEDAS_BETAS, FEDAS_METHODS):
@@ -173,10 +185,28 @@ def short_run(block: str, method: str, setting: str) -> PlannedRun:
     )
 
 
-def _rows(tables: Sequence[tuple[str, int]], clients: int) -> list[Published]:
+def _rows(tables: Sequence[tuple[str, int]], clients: int, dataset: str = DATASET) -> list[Published]:
     """Places of some tables, table after table."""
-    rows = [row for row in published.load() if (row.dataset, row.clients) == (DATASET, clients)]
+    rows = [row for row in published.load() if (row.dataset, row.clients) == (dataset, clients)]
     return [row for table in tables for row in rows if (row.paper, row.table) == table]
+
+
+def _chosen(rows: Sequence[Published], methods: Sequence[str]) -> list[Published]:
+    """The first place of each of some methods, in their order."""
+    return [next(row for row in rows if row.method == method) for method in methods]
+
+
+def _cifar10_of_fedas() -> Iterator[PlannedRun]:
+    """FedAS's rows, evaluated by all protocols: its table has three of them."""
+    for participation in (0.2, 0.4):
+        setting = f"dirichlet beta=0.1 participation={participation}"
+        there = [row for row in _rows([("fedas", 3)], FEDAS_CLIENTS, CIFAR10) if row.setting == setting]
+        # The released code's FedAvg-P is FedAvg, evaluated between local training and aggregation.
+        released = [row._replace(method=row.method.removesuffix("_ft")) for row in _chosen(there, CIFAR10_OF_FEDAS)]
+        for row in (released[0], released[0]._replace(procedure="print"), *released[1:]):
+            cell = row.cell() if row.cell().procedure else row.cell(words=("--eval-protocol", "before_aggregation"))
+            name = row.method if row.procedure == "release" else f"{row.method} printed"
+            yield PlannedRun("cifar10-fedas", cell, name, f"{place(row).parent.as_posix()}/{slug(name)}/seed-0")
 
 
 def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[PlannedRun]:
