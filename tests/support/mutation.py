@@ -1,10 +1,14 @@
-"""How many of the mistakes in mutants.toml the tests notice. A tool, not a test:
+"""How many mistakes the tests notice. A tool, not a test:
 
-    python tests/support/mutation.py [--out mutation.jsonl] [PART ...]
+    python tests/support/mutation.py --changed TEST ...            # mistakes in what a change touches
+    python tests/support/mutation.py [--out mutation.jsonl] [PART ...]    # those of mutants.toml
 
-Makes one mistake after another in a temporary copy of the repository and runs the test that should fail for it. Results
-are appended to the file as they come; a second call goes on where the first one ended. Ends with a table by file and
-what survived, and fails if anything did. PART: only mistakes whose file or test has it in its name.
+The first has cosmic-ray (pip install cosmic-ray) change operators, numbers and conditions in the committed lines that
+differ from main, one after another in a copy of the repository, and runs the tests for each; it prints what survived.
+
+The second makes the mistakes that no tool makes, and runs for each the test that should fail. Results are appended to
+the file as they come; a second call goes on where the first one ended. PART: only mistakes whose file or test has it in
+its name. Both fail if a mistake survived.
 """
 
 import argparse
@@ -13,7 +17,9 @@ import importlib
 import json
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -41,9 +47,41 @@ class Mutant(NamedTuple):
 
 def mutants():
     """All of mutants.toml."""
-    for file in tomllib.loads(MUTANTS.read_text())["file"]:
-        for old, new, *test in file["mutants"]:
-            yield Mutant(file["path"], old, new, *test or [file["tests"]])
+    return [Mutant(*mutant) for mutant in tomllib.loads(MUTANTS.read_text())["mutants"]]
+
+
+def survivors_of_the_change(tests):
+    """Mistakes in the lines that differ from main, made by cosmic-ray, that some tests do not notice, as diffs."""
+    git = ["git", "-C", str(ROOT)]
+    changed = subprocess.run([*git, "diff", "--name-only", "main", "--", *COPIED[:2]], capture_output=True, text=True)
+    files = [name for name in changed.stdout.split() if name.endswith(".py") and (ROOT / name).exists()]
+    if not files:
+        sys.exit("no committed line of pfl_jax or experiments differs from main")
+    with tempfile.TemporaryDirectory() as folder:
+        copy, config = Path(folder) / "copy", Path(folder) / "config.toml"
+        command = shlex.join([sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-m", "", *tests])
+        config.write_text(
+            f"[cosmic-ray]\nmodule-path = {json.dumps(files)}\ntimeout = 600.0\n"
+            f"excluded-modules = []\ntest-command = {json.dumps(command)}\n"
+            '[cosmic-ray.distributor]\nname = "local"\n[cosmic-ray.filters.git-filter]\nbranch = "main"\n'
+        )
+        subprocess.run([*git, "worktree", "add", "--quiet", "--detach", str(copy)], check=True)
+        session, tools = str(Path(folder) / "session.sqlite"), Path(sys.executable).parent
+        try:
+            for step in (
+                ["cosmic-ray", "init", str(config), session],
+                ["cr-filter-git", "--config", str(config), session],
+                ["cosmic-ray", "exec", str(config), session],
+            ):
+                subprocess.run([str(tools / step[0]), *step[1:]], cwd=copy, check=True)
+            report = [str(tools / "cosmic-ray"), "dump", session]
+            lines = subprocess.run(report, cwd=copy, check=True, capture_output=True, text=True).stdout.splitlines()
+        finally:
+            subprocess.run([*git, "worktree", "remove", "--force", str(copy)], check=True)
+    results = [result for _, result in map(json.loads, lines) if result and result["worker_outcome"] == "normal"]
+    survived = [result["diff"] for result in results if result["test_outcome"] == "survived"]
+    print(f"{len(results) - len(survived)} of {len(results)} mistakes in {len(files)} files were noticed")
+    return survived
 
 
 def _run(root, tests, limit):
@@ -128,8 +166,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("mutation.jsonl"), help="file of results, a line of JSON each")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one mutant's tests")
+    parser.add_argument("--changed", action="store_true", help="mistakes in what differs from main; PART are tests")
     parser.add_argument("parts", nargs="*", help="part of the name of a file or of a test")
     options = parser.parse_args()
+    if options.changed:
+        survived = survivors_of_the_change(options.parts)
+        print(*survived, sep="\n")
+        sys.exit(bool(survived))
     chosen = [
         one
         for one in mutants()
