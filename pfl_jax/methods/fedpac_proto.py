@@ -33,16 +33,29 @@ def prototype_weights(
     Returns:
       alpha [M, M], rows on the simplex.
     """
-    clients, classes, num_features = centroids.shape
     held = class_counts > 0
+    losses = prototype_losses(model, heads, centroids, held)
+    if reduction == "sum":
+        losses *= jnp.sum(held, axis=-1)
+    return jax.nn.softmax(-jnp.where(jnp.any(held, axis=-1), losses, 1e30))
+
+
+def prototype_losses(model: Model, heads: Head, centroids: jax.Array, class_weights: jax.Array) -> jax.Array:
+    """Losses of all clients' class centroids under each client's head.
+
+    Args:
+      model, heads, centroids: see `prototype_weights`.
+      class_weights: weight of each client's classes in the mean of their losses [M, K].
+
+    Returns:
+      [M, M], row i under client i's head; 0 for a client without weights.
+    """
+    clients, classes, num_features = centroids.shape
     labels = jnp.arange(classes)
 
     def row(head: Head) -> jax.Array:
         logits = model.classify(head, centroids.reshape(-1, num_features)).reshape(clients, classes, -1)
-        losses = jax.vmap(cross_entropy, in_axes=(0, None, 0))(logits, labels, held)
-        if reduction == "sum":
-            losses *= jnp.sum(held, axis=-1)
-        return jax.nn.softmax(-jnp.where(jnp.any(held, axis=-1), losses, 1e30))
+        return jax.vmap(cross_entropy, in_axes=(0, None, 0))(logits, labels, class_weights)
 
     # One head after another: all heads at once would need M * M * K * K logits.
     return jax.lax.map(row, heads)

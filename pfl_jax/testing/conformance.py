@@ -5,12 +5,14 @@ settings allow.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfl_jax.base import PyTree
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine import simulate
 from pfl_jax.engine.simulate import Settings
@@ -164,31 +166,71 @@ def check_clients_outside(subject: Subject) -> None:
 def check_absent(subject: Subject) -> None:
     """Clients whose message does not arrive count as if they had not been drawn, whatever their new state.
 
+    Neither does padding count, nor the order of the clients; all of this for states and `Info`.
+
     Args:
       subject: method under test.
     """
     method = subject.build()
 
     def aggregate(key, server, clients, messages, cohort):
-        def outcome(present, clients, messages, cohort):
-            after, rows_after, _ = method.aggregate(key, server, clients, messages, cohort)
-            return after, gather(rows_after, present)
-
-        (present,) = jnp.nonzero(cohort.present, size=2)
-        others = choose(cohort.present, clients, jax.tree.map(jnp.ones_like, clients))
+        (present,) = jnp.nonzero(cohort.present, size=3)
         arrived = jax.tree.map(
             lambda part: part if is_summed(part) else gather(part, present), messages, is_leaf=is_mean
         )
-        usual, changed = (outcome(present, rows, messages, cohort) for rows in (clients, others))
-        alone = outcome(jnp.arange(2), gather(clients, present), arrived, gather(cohort, present))
-        return server, clients, {"usual": usual, "changed": changed, "alone": alone}
+        alone = method.aggregate(key, server, gather(clients, present), arrived, gather(cohort, present))
+        clients = choose(cohort.present, clients, jax.tree.map(jnp.ones_like, clients))
+        after, rows_after, info = method.aggregate(key, server, clients, messages, cohort)
+        return after, rows_after, {"all": (after, rows_after, info), "alone": alone}
 
-    engine = simulate.build(method._replace(aggregate=aggregate), Settings(rounds=1, drop_rate=0.3)).jit()
-    # With this seed the last client of the cohort is absent, so that the others keep their places.
-    _, outcome = engine.round(subject.data(), subject.reference._replace(key=jax.random.key(0)), 3)
-    assert outcome.cohort.present.tolist() == [True, True, False]
-    for name in ("changed", "alone"):
-        chex.assert_trees_all_close(outcome.info[name], outcome.info["usual"], **TOLERANCE)
+    engine = simulate.build(method._replace(aggregate=aggregate), Settings(rounds=2, drop_rate=0.25)).jit()
+
+    def played(data):
+        # With this seed the last client is absent in the second round, so that the others keep their places, and
+        # another one in the first.
+        state, _ = engine.round(data, engine.init(data, jax.random.key(1)), 4)
+        state, outcome = engine.round(data, state, 4)
+        assert outcome.cohort.present.tolist() == [True, True, True, False]
+        return (state.server, state.clients), jax.tree.map(np.asarray, outcome.info)
+
+    # Clients of one batch each: no random number is left but the initial model.
+    data = subject.data()
+    data = data._replace(train_count=jnp.minimum(data.train_count, jnp.array([7, 8, 6, 5])))
+    (server, clients), found = played(data)
+    alone, info = found["alone"], found["alone"][2]
+    chex.assert_trees_all_close(_like(alone, found["all"]), alone, **TOLERANCE)
+    is_real = jnp.arange(data.train_index.shape[1]) < data.train_count[:, None]
+    states, found = played(data._replace(train_index=jnp.where(is_real, data.train_index, data.x.shape[0] - 1)))
+    chex.assert_trees_all_close(states, (server, clients), **TOLERANCE)
+    chex.assert_trees_all_close(_like(info, found["all"][2]), info, **TOLERANCE)
+    order = np.array([1, 2, 0, 3])
+    states, found = played(permute_clients(data, order))
+    chex.assert_trees_all_close(states, (server, rows(clients, order)), **LOOSE)
+    chex.assert_trees_all_close(_like(info, found["all"][2], np.argsort(order)[:3]), info, **LOOSE)
+
+
+def _like(fewer: PyTree, tree: PyTree, places: Any = slice(3)) -> PyTree:
+    """The rows of these places of the cohort: along all axes along which a leaf is shorter in `fewer`."""
+
+    def taken(leaf, less):
+        for axis in np.flatnonzero(np.not_equal(leaf.shape, less.shape)):
+            leaf = np.moveaxis(np.moveaxis(leaf, axis, 0)[places], 0, axis)
+        return leaf
+
+    return jax.tree.map(taken, tree, fewer)
+
+
+def check_options(subject: Subject) -> None:
+    """With every other value of a choice or a switch too, neither absence nor padding nor order has an effect.
+
+    Args:
+      subject: method under test.
+    """
+    for name, other in subject.others().items():
+        try:
+            check_absent(other)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
 
 
 def check_resumption(subject: Subject) -> None:
@@ -290,6 +332,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "test_set": check_test_set,
     "clients_outside": check_clients_outside,
     "absent": check_absent,
+    "options": check_options,
     "resumption": check_resumption,
     "seeds": check_seeds,
     "vmap": check_vmap,

@@ -1,8 +1,9 @@
 """A method under test on the tiny problem, and the programs that are compiled for it."""
 
+import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,10 @@ from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine import simulate
 from pfl_jax.engine.build import Engine
 from pfl_jax.engine.simulate import Settings
+from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import parts
 from pfl_jax.methods import make_method
+from pfl_jax.methods.factories import annotations, arguments
 from pfl_jax.tasks import CLASSIFICATION, Task
 from pfl_jax.testing.problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
@@ -43,6 +47,21 @@ class Subject:
     def build(self, **changes: Any) -> Method:
         """The method, with changes of its hyper-parameters where some are given."""
         return make_method(self.factory, self.model, **self.values | changes)
+
+    def others(self) -> dict[str, "Subject"]:
+        """The method with another value of one choice (`Literal`) or switch of its factory, by what differs.
+
+        Values that the factory refuses for this task are left out.
+        """
+        found, kinds = {}, annotations(self.factory)
+        for name, argument in arguments(self.factory).items():
+            usual = self.values.get(name, argument.default)
+            for value in [one for part in parts(kinds[name]) for one in _values(part) if one != usual]:
+                other = Subject(self.factory, task=self.task, model=self.model, **self.values | {name: value})
+                with contextlib.suppress(InvalidInput):
+                    other.build()
+                    found[f"{name}={value}"] = other
+        return found
 
     def compiled(self, chunk: int = 1, *, shared: bool = False) -> Engine:
         """Compiled engine; it counts in `traces` how often a round is traced.
@@ -87,6 +106,11 @@ class Subject:
     def reference(self) -> State:
         """State after three rounds, one client after another."""
         return play(self.compiled(), self.data(), state=self.start)
+
+
+def _values(kind: Any) -> tuple[Any, ...]:
+    """All values of a type, if it has but a few."""
+    return (True, False) if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
 
 
 _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))

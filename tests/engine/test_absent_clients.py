@@ -76,14 +76,16 @@ def test_drop_outs_are_drawn_every_round_and_one_client_at_least_arrives():
     assert [simulate.Settings(rounds=1, drop_rate=rate).arrivals(5) for rate in (0.25, 0.35, 0.5)] == [4, 3, 3]
 
 
+@pytest.mark.parametrize("part", ["client", "message"])
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
-def test_a_diverged_client_stops_the_run_or_is_left_out(state_on):
+def test_a_diverged_client_stops_the_run_or_is_left_out(state_on, part):
+    """Its state alone may be NaN, or its message alone."""
     # Client 0 has 9 examples.
     settings = simulate.Settings(rounds=1)
     with pytest.raises(Diverged, match=r"round 1: .* client 0 is NaN") as caught:
-        first_round(diverging(tiny_method(), 9), settings, state_on=state_on)
+        first_round(diverging(tiny_method(), 9, part=part), settings, state_on=state_on)
     assert (caught.value.round, caught.value.clients) == (1, [0])
-    result = first_round(diverging(tiny_method(), 9), settings, state_on=state_on, on_nan="skip-client")
+    result = first_round(diverging(tiny_method(), 9, part=part), settings, state_on=state_on, on_nan="skip-client")
     assert result.diverged.tolist() == [0]
     assert result.cohort[~result.arrived].tolist() == [0]
     before, results = by_hand()
@@ -92,8 +94,9 @@ def test_a_diverged_client_stops_the_run_or_is_left_out(state_on):
     first = jax.tree.map(lambda leaf: leaf[0], (result.state.clients, before.clients))
     jax.tree.map(np.testing.assert_array_equal, *first)
     assert np.isnan(result.trained["accuracy"]).tolist() == [True, False, False, False]
+    everyone = diverging(tiny_method(), 9, 20, 14, 5, part=part)
     with pytest.raises(Diverged, match="and 3 more"):
-        first_round(diverging(tiny_method(), 9, 20, 14, 5), settings, state_on=state_on, on_nan="skip-client")
+        first_round(everyone, settings, state_on=state_on, on_nan="skip-client")
 
 
 def test_what_the_server_knows_of_absent_clients_is_that_they_are_absent():

@@ -69,25 +69,30 @@ CNN, MLP = models.fedpac_cnn((28, 28, 1), 10), models.mlp((8, 8, 1), 10)
 
 
 @pytest.mark.parametrize(
-    ("model", "counts", "backend", "chunk"),
+    ("model", "counts", "backend", "devices", "chunk"),
     [
-        (CNN, np.full(20, 600), "cpu", 1),
-        (CNN, np.full(20, 600), "gpu", 20),
-        (MLP, np.full(20, 600), "cpu", 20),
-        # Sorted pairs waste nothing, and larger chunks more than a tenth.
-        (CNN, np.repeat([10, 100, 1000], 2), "gpu", 2),
+        (CNN, np.full(20, 600), "cpu", 1, 1),
+        (CNN, np.full(20, 600), "gpu", 1, 20),
+        # Each of several devices has its share of them.
+        (CNN, np.full(20, 600), "gpu", 4, 5),
+        (MLP, np.full(20, 600), "cpu", 1, 20),
+        (MLP, np.full(20, 600), "cpu", 2, 10),
+        # Sorted pairs waste nothing, and larger chunks more than a tenth; on two devices a pair is apart.
+        (CNN, np.repeat([10, 100, 1000], 2), "gpu", 1, 2),
+        (CNN, np.repeat([10, 100, 1000], 2), "gpu", 2, 1),
         # Of several runs the one that wastes most decides.
-        (CNN, np.array([[100] * 6, [10, 10, 100, 100, 1000, 1000]]), "tpu", 2),
+        (CNN, np.array([[100] * 6, [10, 10, 100, 100, 1000, 1000]]), "tpu", 1, 2),
     ],
 )
-def test_auto_is_all_clients_at_once_where_that_is_fast(model, counts, backend, chunk):
+def test_auto_is_all_clients_at_once_where_that_is_fast(model, counts, backend, devices, chunk):
     def schedule(index):
         return methods.fedprox(model, LocalTraining(batch_size=10), mu=0.1 / (1 + index))
 
     for method in (schedule, schedule(0)._replace(survey=None)):
         settings = Settings(rounds=3, attack="signs")
-        assert resolved(settings, method, counts, backend=backend) == replace(settings, chunk=chunk)
-        assert one_by_one(method, backend) == (chunk == 1)
+        found = resolved(settings, method, counts, devices=devices, backend=backend)
+        assert found == replace(settings, chunk=chunk)
+        assert one_by_one(method, backend) == (backend == "cpu" and model is CNN)
     assert resolved(Settings(3, chunk=None), schedule, counts, backend=backend).chunk is None
 
 

@@ -3,6 +3,7 @@
 import functools
 import itertools
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from problems import tiny_federation, tiny_method
 from pfl_jax import simulate
 from pfl_jax.data import client_data
 from pfl_jax.data.places import spread
-from pfl_jax.engine import disk_state, placement, store
+from pfl_jax.engine import disk_state, mapping, placement, store
 from pfl_jax.engine.disk_state import DiskLeaf
 
 PLAIN = tiny_federation((9, 20, 14, 5, 12))
@@ -158,6 +159,12 @@ def test_every_device_has_its_own_clients_and_no_other_examples():
                 np.testing.assert_array_equal(np.asarray(got.x)[mask], np.asarray(want.x)[mask])
                 np.testing.assert_array_equal(np.asarray(got.y)[mask], np.asarray(want.y)[mask])
     assert {shard.data.shape[0] for shard in placed.own.x.addressable_shards} == {1}
+
+
+def test_a_process_has_the_positions_of_its_own_devices(monkeypatch):
+    devices = np.array([SimpleNamespace(process_index=process) for process in (1, 0, 1, 2)])
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    assert mapping.own_devices(SimpleNamespace(devices=devices)) == [0, 2]
 
 
 def test_the_largest_clients_are_dealt_first():

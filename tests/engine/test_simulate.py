@@ -160,11 +160,16 @@ def test_all_results_of_a_run_stay_usable_unless_states_are_donated(state_on):
     kept = list(play())
     for want, result in zip(one_by_one, kept, strict=True):
         jax.tree.map(np.testing.assert_array_equal, want, read(result))
-    # The state to start from stays usable either way.
-    for donate in (False, True):
-        _, last = simulate.run(method, data, settings, jax.random.key(0), state=kept[0].state, donate=donate)
-        np.testing.assert_array_equal(last.trained["loss"], kept[-1].trained["loss"])
-    jax.tree.map(np.testing.assert_array_equal, one_by_one[0], read(kept[0]))
+    # The state to start from stays as it was either way, also where a round would write into its arrays.
+    on_host = kept[0].state._replace(clients=jax.tree.map(np.array, kept[0].state.clients))
+    for state, options in (
+        (kept[0].state, {"state_on": state_on}),
+        (kept[0].state, {"state_on": state_on, "donate": True}),
+        (on_host, {"state_on": "host", "donate": True}),
+    ):
+        _, last = simulate.run(method, data, settings, jax.random.key(0), state=state, **options)
+        np.testing.assert_allclose(last.trained["loss"], kept[-1].trained["loss"], rtol=1e-6)
+        jax.tree.map(np.testing.assert_array_equal, one_by_one[0], read(kept[0]._replace(state=state)))
     first, *_ = play(donate=True)
     if state_on == "device":
         assert jax.tree.leaves(first.state.server)[0].is_deleted()

@@ -288,6 +288,8 @@ def test_settings_are_named_by_their_methods_and_the_title_has_a_few(tmp_path, p
     assert pictures[0].title == record["title"]
     record, *_ = results(tmp_path / "b", ["--grid", "method=fedavg,local,fedrep,fedper"], [((0.5,), None)] * 4)
     assert record["title"] == "4 methods on digits, seed 0"
+    # Of equal ones the first.
+    assert record["best"] == "fedavg"
     assert [row["setting"] for row in record["settings"]] == ["fedavg", "local", "fedrep", "fedper"]
 
 

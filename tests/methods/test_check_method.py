@@ -1,6 +1,7 @@
 """`pfl_jax.testing.check_method` passes a sound method and names the rule that a broken one breaks."""
 
 import itertools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,36 @@ def loses_accuracy(state, outcome):
 
 def trains_on_scores(state, outcome):
     return state._replace(server=plus(jnp.nan_to_num(state.trained["loss"]).sum(), state.server)), outcome
+
+
+def with_choice(model, training=LocalTraining(), *, mean: Literal["weighted", "of_rows"] = "weighted"):
+    """FedAvg whose other mean counts absent clients."""
+    base = methods.fedavg(model, training)
+    parts = {"local": sends_the_model, "aggregate": counts_the_absent} if mean == "of_rows" else {}
+    return broken(**parts)(model, training) if parts else base
+
+
+def with_info(model, training=LocalTraining()):
+    """FedAvg that reports each client's weight as if all had arrived."""
+    base = methods.fedavg(model, training)
+
+    def aggregate(key, server, clients, messages, cohort):
+        server, clients, _ = base.aggregate(key, server, clients, messages, cohort)
+        return server, clients, {"weights": jnp.ones(cohort.present.shape) / cohort.present.shape[0]}
+
+    return base._replace(aggregate=aggregate)
+
+
+def test_the_other_values_of_a_choice_are_checked_too():
+    check_method(with_choice, skip=only("absent"))
+    with pytest.raises(AssertionError, match=r"^options: .*But: mean=of_rows: "):
+        check_method(with_choice, skip=only("options"))
+    check_method(with_choice, mean="of_rows", skip=only("options"))
+
+
+def test_what_a_round_reports_is_checked_too():
+    with pytest.raises(AssertionError, match=r"^absent: .*weights"):
+        check_method(with_info, skip=only("absent"))
 
 
 @pytest.mark.parametrize(

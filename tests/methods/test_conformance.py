@@ -106,6 +106,19 @@ def test_clients_that_are_absent_do_not_count(subject):
     conformance.check_absent(subject)
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        # Solvers have tests of their own, with empty clients.
+        pytest.param(name, other, marks=pytest.mark.slow if other.startswith("solver") else ())
+        for name, factory in METHODS.items()
+        for other in conformance.Subject(factory).others()
+    ],
+)
+def test_clients_that_are_absent_do_not_count_with_any_option(name, other):
+    conformance.check_absent(conformance.Subject(METHODS[name]).others()[other])
+
+
 def test_a_continued_run_is_the_uninterrupted_one(subject):
     conformance.check_resumption(subject)
 

@@ -272,7 +272,8 @@ def test_apfl_equations(problem, adaptive):
         w = reference.mean(BETA, shared_models)
     last = full.run(apfl, alpha=0.4, adaptive=adaptive)
     assert_model(last.state.server, w)
-    np.testing.assert_allclose(last.state.clients.alpha, alphas, rtol=1e-4)
+    for got in (last.state.clients.alpha, last.info["alpha"]):
+        np.testing.assert_allclose(got, alphas, rtol=1e-4)
     assert_models(last.state.clients.own, owns)
     deployed, trained = (
         [mixed(*three) for three in zip(alphas, owns, ws, strict=True)] for ws in ([w] * 3, shared_models)

@@ -155,6 +155,9 @@ def test_fedfomo():
     # In the order of the cohort; the own model before the others.
     want = [shares[client, client] for client in last.cohort]
     np.testing.assert_allclose(last.info["weights"][:, 1], want, rtol=2e-3, atol=1e-4)
+    np.testing.assert_allclose(np.sum(last.info["weights"][:, 1:], axis=1), shares.sum(1), rtol=2e-3, atol=1e-4)
+    off = ~np.eye(3, dtype=bool)
+    np.testing.assert_allclose(np.asarray(last.info["affinity"])[off], affinity[off], rtol=2e-3, atol=1e-4)
     assert ((shares > 0.05) & (shares < 0.95)).sum() >= 4
 
 

@@ -124,7 +124,8 @@ def test_floco():
     np.testing.assert_allclose(got.heads["kernel"], w["ends"], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(got.heads["bias"], w["head/bias"], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(got.backbone["kernel"], w["backbone/kernel"], rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(last.state.clients.point, points, rtol=1e-3, atol=1e-3)
+    for found in (last.state.clients.point, last.info["points"]):
+        np.testing.assert_allclose(found, points, rtol=1e-3, atol=1e-3)
     assert last.state.clients.placed.all()
     assert np.ptp(points, axis=0).max() > 0.3
     full.assert_received(last, [at(w, point) for point in points], rtol=2e-3, atol=1e-4)

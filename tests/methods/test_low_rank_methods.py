@@ -29,14 +29,17 @@ def adapted(rank=RANK):
     return adapters.lora(models.mlp(SHAPE, 3, hidden=(6, 5)), SHAPE, rank=rank, alpha=SCALE * rank, targets="fc")
 
 
-def played(factory, rounds=2, model=None, **options):
-    """The method, and the states after each round; nothing is evaluated."""
+def played(factory, rounds=2, model=None, infos=None, **options):
+    """The method, and the states after each round; nothing is evaluated. `infos` takes what the rounds report."""
     method, data = factory(adapted() if model is None else model, TRAINING, **options), tiny_federation()
     engine = build(method, Settings(rounds=rounds)).jit()
     data, states = data.with_frozen(method.frozen), []
     for _ in range(rounds):
         state = states[-1] if states else engine.init(data, jax.random.key(0))
-        states.append(engine.round(data, state, 4)[0])
+        state, outcome = engine.round(data, state, 4)
+        states.append(state)
+        if infos is not None:
+            infos.append(outcome.info)
     return method, states
 
 
@@ -83,8 +86,8 @@ def kernels(base, params, residuals=None):
 
 
 def test_fedex_lora_averages_the_kernels_exactly():
-    model = adapted()
-    method, states = played(methods.fedex_lora, rounds=3, model=model)
+    model, infos = adapted(), []
+    method, states = played(methods.fedex_lora, rounds=3, model=model, infos=infos)
     base, federation = model.frozen.read()["base"], tiny_federation()
     before, after = states[1], states[2]
     weights = np.asarray(federation.train_count) / np.asarray(federation.train_count).sum()
@@ -97,6 +100,8 @@ def test_fedex_lora_averages_the_kernels_exactly():
         np.testing.assert_allclose(got[layer], wanted[layer], rtol=1e-5, atol=1e-6)
         # Without the residual of this round it would not be.
         assert np.abs(apart[layer] - wanted[layer]).max() > 1e-5
+    lengths = [np.linalg.norm(residual) for residual in double(after.server.residuals)]
+    np.testing.assert_allclose(infos[-1]["residual"], np.linalg.norm(lengths), rtol=1e-5)
     # And the model computes with these kernels.
     x = jnp.ones((2, *SHAPE))
     states = np.ones((2, 6))
@@ -112,8 +117,10 @@ def test_fedex_lora_averages_the_kernels_exactly():
 
 
 def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
-    method, states = played(methods.hetlora, rounds=3, lam=0.0)
+    infos = []
+    method, states = played(methods.hetlora, rounds=3, lam=0.0, infos=infos)
     before, after = states[1], states[2]
+    np.testing.assert_array_equal(infos[-1]["rank"], after.clients)
     ranks = np.asarray(before.clients)
     assert set(ranks) <= {1, 2, 3}
     assert len(set(ranks)) > 1

@@ -100,6 +100,8 @@ def test_apple():
         got = np.asarray(state.relations[client])
         np.testing.assert_allclose(got[[0, *(1 + slot for slot in slots)]], relations[client], rtol=2e-4, atol=2e-5)
         assert np.count_nonzero(got) == 3
+        # It knew all the others already.
+        np.testing.assert_array_equal(last.info["relations"][client], got)
         for j, slot in zip(others[client], slots, strict=True):
             full.assert_model(row(row(state.peers.models, client), slot), cores[j])
     personal = [reference.mean(p, [cores[i], *(cores[j] for j in others[i])]) for i, p in enumerate(relations)]

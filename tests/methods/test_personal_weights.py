@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 from problems import CLASSES, tiny_federation, tiny_model
-from trees import assert_same, distance
+from trees import distance
 
 from pfl_jax import InvalidInput
 from pfl_jax.data import client_data
@@ -116,13 +116,14 @@ def test_pfedhn():
 
     velocity = [0.0] * 4
     for _ in range(2):
-        gradients, new = [0.0] * 4, []
+        gradients, new, lengths = [0.0] * 4, [], []
         for (x, y), v in zip(clients, embeddings, strict=True):
             before = v @ kernel1 + bias1
             hidden = np.maximum(before, 0)
             flat = hidden @ kernel2 + bias2
             trained = full.train(model_of(flat), x, y)
             change = np.concatenate([trained[name].ravel() for name in names]) - flat
+            lengths.append(np.linalg.norm(change))
             back = (kernel2 @ change) * (before > 0)
             terms = np.outer(v, back), back, np.outer(hidden, change), change
             gradients = [total + term for total, term in zip(gradients, terms, strict=True)]
@@ -134,6 +135,7 @@ def test_pfedhn():
         embeddings = np.array(new)
     last = full.run(pfedhn, rounds=2, **SMALL, **rates)
     np.testing.assert_allclose(last.state.clients, embeddings, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(last.info["change"], lengths, rtol=1e-3)
     got = [leaf for layer in last.state.server.hypernetwork for leaf in layer]
     for leaf, want in zip(got, (kernel1, bias1, kernel2, bias2), strict=True):
         np.testing.assert_allclose(leaf, want, rtol=1e-3, atol=1e-4)
@@ -190,10 +192,14 @@ def test_nothing_is_distilled_before_there_are_personal_channels():
     def train(lam, done):
         method = make_method("cd2pfed", tiny_model(), lam=lam, growth_rounds=4, lr=0.2)
         server = method.init_server(key)._replace(round=done)
-        return method.local(key, server, method.init_client(key, server, data), data).personal
+        result = method.local(key, server, method.init_client(key, server, data), data)
+        _, _, info = method.aggregate(key, server, (), result.message, None)
+        return result.personal, info["share"]
 
-    assert_same(train(5.0, 0), train(0.0, 0))
-    assert distance(train(5.0, 3), train(0.0, 3)) > 1e-6
+    for done, share in ((0, 0.0), (3, 3 / 8)):
+        (strong, found), (none, same) = train(5.0, done), train(0.0, done)
+        assert found == same == share
+        assert (distance(strong, none) > 1e-6) == (done > 0)
 
 
 OWN = np.array([0.0, 0.0, 1.0, 1.0])
@@ -249,6 +255,7 @@ def test_cd2pfed_and_its_alignment(aligned):
         w = choose(w, reference.mean(full.BETA, last_models))
     more = {"align_lr": align_lr, "align_batch_size": 32} if aligned else {}
     last = full.run(fedas_cd2 if aligned else cd2pfed, share=0.5, growth_rounds=0, lam=lam, **more)
+    assert last.info["share"] == 0.5
     full.assert_model(last.state.server.params, w, rtol=1e-3, atol=1e-4)
     full.assert_models(last.state.clients.params, last_models, rtol=1e-3, atol=1e-4)
     deployed = [choose(own_last, w) for own_last in last_models]

@@ -257,6 +257,9 @@ def test_fedtgp(threshold, inference):
         prototypes = forward(g)[1]
     last = full.run(fedtgp, lam=LAM, margin=threshold, server_lr=SERVER_LR, **settings)
     np.testing.assert_allclose(last.info["margin"], delta, rtol=1e-4)
+    # The margin is added to an example's distance to its own class.
+    logits = -distances(rows, prototypes) - delta * np.eye(CLASSES)[labels]
+    np.testing.assert_allclose(last.info["server_loss"], reference.cross_entropy(logits, labels), rtol=1e-3)
     np.testing.assert_allclose(last.state.server.prototypes, prototypes, rtol=1e-3, atol=1e-4)
     full.assert_models(last.state.clients, ws, rtol=5e-4, atol=5e-5)
     if inference == "head":

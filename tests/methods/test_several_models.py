@@ -49,6 +49,9 @@ def test_fedproto(factory):
                 merged[k] = sum(c * n for c, n in held) / sum(n for _, n in held)
             prototypes = [merged] * len(clients)
     last = full.run(factory, rounds=3, lam=lam)
+    if factory is fedproto_g:
+        labels = np.concatenate([y for _, y in clients])
+        np.testing.assert_array_equal(last.info["counts"], np.bincount(labels, minlength=3))
     for client in range(len(clients)):
         if factory is fedproto_l:
             state = row(last.state.clients, client)
@@ -232,7 +235,8 @@ def test_fedem():
             trained.append([full.train(w, x, y, q[:, m]) for m, w in enumerate(learners)])
         learners = [reference.mean(full.BETA, [own[m] for own in trained]) for m in range(3)]
     last = full.run(fedem, learners=3)
-    np.testing.assert_allclose(np.exp(last.state.clients), mixtures, rtol=1e-3, atol=1e-5)
+    for got in (np.exp(last.state.clients), last.info["mixture"]):
+        np.testing.assert_allclose(got, mixtures, rtol=1e-3, atol=1e-5)
     full.assert_models(last.state.server, learners)
     # Probabilities are mixed, not logits, and each client deploys its own mixture.
     for client, mixture in enumerate(mixtures):

@@ -12,6 +12,7 @@ from layer_losses import losses
 from pfl_jax import ClientData
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.networks import from_flax
+from pfl_jax.networks.layers import Dense
 from pfl_jax.networks.models import fedavg_cnn, fedpac_cnn, mlp
 from pfl_jax.primitives import (
     LocalTraining,
@@ -56,6 +57,14 @@ class Twice(nn.Module):
         return nn.Dense(3, name="head")(jnp.tanh(layer(jnp.tanh(layer(x)))))
 
 
+class Sequences(nn.Module):
+    """A dense layer of the library at each of three places: its kernel is used three times for an example."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="head")(jnp.tanh(Dense(4)(x)).mean(axis=1))
+
+
 CASES = {
     "mlp": (mlp, (4, 4, 1)),
     "fedpac_gray": (fedpac_cnn, (16, 16, 1)),
@@ -64,9 +73,13 @@ CASES = {
 }
 
 
+MODULES = {"shared": (Twice(), (4,)), "sequences": (Sequences(), (3, 4))}
+
+
 def build(name):
-    if name == "shared":
-        return from_flax(Twice(), (4,), 3), (4,)
+    if name in MODULES:
+        module, shape = MODULES[name]
+        return from_flax(module, shape, 3), shape
     factory, shape = CASES[name]
     return factory(shape, 3), shape
 
@@ -76,7 +89,7 @@ DEAR = {"fedpac_color", "fedavg"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name for name in (*CASES, "shared")]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name for name in (*CASES, *MODULES)]
 )
 def test_equals_gradients_one_by_one(name):
     model, shape = build(name)
