@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import jax
 import pytest
@@ -143,6 +144,13 @@ def test_info_is_what_the_docstring_lists(subject):
         letters = [one for one in re.match(r"\[(.*?)\], \w", documented[name])[1].split(", ") if one]
         cohort = "cohort" if "cohort" in letters else "M"
         assert [size == 2 for size in leaf.shape] == [letter == cohort for letter in letters], (name, leaf.shape)
+
+
+def test_some_test_reads_each_part_of_every_info():
+    """By its name: what it must be, the tests of the methods' equations say."""
+    names = {name for factory in METHODS.values() for name in documented_info(factory)}
+    texts = (path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert names <= {name for text in texts for name in re.findall(r'\binfos?(?:\[-1\])?\["(\w+)"\]', text)}
 
 
 def test_predictions_and_learning(subject):
