@@ -41,6 +41,8 @@ class Words:
     """Whose model, from 0."""
     to: Annotated[Path, Argument(metavar="FILE")]
     """New file, .safetensors or .msgpack."""
+    trust: bool = False
+    """Execute the files of the run's own --method, --model and --loss that its folder names."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         words, _ = parse(Words, "experiments.export", __doc__, arguments)
         check_new("--to", words.to, *ENDINGS)
-        _export(load_run(words.run), words.client, words.to.expanduser(), Terminal())
+        _export(load_run(words.run, trust=words.trust), words.client, words.to.expanduser(), Terminal())
 
     return exit_code(work)
 

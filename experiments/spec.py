@@ -272,6 +272,8 @@ class Output:
     --rounds, rounds are added to a run, also to a finished one."""
     accept_other_code: Annotated[bool, Mark.NEUTRAL] = False
     """With --resume: also resume a run that other sources of this project began."""
+    trust: Annotated[bool, Mark.NEUTRAL] = False
+    """With --resume: execute the files of its --method, --model and --loss that the run's folder names."""
     plot: Annotated[bool, Mark.NEUTRAL] = False
     """Plot the primary score over the rounds at the end, as curves.png in the run's folder."""
     tensorboard: Annotated[bool, Mark.NEUTRAL] = False
@@ -333,8 +335,9 @@ class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federat
         """Raise InvalidInput for the first option that is out of range."""
         for name, kind in KINDS.items():
             check_value(flag(name), getattr(self, name), kind)
-        if self.accept_other_code and self.resume is None:
-            raise InvalidInput("--accept-other-code needs --resume")
+        for name in ("accept_other_code", "trust"):
+            if getattr(self, name) and self.resume is None:
+                raise InvalidInput(f"{flag(name)} needs --resume")
         for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
             if getattr(self, name) is not None and getattr(self, needed) is None:
                 raise InvalidInput(f"{flag(name)} needs {flag(needed)}")

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code
-from experiments.cli.own_code import check_unchanged
+from experiments.cli.own_code import CODE
 from experiments.cli.parser import Group, options_of, split
 from experiments.spec import Options
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods import METHODS
 
 if TYPE_CHECKING:
     from experiments.host.processes import Processes
@@ -42,23 +41,22 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
 
 def _with_method(arguments: Sequence[str]) -> Sequence[str]:
     """The arguments, with the method of the run that --resume names: it decides which other options there are."""
-    both = {name: options_of(Options)[name] for name in ("method", "resume")}
-    said, _ = split(arguments, [Group("", "", both)])
+    some = {name: options_of(Options)[name] for name in ("resume", "trust", *CODE)}
+    said, _ = split(arguments, [Group("", "", some)])
     if "method" in said or said.get("resume") is None:
         return arguments
     # Imported now, as all that only some commands need.
     from experiments.folder.load import read_config
+    from experiments.run.resume import of_a_run, own_values
 
+    folder = Path(said["resume"]).expanduser()
     try:
-        config = read_config(Path(said["resume"]).expanduser())
-        method = config["options"]["method"]
-        if method not in METHODS:
-            # Before it is executed.
-            check_unchanged("method", entry := config["own_code"]["method"])
-            method = f"{entry['file']}:{method.rpartition(':')[2]}"
-    except (InvalidInput, KeyError, TypeError, AttributeError):
+        config = read_config(folder)
+    except InvalidInput:
         # `resumed` says what is wrong.
         return arguments
+    with of_a_run(folder):
+        method = own_values(config, folder, said, trust=said.get("trust", False))["method"]
     return [*arguments, f"--method={method}"]
 
 

@@ -77,12 +77,17 @@ class LoadedRun:
             raise InvalidInput(f"there is no client {client}: the run has clients 0 to {self.data.num_clients - 1}")
 
 
-def load_run(folder: str | Path) -> LoadedRun:
+def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
     """Load a finished run from its folder: the data is loaded and divided again, the state is read.
 
+    Args:
+      folder: the run's.
+      trust: whether files of an own method, model or loss that the folder names may be executed: they can do all that
+        you can.
+
     Raises:
-      InvalidInput: the run is not finished or kept no state, a file cannot be read, or its data, or the text of its own
-        method or model, is no longer the same.
+      InvalidInput: the run is not finished or kept no state, a file cannot be read or may not be executed, or its data,
+        or the text of its own method or model, is no longer the same.
 
     Example:
       run = load_run("runs/digits-fedper-seed0-001")
@@ -99,7 +104,7 @@ def load_run(folder: str | Path) -> LoadedRun:
         raise InvalidInput(f"{folder}: the run kept no state: make it again with --keep-state always")
     # In this process alone, whichever began the run.
     alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
-    request = request_of(config | {"options": config.get("options", {}) | alone}, folder, "")
+    request = request_of(config | {"options": config.get("options", {}) | alone}, folder, "", trust=trust)
     experiment = build.build_experiment(request, Console(quiet=True))
     check_data(folder, experiment.dataset.description)
 

@@ -1,15 +1,16 @@
 """Request of a run that is resumed: an interrupted one, or one to which rounds are added."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.cli.effects import difference, fixed_rounds
-from experiments.cli.own_code import CODE, check_unchanged
+from experiments.cli.own_code import CODE, check_unchanged, is_own, label
 from experiments.cli.parser import option_words
 from experiments.cli.request import Request, parse
-from experiments.fields import Mark, marked
+from experiments.fields import Mark, flag, marked
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
@@ -41,13 +42,17 @@ def resumed(request: Request) -> Request:
     if not (folder / METRICS).is_file():
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
     config = read_config(folder)
-    found = request_of(config, folder)
-    if by_other_code(config, "all" if options.accept_other_code else "sources"):
+    # All that can refuse the run comes before its own code is executed.
+    with of_a_run(folder):
+        is_other, dataset = by_other_code(config, "all" if options.accept_other_code else "sources"), config["dataset"]
+    if is_other:
         raise InvalidInput(
             f"--resume {folder}: other code than today's began the run; --accept-other-code resumes it all the same"
         )
-    if found.dataset != request.dataset:
-        raise InvalidInput(f"--resume {folder}: the run is on {found.dataset}, not {request.dataset}")
+    if dataset != request.dataset:
+        raise InvalidInput(f"--resume {folder}: the run is on {dataset}, not {request.dataset}")
+    named = {kind: getattr(options, kind) for kind in request.own_code if kind in CODE}
+    found = request_of(config, folder, named=named, trust=options.trust)
     values = {**vars(options), **request.hyper_parameters}
     asked = found.having({name: values[name] for name in request.given - {"rounds"}})
     asked = dataclasses.replace(asked, own_code=found.own_code | request.own_code)
@@ -91,23 +96,75 @@ def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
         )
 
 
-def request_of(config: dict[str, Any], folder: Path, prefix: str = "--resume ") -> Request:
+def request_of(
+    config: dict[str, Any],
+    folder: Path,
+    prefix: str = "--resume ",
+    *,
+    named: Mapping[str, str] | None = None,
+    trust: bool = False,
+) -> Request:
     """Request from a stored configuration, checked as if its values were given on the command line.
 
-    InvalidInput if it was edited, or a file of the user's own has another text now.
+    Args:
+      config, folder: the configuration, and the folder of its run.
+      prefix: of an error, before the folder.
+      named, trust: see `own_values`.
+
+    Raises:
+      InvalidInput: it was edited, a file of the user's own has another text now, or may not be executed.
     """
-    try:
+    with of_a_run(folder, prefix):
         dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
-        values = {**config["options"], **config["hyper_parameters"], "resume": None, "out": None}
+        values = {**config["options"], **config["hyper_parameters"], "resume": None, "out": None, "trust": False}
         for kind, entry in config.get("own_code", {}).items():
-            # Before it is executed.
-            check_unchanged(kind, entry)
-            name = values[kind].rpartition(":")[2]
-            values[kind] = entry["file"] if kind not in CODE else f"{entry['file']}:{name}"
+            if kind not in CODE:
+                check_unchanged(kind, entry)
+                values[kind] = entry["file"]
+        values |= own_values(config, folder, named or {}, trust=trust)
         if values["epochs"] is None:
             # There are --local-steps in their place.
             del values["epochs"]
         return dataclasses.replace(parse(dataset, option_words(values)), given=given)
+
+
+def own_values(config: dict[str, Any], folder: Path, named: Mapping[str, str], *, trust: bool) -> dict[str, Any]:
+    """Values of the options in CODE of a run's configuration; a file that the folder names is not executed unasked.
+
+    Args:
+      config, folder: see `request_of`.
+      named: values that the command itself gives: their files take the place of the folder's.
+      trust: whether the command allows what the folder names.
+
+    Raises:
+      InvalidInput: a file may not be executed, has another text than the run's, or the run's checkpoints were written
+        with another one.
+    """
+    values, entries = {kind: config["options"].get(kind) for kind in CODE}, config.get("own_code", {})
+    saved = (Checkpoints(folder / FOLDER).record() or {}).get("identity", {}).get("run")
+    for kind in filter(lambda kind: is_own(values[kind]), CODE):
+        value, entry = values[kind], entries.get(kind)
+        if entry is None:
+            raise InvalidInput(f"it names {value} as --{kind}, without the digest of its text")
+        for option, here in ((kind, label(value)), (f"{kind}_digest", entry["digest"])):
+            if saved is not None and saved.get(flag(option)) != here:
+                raise InvalidInput(f"it has {flag(option)} {here}, and the checkpoints {saved.get(flag(option))}")
+        values[kind] = named.get(kind) or f"{entry['file']}:{value.rpartition(':')[2]}"
+        if kind not in named and not trust:
+            raise InvalidInput(
+                f"its --{kind} is {values[kind]} with the digest {entry['digest']}, which is not executed unasked: "
+                f"read that file, then give --trust, or name it with --resume and --{kind} (load_run: trust=True)"
+            )
+        if kind not in named:
+            check_unchanged(kind, entry)
+    return values
+
+
+@contextlib.contextmanager
+def of_a_run(folder: Path, prefix: str = "--resume ") -> Iterator[None]:
+    """Say of which configuration an error is."""
+    try:
+        yield
     except InvalidInput as error:
         raise InvalidInput(f"{prefix}{folder}: {CONFIG} cannot be used: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:

@@ -11,7 +11,7 @@ import jax
 from rich.console import Console
 
 from experiments.cli.exit_codes import INTERRUPTED, INVALID
-from experiments.cli.own_code import identifier
+from experiments.cli.own_code import CODE, identifier
 from experiments.cli.request import Request
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
 from experiments.host.console import print_line, print_notice, print_text
@@ -103,8 +103,8 @@ class _Work:
     @property
     def go_on(self) -> str:
         """How the run can be resumed, for the end of an error; "" if it cannot."""
-        saved = self.checkpoints.rounds()
-        return f"; --resume {self.folder.path} goes on after round {saved[-1]}" if saved else ""
+        saved, trust = self.checkpoints.rounds(), " --trust" * any(kind in CODE for kind in self.request.own_code)
+        return f"; --resume {self.folder.path}{trust} goes on after round {saved[-1]}" if saved else ""
 
     def lock(self, held: contextlib.ExitStack) -> None:
         """Lock the folder until the end."""

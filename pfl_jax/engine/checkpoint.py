@@ -12,6 +12,7 @@ rows of their own clients. Clients' states on disk, in the run's folder, are not
 """
 
 import collections
+import contextlib
 import json
 import re
 import shutil
@@ -140,6 +141,13 @@ class Checkpoints:
             return Checkpoint(state, _named(arrays, _FURTHER), record)
         if reasons:
             raise InvalidInput(f"no checkpoint in {self.folder} can be read ({'; '.join(reasons)}): start the run anew")
+        return None
+
+    def record(self) -> dict[str, Any] | None:
+        """Record of the newest checkpoint whose record is readable, without its arrays; None if there is none."""
+        for number, processes in reversed(self._stored()):
+            with contextlib.suppress(Exception), open_npz(self._path(number, 0, processes)) as stored:
+                return json.loads(stored[_ABOUT].tobytes())["record"]
         return None
 
     def clear(self) -> None:

@@ -1,11 +1,13 @@
 """Methods and models in the user's own files: options, results, resumption, sweeps, and texts that change."""
 
 import json
+import re
 import sys
 
 import pytest
 from run_folders import summary
 
+from experiments import export
 from experiments.cli import own_code, request
 from experiments.cli.request import RunCommand, parse
 from experiments.folder import stored_runs
@@ -119,8 +121,52 @@ def test_an_option_of_several_numbers_is_theirs(here):
     assert main("digits", ["--method", "mine.py:slow", *SMALL, "--layers", "4", "5", "--out", "run"]) == 0
     (here / "run" / "summary.json").unlink()
     forget()
-    request = parse("digits", ["--resume", "run"])
+    request = parse("digits", ["--resume", "run", "--trust"])
     assert resumed(request).hyper_parameters["layers"] == (4, 5)
+
+
+def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
+    """Text that leaves a file when it is executed; a run names it, and the folder comes from somebody else."""
+    (here / "mine.py").write_text(f"open('executed', 'a').close()\n{METHOD}")
+    assert main("digits", ["--method", "mine.py:slow", *SMALL, "--out", "run"]) == 0
+    (here / "executed").unlink()
+    forget()
+    longer, model = ["--resume", "run", "--rounds", "3"], ["run", "--to", "model.safetensors"]
+    why = r"--method is .*mine\.py:slow with the digest [0-9a-f]{12}, which is not executed unasked: read that file"
+    for refused in (lambda: main("digits", longer), lambda: export.main(model)):
+        assert refused() == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert re.search(why, line)
+    with pytest.raises(InvalidInput, match=why):
+        export.load_run("run")
+    assert main("digits", [*longer, "--layers", "3"]) == 2
+    assert re.search(why, capsys.readouterr().err)
+    config = json.loads((here / "run/config.json").read_text())
+    other = config | {"options": config["options"] | {"model": str(here / "mine.py:slow")}}
+    for edited, says in (
+        (config | {"own_code": {}}, "mine.py:slow as --method, without the digest of its text"),
+        (other, "mine.py:slow as --model, without the digest of its text"),
+        (
+            other | {"own_code": config["own_code"] | {"model": config["own_code"]["method"]}},
+            "it has --model mine.py:slow, and the checkpoints mlp",
+        ),
+        (config | {"options": config["options"] | {"trust": True}}, "which is not executed unasked"),
+    ):
+        (here / "run/config.json").write_text(json.dumps(edited))
+        words = [*longer, *["--trust"] * ("executed" not in says)]
+        assert main("digits", words) == 2
+        assert says in capsys.readouterr().err
+    assert not (here / "executed").exists()
+    (here / "run/config.json").write_text(json.dumps(config))
+    # With the command's leave, or where it names the file itself.
+    forget()
+    assert resumed(parse("digits", [*longer, "--trust"])).options.method == str(here / "mine.py:slow")
+    (here / "elsewhere").mkdir()
+    (here / "mine.py").rename(here / "elsewhere/mine.py")
+    forget()
+    found = resumed(parse("digits", [*longer, "--method", "elsewhere/mine.py:slow"]))
+    assert found.options.method == "elsewhere/mine.py:slow"
+    assert (here / "executed").exists()
 
 
 @pytest.mark.slow
