@@ -1,7 +1,7 @@
 """Reading of a run's files."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +81,21 @@ def data_name(config: dict[str, Any]) -> str:
     return ", ".join(filter(None, (config["dataset"], data.get("note"))))
 
 
+def number_of_clients(config: dict[str, Any]) -> int:
+    """Number of a run's clients, without those that are held out."""
+    options = config["options"]
+    return len(config.get("train_examples", ())) or options["num_clients"] - options.get("held_out_clients", 0)
+
+
+def over(summaries: Iterable[Mapping[str, Any]], everyone: int) -> str:
+    """Over how many of all clients the means of some evaluations are, "5 of 8 clients"; "" where over all."""
+    # Over none there is no mean.
+    counts = [one["clients"] for one in summaries if one.get("clients")]
+    if all(count == everyone for count in counts):
+        return ""
+    return f"{' to '.join(map(str, sorted({min(counts), max(counts)})))} of {everyone} clients"
+
+
 def axis(config: dict[str, Any]) -> str:
     """Name of the primary score with its unit: "accuracy in %", "mse"."""
     name, *_ = task_of(config)["scores"]
@@ -124,6 +139,12 @@ class Result(NamedTuple):
         means = self.curve(protocol, average)
         known = [mean for mean in means if mean is not None]
         return means[-1] if score == "last" else chosen(self.config, known) if known else None
+
+    def clients(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> dict[str, int]:
+        """Number of the clients of `accuracy`, as "clients"; none where it is not known."""
+        means, counts = self.curve(protocol, average), self.rounds[protocol].get("clients", [])
+        where = len(means) - 1 if score == "last" else means.index(self.accuracy(protocol, score, average))
+        return {"clients": counts[where]} if counts else {}
 
     def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
         """Mean accuracies [R] in percent, as in `accuracy`."""

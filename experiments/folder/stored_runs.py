@@ -267,7 +267,7 @@ def load_runs(*folders: str | Path) -> Any:
     A row has the run's folder, data, seed and state ("finished"), every option and hyper-parameter that its results
     depend on, the last evaluated round, and the means over clients of its task's scores under each protocol measured,
     as received_accuracy (in percent), received_loss, ...; with --val-fraction also those on validation examples, as
-    validation_received_accuracy, ...
+    validation_received_accuracy, ... Over how many clients the means are is received_clients, ...
 
     Args:
       *folders: folders of runs, sweeps or tables, or folders above them.
@@ -290,5 +290,6 @@ def _row(run: Run) -> dict[str, Any]:
     for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
         for protocol in load.measured(line):
             named = {primary: line[protocol]["mean"]} | {name: line[protocol][name] for name in others}
+            named["clients"] = line[protocol].get("clients")
             row |= {f"{prefix}{protocol}_{name}": value for name, value in named.items()}
     return row

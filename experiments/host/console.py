@@ -5,6 +5,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -15,7 +16,13 @@ from pfl_jax.tasks import CLASSIFICATION, Score
 
 
 class Terminal(Console):
-    """Console on stdout; if its reader exits, as `head` does, the command goes on to its end."""
+    """Console on stdout, for which text is text: "[red]" and ":bug:" in a name are no markup.
+
+    If its reader exits, as `head` does, the command goes on to its end.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, emoji=False, **options)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -55,20 +62,23 @@ class RoundProgress(Progress):
     """Display of round, score, examples per second and remaining time; a context manager."""
 
     def __init__(self, console: Console, rounds: int, headline: str, score: Score = CLASSIFICATION.primary):
-        columns = TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[status]}")
+        status = TextColumn("{task.fields[status]}", markup=False)
+        columns = TextColumn("round"), MofNCompleteColumn(), BarColumn(), status
         super().__init__(*columns, console=console, disable=not console.is_terminal)
         self._rounds, self._headline, self._score = rounds, headline, score
         self._durations: list[float] = []
         self._shown = float("-inf")
         self._bar = self.add_task("", total=rounds, status="compiling")
 
-    def completed(self, number: int, seconds: float, accuracy: float | None, examples_per_second: float) -> None:
+    def completed(
+        self, number: int, seconds: float, accuracy: float | None, examples_per_second: float, over: str = ""
+    ) -> None:
         """Count one more completed round, from 1; `accuracy` is the latest mean over clients, None before the first
-        evaluation."""
+        evaluation, and `over` says how many these are, where not all."""
         self._durations.append(seconds)
         percent, name = self._score.percent, self._score.name
         shown = "—" if accuracy is None else f"{score_text(accuracy, percent=percent)}{' %' * percent} {name}"
-        said = [f"{self._headline} {shown}", f"{examples_per_second:,.0f} examples/s"]
+        said = [f"{self._headline} {shown}{f' over {over}' if over else ''}", f"{examples_per_second:,.0f} examples/s"]
         # The first round, with compilation, says nothing about the others.
         if len(self._durations) > 1:
             left = statistics.median(self._durations[1:][-10:]) * (self._rounds - number)

@@ -71,6 +71,8 @@ def _result(group: Group, protocol: Protocol) -> Row:
     values = group.values(last, protocol, "mean")
     mean = mean_text(values, percent=primary in percents).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
+    summaries = [line[protocol] for line in group.lines(last) if protocol in line]
+    row["over"] = load.over(summaries, load.number_of_clients(config)) or None
     row[VALIDATION] = text(group.values(last, protocol, on=VALIDATION))
     for name, heading in (_SCORES | {name: _HEADINGS.get(name, name) for name in others}).items():
         row[heading] = _mean(group.values(last, protocol, name), percent=is_percent[name])

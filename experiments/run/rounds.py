@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.cli.effects import visits
+from experiments.folder import load
 from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded, strict
 from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.processes import Processes
@@ -72,6 +73,12 @@ class Run:
     def accuracy(self) -> float | None:
         """Mean of the latest evaluation in percent, by --eval-protocol; None before the first."""
         return self.lines[-1][self.experiment.request.options.eval_protocol]["mean"] if self.lines else None
+
+    @property
+    def over(self) -> str:
+        """Over how many clients `accuracy` is, "5 of 8 clients"; "" where over all."""
+        latest = [line[self.experiment.request.options.eval_protocol] for line in self.lines[-1:]]
+        return load.over(latest, self.experiment.data.num_clients)
 
     @property
     def steady_speeds(self) -> list[float]:
@@ -221,7 +228,8 @@ def run_rounds(
                     run.warn(result, console)
             visited = sum(run.visits(result) for run, result in zip(runs, results, strict=True))
             known = [run.accuracy for run in runs if run.accuracy is not None]
-            progress.completed(number, seconds, float(np.mean(known)) if known else None, visited / seconds)
+            accuracy = float(np.mean(known)) if known else None
+            progress.completed(number, seconds, accuracy, visited / seconds, runs[0].over)
             is_last = number == options.rounds or all(run.has_reached_target() for run in runs)
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from experiments.choices import Protocol
+from experiments.folder import load
 from experiments.folder.load import measured
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best, score_text
 from pfl_jax.tasks import Task
@@ -46,7 +47,9 @@ def mean_text(values: Sequence[float], *, percent: bool = True) -> str:
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] | None = (0,)) -> str:
     """Table in Markdown, with numbers in all columns but those numbered in `words`, None for all."""
     under = ["---" if words is None or index in words else "---:" for index in range(len(heads))]
-    return "".join(f"| {' | '.join(row)} |\n" for row in [heads, under, *rows])
+    # Also within code, where a table's cell ends at a bar all the same.
+    cells = ([" ".join(cell.split()).replace("|", r"\|") for cell in row] for row in [heads, under, *rows])
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 def comma_separated(records: Sequence[Mapping[str, Any]]) -> str:
@@ -83,36 +86,42 @@ def results_table(
     the best mean over examples, it has a line of its own. `paper` is the published accuracy for exactly this setting.
     """
     last, (primary, *others) = lines[-1], task.scores
-    is_high = primary.higher_is_better
+    is_high, everyone = primary.higher_is_better, len(last["received_per_client"])
     percents = ", ".join(one.name for one in task.scores if one.percent)
     caption = f"mean {primary.name} over clients; pooled: weighted by their test examples"
     caption += f"; in percent: {percents}" if percents else ""
     validated = VALIDATION in last
     if validated:
         caption += f"; val.: {primary.name} on validation examples, by which the best round is chosen"
+    shown: dict[Protocol, dict[str, Line]] = {}
+    for protocol in sorted(measured(last), key=lambda name: name != headline):
+        shown[protocol] = {"last": last, "best": best(lines, protocol, higher_is_better=is_high)}
+        if (pooled := best(lines, protocol, "examples", higher_is_better=is_high)) is not shown[protocol]["best"]:
+            shown[protocol]["best pooled"] = pooled
+    is_partial = any(load.over([line[name]], everyone) for name, of in shown.items() for line in of.values())
+    caption += "; clients: those that have a score" * is_partial
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("protocol", overflow="fold")
     table.add_column("round", overflow="fold")
     names = ["mean", "pooled", "std", "worst 10%", "Jain", *(_SHORT.get(one.name, one.name) for one in others)]
-    names += ["val."] * validated + ["paper"] * (paper is not None)
+    names += ["val."] * validated + ["paper"] * (paper is not None) + ["clients"] * is_partial
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
-    for protocol in sorted(measured(last), key=lambda name: name != headline):
-        shown = {"last": last, "best": best(lines, protocol, higher_is_better=is_high)}
-        if (pooled := best(lines, protocol, "examples", higher_is_better=is_high)) is not shown["best"]:
-            shown["best pooled"] = pooled
-        *_, last_word = shown
-        for word, line in shown.items():
+    for protocol, of_words in shown.items():
+        *_, last_word = of_words
+        for word, line in of_words.items():
             figures = _figures(line[protocol], task)
             if validated:
                 figures.append(with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent))
             if paper is not None:
                 figures.append(paper if word == ("last" if paper_is == "last" else last_word) else NOTHING)
+            if is_partial:
+                figures.append(load.over([line[protocol]], everyone).removesuffix(" clients") or str(everyone))
             table.add_row(protocol, f"{word} ({line['round']})", *figures, end_section=word == last_word)
     for side, name in ((HONEST, HONEST), (ATTACKERS, ATTACKERS), ("new_clients", "new clients")):
         for protocol, summary in last.get(side, {}).items():
-            figures = _figures(summary, task)
-            table.add_row(protocol, name, *figures, *[NOTHING] * (len(names) - len(figures)))
+            figures, count = _figures(summary, task), [str(summary["clients"])] * is_partial
+            table.add_row(protocol, name, *figures, *[NOTHING] * (len(names) - len(figures) - len(count)), *count)
     return table
 
 

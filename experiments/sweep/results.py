@@ -61,10 +61,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     )
     heads = ["setting", *(name.replace("_pooled", ", pooled") for name in values[groups[0].label])]
     percent = axis.endswith("percent")
-    texts = [
-        [name, *(with_deviation(one["mean"], one["std"], percent=percent) for one in row.values())]
-        for name, row in values.items()
-    ]
+    texts = [[name, *(_text(one, percent=percent) for one in row.values())] for name, row in values.items()]
     if best is not None:
         texts[groups.index(best)][0] += " (best)"
     console.print(terminal(heads, texts, title=title, caption=caption))
@@ -98,19 +95,26 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, dict[str, Any]]:
     """Column -> record of the values after the last round; on test examples, but for the column "validation"."""
-    last = [run.lines[-1] for run in group.runs]
-    found = {VALIDATION: [line[VALIDATION][main]["mean"] for line in last]} if validated else {}
+    last, everyone = [run.lines[-1] for run in group.runs], load.number_of_clients(group.runs[0].config)
+    found = {VALIDATION: _record([line[VALIDATION][main] for line in last], "mean", everyone)} if validated else {}
     # Finished runs may have a protocol that was not asked for.
     protocols = [name for name in PROTOCOLS if name in ALWAYS or name == main]
     for protocol, average in itertools.product(sorted(protocols, key=lambda name: name != main), FIELD):
         name = protocol if average == "clients" else f"{protocol}_pooled"
-        found[name] = [line[protocol][FIELD[average]] for line in last]
-    return {name: _record(per_seed) for name, per_seed in found.items()}
+        found[name] = _record([line[protocol] for line in last], FIELD[average], everyone)
+    return found
 
 
-def _record(per_seed: Sequence[float | None]) -> dict[str, Any]:
-    """Values, mean and sample standard deviation; None if a run has no value, the latter also for one run."""
+def _text(record: dict[str, Any], *, percent: bool) -> str:
+    text = with_deviation(record["mean"], record["std"], percent=percent)
+    return f"{text} over {record['over']}" if record["over"] else text
+
+
+def _record(summaries: Sequence[dict[str, Any]], name: str, everyone: int) -> dict[str, Any]:
+    """Values, mean and sample standard deviation; None if a run has no value, the latter also for one run; and over how
+    many clients they are, see `load.over`."""
+    per_seed: list[float | None] = [one[name] for one in summaries]
     known = [value for value in per_seed if value is not None]
     mean = rounded(statistics.fmean(known)) if len(known) == len(per_seed) else None
     deviation = rounded(statistics.stdev(known)) if mean is not None and len(known) > 1 else None
-    return {"mean": mean, "std": deviation, "per_seed": per_seed}
+    return {"mean": mean, "std": deviation, "per_seed": per_seed, "over": load.over(summaries, everyone)}

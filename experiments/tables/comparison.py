@@ -15,6 +15,7 @@ from rich.text import Text
 from experiments.cli.effects import differences
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.fields import flag
+from experiments.folder import load
 from experiments.folder.load import Result, data_name
 from experiments.folder.run_folder import rounded, slug, strict_json
 from experiments.papers import settings
@@ -58,6 +59,7 @@ class Entry(NamedTuple):
         `pfl_jax.compare.margin`; the paper's own is unknown. None if the table has no means over clients in the last
         round.
       data: name of the data, "cifar10, JPEG copy"; "" without a result.
+      over: over how many clients the accuracies are, see `load.over`.
     """
 
     row: Published
@@ -67,6 +69,7 @@ class Entry(NamedTuple):
     deviations: dict[str, tuple[Any, Any]]
     error: float | None = None
     data: str = ""
+    over: str = ""
 
     @property
     def column(self) -> Column:
@@ -139,6 +142,7 @@ def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
         _deviations(row, [result.config for result in results]),
         _error([result.rounds[measure.protocol] for result in results]) if measure[1:] == ("last", "clients") else None,
         "; ".join(dict.fromkeys(data_name(result.config) for result in results)),
+        load.over((one.clients(*measure) for one in results), load.number_of_clients(results[0].config)),
     )
 
 
@@ -243,13 +247,13 @@ def show(comparison: Comparison, console: Console) -> None:
     blocks = []
     for start in range(0, len(columns), most):
         part = columns[start : start + most]
-        heads = ["method", *(Text(_heading(comparison, column, "\n")) for column in part)]
+        heads = ["method", *(_heading(comparison, column, "\n") for column in part)]
         table = terminal(heads, _rows(comparison, part, "\n"), show_lines=True)
         for column in table.columns[1:]:
             column.max_width = WIDTH
         blocks.append(table)
-    text = [Text(line) for line in notes(comparison)]
-    console.print(Group(Text(comparison.title, style="bold"), *blocks, *text), highlight=False)
+    title = Text(comparison.title, style="bold")
+    console.print(Group(title, *blocks, *notes(comparison)), highlight=False)
 
 
 def save(comparison: Comparison, folder: Path) -> None:
@@ -295,6 +299,7 @@ def _place(entry: Entry | None, seeds: int, line: str) -> str:
     ours = with_deviation(entry.mean, entry.std)
     if 0 < len(entry.accuracies) < seeds:
         ours += f" ({len(entry.accuracies)} of {seeds})"
+    ours += f" over {entry.over}" if entry.over else ""
     return f"{ours}{line}{number(entry.published)} / {difference_text(entry)}"
 
 
@@ -313,4 +318,5 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "data": entry.description,
         "seeds": len(entry.accuracies),
         **{name: None if value is None else rounded(value) for name, value in values.items()},
+        "over": entry.over,
     }

@@ -206,6 +206,9 @@ def test_the_terminal_shows_a_bar():
     shown = text.getvalue()
     assert "2/4" in shown
     assert "received 81.25 % accuracy · 12,345 examples/s · 0:06 left" in shown
+    with RoundProgress(console, 1, "trained") as progress:
+        progress.completed(1, 3.0, 82.5, 12345.0, "5 of 8 clients")
+    assert "trained 82.50 % accuracy over 5 of 8 clients · 12,345 examples/s" in text.getvalue()
     # The first round, with compilation, says nothing about the others.
     assert "4:30 left" not in shown
     # A percentage of what, and an error without one.

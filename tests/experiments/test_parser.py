@@ -88,6 +88,8 @@ def test_docstrings_have_the_texts():
 
 def test_tables_and_pages(tmp_path):
     assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |\n"
+    # A bar or a line break in a name ends no cell.
+    assert markdown(["a|b"], [["`x|y`\nz"]]) == "| a\\|b |\n| --- |\n| `x\\|y` z |\n"
     assert comma_separated([{"a": "x, y", "b": 1}]) == 'a,b\n"x, y",1\n'
     (tmp_path / "page.jinja").write_text("# {{ title }}\n\n\n\n{{ table(['n'], rows, None) }}\n{{ number(none) }}\n\n")
     text = page(tmp_path / "page.jinja", title="A & B", rows=[["1"]], none=None)

@@ -49,6 +49,16 @@ def runs(tmp_path):
     return tmp_path
 
 
+def test_a_mean_over_some_of_the_clients_says_so(runs):
+    (group, _), _ = groups_of(runs)
+    assert "over" not in tables.results([group])["trained"].columns
+    for run, count in zip(group.runs, (3, 4), strict=True):
+        run.lines[-1]["trained"]["clients"] = count
+    made = tables.results([group])
+    assert dict(zip(made["trained"].columns, *made["trained"].rows, strict=True))["over"] == "3 to 4 of 5 clients"
+    assert "over" not in made["received"].columns
+
+
 class Reader(HTMLParser):
     """Checks that elements are closed as they were opened; keeps ids, texts and what is loaded."""
 

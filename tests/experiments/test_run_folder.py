@@ -17,6 +17,7 @@ from scores import line_of, scores_of
 
 from experiments.choices import PROTOCOLS
 from experiments.cli.request import parse
+from experiments.folder import load
 from experiments.folder.run_folder import (
     CONFIG,
     METRICS,
@@ -27,6 +28,7 @@ from experiments.folder.run_folder import (
     rounded,
     score_text,
 )
+from experiments.host.console import Terminal
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
 from experiments.run import build, rounds
@@ -180,15 +182,37 @@ def test_the_table_shows_each_protocol_last_and_best():
     assert [tuple(row[1:6]) for row in table[:2]] == list(figures)
     assert table[2] == [
         *("trained", "last (3)", "75.00", "72.50", "5.00", "70.00", "0.996", "0.250", "37.50", "75.00"),
-        "91.83 (FedPAC, Table 1)",
+        *("91.83 (FedPAC, Table 1)", "2"),
     ]
     assert table[3] == [
-        *("trained", "best (1)", "90.00", "90.00", "0.00", "90.00", "1.000", "0.100", "45.00", "90.00", "—")
+        *("trained", "best (1)", "90.00", "90.00", "0.00", "90.00", "1.000", "0.100", "45.00", "90.00", "—", "1 of 2")
     ]
     assert [row[0] for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))] == ["trained"] * 2 + [
         "received"
     ] * 2
-    assert {len(row) for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))} == {10}
+    assert {len(row) for row in rows(results_table(HISTORY, CLASSIFICATION, "title", "trained"))} == {11}
+
+
+def test_a_mean_over_some_of_the_clients_says_so():
+    assert load.over([{"clients": 2}, {}], 2) == load.over([], 2) == ""
+    assert load.over([{"clients": 5}, {"clients": 8}, {"clients": 6}], 8) == "5 to 8 of 8 clients"
+    history = [line(1, [0.4, 0.9], [NAN, 0.5]), line(2, [0.6, 0.5], [NAN, 0.4])]
+    table = rows(results_table(history, CLASSIFICATION, "title", "received"))
+    assert [(row[0], row[1], row[-1]) for row in table] == [
+        *[("received", word, "2") for word in ("last (2)", "best (1)", "best pooled (2)")],
+        *[("trained", word, "1 of 2") for word in ("last (2)", "best (1)")],
+    ]
+    # The best round may be one of fewer clients than the last; none of these is.
+    history.append(line(3, [0.6, 0.5], [0.6, 0.5]))
+    assert len(rows(results_table(history, CLASSIFICATION, "title", "received"))[0]) == len(table[0]) - 1
+
+
+def test_names_are_no_markup_on_the_terminal():
+    table = terminal(["a [red]head", "n"], [["w[red]x[/bold] :bug:", "1"]], title="[b]title", caption="[i]caption")
+    console = Terminal(file=io.StringIO(), width=80)
+    console.print(table)
+    shown = console.file.getvalue()
+    assert all(text in shown for text in ("a [red]head", "w[red]x[/bold] :bug:", "[b]title", "[i]caption"))
 
 
 def test_narrow_tables_lose_no_digit_whatever_the_names():
@@ -198,7 +222,7 @@ def test_narrow_tables_lose_no_digit_whatever_the_names():
         return console.file.getvalue()
 
     values = Summary(0.000743815, 0.000743815, 0.000434567, 0.00123456, 0.875, {"mae": 0.0231, "r2": -19929.8}, 4)
-    last = {"round": 2, "received": values._asdict() | values.others}
+    last = {"round": 2, "received": values._asdict() | values.others, "received_per_client": [0.0] * 4}
     last["validation"] = {"received": last["received"]}
     assert "…" not in text(results_table([last], REGRESSION, "title", "received"))
     named = "fedavg model=mymodel.py:net task=none model_digest=0e7adbb2d4cb"
@@ -238,9 +262,9 @@ def test_the_best_round_is_chosen_on_validation_examples():
     assert best(history[1:], "received", "examples")["round"] == 3
     assert history[1]["validation"]["received"]["pooled"] == pytest.approx(35.0)
     table = rows(results_table(history, CLASSIFICATION, "title", "received", "91.83"))
-    assert [row[1:3] + row[-2:] for row in table[:2]] == [
-        ["last (3)", "70.00", "85.00", "91.83"],
-        ["best (1)", "60.00", "90.00", "—"],
+    assert [row[1:3] + row[-3:] for row in table[:2]] == [
+        ["last (3)", "70.00", "85.00", "91.83", "2"],
+        ["best (1)", "60.00", "90.00", "—", "2"],
     ]
     assert history[2]["validation"]["trained"]["mean"] == 85.0
     assert "validation" not in HISTORY[2]

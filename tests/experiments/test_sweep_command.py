@@ -261,7 +261,12 @@ def test_without_validation_examples_the_best_setting_is_chosen_on_test_examples
     record, table, _ = results(tmp_path, words, [((float("nan"),), None), ((0.9,), None)])
     # A setting that diverged is never the best one.
     assert (record["best"], record["best_chosen_on"]) == ("lr=0.1", "test")
-    assert record["settings"][0]["received"] == {"mean": None, "std": None, "per_seed": [None, None]}
+    assert record["settings"][0]["received"] == {
+        "mean": None,
+        "std": None,
+        "per_seed": [None, None],
+        "over": "",
+    }
     assert "validation" not in record["settings"][1]
     assert "| lr=0.05 | — | — |" in table
     assert "| lr=0.1 (best) | 90.00 ± 0.00 |" in table

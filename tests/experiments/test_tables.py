@@ -120,6 +120,16 @@ def test_the_same_command_goes_on_after_an_interrupt(runs, tmp_path, capsys):
     assert made(runs)[3:] == [("fedavg_ft", 1)]
 
 
+def test_a_mean_over_some_of_the_clients_says_so(runs, tmp_path):
+    runs.trained = lambda accuracy: np.where(np.arange(20) < 15, accuracy, np.nan)
+    words = [*TABLE, "--method", "local", "fedavg_ft", "--eval-protocol", "trained", "--out", str(tmp_path)]
+    assert tables.main(words) == 0
+    assert places(tmp_path)["fashion_mnist", "local"]["over"] == "15 of 20 clients"
+    assert "over 15 of 20 clients / 85.68" in (tmp_path / "table.md").read_text()
+    assert tables.main(words[:-4] + words[-2:]) == 0
+    assert places(tmp_path)["fashion_mnist", "local"]["over"] == ""
+
+
 @pytest.mark.parametrize("missing", [(), (SUMMARY,)])
 def test_results_of_another_run_are_refused(runs, tmp_path, capsys, missing):
     out = tmp_path / "table"

@@ -186,7 +186,7 @@ def test_a_loss_takes_the_place_of_the_tasks_own(here, capsys):
         inspect(RunCommand("custom", tuple(words)), here / "own")
     capsys.readouterr()
     (here / "own.py").write_text(f"{OWN}\n# Another text.\n")
-    assert main("custom", ["--resume", "own", "--rounds", "3"]) == 2
+    assert main("custom", ["--resume", "own", "--rounds", "3", "--trust"]) == 2
     assert "its --loss: bring that back" in capsys.readouterr().err
 
 
@@ -259,7 +259,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert best["received_mse"] == min(means) < max(means)
     assert load.read_result(here / "run").accuracy("received", "best") == min(means)
     # As from an uninterrupted run.
-    assert main("digits", ["--resume", "run", "--rounds", "4"]) == 0
+    assert main("digits", ["--resume", "run", "--rounds", "4", "--trust"]) == 0
     assert [line["received"] for line in log(here / "run")[:3]] == [line["received"] for line in lines]
     assert report(["run", "--out", "report.html"]) == 0
     page = (here / "report.html").read_text()
