@@ -16,6 +16,7 @@ from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
 from pfl_jax.methods.ditto import ditto as ditto
 from pfl_jax.methods.factories import RECIPES, annotations, check_hyper_parameters, default_training, recipes_of
+from pfl_jax.methods.fd import fd as fd
 from pfl_jax.methods.fedala import fedala as fedala
 from pfl_jax.methods.fedamp import fedamp as fedamp
 from pfl_jax.methods.fedas import fedas as fedas
@@ -34,9 +35,11 @@ from pfl_jax.methods.fedem_ft import fedem_ft as fedem_ft
 from pfl_jax.methods.fedex_lora import fedex_lora as fedex_lora
 from pfl_jax.methods.fedfomo import fedfomo as fedfomo
 from pfl_jax.methods.fedgh import fedgh as fedgh
+from pfl_jax.methods.fedkd import fedkd as fedkd
 from pfl_jax.methods.fedpac import fedpac as fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto as fedpac_proto
 from pfl_jax.methods.fedper import fedper as fedper
+from pfl_jax.methods.fedphp import fedphp as fedphp
 from pfl_jax.methods.fedproto import fedproto_g as fedproto_g
 from pfl_jax.methods.fedproto import fedproto_l as fedproto_l
 from pfl_jax.methods.fedprox import fedprox as fedprox
@@ -45,6 +48,7 @@ from pfl_jax.methods.fedrep import fedrep as fedrep
 from pfl_jax.methods.fedrod import fedrod as fedrod
 from pfl_jax.methods.fedtgp import fedtgp as fedtgp
 from pfl_jax.methods.floco import floco as floco
+from pfl_jax.methods.fml import fml as fml
 from pfl_jax.methods.gpfl import gpfl as gpfl
 from pfl_jax.methods.hetlora import hetlora as hetlora
 from pfl_jax.methods.hypcluster import hypcluster as hypcluster
@@ -94,6 +98,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedproto_l": fedproto_l,
     "fedgh": fedgh,
     "fedtgp": fedtgp,
+    "fd": fd,
+    "fml": fml,
+    "fedkd": fedkd,
+    "fedphp": fedphp,
     "fedala": fedala,
     "pfedhn": pfedhn,
     "pfedgraph": pfedgraph,

@@ -171,6 +171,8 @@ SAME = [
     ("hypcluster", {"clusters": 1}, "fedavg", {}),
     ("fedbn", {}, "fedavg", {}),
     ("moon", {"mu": 0.0}, "fedavg", {}),
+    ("fd", {"lam": 0.0}, "local", {}),
+    ("fml", {"alpha": 1.0}, "local", {}),
     ("fedamp", {"lam": 0.0, "alpha_k": 1e-30}, "local", {}),
 ]
 """(method, its hyper-parameters, another method, its): both deploy the same. A new method adds a row."""

@@ -1,0 +1,159 @@
+"""Mutual distillation between a personal model and a shared one that is sent as low-rank factors (Wu et al. 2022)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy, PyTree
+from pfl_jax.hyper_parameters import AboveZero, Count
+from pfl_jax.methods.factories import SIZE, checked, needs_classes, needs_vectors
+from pfl_jax.methods.fml import divergence, fit_two
+from pfl_jax.primitives.aggregation import mean_by_size
+from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives.losses import masked_mean
+from pfl_jax.primitives.tree import byte_count
+
+
+class FedKDServer(NamedTuple):
+    """Shared model (the student), and number of completed rounds (int32)."""
+
+    student: Params
+    round: jax.Array
+
+
+class FedKDClient(NamedTuple):
+    """Personal model (the teacher), and matrix [d, d] that maps the student's features to the teacher's."""
+
+    teacher: Params
+    mapping: jax.Array
+
+
+def low_rank(change: PyTree, energy: float | jax.Array) -> tuple[PyTree, jax.Array]:
+    """Changes with the smallest ranks that keep a share of each array's energy, and the numbers that are then sent.
+
+    The energy is the sum of the squared singular values. Arrays [..., m, n] count as matrices of n columns; vectors,
+    and matrices whose factors are no smaller, are sent as they are.
+
+    Args:
+      change: tree of arrays.
+      energy: share, at most 1.
+
+    Returns:
+      The tree, and float32: how many numbers its factors have.
+    """
+
+    def one(leaf):
+        if leaf.ndim < 2:
+            return leaf, float(leaf.size)
+        matrix = leaf.reshape(-1, leaf.shape[-1])
+        left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
+        squares = jnp.square(values)
+        before = jnp.cumsum(squares) - squares
+        kept = before < energy * jnp.sum(squares)
+        sent = jnp.sum(kept) * (sum(matrix.shape) + 1.0)
+        product = jnp.matmul(left * jnp.where(kept, values, 0.0), right, precision="highest").reshape(leaf.shape)
+        return jnp.where(sent < leaf.size, product, leaf), jnp.minimum(sent, leaf.size)
+
+    leaves, structure = jax.tree.flatten(change)
+    found = [one(leaf) for leaf in leaves]
+    numbers = sum((jnp.asarray(number, jnp.float32) for _, number in found), jnp.zeros(()))
+    return jax.tree.unflatten(structure, [leaf for leaf, _ in found]), numbers
+
+
+@checked
+def fedkd(
+    model: Model,
+    training: LocalTraining = LocalTraining(),
+    *,
+    first_energy: AboveZero = 0.95,
+    last_energy: AboveZero = 0.98,
+    energy_rounds: Count = 200,
+) -> Method:
+    r"""FedKD: a personal teacher and a shared student distill into each other; the student travels as low-rank factors.
+
+        L_t = CE_t + (KL(p_s || p_t) + mean (1/d) ||f_t - f_s M||^2) / (CE_t + CE_s)
+        L_s = CE_s + (KL(p_t || p_s) + mean (1/d) ||f_t - f_s M||^2) / (CE_t + CE_s)
+
+    On each client E epochs of SGD train teacher and M on L_t and the student on L_s; what belongs to the other model
+    has no gradient. The change D_i of the student is sent as U S V with the smallest rank for which the squares of the
+    kept singular values are a share T of all; the server moves the student by sum_i beta_i D_i, approximated again.
+    T grows from first_energy to last_energy over energy_rounds rounds. Clients deploy their teachers.
+
+    Args:
+      training: recipe of local training of all parameters.
+      first_energy: share T of the energy that is kept in the first round.
+      last_energy: share T from round energy_rounds on.
+      energy_rounds: rounds over which T grows.
+
+    Returns:
+      A `Method` with a `FedKDServer` as server state and a `FedKDClient` as client state.
+
+    Info:
+      sent: [], numbers that a client sends, as a share of those of the whole change, mean over the cohort.
+      energy: [], T of the round.
+
+    Reference:
+      Wu, Wu, Lyu, Huang, Xie. Communication-Efficient Federated Learning via Knowledge Distillation. Nature
+      Communications 2022. Adaptive mutual distillation, and dynamic gradient approximation; 0.95 and 0.98 are the
+      released values.
+
+    Deviations:
+      Teacher and student have the same architecture and begin alike, M as the identity; the paper's student is smaller.
+      Hidden states are compared in the last layer alone. Communication is counted for the whole change; `sent` says
+      what share of it the factors have. The student moves on the server, and clients receive the result: those outside
+      the cohort have not its earlier approximations. The released search for the rank
+      (github.com/wuch15/FedKD, commit 9b9e63f) stops below full rank and otherwise sends nothing; here such arrays
+      are sent whole. HtFLlib (commit e959261) approximates the parameters, not their change.
+    """
+    needs_classes(model, "fedkd", "its models learn each other's probabilities of classes")
+    needs_vectors(model, "fedkd", "it compares those vectors between two models")
+
+    def value(teacher, student, mapping, batch):
+        (teacher_features, teacher_logits), (student_features, student_logits) = teacher, student
+        fixed = jax.lax.stop_gradient
+        teacher_risk, student_risk = (
+            model.task.loss(logits, batch.y, batch.mask) for logits in (teacher_logits, student_logits)
+        )
+
+        def hidden(own, other, matrix):
+            return masked_mean(jnp.mean(jnp.square(own - other @ matrix), axis=-1), batch.mask)
+
+        teacher_loss = teacher_risk + (
+            divergence(teacher_logits, student_logits, batch.mask)
+            + hidden(teacher_features, fixed(student_features), mapping)
+        ) / (teacher_risk + fixed(student_risk))
+        student_loss = student_risk + (
+            divergence(student_logits, teacher_logits, batch.mask)
+            + hidden(fixed(teacher_features), student_features, fixed(mapping))
+        ) / (fixed(teacher_risk) + student_risk)
+        return teacher_loss + student_loss
+
+    def energy(server):
+        share = jnp.minimum((server.round + 1) / energy_rounds, 1.0)
+        return first_energy + share * (last_energy - first_energy)
+
+    def train(key, server, client, data):
+        start = client.teacher, server.student, client.mapping
+        teacher, student, mapping = fit_two(model, training, key, start, data, value)
+        change, numbers = low_rank(jax.tree.map(jnp.subtract, student, server.student), energy(server))
+        message = mean_by_size(change, data), Mean(numbers, jnp.ones(()))
+        return LocalResult(FedKDClient(teacher, mapping), message, teacher)
+
+    def aggregate(key, server, clients, messages, cohort):
+        change, numbers = messages
+        student = jax.tree.map(jnp.add, server.student, low_rank(change.value, energy(server))[0])
+        whole = byte_count(server.student) / 4
+        info = {"sent": numbers.value / whole, "energy": energy(server)}
+        return FedKDServer(student, server.round + 1), clients, info
+
+    return Method(
+        init_server=lambda key: FedKDServer(model.init(key), jnp.zeros((), jnp.int32)),
+        init_client=lambda key, server, data: FedKDClient(server.student, jnp.eye(model.num_features)),
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: client.teacher,
+        predict=model.apply,
+        download=lambda server, client: server.student,
+        privacy=Privacy(training.most_passes, (SIZE,)),
+    )

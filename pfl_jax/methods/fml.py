@@ -1,0 +1,117 @@
+"""Mutual learning of a personal model and a shared one on each client (Shen et al. 2020)."""
+
+from collections.abc import Callable
+
+import jax
+import optax
+
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
+from pfl_jax.hyper_parameters import Fraction
+from pfl_jax.methods.factories import SIZE, checked, needs_classes
+from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.primitives.aggregation import mean_by_size
+from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives.losses import masked_mean
+
+Outputs = tuple[jax.Array, jax.Array]
+"""Features [B, d] and logits [B, K] of one model for a mini-batch."""
+
+
+def divergence(logits: jax.Array, teacher: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean over examples of KL(softmax(teacher) || softmax(logits)); the teacher has no gradient.
+
+    Args:
+      logits: [B, K].
+      teacher: [B, K].
+      mask: [B], the real examples.
+    """
+    target = jax.lax.stop_gradient(jax.nn.log_softmax(teacher))
+    return masked_mean(optax.losses.kl_divergence_with_log_targets(jax.nn.log_softmax(logits), target), mask)
+
+
+def fit_two(
+    model: Model,
+    training: LocalTraining,
+    key: PRNGKey,
+    start: tuple[Params, Params, PyTree],
+    data: ClientData,
+    value: Callable[[Outputs, Outputs, PyTree, ClientData], jax.Array],
+) -> tuple[Params, Params, PyTree]:
+    """Train a personal and a shared model, and what else there is, together on the same mini-batches.
+
+    Each of the three has an optimizer of its own, so that a norm that clips a gradient is that of one of them.
+
+    Args:
+      model: the architecture of both.
+      training: recipe of all.
+      key: as in `LocalTraining.fit`.
+      start: personal and shared model, and other parameters.
+      data: the client's examples.
+      value: (outputs of the personal model, of the shared one, other parameters, mini-batch) -> scalar.
+    """
+
+    def loss(parts, batch, key):
+        *models, others = parts
+        outputs, statistics = [], []
+        for params, own_key in zip(models, jax.random.split(key), strict=True):
+            features, moved = model.training_features(params["backbone"], batch, own_key)
+            outputs.append((features, model.classify(params["head"], features)))
+            statistics.append(moved)
+        return value(*outputs, others, batch), statistics
+
+    names = ("personal", "shared", "others")
+    optimizer = optax.partition(dict.fromkeys(names, training.transformation()), names)
+    return training.fit(key, start, data, loss, transformation=optimizer)
+
+
+@checked
+def fml(
+    model: Model, training: LocalTraining = LocalTraining(), *, alpha: Fraction = 0.5, beta: Fraction = 0.5
+) -> Method:
+    r"""FML (federated mutual learning): a personal and a shared model teach each other on every client.
+
+        v_i:  SGD on  alpha CE(v_i) + (1 - alpha) KL(p_w || p_v)
+        w_i:  SGD on  beta CE(w_i) + (1 - beta) KL(p_v || p_w),   from the received w
+        w = sum_i beta_i w_i
+
+    Both take E epochs over the same mini-batches; in each KL only the second distribution has a gradient. The v_i stay
+    on the clients, which deploy them. With alpha = 1 the personal models are those of `local`.
+
+    Args:
+      training: recipe of local training of both models.
+      alpha: weight of the labels in the loss of the personal model.
+      beta: weight of the labels in the loss of the shared model.
+
+    Returns:
+      A `Method` with the shared model as server state and v_i as client state. Both evaluation protocols score v_i.
+
+    Reference:
+      Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu. Federated Mutual Learning. 2020. Eq. 4 and 5.
+
+    Deviations:
+      Personal models begin as the initial shared model. In HtFLlib (github.com/TsingZ0/HtFLlib, commit e959261) the
+      divergences are divided by K, both models descend the gradients of both losses, gradients are clipped at norm 10,
+      clients are averaged equally, and the defaults alpha = 1 and beta = 0 train the personal model without the shared
+      one.
+    """
+    needs_classes(model, "fml", "its models learn each other's probabilities of classes")
+
+    def value(own, shared, _, batch):
+        (_, own_logits), (_, shared_logits) = own, shared
+
+        def mixed(share, logits, teacher):
+            labels = model.task.loss(logits, batch.y, batch.mask)
+            return share * labels + (1 - share) * divergence(logits, teacher, batch.mask)
+
+        return mixed(alpha, own_logits, shared_logits) + mixed(beta, shared_logits, own_logits)
+
+    def train(key, server, client, data):
+        personal, shared, _ = fit_two(model, training, key, (client, server, ()), data, value)
+        return LocalResult(personal, mean_by_size(shared, data), personal)
+
+    return fedavg(model, training)._replace(
+        init_client=lambda key, server, data: server,
+        local=train,
+        personalize=lambda key, server, client, data: client,
+        privacy=Privacy(training.most_passes, (SIZE,), clients=()),
+    )

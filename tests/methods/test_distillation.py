@@ -1,0 +1,216 @@
+"""Methods whose clients learn from outputs of other models: whole rounds against float64 NumPy, with full batches."""
+
+import full_batches as full
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from problems import CLASSES, FEATURES
+from trees import assert_same, row
+
+from pfl_jax.methods import fd, fedavg, fedkd, fedphp, fml
+from pfl_jax.methods.fedkd import low_rank
+
+
+def probabilities(w, x, temperature=1.0):
+    return np.exp(reference.log_softmax(reference.logits(w, x) / temperature))
+
+
+def learned(w, x, targets):
+    """Mean cross entropy with probabilities as targets."""
+    return -np.mean(np.sum(targets * reference.log_softmax(reference.logits(w, x)), axis=1))
+
+
+def labelled(w, x, y):
+    return reference.cross_entropy(reference.logits(w, x), y)
+
+
+def divergence(w, x, teacher):
+    """Mean KL(teacher's probabilities || those of w)."""
+    p = probabilities(teacher, x)
+    return np.mean(np.sum(p * (np.log(p) - reference.log_softmax(reference.logits(w, x))), axis=1))
+
+
+def step(w, velocity, loss):
+    """One step of full-batch SGD; the velocity is moved in place."""
+    for name, slope in reference.numerical_gradient(loss, w).items():
+        velocity[name] = full.SGD["momentum"] * velocity.get(name, 0) + slope + full.SGD["weight_decay"] * w[name]
+    return {name: value - full.SGD["lr"] * velocity[name] for name, value in w.items()}
+
+
+def fit(w, loss):
+    velocity = {}
+    for _ in range(full.EPOCHS):
+        w = step(w, velocity, loss)
+    return w
+
+
+def test_fd():
+    clients, lam = full.training_examples(), 0.7
+    start = reference.to_numpy(full.start_of(fd).params)
+    models, sent = [start] * 3, [{}] * 3
+    for _ in range(3):
+        new = []
+        for client, (x, y) in enumerate(clients):
+            others = [p for other, p in enumerate(sent) if other != client]
+            teacher = {k: np.mean([p[k] for p in others if k in p], axis=0) for k in set().union(*others)}
+            known = np.isin(y, list(teacher))
+            targets = np.stack([teacher.get(k, np.zeros(CLASSES)) for k in y])
+
+            def loss(w, x=x, y=y, known=known, targets=targets):
+                return labelled(w, x, y) + lam * learned(w, x, np.where(known[:, None], targets, 0))
+
+            models[client] = fit(models[client], loss)
+            new.append({k: probabilities(models[client], x[y == k]).mean(0) for k in set(y)})
+        sent = new
+    last = full.run(fd, rounds=3, lam=lam)
+    full.assert_models(last.state.clients.params, models, rtol=1e-3, atol=1e-4)
+    full.assert_received(last, models, models, rtol=1e-3)
+    holders = [sum(k in p for p in sent) for k in range(CLASSES)]
+    np.testing.assert_array_equal(last.state.server.holders, holders)
+
+
+def test_a_class_that_no_other_client_holds_is_not_distilled():
+    # With one client there is nobody to learn from.
+    alone, local = (full.run(fd, rounds=3, sizes=(20,), lam=lam) for lam in (5.0, 0.0))
+    np.testing.assert_allclose(alone.received["loss"], local.received["loss"], rtol=1e-5)
+
+
+def test_fml():
+    clients, alpha, beta = full.training_examples(), 0.3, 0.6
+    w = reference.to_numpy(full.start_of(fml))
+    own = [w] * 3
+    for _ in range(2):
+        shared = []
+        for client, (x, y) in enumerate(clients):
+            v, u, of_v, of_u = own[client], w, {}, {}
+            for _ in range(full.EPOCHS):
+
+                def personal(v, u=u, x=x, y=y):
+                    return alpha * labelled(v, x, y) + (1 - alpha) * divergence(v, x, u)
+
+                def common(u, v=v, x=x, y=y):
+                    return beta * labelled(u, x, y) + (1 - beta) * divergence(u, x, v)
+
+                v, u = step(v, of_v, personal), step(u, of_u, common)
+            own[client] = v
+            shared.append(u)
+        w = reference.mean(full.BETA, shared)
+    last = full.run(fml, alpha=alpha, beta=beta)
+    full.assert_model(last.state.server, w, rtol=1e-3, atol=1e-4)
+    full.assert_models(last.state.clients, own, rtol=1e-3, atol=1e-4)
+    full.assert_received(last, own, own, rtol=1e-3)
+
+
+def truncated(change, energy):
+    """Each matrix with as many singular values as keep the energy, unless its factors are larger; and their numbers."""
+    found, numbers = {}, 0
+    for name, value in change.items():
+        if value.ndim < 2:
+            found[name], count = value, value.size
+        else:
+            left, values, right = np.linalg.svd(value, full_matrices=False)
+            rank = next((k for k in range(len(values)) if (values[:k] ** 2).sum() >= energy * (values**2).sum()), None)
+            rank = len(values) if rank is None else rank
+            count = rank * (sum(value.shape) + 1)
+            smaller = count < value.size
+            found[name] = (left[:, :rank] * values[:rank]) @ right[:rank] if smaller else value
+            count = count if smaller else value.size
+        numbers += count
+    return found, numbers
+
+
+def test_fedkd():
+    clients, energies = full.training_examples(), [0.35, 0.4]
+    w = reference.to_numpy(full.start_of(fedkd).student)
+    teachers, mappings = [w] * 3, [np.eye(FEATURES)] * 3
+    for energy in energies:
+        changes, sent = [], []
+        for client, (x, y) in enumerate(clients):
+            t, s, m = teachers[client], w, mappings[client]
+            of_t, of_s = {}, {}
+            for _ in range(full.EPOCHS):
+
+                def hidden(t, s, m, x=x):
+                    return np.mean((reference.features(t, x) - reference.features(s, x) @ m) ** 2)
+
+                def teaching(parts, s=s, x=x, y=y, hidden=hidden):
+                    risk = labelled(parts, x, y)
+                    more = divergence(parts, x, s) + hidden(parts, s, parts["m"])
+                    return risk + more / (risk + labelled(s, x, y))
+
+                def studying(s, t=t, m=m, x=x, y=y, hidden=hidden):
+                    risk = labelled(s, x, y)
+                    return risk + (divergence(s, x, t) + hidden(t, s, m)) / (risk + labelled(t, x, y))
+
+                both, s = step({**t, "m": m}, of_t, teaching), step(s, of_s, studying)
+                m = both.pop("m")
+                t = both
+            teachers[client], mappings[client] = t, m
+            change, numbers = truncated({name: s[name] - w[name] for name in w}, energy)
+            changes.append(change)
+            sent.append(numbers)
+        mean, _ = truncated(reference.mean(full.BETA, changes), energy)
+        w = {name: w[name] + mean[name] for name in w}
+    last = full.run(fedkd, first_energy=0.3, last_energy=0.4, energy_rounds=2)
+    full.assert_model(last.state.server.student, w, rtol=2e-3, atol=2e-4)
+    full.assert_models(last.state.clients.teacher, teachers, rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(row(last.state.clients, 1).mapping, mappings[1], rtol=2e-3, atol=2e-4)
+    full.assert_received(last, teachers, teachers, rtol=1e-3)
+    assert last.info["energy"] == pytest.approx(energies[-1])
+    assert last.info["sent"] == pytest.approx(np.mean(sent) / sum(value.size for value in w.values()))
+
+
+def test_low_rank_changes():
+    generator = np.random.default_rng(0)
+    axes = [np.linalg.qr(generator.normal(size=(n, 4)))[0] for n in (30, 20)]
+    matrix = jnp.asarray(axes[0] * np.array([4.0, 2.0, 1.0, 0.1]) @ axes[1].T, jnp.float32)
+    for energy, rank in ((0.7, 1), (0.9, 2), (0.99, 3), (1.0, 4)):
+        got, numbers = jax.jit(low_rank)({"w": matrix, "b": jnp.ones(3)}, energy)
+        kept = np.array([4.0, 2.0, 1.0, 0.1]) * (np.arange(4) < rank)
+        np.testing.assert_allclose(got["w"], axes[0] * kept @ axes[1].T, atol=1e-5)
+        np.testing.assert_array_equal(got["b"], 1)
+        assert numbers == 51 * rank + 3
+    # Nothing changed, and factors that are no smaller than the matrix.
+    got, numbers = low_rank({"w": jnp.zeros((5, 4)), "v": matrix[:2, :2]}, 0.95)
+    assert not got["w"].any()
+    np.testing.assert_array_equal(got["v"], matrix[:2, :2])
+    assert numbers == 4
+
+
+@pytest.mark.parametrize("transfer", ["outputs", "features"])
+def test_fedphp(transfer):
+    clients, lam, temperature = full.training_examples(), 0.4, 2.0
+    w = reference.to_numpy(full.start_of(fedphp))
+    inherited = [w] * 3
+    for number in range(3):
+        trained = []
+        for (x, y), before in zip(clients, inherited, strict=True):
+
+            def loss(v, x=x, y=y, before=before):
+                if transfer == "outputs":
+                    more = learned(v, x, probabilities(before, x, temperature))
+                else:
+                    a, b = reference.features(v, x), reference.features(before, x)
+
+                    def kernel(a, b):
+                        squares = ((a[:, None] - b) ** 2).sum(-1)
+                        return sum(np.exp(-squares / (2 * width)) for width in (10, 15, 20, 50))
+
+                    more = np.mean(kernel(a, a) + kernel(b, b) - 2 * kernel(a, b))
+                return (1 - lam) * labelled(v, x, y) + lam * more
+
+            trained.append(fit(w, loss))
+        mu = 0.8 * min(1, number / 2)
+        inherited = [reference.mean((mu, 1 - mu), pair) for pair in zip(inherited, trained, strict=True)]
+        w = reference.mean(full.BETA, trained)
+    options = {"lam": lam, "transfer": transfer, "temperature": temperature}
+    last = full.run(fedphp, rounds=3, inheritance=0.8, expected_trainings=2, **options)
+    full.assert_model(last.state.server, w, rtol=1e-3, atol=1e-4)
+    full.assert_models(last.state.clients.inherited, inherited, rtol=1e-3, atol=1e-4)
+    full.assert_received(last, inherited, inherited, rtol=1e-3)
+
+
+def test_fedphp_without_what_is_inherited_trains_fedavgs_model():
+    assert_same(full.run(fedphp, lam=0.0).state.server, full.run(fedavg).state.server)
