@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,7 @@ class Experiment:
     Attributes:
       request: the checked command line, with the smaller defaults on embedded data.
       dataset, data: the examples, and those of each client that takes part.
-      partition_digest: see `digest_of`.
+      partition_digest: see `partition_files.digest_of`.
       method: method with its model and hyper-parameters.
       settings: of the simulation.
       newcomers: examples of the clients that never take part; None where all take part.
@@ -213,7 +212,7 @@ def assemble(
     mesh: Mesh | None = None,
 ) -> Experiment:
     """Assemble the experiment over an existing federation, whose clients are placed on a mesh if there is one."""
-    options, digest = request.options, digest_of(parts, request.options)
+    options, digest = request.options, partition_files.digest_of(parts, request.options.shift)
     settings = settings_of(options)
     newcomers: Any = None
     if options.held_out_clients:
@@ -342,18 +341,6 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
         )
     parts = partition.make(options.partition, dataset, options.num_clients, seed=options.seed, **named)
     return _with_validation(options, parts)
-
-
-def digest_of(parts: partition.Partition, options: Options) -> str:
-    """Digest of the examples of each client, shifted as the options say: 16 hexadecimal digits.
-
-    Runs on the same data with the same digest have the same clients.
-    """
-    whole = hashlib.sha256(options.shift.encode())
-    for split in (parts.train, parts.test, parts.validation):
-        for rows in split or ():
-            whole.update(f" {len(rows)} ".encode() + np.sort(rows).astype("<i8").tobytes())
-    return whole.hexdigest()[:16]
 
 
 def _with_validation(options: Options, parts: partition.Partition) -> partition.Partition:

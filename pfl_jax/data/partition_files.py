@@ -134,3 +134,17 @@ def _parts(path: str | Path, content: dict[str, Any], num_train: int, num_test: 
         return checks.partition(parts, num_train, num_test)
     except (InvalidInput, ValueError, OverflowError) as error:
         raise InvalidInput(f"{path}: {one_line(error)}") from None
+
+
+def digest_of(parts: Partition, shift: str = "none") -> str:
+    """Digest of the examples of each client: 16 hexadecimal digits, the same for the same clients of one data set.
+
+    Args:
+      parts: the partition.
+      shift: name of the shift between groups of clients, see `pfl_jax.data.shift`.
+    """
+    whole = hashlib.sha256(shift.encode())
+    for split in (parts.train, parts.test, parts.validation):
+        for rows in split or ():
+            whole.update(f" {len(rows)} ".encode() + np.sort(rows).astype("<i8").tobytes())
+    return whole.hexdigest()[:16]

@@ -51,13 +51,15 @@ def fit_two(
     """
 
     def loss(parts, batch, key):
-        *models, others = parts
-        outputs, statistics = [], []
-        for params, own_key in zip(models, jax.random.split(key), strict=True):
-            features, moved = model.training_features(params["backbone"], batch, own_key)
-            outputs.append((features, model.classify(params["head"], features)))
-            statistics.append(moved)
-        return value(*outputs, others, batch), statistics
+        def computed(params, key):
+            features, statistics = model.training_features(params["backbone"], batch, key)
+            return (features, model.classify(params["head"], features)), statistics
+
+        (personal, shared, others), (personal_key, shared_key) = parts, jax.random.split(key)
+        personal_outputs, personal_statistics = computed(personal, personal_key)
+        shared_outputs, shared_statistics = computed(shared, shared_key)
+        risk = value(personal_outputs, shared_outputs, others, batch)
+        return risk, (personal_statistics, shared_statistics)
 
     names = ("personal", "shared", "others")
     optimizer = optax.partition(dict.fromkeys(names, training.transformation()), names)

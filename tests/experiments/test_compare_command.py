@@ -14,7 +14,7 @@ from experiments.folder import stored_runs
 from experiments.run import build
 from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, apart, as_svg, draw, over_seeds, save
 from pfl_jax.compare import difference
-from pfl_jax.data import sources
+from pfl_jax.data import partition_files, sources
 
 LEVELS = {"fedpac": 80.0, "fedper": 79.5, "local": 60.0}
 
@@ -84,7 +84,7 @@ def test_of_few_seeds_a_note_says_what_they_allow_to_conclude(runs):
 def test_the_digest_of_a_partition_tells_which_examples_its_clients_have():
     def digest(kind, *words):
         options = parse("digits", ["--partition", kind, *words, *SMALL[4:]]).options
-        return build.digest_of(build.divide(options, dataset), options)
+        return partition_files.digest_of(build.divide(options, dataset), options.shift)
 
     dataset = sources.load("digits")
     found = {digest("iid"), digest("grouped"), digest("iid", "--seed", "1"), digest("iid", "--shift", "labels")}
