@@ -26,6 +26,7 @@ INTERNAL = {
     "safe_read",
     "networks.adapted_layers",
     "networks.passes",
+    "primitives.loops",
     "streams",
     "testing.comparison",
     "wrappers",

@@ -117,6 +117,25 @@ def test_loops_of_ones_own_give_what_run_gives(capsys):
     np.testing.assert_allclose(names["scores"]["accuracy"][0], names["by_hand"], atol=0.05)
 
 
+# docs/gradients.md
+
+
+@pytest.mark.slow
+def test_gradients_through_training_are_those_of_finite_differences():
+    names = executed(*blocks("docs/gradients.md"))
+    loss = jax.jit(names["fedpac_loss"])
+    for name, at, step in (("by_lr", (0.005, 1.0), (4e-5, 0.0)), ("by_lam", (0.005, 1.0), (0.0, 0.02))):
+        above, below = (loss(*(value + sign * one for value, one in zip(at, step, strict=True))) for sign in (1, -1))
+        np.testing.assert_allclose(names[name], (above - below) / (2 * sum(step)), rtol=0.05)
+    assert names["losses"][-1] < names["losses"][0] - 0.5
+    # Move the examples of client 2 along the derivative.
+    x, rows, derivative = names["federation"].x.astype(jnp.float32), names["own"][2], names["by_examples"]
+    direction = jnp.zeros_like(x).at[rows].set(derivative[rows] / jnp.linalg.norm(derivative[rows]))
+    influence = jax.jit(names["loss_of_client_0"])
+    change = (influence(x + 0.3 * direction) - influence(x - 0.3 * direction)) / 0.6
+    np.testing.assert_allclose(jnp.vdot(derivative, direction), change, rtol=0.05)
+
+
 def test_every_primitive_has_a_row_and_an_example_that_gives_what_it_shows():
     public = {name for name, thing in vars(primitives).items() if name[0] != "_" and hasattr(thing, "__module__")}
     page, examples = (ROOT / "docs/primitives.md").read_text(), "\n".join(blocks("docs/primitives.md", "pycon"))

@@ -1,5 +1,6 @@
 """Functions of a client's examples, applied in batches."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 
 from pfl_jax.base import PyTree
 from pfl_jax.hyper_parameters import Count, check_value
+from pfl_jax.primitives.loops import differentiated_by
+from pfl_jax.primitives.tree import choose
 
 FORWARD_BATCH = 200
 """Examples per forward pass: large enough for full speed, small enough for a CPU's cache."""
@@ -42,18 +45,26 @@ def map_examples(
     (n,) = mask.shape
     size = min(batch_size, n)
 
-    def rows(start):
+    def rows(x, start):
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), x)
 
-    shapes = jax.eval_shape(lambda: fn(rows(0)))
-    outputs = jax.tree.map(lambda shape: jnp.zeros((n, *shape.shape[1:]), shape.dtype), shapes)
+    shapes = jax.eval_shape(lambda x: fn(rows(x, 0)), x)
 
-    def body(index, outputs):
-        # The last slice is moved back so that it ends at n; its first rows are computed twice with equal results.
-        start = jnp.minimum(index * size, n - size)
-        return jax.tree.map(
-            lambda output, new: jax.lax.dynamic_update_slice_in_dim(output, new, start, 0), outputs, fn(rows(start))
-        )
+    def loop(fn, x, mask, *, is_static=False):
+        def body(index, outputs):
+            # The last slice is moved back so that it ends at n; its first rows are computed twice with equal results.
+            start = jnp.minimum(index * size, n - size)
+            following = jax.tree.map(
+                lambda output, new: jax.lax.dynamic_update_slice_in_dim(output, new, start, 0),
+                outputs,
+                fn(rows(x, start)),
+            )
+            return choose(index < number, following, outputs) if is_static else following
 
-    end = jnp.max(jnp.where(mask, jnp.arange(1, n + 1), 0))
-    return jax.lax.fori_loop(0, (end + size - 1) // size, body, outputs)
+        end = jnp.max(jnp.where(mask, jnp.arange(1, n + 1), 0))
+        number = (end + size - 1) // size
+        outputs = jax.tree.map(lambda shape: jnp.zeros((n, *shape.shape[1:]), shape.dtype), shapes)
+        return jax.lax.fori_loop(0, -(-n // size) if is_static else number, body, outputs)
+
+    example = jax.eval_shape(lambda x: rows(x, 0), x)
+    return differentiated_by(loop, functools.partial(loop, is_static=True), fn, example)(x, mask)

@@ -263,8 +263,8 @@ class LocalTraining:
         ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
         one unless both run under one vmap. With `local_steps` the last epoch may be incomplete. `drop_last`, `shuffle`
         and `augment` apply as described in `LocalTraining`; augmentation and losses have keys of their own, and do not
-        change the order of the examples; all that makes steps (`lr`, `optimizer`, `clip_norm`) is the caller's. Trip
-        counts are dynamic, so under jit the result cannot be differentiated in reverse mode: use `jax.jvp`.
+        change the order of the examples; all that makes steps (`lr`, `optimizer`, `clip_norm`) is the caller's. The
+        result has derivatives in both modes; those in reverse mode need numbers of epochs or steps that are not traced.
 
         Args:
           key: key of the order of the examples, of the augmentation and of the steps' keys, see `pfl_jax.streams`.

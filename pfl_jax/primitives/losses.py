@@ -78,8 +78,9 @@ def negative_log_likelihood(model: Model) -> KeylessLoss:
 def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean over examples of (1/d) ||f(x) - target||^2 for features and targets [B, d], mask [B].
 
-    FedPAC, Eq. 3, with class centroids as targets; FedAS, Eq. 4, with the previous backbone's embeddings. No
-    gradient flows into the targets. Features [B, T, d] of a sequence count as one vector of T d numbers.
+    FedPAC, Eq. 3, with class centroids as targets; FedAS, Eq. 4, with the previous backbone's embeddings. Targets that
+    follow from the parameters that are trained need a jax.lax.stop_gradient. Features [B, T, d] of a sequence count as
+    one vector of T d numbers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -90,7 +91,7 @@ def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) 
       1.0
     """
     chex.assert_equal_shape([features, targets])
-    distance = jnp.mean(jnp.square(features - jax.lax.stop_gradient(targets)), axis=range(1, features.ndim))
+    distance = jnp.mean(jnp.square(features - targets), axis=range(1, features.ndim))
     return masked_mean(distance, mask)
 
 
@@ -104,7 +105,7 @@ def classwise_alignment(
     If the K' classes of a batch are equally frequent, this is K' times the mean over all its examples.
 
     Args:
-      features, targets: [B, d]; no gradient flows into the targets.
+      features, targets: [B, d], see `feature_alignment`.
       labels: [B].
       mask: [B], the real examples.
       num_classes: K.
@@ -117,7 +118,7 @@ def classwise_alignment(
       2.0
     """
     chex.assert_equal_shape([features, targets])
-    distance = jnp.mean(jnp.square(features - jax.lax.stop_gradient(targets)), axis=-1)
+    distance = jnp.mean(jnp.square(features - targets), axis=-1)
     weights = mask.astype(distance.dtype)
     counts = jnp.zeros(num_classes, weights.dtype).at[labels].add(weights)
     return jnp.sum(distance * weights / jnp.maximum(counts[labels], 1.0))

@@ -1,13 +1,15 @@
 """Mini-batches of a client's masked examples: how many there are, and in which order."""
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import ClientData, PRNGKey, PyTree
+from pfl_jax.primitives.loops import differentiated_by
+from pfl_jax.primitives.tree import choose
 from pfl_jax.streams import AUGMENTATION, DROPOUT
 
 Carry = TypeVar("Carry")
@@ -94,20 +96,18 @@ def fold_batches(
       batch_size, epochs, local_steps, drop_last, shuffle, augment: fields of `pfl_jax.LocalTraining`.
     """
     (n,) = data.mask.shape
-    count = jnp.sum(data.mask, dtype=jnp.int32)
     padded_length = -(-n // batch_size) * batch_size
-    steps = num_steps(count, batch_size, drop_last=drop_last)
-    if local_steps is not None:
-        # Epochs that have begun; the last one may be incomplete.
-        epochs = -(-local_steps * (count > 0) // jnp.maximum(steps, 1))
-    fixed = None if shuffle else epoch_order(jax.random.key(FIXED_ORDER), data.mask, padded_length)
 
-    def epoch(epoch_index, carry):
-        order = fixed
-        if order is None:
-            order = epoch_order(jax.random.fold_in(key, epoch_index), data.mask, padded_length)
+    def parts(key, data):
+        count = jnp.sum(data.mask, dtype=jnp.int32)
+        fixed = None if shuffle else epoch_order(jax.random.key(FIXED_ORDER), data.mask, padded_length)
 
-        def batch_step(index, carry):
+        def order_of(epoch_index):
+            if fixed is not None:
+                return fixed
+            return epoch_order(jax.random.fold_in(key, epoch_index), data.mask, padded_length)
+
+        def inputs_of_step(order, epoch_index, index):
             rows = jax.lax.dynamic_slice(order, (index * batch_size,), (batch_size,))
             batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
 
@@ -116,10 +116,41 @@ def fold_batches(
 
             if augment is not None:
                 batch = batch._replace(x=augment(step_key(AUGMENTATION), batch.x))
-            batch = batch._replace(mask=index * batch_size + jnp.arange(batch_size) < count)
-            return step(carry, batch, step_key(DROPOUT))
+            mask = index * batch_size + jnp.arange(batch_size) < count
+            return batch._replace(mask=mask), step_key(DROPOUT)
 
-        left = steps if local_steps is None else jnp.minimum(steps, local_steps - epoch_index * steps)
-        return jax.lax.fori_loop(0, left, batch_step, carry)
+        return count, num_steps(count, batch_size, drop_last=drop_last), order_of, inputs_of_step
 
-    return jax.lax.fori_loop(0, epochs, epoch, carry)
+    def loops(step, key, carry, data):
+        count, steps, order_of, inputs_of_step = parts(key, data)
+        # Epochs that have begun; the last one may be incomplete.
+        begun = epochs if local_steps is None else -(-local_steps * (count > 0) // jnp.maximum(steps, 1))
+
+        def epoch(epoch_index, carry):
+            order = order_of(epoch_index)
+            left = steps if local_steps is None else jnp.minimum(steps, local_steps - epoch_index * steps)
+            return jax.lax.fori_loop(
+                0, left, lambda index, carry: step(carry, *inputs_of_step(order, epoch_index, index)), carry
+            )
+
+        return jax.lax.fori_loop(0, begun, epoch, carry)
+
+    most: Any = local_steps
+    if local_steps is None:
+        most = epochs * int(num_steps(np.asarray(n), batch_size, drop_last=drop_last))
+    if not isinstance(most, int):
+        return loops(step, key, carry, data)
+
+    def scan(step, key, carry, data):
+        count, steps, order_of, inputs_of_step = parts(key, data)
+        total = epochs * steps if local_steps is None else local_steps * (count > 0)
+
+        def one(carry, number):
+            epoch_index, index = jnp.divmod(number, jnp.maximum(steps, 1))
+            following = step(carry, *inputs_of_step(order_of(epoch_index), epoch_index, index))
+            return choose(number < total, following, carry), None
+
+        return jax.lax.scan(one, carry, jnp.arange(most))[0]
+
+    example = jax.eval_shape(lambda: parts(key, data)[3](jnp.arange(padded_length), 0, 0))
+    return differentiated_by(loops, scan, step, carry, *example)(key, carry, data)

@@ -39,7 +39,6 @@ def test_feature_alignment_is_equation_3():
     want = np.mean([np.sum((f - t) ** 2) / 3 for f, t in zip(features[mask], targets[mask], strict=True)])
     arguments = jnp.float32(features), jnp.float32(targets), jnp.asarray(mask)
     np.testing.assert_allclose(losses.feature_alignment(*arguments), want, rtol=1e-5)
-    assert (jax.grad(losses.feature_alignment, argnums=1)(*arguments) == 0).all()
 
 
 def test_size_weights():
@@ -155,5 +154,3 @@ def test_classwise_alignment_adds_up_the_means_of_the_classes():
     np.testing.assert_allclose(losses.classwise_alignment(jnp.float32(features), *arguments), want, rtol=1e-5)
     nobody = losses.classwise_alignment(jnp.float32(features), *arguments[:2], jnp.zeros(9, bool), 6)
     assert nobody == 0
-    to_targets = jax.grad(lambda t: losses.classwise_alignment(jnp.float32(features), t, *arguments[1:]))(arguments[0])
-    assert not to_targets.any()
