@@ -68,6 +68,9 @@ def _export(run: LoadedRun, client: int, target: Path, console: Console) -> None
     if dataset.mean is not None and dataset.std is not None:
         # x = (pixel / 255 - mean) / std
         about |= {"mean": " ".join(map(str, dataset.mean)), "std": " ".join(map(str, dataset.std))}
+    if dataset.preparation is not None:
+        # Read by `pfl_jax.data.Preparation.from_json`.
+        about["preparation"] = dataset.preparation.to_json()
     count = save(target, params, about)
     print_line(console, f"saved {count:,} parameters as {target}")
 

@@ -22,6 +22,7 @@ from experiments.choices import (
 )
 from experiments.fields import Also, Mark, NotInSweeps
 from pfl_jax.backends import BACKENDS, Precision
+from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.specs import PixelNormalization, Source
 from pfl_jax.hyper_parameters import (
     AboveZero,
@@ -50,6 +51,21 @@ class Data:
     """Column of the labels (only with custom); None is y in .npz files and label in others."""
     client_column: Annotated[str | None, Mark.OWN_DATA] = None
     """Column with the client of each row, such as its hospital, user or writer (only with custom)."""
+    inputs: Annotated[str | None, Mark.OWN_DATA] = None
+    """Columns of the inputs, such as age,income (only with custom); None is all but those of label, client and time, or
+    the only one that has arrays."""
+    drop: Annotated[str | None, Mark.OWN_DATA] = None
+    """Columns that are left out, such as name,id (only with custom)."""
+    time: Annotated[str | None, Mark.OWN_DATA] = None
+    """Column of numbers or dates (only with custom): the latest rows of each client, or of all, are the test rows."""
+    impute: Annotated[Impute | None, Mark.OWN_DATA] = None
+    """What takes the place of missing numbers, by the training rows; that of missing words is the most frequent one
+    (only with custom). None refuses them."""
+    encode: Annotated[Encode | None, Mark.OWN_DATA] = None
+    """What words become: flags, or numbers in the order of the alphabet; dates become days since 1970 (only with
+    custom). None refuses both."""
+    min_rows: Annotated[Count | None, Mark.OWN_DATA] = None
+    """Clients with fewer rows are left out (only with --client-column); None refuses clients of one row."""
     test_data: Annotated[str | None, Mark.BY_DIGEST, Mark.OWN_DATA] = None
     """File or folder with the test rows (only with custom); None uses those in --data, or a share of its rows."""
     test_fraction: Annotated[Share | None, Mark.FILES] = None

@@ -156,10 +156,13 @@ REFUSED = {
     "more test images than labels": (lambda: run(dataset(test_y=TEST_Y[:-3])), "12 rows in test_x, and 9 labels"),
     "several labels, one in test": (
         lambda: data.from_arrays(TRAIN_X, np.eye(3)[TRAIN_Y], test_x=TEST_X, test_y=TEST_Y * 1.0),
-        "y float32 [3] and test y float32 [] must be of one type and shape",
+        "y of the data float64 [3] and of the test set float64 [] must be of one type and shape",
     ),
-    "a target NaN": (lambda: data.from_arrays(TRAIN_X, at(TRAIN_Y, 2, np.nan)), "y has nan in row 2"),
-    "no targets": (lambda: data.from_arrays(TRAIN_X, []), "y has shape [0]"),
+    "a target NaN": (
+        lambda: data.from_arrays(TRAIN_X, at(TRAIN_Y, 2, np.nan)),
+        "the data has no y in 1 of 24 rows, such as row 2 (counted from 0)",
+    ),
+    "no targets": (lambda: data.from_arrays(TRAIN_X, []), "the data has 24 rows in x, and 0 in y"),
     "class_table without classes": (lambda: data.class_table(data.federate(several(), whole(several()))), "no classes"),
     "labels shifted without classes": (lambda: data.federate(several(), parts(), shift="labels"), "are none"),
     "a model of fewer classes": (lambda: run(method=made(classes=2)), "the model has 2 classes, and the data 3"),

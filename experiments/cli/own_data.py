@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import re
 import warnings
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -137,8 +136,6 @@ def _notes_on_classes(dataset: Dataset) -> list[str]:
     found = [f"rows of the {len(names)} classes, the fewest first: {listed}"]
     if single := int(np.sum(counts == 1)):
         found.append(f"{single} of {len(names)} classes have one row only")
-    if any(re.fullmatch(r"-?\d*\.\d*[1-9]\d*", name) for name in names):
-        found.append("classes are numbers with fractions: --task regression predicts such numbers")
     return found
 
 
@@ -149,8 +146,16 @@ def _hashes(x: Any) -> np.ndarray:
 
 def _arguments(options: Options) -> dict[str, Any]:
     """Arguments of `own_files.from_file`."""
-    names = ("task", "label", "client_column", "test_data", "test_fraction", "normalize")
-    return {"data": _data(options), "by_rows": options.distributed} | {name: getattr(options, name) for name in names}
+    names = ("task", "label", "client_column", "time", "impute", "encode", "min_rows")
+    names = (*names, "test_data", "test_fraction", "normalize")
+    arguments = {name: getattr(options, name) for name in names}
+    lists = {name: _listed(getattr(options, name)) for name in ("inputs", "drop")}
+    return {"data": _data(options), "by_rows": options.distributed} | arguments | lists
+
+
+def _listed(names: str | None) -> tuple[str, ...] | None:
+    """Names of columns between commas."""
+    return None if names is None else tuple(name.strip() for name in names.split(","))
 
 
 def _data(options: Options) -> str:

@@ -14,6 +14,7 @@ from pfl_jax.data.federated import (
 )
 from pfl_jax.data.own_files import from_file
 from pfl_jax.data.partition import PARTITIONS, Partition
+from pfl_jax.data.preparation import Preparation
 from pfl_jax.data.sources import Dataset, load
 from pfl_jax.data.specs import SPECS
 from pfl_jax.data.texts import fortunes
@@ -24,6 +25,7 @@ __all__ = [
     "Dataset",
     "FederatedData",
     "Partition",
+    "Preparation",
     "augment",
     "class_table",
     "client_data",

@@ -1,14 +1,18 @@
-"""Data sets from a user's own arrays: any inputs, any labels or targets, and clients where rows say whose they are."""
+"""Data sets from tables: labels and clients as numbers, training and test rows; and from a user's own arrays."""
 
-from typing import Any
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfl_jax.data import checks
+from pfl_jax.data import checks, columns, preparation
 from pfl_jax.data.allocation import by_client
-from pfl_jax.data.rows import Rows, blocks, take
+from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.sources import Dataset
+from pfl_jax.data.table import Columns, Roles, Table, check_numbers, join, rows_of, table
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import Count, check_value
 
 
 def from_arrays(
@@ -20,6 +24,9 @@ def from_arrays(
     test_fraction: float | None = None,
     client: Any = None,
     test_client: Any = None,
+    time: Any = None,
+    impute: Impute | None = None,
+    min_rows: int | None = None,
     normalize: bool = False,
     num_classes: int | None = None,
     name: str = "arrays",
@@ -33,8 +40,9 @@ def from_arrays(
       x: inputs [P, ...] of any rank from 2: numbers, as float32 (wider floats are rounded to it) or as integers of at
         most 32 bits; booleans are integers 0 and 1. Images are [P, H, W, C].
       y: labels [P] of classes, integers or strings, at least two different ones; they become 0 to K - 1 in sorted
-        order. Floats [P] and numbers [P, ...] are targets that are no classes: they stay as they are, as float32 or
-        int32, and K is 0.
+        order. Floats [P] are values to predict, as float32, and K is 0; but whole numbers as floats, at most half as
+        many different ones as rows, are classes, with a warning. Numbers [P, ...] are targets that stay as they are, as
+        float32 or int32, and K is 0.
       test_x: test inputs [P_test, ...]; without them a share of the rows is the test set.
       test_y: test labels [P_test], all of them among those of y; or targets [P_test, ...].
       test_fraction: share of test rows, 0.25 by default: of each client where clients are given, else of each class, or
@@ -42,10 +50,14 @@ def from_arrays(
         together with a test set.
       client: [P], integers or strings: whose row it is, for `pfl_jax.data.partition.natural`.
       test_client: [P_test], likewise; with a test set and clients.
+      time: [P], numbers or dates: the test rows are the latest ones of each client, or of all, in place of a draw; a
+        training row is older than all test rows of its client.
+      impute: what takes the place of NaN in x, for each feature by the training rows; None refuses NaN.
+      min_rows: clients with fewer rows, or without training or test rows, are left out, with a warning.
       normalize: subtract the mean of the training rows and divide by their deviation, for each feature, or for each
         channel of images; what does not vary becomes 0. uint8 images stay uint8, with mean and std of pixels / 255.
       num_classes: K, where labels are integers (or whole floats) from 0 to K - 1 of which some may be missing; by
-        default the labels there are. 0 for targets that are no classes although they are integers [P].
+        default the labels there are. 0 for targets that are no classes although they are whole numbers.
       name: of the data set.
       source: what kind of data this is.
       origin: where it came from.
@@ -71,71 +83,184 @@ def from_arrays(
     """
     if (test_x is None) != (test_y is None) or (test_client is None) != (test_x is None or client is None):
         raise InvalidInput("test rows have inputs, labels and, if training rows have them, clients: give all or none")
-    if test_x is not None and test_fraction is not None:
-        raise InvalidInput("a test fraction and a test set cannot both be given")
-    x, y, client = _checked(x, y, client, "", num_classes)
-    classes = _classes(y, num_classes) if checks.are_classes(y) else np.zeros(0, np.int64)
-    owners = np.zeros(0, np.int64) if client is None else np.unique(client)
-    train = x, _numbers(y, classes, "y", "label"), _numbers(client, owners, "client", "client")
-    if test_x is None:
-        train, test = _divide(train, 0.25 if test_fraction is None else test_fraction, owners, seed)
+    if time is not None and test_x is not None:
+        raise InvalidInput("a time, by which rows are divided, and a test set cannot both be given")
+    tables = []
+    for prefix, one_x, one_y, one_client in (("", x, y, client), ("test ", test_x, test_y, test_client)):
+        if one_x is None:
+            continue
+        checks.input_shape(one_x := columns.plain(one_x), f"{prefix}x")
+        named = {"x": one_x, "y": one_y, "client": one_client, "time": time}
+        source_ = "the test set" if prefix else "the data"
+        tables.append(table(source_, ((name, values) for name, values in named.items() if values is not None)))
+    roles = Roles("x", "y", None if client is None else "client", None if time is None else "time")
+    options: dict[str, Any] = {
+        "test_fraction": test_fraction,
+        "impute": impute,
+        "min_rows": min_rows,
+        "normalize": normalize,
+    }
+    about = About(name, source, origin)
+    return from_tables(tables[:1], tables[1:], roles, about, num_classes=num_classes, seed=seed, **options)
+
+
+class About(NamedTuple):
+    """What a data set is and where it comes from, see `Dataset`."""
+
+    name: str = "arrays"
+    source: str = "arrays"
+    origin: str = ""
+
+
+def from_tables(
+    train: Sequence[Table],
+    test: Sequence[Table],
+    roles: Roles,
+    about: About,
+    *,
+    test_fraction: float | None = None,
+    impute: Impute | None = None,
+    encode: Encode | None = None,
+    min_rows: int | None = None,
+    normalize: bool = False,
+    num_classes: int | None = None,
+    client_names: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Data set of tables; every reader ends here.
+
+    Args:
+      train: tables of training rows, at least one.
+      test: tables of test rows; none for a share of the training rows.
+      roles: which columns are what.
+      about: what the data set is.
+      encode: what words and dates of inputs become; None refuses them.
+      test_fraction, impute, min_rows, normalize, num_classes, seed: see `from_arrays`.
+      client_names: names of the clients 0 to N - 1, where the column of clients has numbers; None where it has names.
+    """
+    check_value("impute", impute, Impute | None)
+    check_value("encode", encode, Encode | None)
+    if test and (test_fraction is not None or roles.time is not None):
+        raise InvalidInput(f"a {'time' if roles.time else 'test fraction'} and a test set cannot both be given")
+    joined = join(train, test, roles)
+    if min_rows is not None:
+        joined = _of_large_clients(joined, min_rows, has_test=bool(test))
+    parts = {"": slice(0, joined.num_train)} | ({"test ": slice(joined.num_train, None)} if test else {})
+    if isinstance(roles.labels, str) and num_classes is None:
+        _check_kinds(train, roles.labels)
+    check_numbers(joined, impute=impute is not None, encode=encode is not None)
+    ys, classes = _targets(joined, parts, num_classes)
+    clients, owners = _clients(joined, parts, client_names)
+    if not test:
+        group = clients[0] if clients else ys[0] if len(classes) and joined.time is None else None
+        rows = _divided(group, joined.time, len(ys[0]), 0.25 if test_fraction is None else test_fraction, owners, seed)
     else:
-        train, test = _alike(train, _checked(test_x, test_y, test_client, "test ", len(classes)), classes, owners)
-    x, test_x, mean, std = _normalized(train[0], test[0]) if normalize else (train[0], test[0], None, None)
-    return Dataset(
-        name=name,
-        source=source,
-        origin=origin,
-        is_real=True,
-        train_x=x,
-        train_y=train[1],
-        test_x=test_x,
-        test_y=test[1],
-        num_classes=len(classes),
-        mean=mean,
-        std=std,
-        keep_split=True,
+        rows = [slice(None), slice(None)]
+        if clients:
+            by_client(clients[0], clients[1], owners)
+
+    def chosen(values: list[Any]) -> list[Any]:
+        return [rows_of(value, some) for value, some in zip(values if test else values * 2, rows, strict=True)]
+
+    prepared = preparation.fit(joined.inputs, parts[""] if test else rows[0], impute, encode)
+    x = prepared.side_by_side(joined.inputs)
+    # Before rows are chosen, so that an error has their numbers in the file.
+    train_x, test_x = chosen([checks.inputs(rows_of(x, part), f"{prefix}x") for prefix, part in parts.items()])
+    train_y, test_y = chosen(ys)
+    made = Dataset(*about, True, train_x, train_y, test_x, test_y, len(classes), keep_split=True)
+    if normalize:
+        made, prepared = preparation.normalized(made, prepared)
+    if clients:
+        made = made._replace(**dict(zip(("train_client", "test_client"), chosen(clients), strict=True)))
+    return made._replace(
         class_names=() if np.array_equal(classes, np.arange(len(classes))) else tuple(map(str, classes)),
-        train_client=train[2],
-        test_client=test[2],
         client_names=tuple(map(str, owners)),
+        preparation=None if prepared.is_plain else prepared,
     )
 
 
-Part = tuple[Any, np.ndarray, np.ndarray | None]
-"""Inputs, labels or targets, and clients, if there are any, of some rows."""
+def _targets(joined: Columns, parts: dict[str, slice], num_classes: int | None) -> tuple[list[np.ndarray], np.ndarray]:
+    """Labels as numbers, or other targets, of each part, and the classes [K], of which there may be none."""
+    ys = {prefix: checks.column(joined.labels[part]) for prefix, part in parts.items()}
+    if not (num_classes or (num_classes is None and _are_classes(ys[""]))):
+        return [checks.values(y, f"{prefix}y") for prefix, y in ys.items()], np.zeros(0, np.int64)
+    ys = {prefix: checks.names(y, f"{prefix}y", "label") for prefix, y in ys.items()}
+    classes = _classes(ys[""], num_classes)
+    return [_numbers(y, classes, f"{prefix}y", "label") for prefix, y in ys.items()], classes
 
 
-def _alike(train: Part, test: Part, classes: np.ndarray, owners: np.ndarray) -> tuple[Part, Part]:
-    """Training rows, and test rows as they were given, with inputs and labels of one type."""
-    test_y, test_client = (
-        _numbers(test[1], classes, "test y", "label"),
-        _numbers(test[2], owners, "test client", "client"),
+def _are_classes(y: np.ndarray) -> bool:
+    """Whether targets are labels of classes: whole numbers or words [P], or floats that can only be meant as such."""
+    if y.ndim != 1 or y.dtype.kind != "f":
+        return y.ndim == 1
+    found = np.unique(y)
+    if not np.isfinite(found).all() or (found % 1).any() or 2 * len(found) > len(y):
+        return False
+    warnings.warn(
+        f"y holds whole numbers as floats ({', '.join(f'{value:.1f}' for value in found[:3])}), which are taken as "
+        f"{len(found)} classes; num_classes=0 (--task regression) takes them as values",
+        stacklevel=2,
     )
-    x, test_x = checks.one_type(train[0], test[0], ("x", "test x"))
-    y, test_y = checks.one_type(train[1], test_y, ("y", "test y"))
-    if train[2] is not None and test_client is not None:
-        by_client(train[2], test_client, owners)
-    return (x, y, train[2]), (test_x, test_y, test_client)
+    return True
 
 
-def _checked(x: Any, y: Any, client: Any, prefix: str, num_classes: int | None) -> Part:
-    """Rows as arrays of one length; the `prefix` of their names is for errors."""
-    x, y = checks.inputs(x, f"{prefix}x"), checks.targets(y, f"{prefix}y", num_classes)
-    client = None if client is None else checks.names(client, f"{prefix}client", "client")
-    for name, values in (("y", y), ("client", client)):
-        if values is not None and len(values) != len(x):
-            raise InvalidInput(f"{prefix}{name} has {len(values)} values for {len(x)} rows")
-    return x, y, client
+def _check_kinds(tables: Sequence[Table], name: str) -> None:
+    """Raise InvalidInput for whole numbers of one table beside fractions of another: one of them is a mistake."""
+    found: dict[str, str] = {}
+    for one in tables:
+        y = one.columns[name]
+        if y.ndim == 1 and y.dtype.kind in "biu":
+            found.setdefault("whole numbers", one.source)
+        elif y.ndim == 1 and y.dtype.kind == "f" and np.any(y % 1):
+            found.setdefault("floats", one.source)
+    if len(found) > 1:
+        (kind, source), (other, beside) = found.items()
+        raise InvalidInput(
+            f"{beside} has {other} in {name}, and {source} {kind}: give all the same, or say what they are with "
+            "num_classes (--task)"
+        )
+
+
+def _clients(
+    joined: Columns, parts: dict[str, slice], names: Sequence[str] | None
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Numbers of the clients of the rows of each part, and their names [N]; both empty where there are none."""
+    if joined.client is None:
+        return [], np.zeros(0, np.int64)
+    found = {prefix: checks.names(joined.client[part], f"{prefix}client", "client") for prefix, part in parts.items()}
+    owners = np.unique(found[""])
+    numbers = [_numbers(given, owners, f"{prefix}client", "client") for prefix, given in found.items()]
+    return numbers, owners if names is None else np.array(names)[owners]
+
+
+def _of_large_clients(joined: Columns, min_rows: int, *, has_test: bool) -> Columns:
+    """The rows of clients with at least so many, and with training and test rows; how many are left out is told."""
+    check_value("min_rows", min_rows, Count)
+    if joined.client is None:
+        raise InvalidInput("a least number of a client's rows is for data with clients: name their column")
+    owners, numbers = np.unique(joined.client, return_inverse=True)
+    of_train = np.bincount(numbers[: joined.num_train], minlength=len(owners))
+    of_test = np.bincount(numbers[joined.num_train :], minlength=len(owners))
+    # One row cannot be for both.
+    large = of_train + of_test >= max(min_rows, 2)
+    large &= (of_train > 0) & (of_test > 0) if has_test else True
+    if not large.any():
+        raise InvalidInput(f"none of {len(owners)} clients has {min_rows} rows, of both kinds if there is a test set")
+    if gone := int(np.sum(~large)):
+        warnings.warn(
+            f"{gone} of {len(owners)} clients have fewer than {max(min_rows, 2)} rows, and are left out", stacklevel=3
+        )
+    return joined.take(np.flatnonzero(large[numbers]))
 
 
 def _classes(labels: np.ndarray, num_classes: int | None) -> np.ndarray:
     """Sorted labels [K] of all classes."""
+    if num_classes is not None:
+        checks.labels(labels, num_classes, "y")
     found = np.unique(labels)
     if len(found) < 2:
         raise InvalidInput(f"y has one class only, {found[0]}: there is nothing to tell apart")
     if num_classes is not None:
-        checks.labels(labels, num_classes, "y")
         return np.arange(num_classes)
     if 2 * len(found) > len(labels):
         raise InvalidInput(
@@ -144,65 +269,51 @@ def _classes(labels: np.ndarray, num_classes: int | None) -> np.ndarray:
     return found
 
 
-def _numbers(values: Any, known: np.ndarray, what: str, role: str) -> Any:
-    """Positions int32 [P] of labels or clients among the known ones, which are sorted; InvalidInput for others.
-
-    Where none are known, there are no classes or clients, and the values stay as they are.
-    """
-    if not len(known):
-        return values
-    if values.dtype.kind != known.dtype.kind:
-        # Of two files, one may have integers alone.
-        values, known = values.astype(str), known.astype(str)
-    order = np.argsort(known)
-    found = order[np.searchsorted(known, values, sorter=order).clip(max=len(known) - 1)]
+def _numbers(values: np.ndarray, known: np.ndarray, what: str, role: str) -> np.ndarray:
+    """Positions int32 [P] of labels or clients among the known ones, which are sorted; InvalidInput for others."""
+    found = np.searchsorted(known, values).clip(max=len(known) - 1)
     strange = values[known[found] != values]
     if len(strange):
         raise InvalidInput(f"{what} has the {role} {strange[0]}, which no training row has ({len(strange)} such rows)")
     return found.astype(np.int32)
 
 
-def _divide(rows: Part, fraction: float, owners: np.ndarray, seed: int) -> list[Part]:
-    """Training and test rows, these drawn from each client, or where there are none from each class, or from all."""
+def _divided(
+    group: np.ndarray | None, time: np.ndarray | None, size: int, fraction: float, owners: np.ndarray, seed: int
+) -> list[np.ndarray]:
+    """Numbers of the training and of the test rows, these drawn from each group, or by time its latest ones.
+
+    Args:
+      group: [P], the clients, or the classes; None for all rows together.
+      time: [P], when a row was made; None for a draw.
+      size: P.
+      fraction: share of test rows.
+      owners: names of the clients, if these are the groups.
+      seed: of the draw.
+    """
     if not 0 < fraction < 1:
         raise InvalidInput(f"the test fraction must be above 0 and below 1, not {fraction:g}")
-    x, y, client = rows
-    group = client if client is not None else y if checks.are_classes(y) else np.zeros(len(y), np.int64)
-    rng = np.random.default_rng(seed)
-    is_test = np.zeros(len(y), bool)
-    for number in range(group.max() + 1):
-        of_group = rng.permutation(np.flatnonzero(group == number))
-        size = len(of_group)
-        if client is not None and size < 2:
-            raise InvalidInput(f"client {owners[number]} has {size} row, and needs a training and a test row")
-        is_test[of_group[: min(max(round(fraction * size), 1), size - 1)]] = True
+    group = np.zeros(size, np.int64) if group is None else group
+    sizes = np.bincount(group)
+    if len(owners) and (few := np.flatnonzero(sizes < 2)).size:
+        raise InvalidInput(
+            f"client {owners[few[0]]} has 1 row, and needs a training and a test row ({len(few)} of {len(owners)} "
+            "clients): leave such clients out with min_rows=2 (--min-rows 2)"
+        )
+    rng, is_test = np.random.default_rng(seed), np.zeros(size, bool)
+    for number, rows in enumerate(np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1])):
+        count = min(max(round(fraction * len(rows)), 1), len(rows) - 1)
+        if time is None or not count:
+            is_test[rng.permutation(rows)[:count]] = True
+            continue
+        # Rows of one time are on one side: those of the test set, unless nothing would be left.
+        times = time[rows]
+        first = np.sort(times)[len(rows) - count]
+        later = times >= first if (times < first).any() else times > first
+        if not later.any():
+            whose = f"client {owners[number]} has" if len(owners) else "there are"
+            raise InvalidInput(f"{whose} rows of one time only, {first}: nothing is later than the training rows")
+        is_test[rows[later]] = True
     if not is_test.any():
-        raise InvalidInput(f"{len(y)} rows leave none for a test set")
-    return [
-        (take(x, chosen), y[chosen], None if client is None else client[chosen])
-        for chosen in (np.flatnonzero(~is_test), np.flatnonzero(is_test))
-    ]
-
-
-def _normalized(train_x: Any, test_x: Any) -> tuple[Any, Any, tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Training and test inputs normalized by the training rows; and mean and deviation of uint8 images, which stay."""
-    axes = (0, 1, 2) if train_x.ndim == 4 else (0,)
-    size = int(np.prod([train_x.shape[axis] for axis in axes], dtype=np.int64))
-    mean = sum(part.sum(axes, np.float64) for _, part in blocks(train_x)) / size
-    std = np.sqrt(sum(np.square(part - mean).sum(axes, np.float64) for _, part in blocks(train_x)) / size)
-    lowest = np.min([part.min(axes) for _, part in blocks(train_x)], axis=0)
-    constant = lowest == np.max([part.max(axes) for _, part in blocks(train_x)], axis=0)
-    # Rounding would leave a constant a mean and a deviation that are nearly, and not exactly, its own and 0.
-    mean, std = np.where(constant, lowest, mean), np.where(constant, 1.0, std)
-    if train_x.dtype == np.uint8 and train_x.ndim == 4:
-        std = np.where(constant, 1.0, std / 255)
-        return train_x, test_x, tuple((mean / 255).tolist()), tuple(std.tolist())
-
-    def scale(part):
-        return ((part - mean) / std).astype(np.float32)
-
-    train, test = (
-        part.map(scale, part.shape[1:], np.float32) if isinstance(part, Rows) else scale(part)
-        for part in (train_x, test_x)
-    )
-    return train, test, None, None
+        raise InvalidInput(f"{size} rows leave none for a test set")
+    return [np.flatnonzero(~is_test), np.flatnonzero(is_test)]

@@ -21,13 +21,19 @@ SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 def inputs(x: Any, what: str) -> Any:
     """Inputs [P, ...] as float32 or integers of at most 32 bits; `what` is their name, for errors."""
     x = x if isinstance(x, Rows) else pictures.as_array(x, what)
-    if x.ndim < 2 or 0 in x.shape:
-        raise InvalidInput(f"{what} has shape {list(x.shape)}: give one row for each example, [P, ...]")
-    if x.ndim == 4 and x.shape[1] in (1, 3) and min(x.shape[2:]) > 4:
-        raise InvalidInput(
-            f"{what} has shape {list(x.shape)}, channels first: give [P, H, W, C], with np.moveaxis({what}, 1, -1)"
-        )
+    input_shape(x, what)
     return _numbers(x, what)
+
+
+def input_shape(x: Any, what: str) -> None:
+    """Raise InvalidInput for inputs without a row for each example, or with channels first."""
+    shape = np.shape(x)
+    if len(shape) < 2 or 0 in shape:
+        raise InvalidInput(f"{what} has shape {list(shape)}: give one row for each example, [P, ...]")
+    if len(shape) == 4 and shape[1] in (1, 3) and min(shape[2:]) > 4:
+        raise InvalidInput(
+            f"{what} has shape {list(shape)}, channels first: give [P, H, W, C], with np.moveaxis({what}, 1, -1)"
+        )
 
 
 def _numbers(x: Any, what: str) -> Any:
@@ -70,7 +76,7 @@ def one_type(train_x: Any, test_x: Any, names: tuple[str, str]) -> tuple[Any, An
 
 def names(values: Any, what: str, role: str) -> np.ndarray:
     """Labels or clients, [P] or [P, 1], as int64 or strings [P]; their name `what` and `role` are for errors."""
-    values = _without_last_axis(values)
+    values = column(values)
     if values.ndim != 1 or not len(values):
         one_hot = f"; of one-hot labels take np.argmax({what}, axis=1)" if values.ndim == 2 else ""
         raise InvalidInput(f"{what} has shape {list(values.shape)}: give one {role} for each row, [P]{one_hot}")
@@ -105,37 +111,22 @@ def labels(y: Any, num_classes: int | None, what: str) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def targets(y: Any, what: str, num_classes: int | None) -> np.ndarray:
-    """Labels of classes as of `names`; or other targets, [P] or [P, ...], as float32 or int32.
-
-    Args:
-      y: the labels or targets.
-      what: their name.
-      num_classes: a number for labels, which may be floats then, 0 for values, which may be integers or, from a .csv
-        file, texts then; None for what the type says.
-    """
-    y = _without_last_axis(y)
-    if num_classes or (num_classes is None and are_classes(y)):
-        return names(y, what, "label")
+def values(y: Any, what: str) -> np.ndarray:
+    """Targets that are no classes: [P] as float32, or [P, ...] as float32 or int32; `what` is their name."""
+    y = column(y)
     if y.ndim == 0 or 0 in y.shape:
         raise InvalidInput(f"{what} has shape {list(y.shape)}: give one target for each row, [P] or [P, ...]")
-    if num_classes == 0 and y.dtype.kind == "U":
+    if y.dtype.kind in "UO":
         try:
             y = y.astype(np.float64)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise InvalidInput(f"{what} has to be numbers here: {error}") from None
     y = _numbers(y, what)
-    is_value = y.dtype == np.float32 or (num_classes == 0 and y.ndim == 1)
-    return y.astype(np.float32 if is_value else np.int32)
+    return y.astype(np.float32 if y.dtype == np.float32 or y.ndim == 1 else np.int32)
 
 
-def are_classes(y: Any) -> bool:
-    """Whether targets are labels of classes: one for each row, and no floats."""
-    return y.ndim == 1 and y.dtype.kind != "f"
-
-
-def _without_last_axis(y: Any) -> np.ndarray:
-    """Targets [P] of targets [P, 1]; others as they are."""
+def column(y: Any) -> np.ndarray:
+    """Labels or targets [P] of such in one column [P, 1]; others as they are."""
     y = np.asarray(y)
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
@@ -155,7 +146,7 @@ def dataset(given: Dataset) -> Dataset:
     for split, x, y in (("train", given.train_x, given.train_y), ("test", given.test_x, given.test_y)):
         # What stays in its file was checked when that was opened.
         x = x if isinstance(x, Rows) else inputs(x, f"{split}_x")
-        y = labels(y, given.num_classes, f"{split}_y") if given.num_classes else targets(y, f"{split}_y", 0)
+        y = labels(y, given.num_classes, f"{split}_y") if given.num_classes else values(y, f"{split}_y")
         if len(x) != len(y):
             raise InvalidInput(f"there are {len(x)} rows in {split}_x, and {len(y)} labels in {split}_y")
         found |= {f"{split}_x": x, f"{split}_y": y}
@@ -197,10 +188,8 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
                 f"into {which}"
             )
         tables[split], examples[split] = rows, flat
-    is_tested = np.zeros(total, bool)
-    is_tested[examples["test"]] = True
     others = np.concatenate([examples[split] for split in splits if split != "test"])
-    if len(shared := np.unique(others[is_tested[others]])):
+    if len(shared := np.intersect1d(others, examples["test"])):
         raise InvalidInput(
             f"example {shared[0]} is a test example and one for training or validation ({len(shared)} such examples); "
             f"test examples begin at {num_train}"

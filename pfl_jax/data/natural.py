@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfl_jax.data import own_files, read_clients, tff
+from pfl_jax.data.arrays import About, from_tables
 from pfl_jax.data.sources import Dataset
+from pfl_jax.data.table import CLIENT, Roles, table
 from pfl_jax.errors import InvalidInput
 
 LENGTH = 80
@@ -196,36 +198,24 @@ def _dataset(
     num_classes: int = 0,
 ) -> Dataset:
     """Data set of clients; `rows` makes arrays of a client's inputs and targets as they are in the files."""
-    names, sets = [], ([], [])
-    for client in clients:
-        for made, given, most in zip(sets, (client.train, client.test), (limits.train, limits.test), strict=True):
+    names, tables = [], ([], [])
+    for number, client in enumerate(clients):
+        for made, given, most in zip(tables, (client.train, client.test), (limits.train, limits.test), strict=True):
             try:
                 x, y = rows(*given)
             except (KeyError, ValueError, TypeError, AttributeError) as error:
                 raise InvalidInput(f"{data} is not {name}: client {client.name} has other rows ({error})") from None
-            made.append((x[:most], y[:most]))
+            found = table(f"client {client.name}", (("x", x[:most]), ("y", y[:most])))
+            made.append(found.with_column(CLIENT, number))
         names.append(client.name)
     if limits.clients is not None and len(names) != limits.clients:
         raise InvalidInput(f"{data} has {len(names)} clients with training and test rows, not {limits.clients}")
-    (train_x, train_y, train_client), (test_x, test_y, test_client) = map(read_clients.together, sets)
-    if num_classes and max(train_y.max(), test_y.max()) >= num_classes:
-        raise InvalidInput(f"{data} is not {name}: it has a label above {num_classes - 1}")
     source = "LEAF" if read_clients.is_leaf(_path(data)) else "TFF"
-    return Dataset(
-        name=name,
-        source=source,
-        origin=own_files.digest(data),
-        is_real=True,
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
-        num_classes=num_classes,
-        keep_split=True,
-        train_client=train_client,
-        test_client=test_client,
-        client_names=tuple(names),
-    )
+    about = About(name, source, own_files.digest(data))
+    try:
+        return from_tables(*tables, Roles("x", "y", CLIENT), about, num_classes=num_classes, client_names=names)
+    except InvalidInput as error:
+        raise InvalidInput(f"{data} is not {name}: {error}") from None
 
 
 def _symbols(text: str) -> list[int]:

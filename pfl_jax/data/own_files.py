@@ -8,9 +8,10 @@ import hashlib
 from pathlib import Path
 
 from pfl_jax.data import read_clients, read_folders, read_tables
-from pfl_jax.data.arrays import from_arrays
-from pfl_jax.data.read_tables import Columns
+from pfl_jax.data.arrays import About, from_tables
+from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.sources import Dataset
+from pfl_jax.data.table import Names, Roles, Table
 from pfl_jax.errors import InvalidInput
 
 HUB = "hf:"
@@ -27,59 +28,80 @@ def from_file(
     *,
     label: str | None = None,
     client_column: str | None = None,
+    inputs: Names | None = None,
+    drop: Names = (),
+    time: str | None = None,
     test_data: str | Path | None = None,
     test_fraction: float | None = None,
+    impute: Impute | None = None,
+    encode: Encode | None = None,
+    min_rows: int | None = None,
     normalize: bool = False,
     num_classes: int | None = None,
     by_rows: bool = False,
 ) -> Dataset:
     """Data set of a file or folder, with the digest of the files as its origin.
 
+    Columns are matched by their names, in all files and for all clients; those of the first give their order.
+
     - .npz: arrays x [P, ...], y [P], and if there are, test_x, test_y.
-    - .csv: a header, then one row for each example; all columns but label and client are numbers. Integers if all of
-      them are integers, otherwise float32.
-    - Folder of images: a sub-folder for each class, images of one size; uint8 [H, W, 1] or [H, W, 3].
+    - .csv: a header, then one row for each example; all columns but label and client are numbers, unless encoded.
+      Integers if all of them are integers, otherwise float32.
+    - Folder of images: a sub-folder for each class, images of one size; uint8 [H, W, 1] or [H, W, 3]. Above them may be
+      folders train and test (or val), and with `client_column` a folder for each client.
     - Folder of Hugging Face's `save_to_disk`, or hf:NAME of the hub: the images, the column of equally long lists, or
-      all columns as numbers; the split "test" is the test set.
+      all columns as numbers; the split "test", or else that for validation, is the test set.
     - LEAF's files, or their folder, and the folder of Flower's partitions: see `pfl_jax.data.interchange`; the column
       of the clients is client.
 
     Args:
       data: the file, the folder, or hf:NAME.
       label: array or column of the labels; by default y of .npz, otherwise label.
-      client_column: array or column that says whose row it is; None leaves the clients to a partition.
+      client_column: array or column that says whose row it is; None leaves the clients to a partition. Of a folder of
+        images any name, for a level of folders of clients.
+      inputs: columns of the inputs; None for x of .npz, otherwise as of `from_clients`.
+      drop: columns that are left out.
+      time: column of numbers or dates, by which the latest rows of each client, or of all, are the test rows.
       test_data: file or folder with the test rows, of the same format; by default those within `data`.
       test_fraction: where there are no test rows, share of the rows that become them, see `from_arrays`.
-      normalize, num_classes: see `from_arrays`.
+      impute: what takes the place of missing numbers, by the training rows: "mean", "median" or "most_frequent"; of
+        missing words it is the most frequent one. None refuses missing values.
+      encode: what words become: "one_hot" flags, or "ordinal" numbers; dates become days since 1970. None refuses both.
+      min_rows, normalize, num_classes: see `from_arrays`.
       by_rows: whether the inputs of .npz files stay there, see `pfl_jax.data.sources.load`; those of the other formats
         are read into memory.
 
     Raises:
-      InvalidInput: a missing or damaged file, an unknown format, a missing column, or anything `from_arrays` refuses.
+      InvalidInput: a missing or damaged file, an unknown format, a missing column, columns that differ, or anything
+        `from_arrays` refuses.
     """
-    columns, kind = _read(data, label, client_column, by_rows=by_rows)
-    if test_data is not None:
-        if columns.test_x is not None:
-            raise InvalidInput(f"{data} has test rows of its own: leave out either them or {test_data}")
-        other, _ = _read(test_data, label, client_column, by_rows=by_rows)
-        if other.features != columns.features:
-            raise InvalidInput(
-                f"{test_data} has the columns {', '.join(other.features)}, {data} has {', '.join(columns.features)}"
-            )
-        columns = columns.tested_on(other)
+    roles = Roles(inputs, label or "label", client_column, time, drop)
     try:
-        return from_arrays(
-            **columns.arrays(),
+        train, test, roles, kind = _read(data, label, roles, by_rows=by_rows)
+        if test_data is not None:
+            if test:
+                raise InvalidInput(f"{data} has test rows of its own: leave out either them or {test_data}")
+            test, more, *_ = _read(test_data, label, roles, by_rows=by_rows)
+            if more:
+                raise InvalidInput(f"{test_data} has training and test rows: give a file with the test rows alone")
+        path = str(data)
+        name = path[len(HUB) :] if path.startswith(HUB) else Path(data).expanduser().resolve().stem
+        return from_tables(
+            train,
+            test,
+            roles,
+            About(name, kind, digest(data, test_data)),
             test_fraction=test_fraction,
+            impute=impute,
+            encode=encode,
+            min_rows=min_rows,
             normalize=normalize,
             num_classes=num_classes,
-            name=str(data)[len(HUB) :] if str(data).startswith(HUB) else Path(data).expanduser().resolve().stem,
-            source=kind,
-            origin=digest(data, test_data),
         )
     except InvalidInput as error:
         place = data if test_data is None else f"{data}, tested on {test_data}"
-        raise InvalidInput(f"{place}: {error}") from None
+        text = str(error)
+        raise InvalidInput(text if text.startswith((str(data), str(test_data))) else f"{place}: {text}") from None
 
 
 def digest(data: str | Path, test_data: str | Path | None = None) -> str:
@@ -94,7 +116,7 @@ def digest(data: str | Path, test_data: str | Path | None = None) -> str:
             whole.update(_digest_on_hub(part.removeprefix(HUB)).encode())
             continue
         path = _existing(part)
-        files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+        files = [path] if path.is_file() else read_folders.regular_files(path)
         try:
             stamps = tuple((str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files)
             whole.update(_digest_of_files(str(path), stamps).encode())
@@ -127,27 +149,31 @@ def _digest_on_hub(name: str) -> str:
 
 
 def _existing(data: str | Path) -> Path:
-    """The path, if there is something; InvalidInput otherwise."""
+    """The path, if there is a file or folder; InvalidInput otherwise."""
     path = Path(data).expanduser()
     if not path.exists():
         raise InvalidInput(f"{data} is not there: data is {FORMATS}")
+    if not path.is_file() and not path.is_dir():
+        raise InvalidInput(f"{data} is no file or folder, but a pipe or a device: data is {FORMATS}")
     return path
 
 
-def _read(data: str | Path, label: str | None, client: str | None, *, by_rows: bool) -> tuple[Columns, str]:
-    """Columns of a file or folder, and its kind."""
+def _read(
+    data: str | Path, label: str | None, roles: Roles, *, by_rows: bool
+) -> tuple[list[Table], list[Table], Roles, str]:
+    """Tables of the training and of the test rows of a file or folder, what their columns are, and its kind."""
     source = str(data).removeprefix(HUB) if str(data).startswith(HUB) else _existing(data)
     if isinstance(source, str) or read_folders.is_hugging_face(source):
-        splits = read_folders.splits(source)
-        return read_folders.of_splits(source, splits, None, label or "label", client), "Hugging Face"
+        return *read_folders.tables(source, read_folders.splits(source), roles), roles, "Hugging Face"
     if read_clients.is_leaf(source):
-        return read_clients.leaf(source, label, client), "LEAF"
+        return *read_clients.leaf(source, label, roles.client), roles._replace(inputs="x", labels="y"), "LEAF"
     if read_clients.is_flower(source):
-        return read_clients.flower(source, label, client), "Flower"
+        return *read_clients.flower(source, roles), roles, "Flower"
     if source.is_dir():
-        return read_folders.image_folder(source, label, client), "image folder"
+        return *read_folders.image_folder(source, label, roles.client), roles, "image folder"
     if source.suffix.lower() == ".npz":
-        return read_tables.npz(source, label, client, by_rows=by_rows), "npz"
+        roles = roles._replace(inputs=roles.inputs or "x", labels=label or "y")
+        return *read_tables.npz(source, roles, by_rows=by_rows), roles, "npz"
     if source.suffix.lower() == ".csv":
-        return read_tables.csv_file(source, label, client), "csv"
+        return [read_tables.csv_file(source, roles)], [], roles, "csv"
     raise InvalidInput(f"{data} has the ending {source.suffix or 'of no format'}: data is {FORMATS}")

@@ -21,6 +21,9 @@ from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, one_line
 
+MOST_ROWS = 2**30
+"""Most rows of a set: a federation has their numbers, those of both sets, as int32."""
+
 
 def digest(dataset: Dataset) -> str:
     """First 16 hexadecimal digits of the SHA-256 of all examples, in their order.
@@ -120,6 +123,9 @@ def _content(path: Path, stamp: tuple[int, int]) -> dict[str, Any]:
     for name, kind in kinds.items():
         if not isinstance(content, dict) or type(content.get(name)) is not kind:
             raise ValueError(f"it has no {name}, or of a wrong type")
+    for name in ("train_rows", "test_rows"):
+        if not 0 < content[name] <= MOST_ROWS:
+            raise ValueError(f"{name} is {content[name]}, and must be from 1 to {MOST_ROWS}")
     for number, client in enumerate(content["clients"]):
         if not isinstance(client, dict) or not {"train", "test"} <= client.keys() <= checks.SPLITS.keys():
             raise ValueError(f"client {number} has no rows by the names train and test")

@@ -1,24 +1,20 @@
 """Files of other libraries that hold data with clients: LEAF's JSON and Flower's folders; see `interchange`."""
 
+import dataclasses
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pfl_jax.data import pictures, read_folders
-from pfl_jax.data.read_tables import Columns
+from pfl_jax.data import columns, read_folders
+from pfl_jax.data.table import CLIENT, Roles, Table, table
 from pfl_jax.errors import InvalidInput, one_line
-
-CLIENT = "client"
-"""Name of the column of clients, where a format has none."""
 
 LABEL = "label"
 """Name of Flower's column of labels."""
-
-Part = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Inputs, labels and clients of some rows."""
 
 
 def is_leaf(path: Path) -> bool:
@@ -30,66 +26,86 @@ def leaf_files(path: Path) -> dict[str, list[Path]]:
     """LEAF's files of each split, train alone where there is one set of files."""
     if path.is_file():
         return {"train": [path]}
-    if any(one.is_dir() for one in path.iterdir()):
-        return {split: sorted((path / split).glob("*.json")) for split in ("train", "test")}
-    return {"train": sorted(path.glob("*.json"))}
+    folders = {"train": path}
+    if any(one.is_dir() and not one.name.startswith(".") for one in path.iterdir()):
+        folders = {split: path / split for split in ("train", "test")}
+    return {
+        split: sorted(one for one in folder.glob("*.json") if one.is_file() and not one.name.startswith("."))
+        for split, folder in folders.items()
+    }
 
 
 def leaf_users(files: Sequence[Path]) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Name, x and y of each user in LEAF's files.
+    """Name, x and y of each user in LEAF's files of a split.
 
     Raises:
-      InvalidInput: a file that cannot be read, or a user with another number of x than of y.
+      InvalidInput: a file that cannot be read, a user who is there twice, or with another number of x than of y.
     """
+    seen: dict[str, Path] = {}
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(content["users"], list):
+                raise ValueError("its users are no list")
             # Not num_samples: LEAF counts the test rows of Shakespeare that it leaves out between the two sets.
-            for user in content["users"]:
+            for user in map(str, content["users"]):
                 rows = content["user_data"][user]
                 if len(rows["x"]) != len(rows["y"]):
                     raise ValueError(f"user {user} has {len(rows['x'])} x and {len(rows['y'])} y")
-                yield str(user), rows["x"], rows["y"]
+                if user in seen:
+                    raise ValueError(f"user {user} is there twice, first in {seen[user].name}: list each once")
+                if len(rows["x"]):
+                    seen[user] = file
+                yield user, rows["x"], rows["y"]
         except KeyError as error:
             raise InvalidInput(f"{file} is no file of LEAF: it has no {error}") from None
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise InvalidInput(f"{file} is no file of LEAF: {one_line(error, 100)}") from None
+            raise InvalidInput(f"{file} is no file of LEAF: {one_line(error, 150)}") from None
 
 
-def together(rows: Sequence[tuple[Any, Any]]) -> Part:
-    """Inputs, labels and numbers of the clients of all rows, from the inputs and labels of each client."""
-    owners = np.repeat(np.arange(len(rows), dtype=np.int32), [len(y) for _, y in rows])
-    return np.concatenate(pictures.alike([x for x, _ in rows])), np.concatenate([y for _, y in rows]), owners
-
-
-def leaf(path: Path, label: str | None, client: str | None) -> Columns:
-    """Columns of LEAF's files, whose x are numbers."""
+def leaf(path: Path, label: str | None, client: str | None) -> tuple[list[Table], list[Table]]:
+    """Tables of LEAF's users, whose x are numbers: the training and the test rows."""
     _check_names(path, label in (None, "y"), client, "y")
-    parts = [_stacked(path, list(leaf_users(files))) for files in leaf_files(path).values() if files]
-    return _columns(parts, client)
-
-
-def _stacked(path: Path, users: list[tuple[str, Any, Any]]) -> Part:
-    """Inputs, labels and clients of all users."""
-    if not any(len(y) for _, _, y in users):
+    sets = [
+        [
+            _owned(table(f"user {user}", (("x", x), ("y", y))), client, user)
+            for user, x, y in leaf_users(files)
+            if len(y)
+        ]
+        for files in leaf_files(path).values()
+    ]
+    if not sets[0]:
         raise InvalidInput(f"{path} has no users with samples")
-    try:
-        x = np.concatenate([np.asarray(x) for _, x, _ in users if len(x)])
-        y = np.concatenate([np.asarray(y) for _, _, y in users if len(y)])
-    except ValueError:
-        raise InvalidInput(f"{path} has inputs of different shapes") from None
-    if x.dtype.kind not in "fiu":
+    if columns.kind(sets[0][0].columns["x"]) == "words":
         raise InvalidInput(f"{path} has texts for inputs: python -m experiments.shakespeare reads such files")
-    return x, y, np.repeat([name for name, _, _ in users], [len(y) for _, _, y in users])
+    train, test = _as_bytes([*sets, []][:2])
+    return train, test
 
 
-def _columns(parts: list[Part], client: str | None) -> Columns:
-    """Columns of the training rows, and of the test rows if there are any."""
-    if all(x.dtype.kind in "iu" and x.min() >= 0 and x.max() <= 255 for x, _, _ in parts):
-        # Neither JSON nor Arrow's nested lists keep how many bits an integer had.
-        parts = [(x.astype(np.uint8), y, owners) for x, y, owners in parts]
-    found = [Columns(x, y, None if client is None else owners) for x, y, owners in parts]
-    return found[0] if len(found) == 1 else found[0].tested_on(found[1])
+def _owned(one: Table, client: str | None, owner: Any) -> Table:
+    """The table with a column of its client, if one is asked for."""
+    return one if client is None else one.with_column(client, owner)
+
+
+def _as_bytes(sets: list[list[Table]]) -> list[list[Table]]:
+    """Tables whose integers are bytes where all of a column fit: neither JSON nor Arrow's lists keep their width."""
+    every = [one.columns for tables in sets for one in tables]
+    small = {
+        name
+        for name in every[0].keys() - {CLIENT}
+        if all(
+            name in one
+            and one[name].dtype.kind in "iu"
+            and 0 <= one[name].min(initial=0) <= one[name].max(initial=0) < 256
+            for one in every
+        )
+    }
+
+    def narrow(one: Table) -> Table:
+        found = {name: column.astype(np.uint8) if name in small else column for name, column in one.columns.items()}
+        return dataclasses.replace(one, columns=found)
+
+    return [[narrow(one) for one in tables] for tables in sets]
 
 
 def _check_names(path: Path, is_label: bool, client: str | None, label: str) -> None:
@@ -102,15 +118,27 @@ def _check_names(path: Path, is_label: bool, client: str | None, label: str) -> 
 
 def is_flower(path: Path) -> bool:
     """Whether this is a folder of partitions, as Flower has them."""
-    return (path / "partition_0").is_dir()
+    return path.is_dir() and any(_partitions(path))
 
 
-def flower(path: Path, label: str | None, client: str | None) -> Columns:
-    """Columns of Flower's folder of partitions, whose numbers are the clients."""
-    _check_names(path, True, client, label or LABEL)
-    folders = [path / f"partition_{number}" for number in range(sum(1 for _ in path.glob("partition_*")))]
-    found = [read_folders.of_splits(one, read_folders.splits(one), None, label or LABEL, None) for one in folders]
-    if len({one.test_x is None for one in found}) > 1:
+def _partitions(path: Path) -> list[int]:
+    """Numbers of the partitions of a folder, sorted; others, such as partition_backup, are left alone."""
+    found = (re.fullmatch(r"partition_(\d+)", one.name) for one in path.iterdir() if one.is_dir())
+    return sorted(int(name[1]) for name in found if name)
+
+
+def flower(path: Path, roles: Roles) -> tuple[list[Table], list[Table]]:
+    """Tables of Flower's folder of partitions, whose numbers are the clients: the training and the test rows."""
+    _check_names(path, True, roles.client, str(roles.labels))
+    numbers = _partitions(path)
+    if numbers != list(range(len(numbers))):
+        raise InvalidInput(f"{path} has {len(numbers)} partitions up to {numbers[-1]}: give all from partition_0 on")
+    sets: list[list[Table]] = [[], []]
+    for number in numbers:
+        folder = path / f"partition_{number}"
+        for tables, found in zip(sets, read_folders.tables(folder, read_folders.splits(folder), roles), strict=True):
+            tables += [_owned(one, roles.client, number) for one in found]
+    if len(sets[1]) not in (0, len(numbers)):
         raise InvalidInput(f"{path}: some partitions have a split test, and others have none")
-    sets = [[(one.x, one.y) for one in found], [(one.test_x, one.test_y) for one in found]]
-    return _columns([together(rows) for rows in sets[: 1 + (found[0].test_x is not None)]], client)
+    train, test = _as_bytes(sets)
+    return train, test

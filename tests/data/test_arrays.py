@@ -98,10 +98,8 @@ def test_labels_of_any_kind_become_classes():
         assert dataset.train_y.dtype == np.int32
         np.testing.assert_array_equal(dataset.train_y, np.unique(labels, return_inverse=True)[1])
         np.testing.assert_array_equal(dataset.test_y, dataset.train_y)
-    # Strings in one file and integers in the other are the same labels.
-    for train, test in ((Y % 2 + 9, np.array(["9", "10"])[Y % 2]), (np.array(["9", "10", "a"])[Y % 3], Y % 2 + 9)):
-        dataset = from_arrays(x, train, test_x=x, test_y=test)
-        assert np.array(dataset.class_names)[dataset.test_y].tolist() == test.astype(str).tolist()
+    with pytest.raises(InvalidInput, match="the test set has words in y, and the data numbers"):
+        from_arrays(x, Y % 2 + 9, test_x=x, test_y=np.array(["9", "10"])[Y % 2])
     # Floats are labels where the number of classes is given.
     for labels in (Y, Y.astype(float)):
         assert from_arrays(x, labels, num_classes=9).num_classes == 9
@@ -111,8 +109,8 @@ def test_labels_of_any_kind_become_classes():
 
 @pytest.mark.parametrize(
     "y",
-    [RNG.normal(size=40), Y * 1.0, Y[:, None] * 0.5, RNG.integers(0, 2, (40, 3)), Y[:, None] > np.arange(4)],
-    ids=["floats", "whole floats", "one column", "several labels", "flags"],
+    [RNG.normal(size=40), np.arange(40.0), Y[:, None] * 0.5, RNG.integers(0, 2, (40, 3)), Y[:, None] > np.arange(4)],
+    ids=["floats", "40 whole floats", "one column", "several labels", "flags"],
 )
 def test_other_targets_stay_as_they_are(y):
     x = np.arange(40.0)[:, None]
@@ -218,6 +216,15 @@ def test_numbers_beyond_64_bits_are_no_names(values):
     for words in ({"y": values, "num_classes": 4}, {"y": [0, 1, 0, 1], "client": values}):
         with pytest.raises(InvalidInput, match="is an integer or a string"):
             from_arrays(x, **words)
+
+
+def test_whole_numbers_as_floats_are_classes_with_a_warning():
+    x = RNG.normal(size=(40, 3))
+    for y in (Y * 2.0, np.ma.array(Y * 2.0), (Y * 2.0).astype(np.float16)):
+        with pytest.warns(UserWarning, match=r"floats \(0.0, 2.0, 4.0\), which are taken as 4 classes"):
+            dataset = from_arrays(x, y)
+        assert dataset.class_names == ("0", "2", "4", "6")
+        assert from_arrays(x, y, num_classes=0).train_y.dtype == np.float32
 
 
 def test_whole_numbers_are_values_where_there_are_no_classes():

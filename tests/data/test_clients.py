@@ -104,13 +104,25 @@ def with_tests(**changes):
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (changed(), {"y": "ill"}, r"client ward has no column ill \(there are x, y\)"),
-        (Frame(TABLE | {"dose": X["ward"]}), {"y": ["ill", "dose"], "client": "where"}, "several columns of arrays"),
-        (changed(z=X["clinic"]), {}, r"client clinic has several columns of arrays \(x, z\): leave one"),
+        (changed(), {"y": "ill"}, r"client ward has no column ill \(there are x, y, client\)"),
+        (Frame(TABLE | {"dose": X["ward"]}), {"client": "where"}, "the table has 20 rows in age, and 6 in dose"),
+        (
+            changed(z=X["clinic"]),
+            {},
+            r"client clinic has the columns x, y, z, client, and client ward has x, y, client: ",
+        ),
         (changed(y=Y["clinic"][:-1]), {}, "client clinic has 9 rows in x, and 8 in y"),
-        (changed(x=X["clinic"][:1], y=[0]), {}, "client clinic has 1 rows in x, and needs at least 2"),
-        (changed(x=X["clinic"][:, :2]), {}, r"ward float64 \[3\] and client clinic float64 \[2\] must be of one"),
-        (changed(y=np.eye(9)), {}, r"y has shape \[9, 9\] of client clinic, and \[6\] of client ward"),
+        (
+            changed(x=X["clinic"][:1], y=[0]),
+            {},
+            r"client clinic has 1 row, and needs .* \(1 of 2 clients\): leave",
+        ),
+        (
+            changed(x=X["clinic"][:, :2]),
+            {},
+            r"x of client ward float64 \[3\] and of client clinic float64 \[2\] must be of one",
+        ),
+        (changed(y=np.eye(9)), {}, r"y of client ward int64 \[\] and of client clinic float64 \[9\] must be of one"),
         (
             changed(y=Y["clinic"] + 0.5),
             {},
@@ -126,9 +138,9 @@ def with_tests(**changes):
             {},
             "client clinic or client ward has test rows, and the other",
         ),
-        (with_tests(test_x=X["ward"][:2]), {}, "client ward has 2 rows in test_x, and 6 in test_y"),
-        ({"a": {"u": [1, 2], "v": [3, 4, 5], "y": [0, 1]}}, {}, r"several columns of arrays \(u, v\)"),
-        (with_tests(test_x=X["ward"][:0], test_y=[]), {}, "client ward has 0 rows in test_x, and needs at least 1"),
+        (with_tests(test_x=X["ward"][:2]), {}, "the test set of client ward has 2 rows in x, and 6 in y"),
+        ({"a": {"u": [1, 2], "v": [[3], [4]], "y": [0, 1]}}, {"x": ["u", "v"]}, r"several columns of arrays \(u, v\)"),
+        (with_tests(test_x=X["ward"][:0], test_y=[]), {}, "the test set of client ward has no rows"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(given, options, message):

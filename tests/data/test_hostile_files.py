@@ -90,8 +90,8 @@ def test_nan_is_found_in_any_block(tmp_path, monkeypatch):
     for by_rows in (False, True):
         with pytest.raises(InvalidInput, match=r"nan in row 70, place \[2\]"):
             from_file(tmp_path / "own.npz", by_rows=by_rows)
-    with pytest.raises(InvalidInput, match="object"):
-        from_arrays(np.array([[None]] * 4), [0, 1, 0, 1])
+    with pytest.raises(InvalidInput, match=r"x has nan in row 1, place \[0\]"):
+        from_arrays(np.array([[1], [None], [2], [3]]), [0, 1, 0, 1])
 
 
 @pytest.mark.parametrize("compress", [True, False])

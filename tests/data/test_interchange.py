@@ -116,7 +116,7 @@ BROKEN = {
     ),
     "different shapes": (
         '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1], [2, 3]], "y": [1, 0]}}}',
-        "inputs of different shapes",
+        "x \\(rows of different shapes in row 0\\)",
     ),
 }
 
@@ -214,6 +214,8 @@ CHANGES = {
     "no rows but a text": (lambda file: file["clients"][0].update(train="all"), "client 0 has training indices"),
     "another split": (lambda file: file["clients"][0].update(dev=[1]), "client 0 has no rows by the names"),
     "no clients": (lambda file: file.update(clients=[]), "tables of 0 clients"),
+    "rows without end": (lambda file: file.update(train_rows=10**18), "train_rows is 1000000000000000000, and must be"),
+    "less than no rows": (lambda file: file.update(test_rows=-1), "test_rows is -1, and must be"),
     "no digest": (lambda file: file.pop("digest"), "cannot be read as a partition: it has no digest"),
 }
 

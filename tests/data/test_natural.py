@@ -202,7 +202,7 @@ def sqlite_of(one):
 
 WRONG = {
     "other splits": (lambda path: client_files.write_sqlite(path, {"train": {"a": []}}), r"\(there are train\)"),
-    "a label too large": (sqlite_of({"pixels": images(0, [0])[0], "label": 62}), "a label above 61"),
+    "a label too large": (sqlite_of({"pixels": images(0, [0])[0], "label": 62}), "labels are the integers 0 to 61"),
     "images of another size": (sqlite_of({"pixels": [0.5, 0.5], "label": 6}), "client a has other rows"),
 }
 

@@ -26,7 +26,6 @@ from experiments.run.command import main
 from experiments.show.curves import picture
 from experiments.show.tables import results_table
 from pfl_jax import InvalidInput, tasks
-from pfl_jax.data import own_files
 
 OWN = """
 import flax.linen as nn
@@ -160,11 +159,10 @@ def test_a_task_in_the_place_of_the_models_own_is_told(capsys):
         assert ("--task binary takes the place of the model's own task, regression" in capsys.readouterr().out) == told
 
 
-def test_classes_that_are_fractions_are_told(here):
-    for data, told in (("fractions.csv", True), ("table.csv", False)):
-        options = parse("custom", ["--data", data, "--label", "target", "--method", "fedavg"]).options
-        notes = own_data.notes(options, own_files.from_file(data, label="target"))
-        assert any("--task regression" in note for note in notes) == told
+def test_fractions_are_no_classes_whatever_the_file(here):
+    options = parse("custom", ["--data", "fractions.csv", "--label", "target", "--method", "fedavg"]).options
+    with pytest.raises(InvalidInput, match="are no classes: give an integer or a word for each row"):
+        own_data.load("custom", options)
 
 
 def test_targets_that_are_no_numbers_are_named(here):

@@ -21,6 +21,9 @@ class Split:
     def __init__(self, columns, **features):
         self._columns, self.features = columns, {name: types.SimpleNamespace() for name in columns} | features
 
+    def __len__(self):
+        return len(next(iter(self._columns.values())))
+
     def with_format(self, kind):
         return self
 

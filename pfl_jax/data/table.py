@@ -1,0 +1,315 @@
+"""Tables with named columns, which every reader gives, and the one function that joins them and says what is what.
+
+Columns are matched by their names, never by their places; those of the first table give the order of the inputs.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from pfl_jax.data import columns, pictures
+from pfl_jax.data.rows import Rows, concatenate, take
+from pfl_jax.errors import InvalidInput, shortened
+
+Names: TypeAlias = str | Sequence[str]
+"""Name of one column, or names of several columns side by side."""
+
+CLIENT = "client"
+"""Name of the column of clients, where a format has none."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns with as many rows each.
+
+    Attributes:
+      source: what has them, for errors.
+      columns: name -> [P, ...], an array as of `columns.plain`, or `Rows`.
+      is_text: whether all columns are texts, of which the type is found after tables are joined.
+      pictures: columns that are the inputs where none are named.
+    """
+
+    source: str
+    columns: Mapping[str, Any]
+    is_text: bool = False
+    pictures: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()))) if self.columns else 0
+
+    def with_column(self, name: str, value: Any) -> "Table":
+        """The table with a column that has the same value in all rows."""
+        return replace(self, columns={**self.columns, name: np.full(len(self), value)})
+
+
+def table(
+    source: object, named: Iterable[tuple[Any, Any]], *, is_text: bool = False, pictures: tuple[str, ...] = ()
+) -> Table:
+    """Table of names and columns of any type.
+
+    Args:
+      source, is_text, pictures: see `Table`.
+      named: names and columns.
+
+    Raises:
+      InvalidInput: two columns of one name, or of different lengths.
+    """
+    pairs = [(str(name), columns.plain(values, f"{name} of {source}")) for name, values in named]
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise InvalidInput(f"{source} has two columns of one name: {_listed(name for name, _ in pairs)}")
+    for name, column in pairs:
+        if column.ndim == 0:
+            raise InvalidInput(f"{source} has a single value in {name}: give one for each row")
+        if len(column) != len(pairs[0][1]):
+            raise InvalidInput(f"{source} has {len(pairs[0][1])} rows in {pairs[0][0]}, and {len(column)} in {name}")
+    return Table(str(source), found, is_text, pictures)
+
+
+class Roles(NamedTuple):
+    """Which columns are what.
+
+    Attributes:
+      inputs: the inputs; None for the only array of rank 2 or more, and where there is none all other columns.
+      labels: the labels, one column or several side by side.
+      client, time: whose row it is, and of what time; None for none.
+      drop: columns that are left out.
+    """
+
+    inputs: Names | None = None
+    labels: Names = "y"
+    client: str | None = None
+    time: str | None = None
+    drop: Names = ()
+
+
+class Columns(NamedTuple):
+    """Joined columns of all rows, of which the first `num_train` are for training and the others for testing."""
+
+    source: str
+    inputs: dict[str, Any]
+    labels: np.ndarray
+    client: np.ndarray | None
+    time: np.ndarray | None
+    num_train: int
+
+    def take(self, rows: np.ndarray) -> "Columns":
+        """The columns of these rows [B], whose numbers are sorted."""
+        few = {
+            name: None if (column := getattr(self, name)) is None else column[rows]
+            for name in ("labels", "client", "time")
+        }
+        inputs = {name: rows_of(column, rows) for name, column in self.inputs.items()}
+        return self._replace(inputs=inputs, num_train=int(np.searchsorted(rows, self.num_train)), **few)
+
+
+def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns:
+    """Columns of tables, joined by name.
+
+    Args:
+      train, test: the tables with the training rows, at least one, and those with the test rows.
+      roles: which columns are what.
+
+    Raises:
+      InvalidInput: a column is missing or has no name of its own, tables with other columns or shapes, words beside
+        numbers, rows without a label, client or time, or no inputs.
+    """
+    tables, first = [*train, *test], train[0]
+    labels, dropped = names_of(roles.labels), names_of(roles.drop)
+    special = [name for name in (*labels, roles.client, roles.time) if name is not None]
+    for name in (*special, *names_of(roles.inputs), *dropped):
+        if name not in first.columns:
+            raise InvalidInput(f"{first.source} has no column {name} (there are {_listed(first.columns)})")
+    if leaked := [name for name in names_of(roles.inputs) if name in labels]:
+        raise InvalidInput(f"{first.source}: column {leaked[0]} cannot be a label and an input")
+    if twice := [name for name in special if special.count(name) > 1 or name in dropped]:
+        raise InvalidInput(f"{first.source}: column {twice[0]} is named for two things: give another name for one")
+    chosen = [name for name in names_of(roles.inputs) or _inputs(first, {*special, *dropped}) if name not in dropped]
+    if not chosen:
+        raise InvalidInput(f"{first.source} has no inputs: its only columns are {_listed(first.columns)}")
+    wanted = {*special, *chosen} if roles.inputs is not None else first.columns.keys() - set(dropped)
+    for other in tables[1:]:
+        # Of a test set that has them too, the columns that are dropped need not be there.
+        there = other.columns.keys() - set(dropped)
+        if not wanted <= there or (roles.inputs is None and wanted != there):
+            raise InvalidInput(
+                f"{other.source} has the columns {_listed(other.columns)}, and {first.source} has "
+                f"{_listed(first.columns)}: name them alike, or say which are the inputs"
+            )
+    _check_names(first, chosen)
+    found = {name: _joined(tables, name) for name in (*special, *chosen)}
+    is_text = all(one.is_text for one in tables)
+    inputs = {name: _input(found[name], is_text) for name in chosen}
+    _check_alone(first.source, inputs)
+    named = {
+        name: _names_of_texts(found[name], decimals=name in labels) if is_text else found[name] for name in special
+    }
+    for name in special:
+        _check_complete(first.source, name, named[name])
+    targets = [named[name] for name in labels]
+    if len(targets) > 1:
+        _check_alone(first.source, dict(zip(labels, targets, strict=True)))
+        targets = [np.stack(targets, axis=1)]
+    return Columns(
+        source=first.source,
+        inputs=inputs,
+        labels=targets[0],
+        client=None if roles.client is None else named[roles.client],
+        time=None if roles.time is None else _times(first.source, roles.time, found[roles.time], is_text),
+        num_train=sum(map(len, train)),
+    )
+
+
+def names_of(names: Names | None) -> list[str]:
+    """Names as a list."""
+    return [names] if isinstance(names, str) else list(names or ())
+
+
+def _listed(names: Iterable[str]) -> str:
+    return shortened(", ".join(names), 300)
+
+
+def _inputs(first: Table, others: set[str]) -> list[str]:
+    """Inputs that nobody named: pictures, or else arrays of rank 2 or more, or else all columns."""
+    rest = [name for name in first.columns if name not in others]
+    pictures = [name for name in rest if name in first.pictures]
+    return pictures or [name for name in rest if first.columns[name].ndim > 1] or rest
+
+
+def _check_names(first: Table, chosen: Sequence[str]) -> None:
+    """Raise InvalidInput for the first column that nobody named: rows sorted by class are known by their numbers."""
+    for number, name in enumerate(chosen, start=1):
+        if not name or name.startswith(("Unnamed: ", "__index_level_")):
+            raise InvalidInput(
+                f"{first.source}: column {name or number} has no name of its own, like the row numbers that pandas "
+                "writes: leave it out (df.to_csv(..., index=False)), or name it"
+            )
+
+
+def _check_alone(source: str, named: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for an array of rank 2 or more beside other columns."""
+    if len(named) > 1 and any(column.ndim > 1 for column in named.values()):
+        raise InvalidInput(f"{source} has several columns of arrays ({_listed(named)}): leave one")
+
+
+def _joined(tables: Sequence[Table], name: str) -> Any:
+    """A column of all rows; InvalidInput for tables that have different things in it."""
+    parts = [(one.source, one.columns[name]) for one in tables if len(one)]
+    if len(parts) < 2:
+        return parts[0][1] if parts else tables[0].columns[name]
+    # A part where nothing is there has no kind of its own.
+    parts = list(zip([source for source, _ in parts], pictures.alike([part for _, part in parts]), strict=True))
+    usual, some = next((pair for pair in parts if not columns.is_nothing(pair[1])), parts[0])
+    joined = []
+    for source, part in parts:
+        part = columns.nothing_like(some, len(part)) if columns.is_nothing(part) else part
+        one, other = columns.kind(part), columns.kind(some)
+        if one != other:
+            raise InvalidInput(f"{source} has {_words(one)} in {name}, and {usual} {_words(other)}: give all the same")
+        # Never pixels beside other images.
+        if part.shape[1:] != some.shape[1:] or (part.ndim == 4 and part.dtype != some.dtype):
+            one, other = (f"{who} {what.dtype} {list(what.shape[1:])}" for who, what in ((usual, some), (source, part)))
+            raise InvalidInput(f"{name} of {one} and of {other} must be of one type and shape")
+        joined.append(part)
+    common = np.result_type(*(part.dtype for part in joined))
+    return concatenate([part.astype(common, copy=False) for part in joined])
+
+
+def _words(kind: columns.Kind) -> str:
+    return "values of several types" if kind == "neither" else kind
+
+
+def _input(column: Any, is_text: bool) -> Any:
+    """A column of inputs; of texts, and of words that are dates, what they say."""
+    if column.ndim == 1:
+        column = np.asarray(column)
+        column = columns.of_texts(column) if is_text else column
+        return columns.dated(column) if columns.kind(column) == "words" else column
+    return column
+
+
+def _names_of_texts(texts: np.ndarray, *, decimals: bool) -> np.ndarray:
+    """Texts that name something, as numbers if all of them are written like these: 07 is another one than 7."""
+    form = re.compile(r"-?(0|[1-9]\d*)" + (r"(\.\d+)?([eE][-+]?\d+)?" if decimals else ""))
+    return columns.of_texts(texts) if all(form.fullmatch(text) for text in np.unique(texts).tolist()) else texts
+
+
+def _check_complete(source: str, name: str, column: Any) -> None:
+    """Raise InvalidInput for a label, client or time that is missing."""
+    if column.ndim > 1 or not len(column):
+        return
+    gone = columns.missing(np.asarray(column)) | (column == "" if columns.kind(column) == "words" else False)
+    if gone.any():
+        raise InvalidInput(
+            f"{source} has no {name} in {gone.sum()} of {len(gone)} rows, such as row {gone.argmax()} (counted from "
+            "0): leave them out"
+        )
+
+
+def _times(source: str, name: str, column: np.ndarray, is_text: bool) -> np.ndarray:
+    """Times [P] that can be sorted: numbers or dates."""
+    times = _input(column, is_text)
+    if times.ndim > 1 or columns.kind(times) not in ("numbers", "dates"):
+        raise InvalidInput(
+            f"{source}: {name} is no column of times (there is {_sample(times, 0)}): write numbers, or dates as in "
+            "2020-01-31 or 2020-01-31T12:00"
+        )
+    return times
+
+
+def _sample(column: np.ndarray, row: int) -> str:
+    value = column[row]
+    if isinstance(value, np.datetime64):
+        return str(value.astype("datetime64[s]")).removesuffix("T00:00:00")
+    return shortened(repr(value.item() if isinstance(value, np.generic) else value), 40)
+
+
+def _odd(column: np.ndarray) -> tuple[int, str]:
+    """Row, and what it has, of the first value that is no number."""
+    if column.ndim > 1:
+        return 0, f"{column.dtype} {list(column.shape[1:])}"
+    if isinstance(column[0], list | tuple | np.ndarray):
+        return 0, "rows of different shapes"
+    there = [(row, value) for row, value in enumerate(column) if value is not None]
+    texts = (row for row, value in there if columns.of_texts(np.array([str(value)])).dtype.kind not in "if")
+    row = next(texts, there[0][0])
+    return row, _sample(column, row)
+
+
+def check_numbers(joined: Columns, *, impute: bool, encode: bool) -> None:
+    """Raise InvalidInput that names every column of inputs which holds words, dates, or nothing in some row.
+
+    Args:
+      joined: the columns.
+      impute, encode: whether missing values are filled in, and words and dates become numbers.
+    """
+    odd = []
+    for name, column in joined.inputs.items():
+        kind = columns.kind(column)
+        if kind == "numbers" and column.ndim > 1:
+            # `checks.inputs` looks for NaN, block by block.
+            continue
+        gone = np.zeros(len(column), bool) if kind == "neither" else columns.missing(column)
+        if kind == "neither" or (kind != "numbers" and not encode and not gone.all()):
+            row, found = _odd(column)
+        elif gone.any() and not impute:
+            row, found = int(np.argmax(gone)), "nothing"
+        else:
+            continue
+        place = f"row {row}" if row < joined.num_train else f"test row {row - joined.num_train}"
+        odd.append(f"{name} ({found} in {place})")
+    if odd:
+        raise InvalidInput(
+            f"{joined.source}: not numeric (rows are counted from 0): {', '.join(odd)}. Leave columns out (--drop), "
+            "encode words and dates (--encode), fill in missing values (--impute), or write numbers"
+        )
+
+
+def rows_of(column: Any, rows: Any) -> Any:
+    """Rows of a column by a slice or by numbers, unread for `Rows`."""
+    if isinstance(column, Rows):
+        return column if isinstance(rows, slice) and rows == slice(None) else take(column, np.arange(len(column))[rows])
+    return column[rows]
