@@ -7,7 +7,7 @@ cannot be mistaken for results on the real dataset.
 import functools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from pfl_jax.data.specs import SPECS, Arrays, DatasetSpec, PixelNormalization, S
 from pfl_jax.data.tfds import Notify
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import check_arguments, unknown
-
-if TYPE_CHECKING:
-    from pfl_jax.data.preparation import Preparation
 
 
 class Dataset(NamedTuple):
@@ -42,7 +39,8 @@ class Dataset(NamedTuple):
       train_client, test_client: int32 [P], client of each example if the data has its own clients, otherwise None.
       client_names: names of the data's own clients.
       note: what files are that are not the published ones, such as "JPEG copy", see `pfl_jax.data.files.note`.
-      preparation: how rows of a user's table become inputs; None for what needs none.
+      preparation: how rows of a user's table become inputs, `pfl_jax.data.preparation.Preparation`; None for what needs
+        none.
     """
 
     name: str
@@ -62,7 +60,7 @@ class Dataset(NamedTuple):
     test_client: np.ndarray | None = None
     client_names: tuple[str, ...] = ()
     note: str = ""
-    preparation: "Preparation | None" = None
+    preparation: Any = None
 
     @property
     def description(self) -> str:
