@@ -130,8 +130,6 @@ def test_every_section_runs(tmp_path, monkeypatch):
     assert another["s"] < run["s"]
     assert last["MiB"] < early["MiB"] + 20
     assert first["compiled"] == second["programs"] > second["compiled"] == 0
-    assert {row["form"] for row in rows["variants"]} == {"lax", "matmul", "direct"}
-    assert all(rate > 0 for row in rows["chunks"] for heading, rate in row.items() if heading.startswith("chunk"))
     assert {(row["method"], row["states on"]) for row in rows["client_counts"]} == {
         *(("fedavg", ""), ("fedpac", "host"), ("fedpac", "disk"), ("fedas", "host"), ("fedas", "disk"))
     }

@@ -27,7 +27,6 @@ from pfl_jax.errors import InvalidInput
 SECTIONS = {
     **dict.fromkeys(("training", "methods", "waste"), "sections"),
     **dict.fromkeys(("growth", "memory_growth"), "growth"),
-    **dict.fromkeys(("variants", "chunks"), "sections"),
     "sweep": "growth",
     **{name: name for name in ("client_counts", "large_cohorts", "adapted", "processes", "pfllib", "jax_versions")},
 }

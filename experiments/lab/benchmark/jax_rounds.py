@@ -1,10 +1,11 @@
 """pfl_jax's side of the comparison, compiled before the clock starts."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -12,11 +13,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.lab.benchmark import workload
 from experiments.lab.benchmark.workload import Scale
 from pfl_jax import simulate
-from pfl_jax.base import Method, Model, Params, Scores
+from pfl_jax.backends import BACKENDS
+from pfl_jax.base import Method, Model, Scores
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.data.places import spread
 from pfl_jax.engine.mapping import map_places
-from pfl_jax.networks.convolution import conv2d
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 
@@ -28,13 +29,36 @@ def everywhere(mesh: Mesh | None, tree: Any) -> Any:
 
 @contextlib.contextmanager
 def convolutions(form: str) -> Iterator[None]:
-    """Use this form of the convolutions in models traced inside, see `pfl_jax.networks.convolution`."""
-
-    def intercept(call, args, kwargs, context):
-        return conv2d(*args, **kwargs, form=form) if context.method_name == "convolve" else call(*args, **kwargs)
-
-    with nn.intercept_methods(intercept):
+    """Use this form of the convolutions on every backend in programs traced inside, see `pfl_jax.backends`."""
+    usual = dict(BACKENDS)
+    if form != "auto":
+        # Functions that were traced before keep their form.
+        jax.clear_caches()
+        BACKENDS.update({name: choices._replace(convolution=form) for name, choices in usual.items()})
+    try:
         yield
+    finally:
+        if form != "auto":
+            jax.clear_caches()
+            BACKENDS.update(usual)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Compiled program with its arguments; each call runs it, and waits for the end.
+
+    Attributes:
+      run: the call.
+      seconds: of tracing and compilation.
+      memory: bytes of its arguments, results and temporaries, as far as the compiler tells.
+    """
+
+    run: Callable[[], Any]
+    seconds: float
+    memory: int
+
+    def __call__(self) -> Any:
+        return self.run()
 
 
 def local_training(
@@ -47,8 +71,8 @@ def local_training(
     mesh: Mesh | None,
     form: str = "auto",
     model: Model | None = None,
-) -> Callable[[], Params]:
-    """Local training alone, compiled: each call trains the first clients from equal weights, and waits for the end.
+) -> Program:
+    """Local training alone, compiled: each call trains the first clients from equal weights.
 
     Args:
       data: of all clients.
@@ -61,7 +85,7 @@ def local_training(
       model: by default the workload's.
 
     Returns:
-      A function that returns the trained parameters [D, W, ...] in the places of D devices.
+      A program whose calls return the trained parameters [D, W, ...] in the places of D devices.
     """
     model = workload.network() if model is None else model
     training = LocalTraining(scale.lr, scale.momentum, scale.weight_decay, scale.batch_size, epochs)
@@ -79,9 +103,12 @@ def local_training(
         return rows
 
     arguments = everywhere(mesh, (data, model.init(jax.random.key(0)), jax.random.key(1)))
+    began = time.perf_counter()
     with convolutions(form):
         program = jax.jit(train).lower(*arguments).compile()
-    return lambda: jax.block_until_ready(program(*arguments))
+    seconds, found = time.perf_counter() - began, program.memory_analysis()
+    sizes = [getattr(found, f"{kind}_size_in_bytes", 0) for kind in ("argument", "output", "temp")]
+    return Program(lambda: jax.block_until_ready(program(*arguments)), seconds, sum(sizes))
 
 
 class Rounds:
@@ -118,10 +145,14 @@ class Rounds:
         self.evaluate()
 
 
-def operations() -> float:
-    """Floating-point operations of a step of local training for one example, as XLA counts them."""
-    model = workload.network()
-    pictures = jax.ShapeDtypeStruct((workload.FULL.batch_size, *workload.dataset().input_shape), jnp.float32)
+def operations(model: Model | None = None, input_shape: tuple[int, ...] | None = None) -> float:
+    """Floating-point operations of a step of local training for one example, as XLA counts them.
+
+    Args:
+      model, input_shape: by default the workload's.
+    """
+    model, shape = model or workload.network(), input_shape or workload.dataset().input_shape
+    pictures = jax.ShapeDtypeStruct((workload.FULL.batch_size, *shape), jnp.float32)
     gradient = jax.grad(lambda params, x: model.apply(params, x).sum())
     with convolutions("lax"):
         lowered = jax.jit(gradient).lower(jax.eval_shape(model.init, jax.random.key(0)), pictures)

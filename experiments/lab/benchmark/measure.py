@@ -62,14 +62,14 @@ def medians(repetitions: int, contestants: Mapping[str, Callable[[], Any]]) -> d
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5) -> dict[str, float]:
-    """Highest rates of floating-point operations per second in float32 products of square matrices [size, size].
+def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5, dtype: Any = jnp.float32) -> dict[str, float]:
+    """Highest rates of floating-point operations per second in products of square matrices [size, size].
 
     Returns:
       "one_device": one product, which a CPU splits over its cores. "every_device": one product on each device at
       once. "peak": the larger.
     """
-    matrix = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
+    matrix = jax.random.normal(jax.random.key(0), (size, size), dtype)
     sharded = PartitionSpec("clients")
     stack = jax.device_put(jnp.broadcast_to(matrix, (mesh.size, size, size)), NamedSharding(mesh, sharded))
     each = jax.jit(jax.shard_map(lambda a: (a[0] @ a[0])[None], mesh=mesh, in_specs=sharded, out_specs=sharded))

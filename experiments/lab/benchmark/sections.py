@@ -8,12 +8,10 @@ from typing import Any
 
 import jax
 
-from experiments.host.jax_config import MATMUL_PRECISION
 from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.benchmark.records import Row, Section
 from experiments.lab.benchmark.workload import Setup
-from pfl_jax import models
 from pfl_jax.engine import chunking
 
 COMPARED = ("fedavg", "fedpac", "fedas")
@@ -101,41 +99,6 @@ def methods(setup: Setup) -> Section:
             rows.append(row | _rate(setup, rounds.cohort_size * scale.examples * scale.epochs, seconds))
     note = "examples/s: training examples visited in local epochs; of peak: of these alone"
     return Section("Rounds", rows, note)
-
-
-def variants(setup: Setup) -> Section:
-    """Local training by form of the convolutions and, on a GPU, precision."""
-    scale, on_cpu, rows = setup.scale, jax.default_backend() == "cpu", []
-    clients = min(4, scale.clients) if on_cpu else scale.clients
-    data, chunk = workload.federation(clients, scale.examples), workload.usual_chunk()
-    for precision in ("float32",) if on_cpu else MATMUL_PRECISION:
-        for form in ("lax", "matmul", "direct"):
-            setup.notify(f"local training, {form} convolutions, {precision}")
-            with jax.default_matmul_precision(MATMUL_PRECISION[precision]):
-                train = local_training(data, scale, clients=clients, epochs=1, chunk=chunk, mesh=setup.mesh, form=form)
-            seconds = statistics.median(measure.seconds(train) for _ in range(scale.repetitions[1]))
-            rows.append({"form": form, "precision": precision, "examples/s": clients * scale.examples / seconds})
-    return Section("Convolutions", rows, f"{clients} clients, local training, {setup.mesh.size} devices")
-
-
-def chunks(setup: Setup) -> Section:
-    """Local training of each of the papers' networks by clients under one vmap: the basis of `--chunk auto`."""
-    scale, rows = setup.scale, []
-    clients, examples = min(8, scale.clients), min(100, scale.examples)  # The digits are few.
-    for name, network in workload.NETWORKS:
-        setup.notify(f"{network} on pictures like {name}, by chunk")
-        data, source = workload.federation(clients, examples, name), workload.dataset(name)
-        model = models.MODELS[network](source.input_shape, source.num_classes)
-        train = functools.partial(local_training, data, scale, clients=clients, epochs=1, mesh=setup.mesh, model=model)
-        sizes = sorted({1, 2, -(-clients // setup.mesh.size)})
-        contestants = {f"chunk {chunk}, examples/s": train(chunk=chunk) for chunk in sizes}
-        for work in contestants.values():
-            work()
-        times = measure.medians(scale.repetitions[1], contestants)
-        rates = {heading: clients * examples / seconds for heading, seconds in times.items()}
-        rows.append({"model": network, "pictures like": name, **rates})
-    note = f"local training of {clients} clients, {jax.default_backend()} x {setup.mesh.size}"
-    return Section("Clients under one vmap on a device", rows, note)
 
 
 def waste(setup: Setup) -> Section:

@@ -126,12 +126,3 @@ def method(name: str, scale: Scale, epochs: int | None = None, **own: Any) -> Me
     rates = {"lr": scale.lr, "momentum": scale.momentum, "weight_decay": scale.weight_decay}
     epochs = scale.epochs if epochs is None else epochs
     return make_method(name, network(), batch_size=scale.batch_size, epochs=epochs, **rates, **own)
-
-
-NETWORKS = (
-    ("fashion_mnist", "fedpac_cnn"),
-    ("cifar10", "fedpac_cnn"),
-    ("cifar10", "fedavg_cnn"),
-    ("digits", "mlp"),
-)
-"""(dataset, model) of the papers' experiments, by cost."""

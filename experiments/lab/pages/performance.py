@@ -1,5 +1,6 @@
 """Tables of docs/performance.md and docs/distributed.md from the measurements in results/benchmark.jsonl."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.lab.benchmark.records import Section, stored
@@ -12,8 +13,21 @@ PAGES = ("performance.md", "distributed.md")
 
 def made(root: Path) -> Made:
     """The pages of a checkout, with all tables; InvalidInput if a measurement is missing."""
-    parts = {name: part(section) for name, section in stored(root / ROOT.name / "benchmark.jsonl").items()}
+    sections = stored(root / ROOT.name / "benchmark.jsonl")
+    parts = {name: part(section) for name, section in sections.items()} | {"gpu": gpu(sections)}
     return Made({page: filled(page, parts) for name in PAGES if (page := root / "docs" / name)}, {})
+
+
+def gpu(sections: Mapping[str, Section]) -> str:
+    """Tables of `experiments.lab.gpu`, or that there are none."""
+    tables = [f"{one.title}:\n\n{part(one)}" for name, one in sections.items() if name.startswith("gpu-")]
+    return "\n".join(tables) or UNTESTED
+
+
+UNTESTED = (
+    "No GPU has been measured yet: the form of the convolutions, the chunk and the precision that one gets are "
+    "untested choices.\n"
+)
 
 
 def part(section: Section) -> str:
@@ -21,7 +35,8 @@ def part(section: Section) -> str:
     machine, peaks = section.machine or {}, []
     if "peak" in machine:
         peaks.append(f"{machine['peak']['peak'] / 1e9:.0f} GFLOP/s in matrix products")
-    about = [f"{machine['cores']} cores of {machine['cpu']}", *peaks, f"jax {machine['versions']['jax']}"]
+    cores = f"{machine['cores']} cores of {machine['cpu']}"
+    about = [machine["devices"] if machine["backend"] == "gpu" else cores, *peaks, f"jax {machine['versions']['jax']}"]
     settings = f"{section.note[0].upper()}{section.note[1:]}. " if section.note else ""
     measured = f"Measured {machine['date'][:10]} on {', '.join(about)}."
     return f"{markdown(section.headings, section.cells, None)}\n{settings}{measured}\n"
