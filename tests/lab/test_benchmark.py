@@ -54,7 +54,7 @@ def test_the_pytorch_training_is_our_training(torch_rounds):
     torch_rounds.train_clients(network, torch_rounds.weights(network), examples, 2, SCALE)
     ours = local_training(data, SCALE, clients=1, epochs=2, chunk=1, mesh=None)()
     kernel = network.backbone[0].weight.detach().cpu().numpy().transpose(2, 3, 1, 0)
-    np.testing.assert_allclose(kernel, ours["backbone"]["conv1"]["kernel"][0], atol=1e-6)
+    np.testing.assert_allclose(kernel, ours["backbone"]["conv1"]["kernel"][0, 0], atol=1e-6)
 
 
 def test_operations_are_those_of_all_layers():
