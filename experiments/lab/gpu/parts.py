@@ -280,9 +280,7 @@ def sweep(scale: Scale, rates: int, seeds: int, clients: int, together: int) -> 
 def many_clients(scale: Scale, clients: int) -> Row:
     """A round of all of very many clients, with small perceptrons."""
     method = make_method("fedavg", models.mlp(client_counts.SHAPE, client_counts.CLASSES), batch_size=10, epochs=1)
-    return _rounds(
-        "fedavg, mlp", clients, Rounds(method, client_counts.federation(clients)), client_counts.TRAIN, scale
-    )
+    return _rounds("fedavg, mlp", method, client_counts.federation(clients), client_counts.TRAIN, scale)
 
 
 def adapted(scale: Scale, clients: int, examples: int = 64) -> Row:
