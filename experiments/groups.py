@@ -281,7 +281,13 @@ class Output:
     accept_other_code: Annotated[bool, Mark.NEUTRAL] = False
     """With --resume: also resume a run that other sources of this project began."""
     trust: Annotated[bool, Mark.NEUTRAL] = False
-    """With --resume: execute the files of its --method, --model and --loss that the run's folder names."""
+    """With --resume and --config: execute the files of --method, --model and --loss that the run's folder or the file
+    names."""
+    config: Annotated[str | None, Mark.NEUTRAL] = None
+    """File with options, .toml or .json, or the config.json of a run, which is then repeated; what is given beside it
+    counts."""
+    print_config: Annotated[bool, Mark.NEUTRAL, NotInSweeps("it is for single runs")] = False
+    """Print all options on which results depend as JSON for --config, and run nothing."""
     plot: Annotated[bool, Mark.NEUTRAL] = False
     """Plot the primary score over the rounds at the end, as curves.png in the run's folder."""
     tensorboard: Annotated[bool, Mark.NEUTRAL] = False

@@ -29,9 +29,10 @@ class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federat
         """Raise InvalidInput for the first option that is out of range."""
         for name, kind in KINDS.items():
             check_value(flag(name), getattr(self, name), kind)
-        for name in ("accept_other_code", "trust"):
-            if getattr(self, name) and self.resume is None:
-                raise InvalidInput(f"{flag(name)} needs --resume")
+        if self.accept_other_code and self.resume is None:
+            raise InvalidInput("--accept-other-code needs --resume")
+        if self.trust and self.resume is None and self.config is None:
+            raise InvalidInput("--trust needs --resume or --config")
         for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
             if getattr(self, name) is not None and getattr(self, needed) is None:
                 raise InvalidInput(f"{flag(name)} needs {flag(needed)}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.choices import CUSTOM, TARGETS, WITH_FILES
-from experiments.cli import parser, presets
+from experiments.cli import config_file, parser, presets
 from experiments.cli.hyper_parameters import check_schedules, method_options, real_numbers
 from experiments.cli.own_code import (
     OTHER_FILES,
@@ -95,8 +95,12 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     parser.choose("dataset", [dataset], presets.DEFAULT_PRESET)
     common = options_of(Options)
     # These two decide which other options there are, and their defaults.
-    first = {name: common[name] for name in SELECTION}
+    first = {name: common[name] for name in (*SELECTION, "config", "trust")}
     chosen = parser.split(arguments, [Group("", "", first)])[0]
+    if (file := chosen.get("config")) is not None:
+        asked = dict.fromkeys(parser.given(arguments))
+        arguments = [*config_file.words(file, dataset, asked, trust=chosen.get("trust", False)), *arguments]
+        chosen = parser.split(arguments, [Group("", "", first)])[0]
     preset = chosen.get("preset", presets.DEFAULT_PRESET[dataset])
     method = chosen.get("method", presets.values(preset, dataset)["method"])
     defaults = presets.values(preset, dataset, method) | {"method": method, "preset": preset}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.cli import config_file
 from experiments.cli import request as parsing
 from experiments.cli.exit_codes import exit_code
 from experiments.cli.own_code import CODE
@@ -25,6 +26,9 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         request = parsing.parse(dataset, _with_method(arguments))
+        if request.options.print_config:
+            print(config_file.content(dataset, vars(request.options), request.hyper_parameters))
+            return
         if not request.options.distributed:
             _run(request)
             return

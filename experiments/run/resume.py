@@ -116,7 +116,14 @@ def request_of(
     """
     with of_a_run(folder, prefix):
         dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
-        values = {**config["options"], **config["hyper_parameters"], "resume": None, "out": None, "trust": False}
+        values = {
+            **config["options"],
+            **config["hyper_parameters"],
+            "resume": None,
+            "out": None,
+            "trust": False,
+            "config": None,
+        }
         for kind, entry in config.get("own_code", {}).items():
             if kind not in CODE:
                 check_unchanged(kind, entry)

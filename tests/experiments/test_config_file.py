@@ -1,0 +1,106 @@
+"""--config: options from .toml and .json files and from the configuration of a run; --print-config writes them."""
+
+import json
+
+import pytest
+
+from experiments.cli import config_file
+from experiments.cli.effects import relevant_options
+from experiments.cli.request import RunCommand, parse
+from experiments.run.command import main
+from pfl_jax import InvalidInput
+
+TOML = """
+dataset = "digits"
+method = "fedper"
+rounds = 7
+train-size = 30
+size_choices = [30, 40]
+lr = 0.25
+drop-last = true
+shuffle = false
+"""
+
+
+@pytest.fixture
+def toml(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    return str(path)
+
+
+def test_a_file_says_what_the_command_line_could(toml):
+    request = parse("digits", ["--config", toml])
+    words = "--method fedper --rounds 7 --train-size 30 --size-choices 30 40 --lr 0.25 --drop-last --no-shuffle"
+    same = parse("digits", words.split())
+    assert relevant_options(request) == relevant_options(same)
+    assert request.hyper_parameters == same.hyper_parameters
+    assert request.given == same.given | {"config"}
+    # Also for commands of many runs.
+    assert relevant_options(RunCommand("digits", ("--config", toml), seed=1).request()) == relevant_options(same)
+
+
+def test_what_is_given_beside_it_counts(toml):
+    request = parse("digits", ["--rounds", "3", "--config", toml, "--method", "ditto", "--shuffle"])
+    assert (request.options.rounds, request.options.method, request.options.shuffle) == (3, "ditto", True)
+    assert (request.options.drop_last, request.hyper_parameters["lr"]) == (True, 0.25)
+
+
+WORDS = ["--method fedas --beta 0.3", "--method fedprox --local-steps 4 --schedule lr=cosine"]
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_what_is_printed_is_the_same_run(words, tmp_path, capsys):
+    path = tmp_path / "printed.json"
+    assert main("cifar10", [*words.split(), "--out", str(tmp_path / "run"), "--print-config"]) == 0
+    path.write_text(capsys.readouterr().out)
+    assert not (tmp_path / "run").exists()
+    one, again = parse("cifar10", words.split()), parse("cifar10", ["--config", str(path)])
+    assert relevant_options(one) == relevant_options(again)
+    assert again.options.out is None
+
+
+def test_the_configuration_of_a_run_repeats_it(tmp_path):
+    one = parse("digits", ["--method", "fedper", "--rounds", "4", "--seed", "3", "--chunk", "1"])
+    stored = {"dataset": "digits", "options": vars(one.options), "hyper_parameters": one.hyper_parameters}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(stored | {"data": {"source": "embedded"}, "given": []}))
+    again = parse("digits", ["--config", str(path)])
+    assert relevant_options(one) == relevant_options(again)
+    assert (again.options.seed, again.options.source, again.options.chunk) == (3, "embedded", "auto")
+
+
+def test_code_that_a_file_names_is_not_executed_unasked(tmp_path):
+    code, toml = tmp_path / "mine.py", tmp_path / "run.toml"
+    code.write_text("raise SystemExit('executed')")
+    toml.write_text(f'method = "{code}:mine"')
+    with pytest.raises(InvalidInput, match=r"would be executed: give --method yourself, or --trust"):
+        parse("digits", ["--config", str(toml)])
+    assert parse("digits", ["--config", str(toml), "--method", "fedavg"]).options.method == "fedavg"
+    with pytest.raises(InvalidInput, match="cannot be executed: line 1: SystemExit: executed"):
+        parse("digits", ["--config", str(toml), "--trust"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("run.toml", "rounds = ", "cannot be read"),
+        ("run.json", "[1]", "has no names with values"),
+        ("run.toml", "[data]\ns = 20", "data is no option: names stand without a section"),
+        ("run.toml", 'dataset = "cifar10"', "is for cifar10, not digits"),
+        ("run.toml", "roundz = 3", "did you mean --rounds"),
+        ("run.toml", 'rounds = "many"', "--rounds must be a whole number, not 'many'"),
+    ],
+)
+def test_mistakes_are_one_line(name, text, said, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InvalidInput) as caught:
+        parse("digits", ["--config", str(path)])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InvalidInput, match="cannot read"):
+        config_file.words(str(tmp_path / "no.toml"), "digits", {}, trust=False)
