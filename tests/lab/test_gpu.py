@@ -185,6 +185,7 @@ def test_cifar10_is_carried_without_what_its_files_share(tmp_path):
     assert source.stat().st_size - (folder / carried.CIFAR).stat().st_size > 29 * 500
     assert carried.unpack(folder, target) == f"CIFAR-10, JPEG copy unpacked in {target}"
     loaded, _ = files.load(SPECS["cifar10"], files.find(SPECS["cifar10"], target))
+    assert (target / "cifar-10-batches-bin" / files.NOTE).read_text() == "JPEG copy\n"
     assert sorted(loaded.train_y) == sorted(arrays["train_labels"])
     np.testing.assert_array_equal(loaded.test_x[0].transpose(2, 0, 1).ravel(), given["test"][0, 1:])
     assert carried.unpack(folder, target) == f"no dataset unpacked in {target}"

@@ -170,6 +170,7 @@ def unpack(folder: Path, target: Path) -> str:
     if (folder / CIFAR).exists() and not (target / layout.folder).exists():
         rows = records(folder / CIFAR)
         (target / layout.folder).mkdir(parents=True)
+        (target / layout.folder / files.NOTE).write_text("JPEG copy\n")
         for names, part in ((layout.train, rows["train"]), (layout.test, rows["test"])):
             for name, some in zip(names, np.split(part, len(names)), strict=True):
                 some.tofile(target / layout.folder / name)
