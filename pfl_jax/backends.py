@@ -12,7 +12,7 @@ class Choices(NamedTuple):
     """Choices for one backend of JAX.
 
     Attributes:
-      convolution: form of `pfl_jax.networks.convolution.conv2d` for "auto".
+      convolution: form of `pfl_jax.fast.convolution.conv2d` for "auto".
       chunk: most clients under one vmap that chunk "auto" takes for models with convolutions; None for no limit.
       precision: of matrix products, by default, in the commands of `experiments`.
     """

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from pfl_jax.fast.rewrite import with_fast
 from pfl_jax.frozen import Frozen
 from pfl_jax.tasks import CLASSIFICATION, Scores, Task
 
@@ -65,18 +66,15 @@ Info: TypeAlias = dict[str, PyTree]
 in the order of the cohort, that of client numbers. A factory's docstring lists the entries under "Info"."""
 
 
-NO_FEATURES = (
-    "this method uses the features of a model, and one whose parameters are split by their paths has none: take a "
-    "method that only shares and keeps parameters, such as fedper"
-)
-"""Why a method does not take a model from `pfl_jax.networks.split`."""
-
-
+@with_fast("features", "classify", "batch_features")
 class Model(NamedTuple):
     """Model in two parts, backbone and head, as pure functions: by default a classifier.
 
     Of other tasks the outputs stand in the place of the logits, and their number in that of K. Where a task has outputs
     for a sequence, [B, T, K], the features are [B, T, d].
+
+    The three functions of inputs may come from any library. Their convolutions and pooling are computed in a way that
+    is fast if every client has its own kernels, see `pfl_jax.fast.rewrite`; the results are equal up to rounding.
 
     Attributes:
       init: key -> Params.

@@ -89,3 +89,10 @@ def word(value: Any) -> str:
     # Modules have names too.
     is_named = callable(value) and hasattr(value, "__name__")
     return f"the function {value.__name__}" if is_named else f"a {type(value).__name__}"
+
+
+NO_FEATURES = (
+    "this method uses the features of a model, and one whose parameters are split by their paths has none: take a "
+    "method that only shares and keeps parameters, such as fedper"
+)
+"""Why a method does not take a model from `pfl_jax.networks.split`."""

@@ -22,6 +22,8 @@ ROOT = Path(pfl_jax.__file__).parent
 
 INTERNAL = {
     "atomic_write",
+    "fast.conv_general",
+    "fast.forms",
     "messages",
     "safe_read",
     "networks.adapted_layers",
@@ -39,7 +41,7 @@ INTERNAL = {
 }
 """Modules that are imported by others here, and promise nothing to users."""
 
-FOLDERS = ("data", "deploy", "engine", "methods", "networks", "primitives", "testing", "wrappers")
+FOLDERS = ("data", "deploy", "engine", "fast", "methods", "networks", "primitives", "testing", "wrappers")
 MODULES = {path.stem for path in ROOT.glob("*.py")} | {
     f"{folder}.{path.stem}" for folder in FOLDERS for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"
 }

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from pfl_jax.base import NO_FEATURES, Method, MethodSchedule, PyTree, State, at_round
+from pfl_jax.base import Method, MethodSchedule, PyTree, State, at_round
 from pfl_jax.data.federated import FederatedData, client_data, select_run
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.mapping import AXIS
 from pfl_jax.engine.store import Federation
-from pfl_jax.errors import InvalidInput, first_line, word
+from pfl_jax.errors import NO_FEATURES, InvalidInput, first_line, word
 from pfl_jax.hyper_parameters import check_values
 from pfl_jax.primitives.local_training import LocalTraining
 

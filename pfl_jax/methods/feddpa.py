@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import NO_FEATURES, LocalResult, Method, Model, Params, Privacy
-from pfl_jax.errors import InvalidInput
+from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
+from pfl_jax.errors import NO_FEATURES, InvalidInput
 from pfl_jax.hyper_parameters import Count, Fraction
 from pfl_jax.methods.factories import SIZE, checked
 from pfl_jax.methods.fedavg import fedavg

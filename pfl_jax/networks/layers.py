@@ -12,9 +12,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.convolution import conv2d
 from pfl_jax.networks.passes import apply_backbone, init_backbone
-from pfl_jax.networks.pooling import max_pool
 
 Activation = Callable[[jax.Array], jax.Array]
 """Elementwise activation function."""
@@ -38,27 +36,7 @@ NNX_INTERCEPTOR: ContextVar[Callable[..., Any] | None] = ContextVar("interceptor
 intercepts the methods of flax.linen modules alone."""
 
 
-class Layer(nn.Module):
-    """Layer in which each parameter is used in one method that interceptors can observe.
-
-    With `flax.linen.intercept_methods` an interceptor gets every call of `multiply`, `convolve` and `add_bias`, with
-    the input and the parameter as arguments; `pfl_jax.primitives.fisher` computes per-example gradient norms from them.
-    """
-
-    def multiply(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Product of x [B, d] and kernel [d, features]."""
-        return x @ kernel
-
-    def convolve(self, x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-        """Convolution of x [B, H, W, Cin] with kernel [kh, kw, Cin, features]; padding as in `conv2d`."""
-        return conv2d(x, kernel, padding)
-
-    def add_bias(self, x: jax.Array, bias: jax.Array) -> jax.Array:
-        """Sum of x [B, ..., features] and bias [features]."""
-        return x + bias
-
-
-class Dense(Layer):
+class Dense(nn.Module):
     """Affine layer x W + b for inputs [B, d], with PyTorch's default initialization."""
 
     features: int
@@ -67,11 +45,10 @@ class Dense(Layer):
     def __call__(self, x: jax.Array) -> jax.Array:
         init = torch_uniform(x.shape[-1])
         kernel = self.param("kernel", init, (x.shape[-1], self.features))
-        bias = self.param("bias", init, (self.features,))
-        return self.add_bias(self.multiply(x, kernel), bias)
+        return x @ kernel + self.param("bias", init, (self.features,))
 
 
-class ConvBlock(Layer):
+class ConvBlock(nn.Module):
     """Convolution, 2 x 2 max-pooling, bias, activation, for inputs [B, H, W, Cin].
 
     Attributes:
@@ -92,11 +69,24 @@ class ConvBlock(Layer):
         init = torch_uniform(math.prod(shape[:3]))
         kernel = self.param("kernel", init, shape)
         bias = self.param("bias", init, (self.features,))
-        return self.activation(self.add_bias(max_pool(self.before_pooling(x, kernel)), bias))
+        y = nn.max_pool(self.before_pooling(x, kernel), (2, 2), strides=(2, 2))
+        return self.activation(y + bias)
 
     def before_pooling(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Convolution of x with kernel. Adapters add to it here: interceptors of `convolve` would replace them."""
-        return self.convolve(x, kernel, self.padding)
+        """Convolution of x with kernel, in a method of its own: adapters add to its result."""
+        return convolve(x, kernel, padding=self.padding)
+
+
+def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
+    """Convolution of images [B, H, W, Cin] with a kernel [kh, kw, Cin, Cout], all sides padded alike.
+
+    Args:
+      x, kernel: see there.
+      stride: steps between results.
+      padding: rows and columns of zeros on each side.
+    """
+    sides = ((padding, padding), (padding, padding))
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), sides, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def assemble(

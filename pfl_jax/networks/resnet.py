@@ -8,32 +8,9 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.convolution import conv2d
-from pfl_jax.networks.layers import assemble
+from pfl_jax.networks.layers import assemble, convolve
 
 _he = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-
-
-def halving_conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Convolution of stride two with a 3x3 kernel, the image padded by one.
-
-    It is a convolution of stride one: of the image with each 2x2 square of pixels as one pixel, by a 2x2 kernel,
-    which is the 3x3 one with a row and a column of zeros. So it has `conv2d`'s speed with one kernel for each client.
-
-    Args:
-      x: images [B, H, W, Cin].
-      kernel: [3, 3, Cin, Cout].
-
-    Returns:
-      [B, ceil(H / 2), ceil(W / 2), Cout].
-    """
-    batch, height, width, channels = x.shape
-    x = jnp.pad(x, ((0, 0), (1, 1 + height % 2), (1, 1 + width % 2), (0, 0)))
-    rows, columns = x.shape[1] // 2, x.shape[2] // 2
-    x = x.reshape(batch, rows, 2, columns, 2, channels).transpose(0, 1, 3, 2, 4, 5)
-    kernel = jnp.pad(kernel, ((0, 1), (0, 1), (0, 0), (0, 0))).reshape(2, 2, 2, 2, channels, -1)
-    kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(2, 2, 4 * channels, -1)
-    return conv2d(x.reshape(batch, rows, columns, 4 * channels), kernel)
 
 
 class Conv(nn.Module):
@@ -52,9 +29,7 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.param("kernel", _he, (self.size, self.size, x.shape[-1], self.features))
-        if self.size == 1:
-            return conv2d(x[:, ::2, ::2] if self.halve else x, kernel)
-        return halving_conv(x, kernel) if self.halve else conv2d(x, kernel, 1)
+        return convolve(x, kernel, 2 if self.halve else 1, self.size // 2)
 
 
 def _normalization(groups: int | None, name: str) -> nn.Module:

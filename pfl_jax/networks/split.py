@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import jax
 
-from pfl_jax.base import NO_FEATURES, STATISTICS, Backbone, Head, Model, Params, PyTree
-from pfl_jax.errors import InvalidInput
+from pfl_jax.base import STATISTICS, Backbone, Head, Model, Params, PyTree
+from pfl_jax.errors import NO_FEATURES, InvalidInput
 
 
 def split(model: Model, *, personal: str) -> Model:

@@ -2,8 +2,8 @@
 
 import jax
 
-from pfl_jax.base import NO_FEATURES, Backbone, ClientData, Head, Model, PRNGKey
-from pfl_jax.errors import InvalidInput
+from pfl_jax.base import Backbone, ClientData, Head, Model, PRNGKey
+from pfl_jax.errors import NO_FEATURES, InvalidInput
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_training import LocalTraining
 

@@ -14,7 +14,7 @@ from pfl_jax.hyper_parameters import Count, check_value
 from pfl_jax.primitives.aggregation import normalize_weights
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.per_example import FEW, Operation, add_norms, replace_operations, uses_of_parameters
+from pfl_jax.primitives.per_example import FEW, add_norms, replace_operations, uses_of_parameters
 
 MICROBATCH = 16
 """Examples whose gradients are computed at once; 16 was the fastest of 8 to 64 on a CPU, for both papers' networks."""
@@ -23,8 +23,9 @@ MICROBATCH = 16
 def squared_gradient_norms(loss: KeylessLoss, params: PyTree, batch: ClientData) -> jax.Array:
     """Squared norms [B] of the per-example gradients, ||grad_w loss(w, example b)||^2.
 
-    They have a closed form if every parameter is used once, in a `pfl_jax.networks.layers.Layer`; otherwise each
-    example's gradient is computed.
+    They have a closed form if every parameter is used once: as the matrix of a dense layer, the kernel of a
+    convolution, the bias or the scale of either or of a normalization, of any library. Otherwise, as for embeddings,
+    recurrent cells and layers inside `jax.checkpoint`, each example's gradient is computed.
 
     Args:
       loss: (params, ClientData) -> scalar: the mean over the examples of a term of each, as `cross_entropy`.
@@ -40,33 +41,27 @@ def squared_gradient_norms(loss: KeylessLoss, params: PyTree, batch: ClientData)
       [1. 4.]
     """
     batch = batch._replace(mask=jnp.ones_like(batch.mask))
-    return _norms(loss, params, batch, _closed_form(loss, params, batch, batch.mask.shape[0]))
+    return _norms(loss, params, batch, closed=_have_closed_form(loss, params, batch, batch.mask.shape[0]))
 
 
-def _closed_form(loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int) -> list[int | None] | None:
-    """Number of the leaf that each operation of a layer uses, or None for another array, in the order of the calls.
+def _have_closed_form(loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int) -> bool:
+    """Whether the norms have a closed form: no leaf is used in two operations, or elsewhere.
 
-    None if the norms have no closed form: a leaf is used in two operations, or elsewhere. This is examined for two
-    sizes of the mini-batch, `rows` and another: an operation could have as many rows by chance.
+    This is examined for two sizes of the mini-batch, `rows` and another: an operation could have as many rows by
+    chance.
     """
     found = [uses_of_parameters(loss, params, batch, count) for count in (FEW, rows)]
-    closed = found[0] == found[1] and found[0].once and not found[0].elsewhere
-    return found[0].leaves if closed else None
+    return found[0] == found[1] and found[0].once and not found[0].elsewhere
 
 
-def _norms(loss: KeylessLoss, params: PyTree, batch: ClientData, leaves: list[int | None] | None) -> jax.Array:
+def _norms(loss: KeylessLoss, params: PyTree, batch: ClientData, *, closed: bool) -> jax.Array:
     """Squared norms [B], from one backward pass where they have a closed form."""
-    if leaves is None:
+    if not closed:
         return _norms_one_by_one(loss, params, batch)
     (examples,) = batch.mask.shape
 
     def summed_loss(probe: jax.Array) -> jax.Array:
-        def with_norms(number: int, operation: Operation) -> jax.Array:
-            y = operation(operation.x, operation.parameter)
-            return y if leaves[number] is None else add_norms(operation.norms, operation.x, y, probe)
-
-        with replace_operations(examples, with_norms):
-            return examples * loss(params, batch)
+        return examples * replace_operations(loss, params, batch, lambda operation: add_norms(operation, probe))
 
     return jax.grad(summed_loss)(jnp.zeros(examples))
 
@@ -127,10 +122,10 @@ def fisher_trace(
         raise InvalidInput(f"reduction must be mean or sum, not {reduction!r}")
     check_value("microbatch", microbatch, Count)
 
-    leaves = _closed_form(loss, params, data, min(microbatch, data.mask.shape[0]))
+    closed = _have_closed_form(loss, params, data, min(microbatch, data.mask.shape[0]))
 
     def norms(rows: ClientData) -> jax.Array:
-        return _norms(loss, params, rows._replace(mask=jnp.ones_like(rows.mask)), leaves)
+        return _norms(loss, params, rows._replace(mask=jnp.ones_like(rows.mask)), closed=closed)
 
     values = map_examples(norms, data, data.mask, batch_size=microbatch)
     total = jnp.sum(jnp.where(data.mask, values, 0.0))

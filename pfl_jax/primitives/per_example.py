@@ -6,134 +6,214 @@ gradients follow from the layer's input and the gradient at its output:
     dense         ||a_b||^2 ||delta_b||^2              a: input [B, d],  delta: gradient at the output
     convolution   || sum_p a_bp delta_bp^T ||_F^2      a_bp: window of the image that output pixel p sees
     bias          || sum_p delta_bp ||^2
+    scale         || sum_p a_bp * delta_bp ||^2        of a normalization
 
-One backward pass over a mini-batch therefore gives the norms of all its examples. Each such operation of a model gets a
-tap: an identity whose backward pass passes the gradient through and adds the layer's squared norms to the gradient with
-respect to a probe, a vector of zeros [B] that all taps share. The gradient of the summed losses with respect to the
-probe is then the vector of squared norms. A second kind of tap gives the weighted sum of the per-example gradients: its
-backward pass computes the parameter's gradient from delta_b times the weight of example b, and passes delta_b on.
+One backward pass over a mini-batch therefore gives the norms of all its examples. The operations are found in the jaxpr
+of a loss, so its network may be anyone's. Each of them gets a tap: an identity whose backward pass passes the gradient
+through and adds the layer's squared norms to the gradient with respect to a probe, a vector of zeros [B] that all taps
+share. The gradient of the summed losses with respect to the probe is then the vector of squared norms. A second kind of
+tap gives the weighted sum of the per-example gradients: its backward pass computes the parameter's gradient from
+delta_b times the weight of example b, and passes delta_b on.
 """
 
-import itertools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal, get_opaque_trace_state
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from pfl_jax.base import ClientData, KeylessLoss, PyTree
-from pfl_jax.networks.convolution import conv2d
-from pfl_jax.networks.layers import Layer
+from pfl_jax.fast.convolution import CONVOLVE
 
 FEW = 3
 """Rows of a mini-batch on which a loss is examined, beside the number with which it is computed."""
 
+MOVED = ("reshape", "transpose", "squeeze", "broadcast_in_dim", "pad")
+"""Operations of JAX that only bring the entries of a parameter to their places."""
 
-def _norms_of_multiply(x, gradient, kernel):
-    return jnp.sum(jnp.square(x), axis=1) * jnp.sum(jnp.square(gradient), axis=1)
-
-
-def _norms_of_convolve(x, gradient, kernel, padding):
-    def squared_norm(x, gradient):
-        (kernel_gradient,) = jax.vjp(lambda kernel: conv2d(x[None], kernel, padding), kernel)[1](gradient[None])
-        return jnp.sum(jnp.square(kernel_gradient))
-
-    return jax.vmap(squared_norm)(x, gradient)
-
-
-def _norms_of_add_bias(x, gradient, bias):
-    per_example = jnp.sum(gradient, axis=tuple(range(1, gradient.ndim - 1)))
-    return jnp.sum(jnp.square(per_example), axis=-1)
-
-
-NORMS: dict[str, Callable[..., jax.Array]] = {
-    "multiply": _norms_of_multiply,
-    "convolve": _norms_of_convolve,
-    "add_bias": _norms_of_add_bias,
-}
-"""Method of `Layer` by name -> function (input, gradient at the output, parameter, ...) -> squared norms [B]."""
-
-OPERATIONS: dict[str, Callable[..., jax.Array]] = {
-    "multiply": lambda x, kernel: x @ kernel,
-    "convolve": conv2d,
-    "add_bias": lambda x, bias: x + bias,
-}
-"""Method of `Layer` by name -> the same as a function."""
+ELEMENTWISE = ("add", "sub", "mul")
+"""Those that use a parameter in the same way for each row."""
 
 
 class Operation(NamedTuple):
-    """Operation of a layer on the rows of a mini-batch.
+    """Operation on the rows of a mini-batch that is linear in a parameter, or affine.
 
     Attributes:
-      name: key of NORMS.
+      leaf: number of the parameter among the leaves.
       x: input [B, ...].
-      parameter: what it is multiplied with, or added.
-      options: further arguments.
+      parameter: the leaf.
+      apply: (x, parameter) -> output [B, ...] for another input and parameter.
+      apply_to_row: the same for an input of one row.
+      is_product: whether it is the product of vectors [B, d] with the matrix, in any order of its entries.
     """
 
-    name: str
+    leaf: int
     x: jax.Array
     parameter: jax.Array
-    options: tuple[Any, ...]
-
-    def __call__(self, x: jax.Array, parameter: jax.Array) -> jax.Array:
-        """Output of the operation for another input and parameter."""
-        return OPERATIONS[self.name](x, parameter, *self.options)
+    apply: Callable[[jax.Array, jax.Array], jax.Array]
+    apply_to_row: Callable[[jax.Array, jax.Array], jax.Array]
+    is_product: bool
 
     def norms(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
         """Squared norms [B] of the parameter's gradients, from those at the output [B, ...]."""
-        return NORMS[self.name](x, gradient, self.parameter, *self.options)
+        if self.is_product:
+            return jnp.sum(jnp.square(x), axis=1) * jnp.sum(jnp.square(gradient), axis=1)
+
+        def squared_norm(x, gradient):
+            _, pull = jax.vjp(lambda parameter: self.apply_to_row(x[None], parameter), self.parameter)
+            return jnp.sum(jnp.square(pull(gradient[None])[0]))
+
+        return jax.vmap(squared_norm)(x, gradient)
 
 
-def replace_operations(rows: int, replacement: Callable[[int, Operation], jax.Array]) -> AbstractContextManager[None]:
-    """Context in which layers compute operations on `rows` rows by a function.
+class _Moved(NamedTuple):
+    """Leaf whose entries were brought to other places.
 
-    Layers inside of another transformation (jit, remat, scan) are left alone: what they compute is kept for later
-    calls.
+    Attributes:
+      leaf: its number.
+      moves: equations of what was done, one after another.
+    """
+
+    leaf: int
+    moves: tuple[Any, ...] = ()
+
+    def of(self, parameter: jax.Array, **last: Any) -> jax.Array:
+        """The same for another parameter; `last` are other parameters of the last move."""
+        for move in self.moves:
+            changed = move.params | (last if move is self.moves[-1] else {})
+            parameter = move.primitive.bind(parameter, *(one.val for one in move.invars[1:]), **changed)
+        return parameter
+
+
+def replace_operations(
+    loss: KeylessLoss,
+    params: PyTree,
+    batch: ClientData,
+    replacement: Callable[[Operation], jax.Array],
+    elsewhere: Callable[[int], None] = lambda leaf: None,
+) -> jax.Array:
+    """Loss in which the operations on rows that use a leaf of the parameters are computed by a function.
+
+    Those inside of another transformation (remat, scan, derivatives of one's own) are left alone, those of jit not.
 
     Args:
-      rows: examples of the mini-batch.
-      replacement: (number of the operation in the order of the calls, operation) -> its output.
+      loss: (params, ClientData) -> scalar.
+      params: any pytree of arrays.
+      batch: a mini-batch.
+      replacement: operation -> its output.
+      elsewhere: called with the number of a leaf where anything else uses it.
+
+    Returns:
+      The scalar.
     """
-    numbers, trace = itertools.count(), get_opaque_trace_state(convention="flax")
+    # A new function: JAX remembers the trace of one that it has seen, with the frozen parameters that it read.
+    program = jax.make_jaxpr(lambda *args: loss(*args))(params, batch)
+    leaves, (rows,) = jax.tree.leaves(params), batch.mask.shape
+    moved = [_Moved(number) for number in range(len(leaves))]
 
-    def intercept(call, args, kwargs, context):
-        if not isinstance(context.module, Layer) or context.method_name not in NORMS:
-            return call(*args, **kwargs)
-        if get_opaque_trace_state(convention="flax") != trace:
-            return call(*args, **kwargs)
-        x, parameter, *options = args
-        if x.shape[0] != rows or (context.method_name == "multiply" and x.ndim != 2):
-            return call(*args, **kwargs)
-        return replacement(next(numbers), Operation(context.method_name, x, parameter, tuple(options)))
+    def evaluate(jaxpr: Jaxpr, constants: list[Any], inputs: list[Any], origins: list[_Moved | None]):
+        values, places = dict(zip(jaxpr.constvars, constants, strict=True)), {}
+        values |= dict(zip(jaxpr.invars, inputs, strict=True))
+        places |= {variable: one for variable, one in zip(jaxpr.invars, origins, strict=True) if one}
+        for equation in jaxpr.eqns:
+            inputs = [one.val if isinstance(one, Literal) else values[one] for one in equation.invars]
+            origins = [None if isinstance(one, Literal) else places.get(one) for one in equation.invars]
+            found = [one for one in origins if one]
+            operation = _operation(equation, inputs, origins, leaves, rows) if len(found) == 1 else None
+            if found and equation.primitive.name == "jit":
+                inner = equation.params["jaxpr"]
+                outputs, after = evaluate(inner.jaxpr, inner.consts, inputs, origins)
+                places |= {variable: one for variable, one in zip(equation.outvars, after, strict=True) if one}
+            elif operation is not None:
+                y = replacement(operation)
+                outputs = [y[None] if equation.primitive is CONVOLVE else y]
+            else:
+                outputs = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(equation.params))
+                outputs = outputs if equation.primitive.multiple_results else [outputs]
+                moves = equation.primitive.name in MOVED and origins[0] and len(found) == 1
+                if moves and all(isinstance(one, Literal) for one in equation.invars[1:]):
+                    places[equation.outvars[0]] = _Moved(found[0].leaf, (*found[0].moves, equation))
+                else:
+                    for one in found:
+                        elsewhere(one.leaf)
+            values |= dict(zip(equation.outvars, outputs, strict=True))
+        results = [one.val if isinstance(one, Literal) else values[one] for one in jaxpr.outvars]
+        return results, [None if isinstance(one, Literal) else places.get(one) for one in jaxpr.outvars]
 
-    return nn.intercept_methods(intercept)
+    arrays = [*leaves, *jax.tree.leaves(batch)]
+    (result,), (origin,) = evaluate(
+        program.jaxpr, program.consts, arrays, [*moved, *[None] * (len(arrays) - len(leaves))]
+    )
+    if origin:
+        elsewhere(origin.leaf)
+    return result
+
+
+def _operation(
+    equation: JaxprEqn, inputs: list[Any], origins: list[_Moved | None], leaves: list[jax.Array], rows: int
+) -> Operation | None:
+    """Operation on rows that an equation of a jaxpr is, which uses one leaf; None for anything else."""
+    name, parameters = equation.primitive.name, equation.params
+    position = 0 if origins[0] else 1
+    if len(inputs) != 2:
+        return None
+    x, origin = inputs[1 - position], origins[position]
+    assert origin is not None
+    last: dict[str, Any] = {}
+    if equation.primitive is CONVOLVE:
+        fits = position == 1 and x.shape[:2] == (1, rows)
+        x = x[0] if fits else x
+    elif name == "dot_general":
+        (contracted, _), batched = parameters["dimension_numbers"]
+        fits = position == 1 and x.shape[:1] == (rows,) and 0 not in contracted and batched == ((), ())
+    else:
+        fits = name in ELEMENTWISE and jnp.shape(x)[:1] == (rows,) and inputs[position].ndim == x.ndim
+        if fits and len(inputs[position]) > 1:
+            # A parameter that is repeated for each row.
+            fits, last = _repeats(origin.moves), {"shape": (1, *inputs[position].shape[1:])}
+    if not fits:
+        return None
+
+    def apply(x, parameter, **last):
+        operand = origin.of(parameter, **last)
+        if equation.primitive is CONVOLVE:
+            return CONVOLVE.bind(x[None], operand, **parameters)[0]
+        return equation.primitive.bind(*((operand, x) if position == 0 else (x, operand)), **parameters)
+
+    is_product = name == "dot_general" and x.ndim == 2 and all(one.primitive.name in MOVED[:3] for one in origin.moves)
+    return Operation(
+        origin.leaf, x, leaves[origin.leaf], apply, lambda x, parameter: apply(x, parameter, **last), is_product
+    )
+
+
+def _repeats(moves: tuple[Any, ...]) -> bool:
+    """Whether the last move repeats an array along a new first axis, or one of size 1."""
+    if not moves or moves[-1].primitive.name != "broadcast_in_dim":
+        return False
+    axes, shape = moves[-1].params["broadcast_dimensions"], moves[-1].invars[0].aval.shape
+    return 0 not in axes or shape[axes.index(0)] == 1
 
 
 class Uses(NamedTuple):
     """Where a loss uses its parameters.
 
     Attributes:
-      leaves: for each operation of a layer, in the order of the calls, the number of the leaf that is its parameter;
-        None for another array.
+      leaves: number of the leaf of each operation on rows, in the order of the program.
       elsewhere: whether a leaf is used outside of these operations too.
     """
 
-    leaves: list[int | None]
+    leaves: list[int]
     elsewhere: bool
 
     @property
     def once(self) -> bool:
         """Whether no leaf is the parameter of two operations."""
-        own = [leaf for leaf in self.leaves if leaf is not None]
-        return len(set(own)) == len(own)
+        return len(set(self.leaves)) == len(self.leaves)
 
 
 def uses_of_parameters(loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int) -> Uses:
-    """Where a loss uses its parameters, read off its jaxpr for so many rows.
+    """Where a loss uses its parameters, read off its program for so many rows.
 
     Args:
       loss: (params, ClientData) -> scalar.
@@ -142,59 +222,40 @@ def uses_of_parameters(loss: KeylessLoss, params: PyTree, batch: ClientData, row
       rows: examples of the mini-batch to examine.
 
     Returns:
-      The uses; layers inside of another transformation count as elsewhere.
+      The uses; operations inside of another transformation count as elsewhere.
     """
+    found: list[int] = []
+    others: list[int] = []
 
-    def observed(params: PyTree, batch: ClientData) -> tuple[jax.Array, list[jax.Array]]:
-        parameters = []
-
-        def replacement(_: int, operation: Operation) -> jax.Array:
-            parameters.append(operation.parameter)
-            # The loss then depends on the parameter only where other code uses it.
-            return operation(operation.x, jnp.zeros_like(operation.parameter))
-
-        with replace_operations(rows, replacement):
-            return loss(params, batch), parameters
+    def replacement(operation: Operation) -> jax.Array:
+        found.append(operation.leaf)
+        return operation.apply(operation.x, operation.parameter)
 
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
-    jaxpr = jax.make_jaxpr(observed)(params, shapes).jaxpr
-    leaves = {variable: number for number, variable in enumerate(jaxpr.invars[: len(jax.tree.leaves(params))])}
-
-    def numbers(variables: list[Any]) -> list[int | None]:
-        return [None if isinstance(variable, Literal) else leaves.get(variable) for variable in variables]
-
-    result, *parameters = jaxpr.outvars
-    others = [result, *(variable for equation in jaxpr.eqns for variable in equation.invars)]
-    return Uses(numbers(parameters), any(number is not None for number in numbers(others)))
+    jax.eval_shape(
+        lambda params, batch: replace_operations(loss, params, batch, replacement, others.append), params, shapes
+    )
+    return Uses(found, bool(others))
 
 
-def add_norms(
-    norms: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, y: jax.Array, probe: jax.Array
-) -> jax.Array:
-    """Identity on y; the backward pass adds norms(x, gradient at y) [B] to the gradient of probe [B]."""
+def add_norms(operation: Operation, probe: jax.Array) -> jax.Array:
+    """Output of an operation, whose backward pass adds the squared norms [B] to the gradient of probe [B]."""
 
     @jax.custom_vjp
     def tap(x, y, probe):
         return y
 
-    tap.defvjp(lambda x, y, probe: (y, x), lambda x, gradient: (None, gradient, norms(x, gradient)))
-    return tap(jax.lax.stop_gradient(x), y, probe)
+    tap.defvjp(lambda x, y, probe: (y, x), lambda x, gradient: (None, gradient, operation.norms(x, gradient)))
+    return tap(jax.lax.stop_gradient(operation.x), operation.apply(operation.x, operation.parameter), probe)
 
 
-def weigh_gradient(
-    operation: Callable[[jax.Array, jax.Array], jax.Array],
-    weights: jax.Array,
-    x: jax.Array,
-    y: jax.Array,
-    parameter: jax.Array,
-) -> jax.Array:
-    """Identity on y = operation(x, parameter'); the backward pass adds the weighted gradient to that of `parameter`.
+def weigh_gradient(operation: Operation, weights: jax.Array, parameter: jax.Array) -> jax.Array:
+    """Output of an operation, whose backward pass adds the weighted gradient to that of another parameter.
 
     Args:
-      operation: (x, parameter) -> y, linear or affine in the parameter.
+      operation: of the output; the gradient of its own parameter is not affected.
       weights: [B], of the examples' gradients.
-      x, y: input and output of the operation [B, ...].
-      parameter: of the shape of parameter', whose own gradient is not affected.
+      parameter: of the shape of the operation's.
     """
 
     @jax.custom_vjp
@@ -207,8 +268,8 @@ def weigh_gradient(
     def backward(kept, gradient):
         x, parameter = kept
         weighted = gradient * weights.reshape(-1, *[1] * (gradient.ndim - 1))
-        (total,) = jax.vjp(lambda parameter: operation(x, parameter), parameter)[1](weighted)
+        (total,) = jax.vjp(lambda parameter: operation.apply(x, parameter), parameter)[1](weighted)
         return None, gradient, total
 
     tap.defvjp(forward, backward)
-    return tap(jax.lax.stop_gradient(x), y, parameter)
+    return tap(jax.lax.stop_gradient(operation.x), operation.apply(operation.x, operation.parameter), parameter)

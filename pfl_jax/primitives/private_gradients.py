@@ -79,7 +79,7 @@ def clipped_gradient_sum(
     """Sum over the real examples of their clipped gradients, and the gradient of the terms without examples.
 
     Both are in float32 at least. The norms of the gradients have a closed form, see `pfl_jax.primitives.per_example`,
-    if every parameter is of that precision and used once, in a `pfl_jax.networks.layers.Layer`, or in terms without
+    if every parameter is of that precision and used once as `squared_gradient_norms` wants it, or in terms without
     examples; otherwise each example's gradient is computed.
 
     Args:
@@ -104,12 +104,10 @@ def clipped_gradient_sum(
     batch = batch._replace(y=(batch.y, keys))
     keyless, params = _with_single_precision(functools.partial(_with_key_of_row, loss), params)
     few = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], FEW, axis=0), batch)
-    leaves = _leaves_of_operations(keyless, params, few, min(examples, MICROBATCH))
-    if leaves is None:
-        one_part, free = _sum_one_by_one, _without_examples(keyless, params, few)
+    if _has_closed_form(keyless, params, few, min(examples, MICROBATCH)):
+        one_part, free = _sum_by_taps, _data_free(keyless, params, few)
     else:
-        one_part = functools.partial(_sum_by_taps, leaves=leaves)
-        free = _data_free(keyless, params, few, leaves)
+        one_part, free = _sum_one_by_one, _without_examples(keyless, params, few)
     if examples <= MICROBATCH:
         return one_part(keyless, params, batch, clip, free), free
     rows = -(-examples // MICROBATCH) * MICROBATCH
@@ -167,35 +165,19 @@ def _without_examples(loss: KeylessLoss, params: PyTree, part: ClientData) -> Py
     return jax.grad(loss)(params, part._replace(mask=jnp.zeros_like(part.mask)))
 
 
-def _sum_by_taps(
-    loss: KeylessLoss,
-    params: PyTree,
-    batch: ClientData,
-    clip: float | jax.Array,
-    free: PyTree,
-    *,
-    leaves: list[int | None],
-) -> PyTree:
-    """Sum without individual gradients, for a loss whose operations use these leaves: `_leaves_of_operations`."""
+def _sum_by_taps(loss: KeylessLoss, params: PyTree, batch: ClientData, clip: float | jax.Array, _: PyTree) -> PyTree:
+    """Sum without individual gradients, for a loss that `_has_closed_form`."""
     (examples,) = batch.mask.shape
     # The loss is a mean.
     count = jnp.maximum(jnp.sum(batch.mask), 1).astype(jnp.float32)
 
     def with_norms(probe: jax.Array) -> jax.Array:
-        def tap(number: int, operation: Operation) -> jax.Array:
-            y = operation(operation.x, operation.parameter)
-            return y if leaves[number] is None else add_norms(operation.norms, operation.x, y, probe)
-
-        with replace_operations(examples, tap):
-            return loss(params, batch)
+        return replace_operations(loss, params, batch, lambda operation: add_norms(operation, probe))
 
     def with_weights(copies: list[jax.Array]) -> jax.Array:
-        def tap(number: int, operation: Operation) -> jax.Array:
-            y, leaf = operation(operation.x, operation.parameter), leaves[number]
-            return y if leaf is None else weigh_gradient(operation, weights, operation.x, y, copies[leaf])
-
-        with replace_operations(examples, tap):
-            return loss(params, batch)
+        return replace_operations(
+            loss, params, batch, lambda operation: weigh_gradient(operation, weights, copies[operation.leaf])
+        )
 
     squares = jnp.square(count) * jax.grad(with_norms)(jnp.zeros(examples))
     weights = count * _factors(squares, batch.mask, clip)
@@ -203,44 +185,33 @@ def _sum_by_taps(
     return jax.tree.unflatten(structure, jax.grad(with_weights)(copies))
 
 
-def _data_free(loss: KeylessLoss, params: PyTree, batch: ClientData, leaves: list[int | None]) -> PyTree:
-    """Gradient of the parameters' uses outside of the operations that use these leaves."""
+def _data_free(loss: KeylessLoss, params: PyTree, batch: ClientData) -> PyTree:
+    """Gradient of the parameters' uses outside of operations on rows."""
 
-    def tap(number: int, operation: Operation) -> jax.Array:
-        parameter = operation.parameter
-        return operation(operation.x, parameter if leaves[number] is None else jax.lax.stop_gradient(parameter))
+    def tap(operation: Operation) -> jax.Array:
+        return operation.apply(operation.x, jax.lax.stop_gradient(operation.parameter))
 
-    def outside(params: PyTree) -> jax.Array:
-        with replace_operations(batch.mask.shape[0], tap):
-            return loss(params, batch)
-
-    return jax.grad(outside)(params)
+    return jax.grad(lambda params: replace_operations(loss, params, batch, tap))(params)
 
 
-def _leaves_of_operations(
-    loss: KeylessLoss, params: PyTree, batch: ClientData, examples: int
-) -> list[int | None] | None:
-    """Number of the leaf that each operation of a layer uses, or None for another array, in the order of the calls.
+def _has_closed_form(loss: KeylessLoss, params: PyTree, batch: ClientData, examples: int) -> bool:
+    """Whether the sum has a closed form: no leaf is used in two operations, and other uses depend on no example.
 
-    None if the sum has no closed form: a leaf is used in two operations, or other uses depend on the examples. Both are
-    examined for the rows of `batch` and for `examples` rows, the number with which the gradients are computed: an
-    operation could have as many rows by chance.
+    Both are examined for the rows of `batch` and for `examples` rows, the number with which the gradients are computed:
+    an operation could have as many rows by chance.
     """
     counts = batch.mask.shape[0], examples
     found = [uses_of_parameters(loss, params, batch, rows) for rows in counts]
     if found[0].leaves != found[1].leaves or not found[0].once:
-        return None
-    leaves = found[0].leaves
-    depends = found[0].elsewhere and any(_depends_on_examples(loss, params, batch, rows, leaves) for rows in counts)
-    return None if depends else leaves
+        return False
+    depends = found[0].elsewhere and any(_depends_on_examples(loss, params, batch, rows) for rows in counts)
+    return not depends
 
 
-def _depends_on_examples(
-    loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int, leaves: list[int | None]
-) -> bool:
+def _depends_on_examples(loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int) -> bool:
     """Whether `_data_free` depends on the examples of a mini-batch of so many rows."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
-    jaxpr = jax.make_jaxpr(lambda params, batch: _data_free(loss, params, batch, leaves))(params, shapes).jaxpr
+    jaxpr = jax.make_jaxpr(lambda params, batch: _data_free(loss, params, batch))(params, shapes).jaxpr
     depends = {*jaxpr.invars[len(jax.tree.leaves(params)) :]}
 
     def any_depends(variables: list[Any]) -> bool:

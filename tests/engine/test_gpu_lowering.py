@@ -8,8 +8,8 @@ import pytest
 
 from pfl_jax import Settings, simulate
 from pfl_jax.backends import BACKENDS, Choices
+from pfl_jax.fast.convolution import conv2d
 from pfl_jax.methods import METHODS
-from pfl_jax.networks.convolution import conv2d
 from pfl_jax.testing import conformance
 from pfl_jax.testing.problems import tiny_federation
 

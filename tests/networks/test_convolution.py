@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from reference import convolve
 
-from pfl_jax.networks import convolution
-from pfl_jax.networks.convolution import FORMS, conv2d
-from pfl_jax.networks.pooling import max_pool
+from pfl_jax.fast import forms
+from pfl_jax.fast.convolution import conv2d
+from pfl_jax.fast.forms import FORMS
+from pfl_jax.fast.pooling import max_pool
 
 # (B, H, W, Cin, kh, kw, Cout, padding): every branch of the direct form, odd and even widths, wide paddings.
 SHAPES = [
@@ -80,9 +81,10 @@ def test_convolution_and_gradients(shape, form):
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[3] < 16], ids=str)
 def test_few_channels_in_pairs_and_in_bands(shape, bands, monkeypatch):
     """One of which each version of JAX has."""
-    monkeypatch.setattr(convolution, "_BANDS", bands)
+    monkeypatch.setattr(forms, "_BANDS", bands)
     x, kernel = problem(shape)
-    assert_close(convolution.FORMS["direct"].convolve(shape[-1], x, kernel), reference(x, kernel, shape[-1]))
+    sides = ((shape[-1],) * 2,) * 2
+    assert_close(FORMS["direct"].convolve(sides, x, kernel), reference(x, kernel, shape[-1]))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -115,6 +117,19 @@ def test_vmap_over_clients(form, axes):
 
     actual = gradients(lambda x, kernel, padding: conv2d(x, kernel, padding, form=form))(x, kernel)
     assert_close(actual, gradients(reference)(x, kernel))
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0)])
+def test_gradient_of_a_vmap(axes):
+    """Of what all clients share, the sum of their gradients."""
+    clients = problem((2, 6, 6, 3, 3, 3, 4, 1), clients=(3,))
+    operands = tuple(operand if axis == 0 else operand[0] for operand, axis in zip(clients, axes, strict=True))
+
+    def gradients(convolve):
+        total = jax.vmap(scalar(convolve, 1), axes)
+        return jax.jit(jax.grad(lambda *operands: jnp.sum(total(*operands)), argnums=(0, 1)))(*operands)
+
+    assert_close(gradients(conv2d), gradients(reference))
 
 
 @pytest.mark.parametrize("window", [2, 3])

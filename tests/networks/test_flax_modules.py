@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from pfl_jax import ClientData, InvalidInput, LocalTraining, Settings, methods, models, networks, run, tasks
-from pfl_jax.base import NO_FEATURES
+from pfl_jax.errors import NO_FEATURES
 from pfl_jax.methods import METHODS
 from pfl_jax.networks import adapters, from_flax
 from pfl_jax.testing.problems import tiny_federation

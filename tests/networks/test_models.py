@@ -145,16 +145,6 @@ def test_the_docstring_has_the_number_of_parameters(name, shape, classes, positi
     assert jax.eval_shape(model.apply, params, inputs).shape == (5, classes)
 
 
-@pytest.mark.parametrize("sides", [(6, 6), (5, 8), (7, 3), (1, 1)])
-def test_the_halving_convolution_is_that_of_stride_two(sides):
-    x = jax.random.normal(KEY, (2, *sides, 3))
-    kernel = jax.random.normal(jax.random.key(1), (3, 3, 3, 4))
-    of = jax.lax.conv_general_dilated(x, kernel, (2, 2), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    got = jax.jit(resnet.halving_conv)(x, kernel)
-    assert got.shape == of.shape
-    np.testing.assert_allclose(got, of, atol=1e-5)
-
-
 def test_a_block_by_hand():
     """Convolution, normalization, ReLU, convolution, normalization, shortcut, ReLU, in NumPy."""
     block = resnet.Block(4, groups=2, halve=True)

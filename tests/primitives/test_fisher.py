@@ -22,7 +22,7 @@ from pfl_jax.primitives import (
     fisher_trace,
     squared_gradient_norms,
 )
-from pfl_jax.primitives.fisher import _closed_form
+from pfl_jax.primitives.fisher import _have_closed_form
 
 
 def client(shape, num_classes, size, padded, seed=0):
@@ -49,7 +49,7 @@ def one_by_one(model, params, data):
 
 
 class Twice(nn.Module):
-    """Outside the closed form: one dense layer used twice, by flax's own Dense."""
+    """Outside the closed form: one dense layer used twice."""
 
     @nn.compact
     def __call__(self, x):
@@ -65,6 +65,18 @@ class Sequences(nn.Module):
         return nn.Dense(3, name="head")(jnp.tanh(Dense(4)(x)).mean(axis=1))
 
 
+class Own(nn.Module):
+    """A network as people write it, whose traces have a closed form."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.GroupNorm(2)(nn.Conv(4, (3, 2), strides=(2, 1))(x)))
+        x = nn.avg_pool(nn.Conv(3, (1, 1), use_bias=False)(x), (2, 2), (2, 2))
+        # A dense layer for each place of a sequence.
+        x = nn.tanh(nn.LayerNorm()(nn.Dense(3)(x.reshape(len(x), 4, -1))))
+        return nn.Dense(3, name="head")(x.reshape(len(x), -1))
+
+
 CASES = {
     "mlp": (mlp, (4, 4, 1)),
     "fedpac_gray": (fedpac_cnn, (16, 16, 1)),
@@ -73,7 +85,7 @@ CASES = {
 }
 
 
-MODULES = {"shared": (Twice(), (4,)), "sequences": (Sequences(), (3, 4))}
+MODULES = {"shared": (Twice(), (4,)), "sequences": (Sequences(), (3, 4)), "own": (Own(), (8, 8, 2))}
 
 
 def build(name):
@@ -95,6 +107,7 @@ def test_equals_gradients_one_by_one(name):
     model, shape = build(name)
     params = model.init(jax.random.key(1))
     data = client(shape, 3, size=5, padded=8)
+    assert _have_closed_form(loss_of(model), params, data, 3) == (name != "shared")
     norms = one_by_one(model, params, data)
     # Not a multiple of the microbatch, so that the last one is partly padding.
     trace = jax.jit(lambda params, data: fisher_trace(loss_of(model), params, data, microbatch=3))(params, data)
@@ -175,7 +188,7 @@ def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer()
     def regularized(params, batch):
         return plain(params, batch) + jnp.sum(jnp.square(params["head"]["bias"]))
 
-    expected = {loss: name in ("plain", "head_alone") for name, loss in given.items()} | {
+    expected = {loss: name in ("plain", "head_alone", "jitted") for name, loss in given.items()} | {
         both: True,
         regularized: False,
     }
@@ -187,7 +200,7 @@ def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer()
 
     for loss, closed in expected.items():
         want = norms_of(loss)
-        assert (_closed_form(loss, params, data, 5) is not None) == closed
+        assert _have_closed_form(loss, params, data, 5) == closed
         got = jax.jit(squared_gradient_norms, static_argnums=0)(loss, params, data)
         np.testing.assert_allclose(got, want, rtol=1e-4)
         if loss in (given["jitted"], given["checkpointed"]):

@@ -20,6 +20,6 @@ def losses(model, other):
     def copied(params, batch):
         return plain(jax.tree.map(lambda leaf: 1.5 * leaf, params), batch)
 
-    # Layers inside another transformation are not observed.
+    # Of these transformations, only jit leaves the operations as they are.
     others = {"jitted": jax.jit(plain), "checkpointed": jax.checkpoint(plain)}
     return {one.__name__: one for one in (plain, head_alone, twice, copied)} | others

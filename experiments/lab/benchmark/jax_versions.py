@@ -15,10 +15,10 @@ from experiments.lab.benchmark.child import in_process
 from experiments.lab.benchmark.jax_rounds import local_training
 from experiments.lab.benchmark.records import Row, Section
 from experiments.lab.benchmark.workload import Scale, Setup
-from pfl_jax.networks import convolution
+from pfl_jax.fast import forms
 
 FORMS = {"pairs": False, "bands": True}
-"""Form of the first layer -> value of `convolution._BANDS`."""
+"""Form of the first layer -> value of `forms._BANDS`."""
 
 ONE_DEVICE = "--xla_force_host_platform_device_count=1"
 WITHOUT_YNNPACK = f"{ONE_DEVICE} --xla_cpu_experimental_ynn_fusion_type="
@@ -61,10 +61,10 @@ def _medians(rows: Sequence[Row]) -> Row:
 def first_layer(scale: Scale) -> Row:
     """Milliseconds of the local training of one client by form of the first layer, in this process."""
     data = workload.federation(1, scale.examples)
-    chosen, programs = convolution._BANDS, {}
+    chosen, programs = forms._BANDS, {}
     for form, bands in FORMS.items():
         jax.clear_caches()
-        convolution._BANDS = bands
+        forms._BANDS = bands
         programs[form] = local_training(data, scale, clients=1, epochs=scale.epochs, chunk=1, mesh=None)
         programs[form]()
     times = measure.medians(3 * scale.repetitions[0], programs)
@@ -81,7 +81,7 @@ def _second_layer(scale: Scale) -> dict[str, float]:
     """Seconds of STEPS repetitions of the three maps of the second layer, one after another, by map."""
     batch = scale.batch_size
     x, kernel, g = (jnp.ones(shape) for shape in ((batch, 12, 12, 16), (5, 5, 16, 32), (batch, 10, 10, 32)))
-    form = convolution.FORMS["direct"]
+    form = forms.FORMS["direct"]
     maps = {"forward": (form.convolve, x, kernel)}
     maps |= {"input gradient": (form.input_gradient, g, kernel), "kernel gradient": (form.kernel_gradient, x, g)}
 
