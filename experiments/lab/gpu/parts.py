@@ -17,7 +17,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pfl_jax.networks.convolution import FORMS
 
 import pfl_jax.engine.sweep
 from experiments.host.jax_config import MATMUL_PRECISION, prepare_jax
@@ -32,6 +31,7 @@ from pfl_jax.backends import choices
 from pfl_jax.base import Method, Model
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine.cohort import RoundSettings
+from pfl_jax.fast.forms import FORMS
 from pfl_jax.methods import make_method
 from pfl_jax.networks import adapters
 from pfl_jax.networks.vit import vit
