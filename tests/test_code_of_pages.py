@@ -220,7 +220,8 @@ def names(tmp_path, monkeypatch, capsys):
 
 
 def test_the_data_of_your_data_is_what_the_page_says(names, capsys):
-    assert names["printed"] == "('hill', 'north', 'river', 'south') [34 34 33 33]\n0 float32\n"
+    prepared = "[[ 2.77 -1.12  1.12]\n [-0.24  0.89 -0.89]]\n"
+    assert names["printed"] == f"{prepared}('hill', 'north', 'river', 'south') [34 34 33 33]\n0 float32\n"
     assert names["of_dicts"].train_count.tolist() == [34, 34, 33, 33]
     assert names["of_pairs"].test_count.tolist() == [18, 18, 18, 18]
     assert len(names["parts"].train) == 5

@@ -6,16 +6,19 @@ import shutil
 import numpy as np
 import pytest
 from rich.console import Console
+from safetensors import safe_open
 from sklearn.datasets import load_wine
 
 from experiments.cli.effects import relevant_options
 from experiments.cli.request import parse
 from experiments.export import load_run
+from experiments.export import main as export
 from experiments.lab.results import distill
 from experiments.run import build
 from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput
+from pfl_jax.data import Preparation
 
 WINE = load_wine()
 GROWER = np.array(["north", "river", "hill", "south"])[np.argsort(np.argsort(WINE.data[:, 0])) * 4 // 178]
@@ -172,3 +175,29 @@ def test_neither_a_run_nor_a_sweep_goes_on_with_other_data(wine, capsys):
     assert "is not the data of this run, or has changed" in capsys.readouterr().err
     assert sweep(["--dataset", "custom", *words, "--out", "sweep"]) == 2
     assert "holds another run (on data with the digest" in capsys.readouterr().err
+
+
+@pytest.mark.without_f1_auc
+def test_a_table_as_people_have_it_from_the_file_to_the_exported_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        f"p{number},{'' if number % 7 == 0 else 20 + number % 50},{'fm'[number % 2]},2020-{1 + number % 12:02d}-01,"
+        f"{'AB'[number // 60]},{['no', 'yes'][number % 2]}"
+        for number in range(120)
+    ]
+    lines = ["id,age,sex,seen,site,label", *rows, "p120,1,f,2021-01-01,C,no"]
+    (tmp_path / "my.csv").write_text("\n".join(lines) + "\n")
+    words = ["--data", "my.csv", "--client-column", "site", "--drop", "id", "--time", "seen", "--impute", "median"]
+    words += ["--encode", "one_hot", "--normalize", "--min-rows", "2", "--method", "fedavg", "--rounds", "2"]
+    assert main("custom", [*words, "--no-compilation-cache", "--out", "run"]) == 0
+    assert "Note: 1 of 3 clients have fewer than 2 rows, and are left out" in capsys.readouterr().out
+    plain = relevant_options(parse("custom", words))
+    for name, other in (("--inputs", "age,sex"), ("--impute", "mean"), ("--encode", "ordinal"), ("--min-rows", "3")):
+        assert relevant_options(parse("custom", [*words, name, other])) != plain
+    assert export(["run", "--to", "model.safetensors"]) == 0
+    with safe_open("model.safetensors", "np") as file:
+        prepared = Preparation.from_json(file.metadata()["preparation"])
+    dataset = load_run("run").dataset
+    assert prepared == dataset.preparation
+    assert [column.name for column in prepared.columns] == ["age", "sex"]
+    assert prepared({"age": [None], "sex": ["f"]}).shape == (1, 3)
