@@ -29,6 +29,8 @@ INTERNAL = {
     "networks.adapted_layers",
     "networks.passes",
     "primitives.loops",
+    "networks.vit_modules",
+    "networks.weights",
     "streams",
     "testing.comparison",
     "wrappers",

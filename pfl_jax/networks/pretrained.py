@@ -1,9 +1,10 @@
 """Pretrained transformers as models: the encoder of BERT, with weights from a safetensors or .npz file."""
 
+import functools
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import Model
-from pfl_jax.errors import InvalidInput, one_line
+from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import Frozen
 from pfl_jax.networks.flax_modules import from_flax
-from pfl_jax.safe_read import open_npz
+from pfl_jax.networks.weights import WeightsFile
+from pfl_jax.networks.weights import read_weights as read_weights
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu_new": nn.gelu,
+    "gelu_pytorch_tanh": nn.gelu,
+    "relu": nn.relu,
+    "silu": nn.silu,
+}
+"""Activations by their names in config.json."""
 
 
 class BertConfig(NamedTuple):
@@ -30,6 +41,8 @@ class BertConfig(NamedTuple):
       hidden: width of the layers' perceptrons.
       positions: the longest sequence.
       epsilon: of the layer normalizations.
+      segments: number of embeddings of segments, of which the first is used.
+      activation: of the layers' perceptrons, a name in ACTIVATIONS.
     """
 
     vocabulary: int = 30_522
@@ -39,6 +52,8 @@ class BertConfig(NamedTuple):
     hidden: int = 1_536
     positions: int = 512
     epsilon: float = 1e-12
+    segments: int = 2
+    activation: str = "gelu"
 
 
 class BertEmbeddings(nn.Module):
@@ -54,7 +69,7 @@ class BertEmbeddings(nn.Module):
         config = self.config
         words = nn.Embed(config.vocabulary, config.width, name="words")(tokens)
         positions = nn.Embed(config.positions, config.width, name="positions")(jnp.arange(tokens.shape[-1]))
-        segment = nn.Embed(2, config.width, name="segments")(jnp.zeros((), jnp.int32))
+        segment = nn.Embed(config.segments, config.width, name="segments")(jnp.zeros(1, jnp.int32))
         states = nn.LayerNorm(config.epsilon, name="norm")(words + positions + segment)
         return jnp.where(tokens[..., None] > 0, states, 0.0)
 
@@ -76,7 +91,7 @@ class BertLayer(nn.Module):
         mixed = jax.nn.dot_product_attention(query, key, value, mask=is_word[:, None, None, :])
         attended = nn.Dense(width, name="attention_output")(mixed.reshape(states.shape))
         states = nn.LayerNorm(config.epsilon, name="attention_norm")(states + attended)
-        hidden = nn.gelu(nn.Dense(config.hidden, name="intermediate")(states), approximate=False)
+        hidden = ACTIVATIONS[config.activation](nn.Dense(config.hidden, name="intermediate")(states))
         return nn.LayerNorm(config.epsilon, name="output_norm")(states + nn.Dense(width, name="output")(hidden))
 
 
@@ -135,28 +150,29 @@ def bert(path: str | Path, length: int, num_classes: int, *, first: int = 0, con
 
     Args:
       path: model.safetensors of Hugging Face's BertModel, or an .npz file with the same names; config.json beside it
-        has the sizes.
+        has the sizes. Of the file only the pooler and heads are left unread.
       length: T, tokens of an example, 0 where it is padded.
       num_classes: K.
       first: number of layers that the inputs have passed already; then they are states [T, d] from `bert_states`.
       config: sizes, for weights without a config.json.
 
     Raises:
-      InvalidInput: no such file, one that is damaged or not of a BERT encoder, or sizes that do not fit.
+      InvalidInput: no such file, one that is damaged, quantized or not of a BERT encoder, sizes that do not fit, or a
+        config.json of another network.
 
     Reference:
       Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding.
       NAACL 2019. Reimers, Gurevych. Sentence-BERT. EMNLP 2019, Section 3 (mean pooling). There is no dropout.
     """
-    config = read_config(Path(path)) if config is None else config
+    config = read_config(Path(path)) if config is None else _checked(config, "config")
     if not 0 <= first <= config.layers:
         raise InvalidInput(f"first must be from 0 to {config.layers}, the layers of the encoder, not {first}")
     if not 1 <= length <= config.positions:
         raise InvalidInput(f"length must be from 1 to {config.positions}, the positions of this encoder, not {length}")
+    weights = Frozen({"encoder": _weights(Path(path), config, first, config.layers)})
     shape, dtype = ((length,), jnp.int32) if first == 0 else ((length, config.width), jnp.float32)
     module = BertClassifier(BertEncoder(config, first), num_classes)
     model = from_flax(module, shape, num_classes, head="classifier", input_dtype=dtype)
-    weights = Frozen({"encoder": _weights(Path(path), config, first, config.layers)})
 
     def init(key):
         # Of the random initialization only the head is used, and compiled.
@@ -199,7 +215,7 @@ def bert_states(
       batch_size: examples computed at once.
       notify: called with the number of examples that are done.
     """
-    config = read_config(Path(path)) if config is None else config
+    config = read_config(Path(path)) if config is None else _checked(config, "config")
     encoder = BertEncoder(config, last=layers)
     weights = jax.tree.map(lambda leaf: leaf.astype(frozen_dtype), _weights(Path(path), config, 0, layers))
     variables = {"params": jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)}
@@ -214,23 +230,61 @@ def bert_states(
     return found
 
 
+SIZES = {
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": "hidden",
+    "max_position_embeddings": "positions",
+    "layer_norm_eps": "epsilon",
+}
+"""Field of config.json -> that of `BertConfig`."""
+
+FIXED: dict[str, Any] = {
+    "model_type": "bert",
+    "position_embedding_type": "absolute",
+    "pad_token_id": 0,
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "pruned_heads": {},
+    "quantization_config": {},
+}
+"""Fields of config.json that would make another network of it, and the only value that is known here."""
+
+
 def read_config(path: Path) -> BertConfig:
-    """Sizes from the config.json beside the weights at `path`; InvalidInput if they are not there."""
+    """Sizes from the config.json beside the weights at `path`.
+
+    Raises:
+      InvalidInput: it is not there, has no sizes, or those of another network.
+    """
+    place = path.parent / "config.json"
     try:
-        stored = json.loads((path.parent / "config.json").read_text())
-        return BertConfig(
-            vocabulary=stored["vocab_size"],
-            width=stored["hidden_size"],
-            layers=stored["num_hidden_layers"],
-            heads=stored["num_attention_heads"],
-            hidden=stored["intermediate_size"],
-            positions=stored["max_position_embeddings"],
-            epsilon=stored["layer_norm_eps"],
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        stored = json.loads(place.read_text())
+        sizes = {name: stored[field] for field, name in SIZES.items()}
+        others = {"segments": stored.get("type_vocab_size", 2), "activation": stored.get("hidden_act", "gelu")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
             f"the sizes of {path} are not in a config.json beside it ({type(error).__name__}: {error}): give config"
         ) from None
+    for field, value in FIXED.items():
+        if stored.get(field, value) not in (value, None):
+            raise InvalidInput(f"{place} has {field} {stored[field]!r}: here it can only be {value!r}")
+    return _checked(BertConfig(**sizes, **others), str(place))
+
+
+def _checked(config: BertConfig, place: str) -> BertConfig:
+    """The same sizes; InvalidInput, naming their `place`, for impossible ones."""
+    for name, value in config._asdict().items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name != "activation" and not (is_number and 0 < value < np.inf and (value % 1 == 0 or name == "epsilon")):
+            raise InvalidInput(f"{place}: {name} must be a positive number, not {value!r}")
+    if config.width % config.heads:
+        raise InvalidInput(f"{place}: {config.heads} heads do not divide a width of {config.width}")
+    if config.activation not in ACTIVATIONS:
+        raise InvalidInput(f"{place}: the activation {config.activation!r} is none of {', '.join(ACTIVATIONS)}")
+    return config
 
 
 NAMES = {
@@ -250,51 +304,29 @@ NAMES = {
 """Part of `BertEmbeddings` or `BertLayer` -> its name in Hugging Face's BertModel, after encoder.layer.I in a layer."""
 
 
+UNUSED = r"(pooler|cls|classifier|qa_outputs)\..*|embeddings\.(position_ids|token_type_ids)"
+"""Arrays that are left unread on purpose: the pooler and heads, which stand above the encoder, and 0, 1, 2..."""
+
+
 def _weights(path: Path, config: BertConfig, first: int, last: int) -> dict[str, Any]:
     """Parameters of a `BertEncoder` from a file of weights."""
+    file = WeightsFile(path, f"a BERT encoder of {config.layers} layers")
+    if (layers := file.layers(r"encoder\.layer\.(\d+)\.")) != config.layers:
+        raise InvalidInput(f"{path} has {layers} layers, and its config says {config.layers}")
+    # Those that are not asked for have the names of any layer.
+    names = {f"{name}.{kind}" for name in NAMES.values() for kind in ("weight", "bias")}
+    file.unread -= {name for name in file.unread if re.sub(r"^encoder\.layer\.\d+\.", "", name) in names}
+    file.finish(UNUSED)
     encoder = BertEncoder(config, first, last)
     inputs = jnp.zeros((1, 1), jnp.int32) if first == 0 else jnp.zeros((1, 1, config.width))
     expected = jax.eval_shape(encoder.init, jax.random.key(0), inputs).get("params", {})
-    stored = read_weights(path)
 
     def weight(keys: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
         block, part, kind = (key.key for key in keys)
-        layer = re.fullmatch(r"layer_(\d+)", block)
-        name = f"encoder.layer.{layer[1]}.{NAMES[part]}" if layer else NAMES[part]
-        name = f"{name}.{'bias' if kind == 'bias' else 'weight'}"
-        if name not in stored:
-            raise InvalidInput(f"{path} has no {name}: it is not a BERT encoder of {config.layers} layers")
-        # PyTorch keeps the kernels of dense layers as [outputs, inputs].
-        array = stored[name].T if kind == "kernel" else stored[name]
-        if array.shape != shape.shape:
-            raise InvalidInput(f"{name} of {path} is {list(array.shape)}, not {list(shape.shape)}")
-        return jnp.asarray(array, jnp.float32)
+        name = NAMES[part] if block == "embeddings" else f"encoder.layer.{block.removeprefix('layer_')}.{NAMES[part]}"
+        if kind == "kernel":
+            # PyTorch keeps the kernels of dense layers as [outputs, inputs].
+            return jnp.asarray(file.read(f"{name}.weight", *reversed(shape.shape)).T)
+        return jnp.asarray(file.read(f"{name}.{'bias' if kind == 'bias' else 'weight'}", *shape.shape))
 
     return jax.tree_util.tree_map_with_path(weight, expected)
-
-
-def read_weights(path: str | Path) -> Mapping[str, np.ndarray]:
-    """Arrays of a .safetensors or .npz file by name; nothing is unpickled.
-
-    Args:
-      path: of the file.
-
-    Raises:
-      InvalidInput: no such file, another kind of file, or a damaged one.
-    """
-    path = Path(path)
-    if path.suffix not in (".safetensors", ".npz"):
-        raise InvalidInput(f"weights are read from .safetensors and .npz files, not from {path}")
-    if not path.is_file():
-        raise InvalidInput(f"there is no file {path} with weights")
-    try:
-        if path.suffix == ".npz":
-            with open_npz(path) as arrays:
-                return dict(arrays)
-        from safetensors.numpy import load_file
-
-        return load_file(path)
-    except ModuleNotFoundError:
-        raise InvalidInput(f'{path} needs safetensors: pip install "safetensors>=0.4,<1"') from None
-    except Exception as error:
-        raise InvalidInput(f"{path} cannot be read: {type(error).__name__}: {one_line(error, 100)}") from None

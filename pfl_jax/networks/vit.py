@@ -1,98 +1,20 @@
 """Vision transformers as models, with weights from the files of timm or big_vision."""
 
-import re
-from collections.abc import Mapping
+import json
+import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import Model
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, one_line
 from pfl_jax.frozen import Frozen
 from pfl_jax.networks.flax_modules import from_flax
-from pfl_jax.networks.pretrained import read_weights
-
-EPSILON = 1e-6
-"""Of the layer normalizations."""
-
-
-class VitConfig(NamedTuple):
-    """Sizes of a vision transformer.
-
-    Attributes:
-      patch: side length of the square patches.
-      width: of the hidden states, d.
-      layers: number of transformer layers.
-      heads: attention heads of a layer.
-      hidden: width of the layers' perceptrons.
-    """
-
-    patch: int
-    width: int
-    layers: int
-    heads: int
-    hidden: int
-
-
-class VitEmbeddings(nn.Module):
-    """Embeddings of patches after that of the class, with positions: [B, H, W, C] -> [B, 1 + patches, d]."""
-
-    config: VitConfig
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        side, width = self.config.patch, self.config.width
-        patches = nn.Conv(width, (side, side), strides=side, padding="VALID", name="patches")(images)
-        patches = patches.reshape(len(images), -1, width)
-        small = nn.initializers.normal(0.02)
-        first = jnp.broadcast_to(self.param("class", small, (1, 1, width)), (len(images), 1, width))
-        positions = self.param("positions", small, (1, 1 + patches.shape[1], width))
-        return jnp.concatenate([first, patches], axis=1) + positions
-
-
-class VitLayer(nn.Module):
-    """Self-attention and perceptron, each after a layer normalization and under a residual: [B, T, d] -> [B, T, d]."""
-
-    config: VitConfig
-
-    @nn.compact
-    def __call__(self, states: jax.Array) -> jax.Array:
-        config, (*rows, width) = self.config, states.shape
-        heads = (*rows, config.heads, width // config.heads)
-        x = nn.LayerNorm(EPSILON, name="attention_norm")(states)
-        query, key, value = (nn.Dense(width, name=name)(x).reshape(heads) for name in ("query", "key", "value"))
-        mixed = jax.nn.dot_product_attention(query, key, value).reshape(states.shape)
-        states = states + nn.Dense(width, name="attention_output")(mixed)
-        x = nn.Dense(config.hidden, name="intermediate")(nn.LayerNorm(EPSILON, name="output_norm")(states))
-        return states + nn.Dense(width, name="output")(nn.gelu(x, approximate=False))
-
-
-class VitEncoder(nn.Module):
-    """Vision transformer: images [B, H, W, C] -> normalized state of the class [B, d]."""
-
-    config: VitConfig
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        states = VitEmbeddings(self.config, name="embeddings")(images.astype(jnp.float32))
-        for index in range(self.config.layers):
-            states = VitLayer(self.config, name=f"layer_{index}")(states)
-        return nn.LayerNorm(EPSILON, name="norm")(states[:, 0])
-
-
-class VitClassifier(nn.Module):
-    """A dense classifier of K outputs on a `VitEncoder`."""
-
-    config: VitConfig
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        return nn.Dense(self.num_classes, name="classifier")(VitEncoder(self.config, name="encoder")(images))
+from pfl_jax.networks.vit_modules import VitClassifier, VitConfig
+from pfl_jax.networks.weights import WeightsFile
 
 
 def vit(
@@ -104,12 +26,14 @@ def vit(
       input_shape: (H, W, C) of an image.
       num_classes: K.
       path: .safetensors or .npz file of weights under timm's names (blocks.0.attn.qkv.weight) or big_vision's
-        (Transformer/encoderblock_0/...), with a class token; the sizes are read off them. None for new weights.
-      config: sizes; with a path only `heads` counts, which timm's files do not have (by default 64 units each).
+        (Transformer/encoderblock_0/...), with a class token; the sizes are read off them. Only an old head is left
+        unread, and the token of masked patches. None for new weights.
+      config: sizes; with a path only `heads` counts, which timm's files do not have. By default they are those of
+        timm's models of this width, or "num_heads" of "model_args" in a config.json beside the file.
 
     Raises:
-      InvalidInput: neither weights nor sizes are given; no such file, or one that is no vision transformer for these
-        images.
+      InvalidInput: neither weights nor sizes are given; no such file, one that is quantized, no vision transformer for
+        these images or one with other parts than these, or a config.json of another network.
 
     Reference:
       Dosovitskiy et al. An Image is Worth 16x16 Words. ICLR 2021, Section 3.1, without dropout.
@@ -120,24 +44,10 @@ def vit(
         if config is None:
             raise InvalidInput("vit needs a path of weights, or a config")
         return _model(config, input_shape, num_classes)
-    stored = read_weights(path)
-    weights = _from_big_vision(stored, path) if "embedding/kernel" in stored else _from_timm(stored, path)
-    side, *_, width = weights["embeddings"]["patches"]["kernel"].shape
-    heads = weights.pop("heads", None) or (max(1, width // 64) if config is None else config.heads)
-    layers = sum(name.startswith("layer_") for name in weights)
-    hidden = weights["layer_0"]["intermediate"]["bias"].shape[0]
-    model = _model(VitConfig(side, width, layers, heads, hidden), input_shape, num_classes)
-    wanted = jax.eval_shape(model.init, jax.random.key(0))["backbone"]["encoder"]
-    for keys, leaf in jax.tree.leaves_with_path(wanted):
-        found, name = weights, jax.tree_util.keystr(keys, simple=True, separator="/")
-        for key in keys:
-            found = found.get(key.key, {}) if isinstance(found, Mapping) else {}
-        if getattr(found, "shape", None) != leaf.shape:
-            shape = list(found.shape) if isinstance(found, np.ndarray) else "not there"
-            raise InvalidInput(
-                f"{path} does not fit images {list(input_shape)}: {name} is {shape}, not {list(leaf.shape)}"
-            )
-    frozen = Frozen({"encoder": jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), weights)})
+    file = WeightsFile(path, "a vision transformer of timm or big_vision with a class token")
+    found, weights = (_big_vision if "embedding/kernel" in file else _timm)(file, input_shape, config)
+    model = _model(found, input_shape, num_classes)
+    frozen = Frozen({"encoder": jax.tree.map(jnp.asarray, weights)})
 
     def init(key):
         return {"backbone": frozen.read(), "head": model.init(key)["head"]}
@@ -146,11 +56,15 @@ def vit(
 
 
 def _model(config: VitConfig, input_shape: tuple[int, ...], num_classes: int) -> Model:
-    if config.width % config.heads:
+    _check_sizes(config, input_shape)
+    return from_flax(VitClassifier(config, num_classes), input_shape, num_classes, head="classifier")
+
+
+def _check_sizes(config: VitConfig, input_shape: tuple[int, ...]) -> None:
+    if not isinstance(config.heads, int) or config.heads < 1 or config.width % config.heads:
         raise InvalidInput(f"{config.heads} heads do not divide a width of {config.width}")
     if any(side % config.patch for side in input_shape[:2]):
         raise InvalidInput(f"patches of {config.patch} do not divide images of {input_shape[0]}x{input_shape[1]}")
-    return from_flax(VitClassifier(config, num_classes), input_shape, num_classes, head="classifier")
 
 
 TIMM = {
@@ -175,70 +89,161 @@ BIG_VISION = {
 """The same in big_vision, after Transformer/encoderblock_I."""
 
 
-def _array(stored: Mapping[str, np.ndarray], name: str, path: Any) -> np.ndarray:
-    if name not in stored:
-        raise InvalidInput(f"{path} has no {name}: it is no vision transformer by timm's or big_vision's names")
-    return np.asarray(stored[name])
+UNUSED = r"(head|pre_logits)[./].*|mask_token"
+"""Arrays that are left unread on purpose."""
+
+HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+"""Width -> heads of those of timm's vision transformers whose heads are not 64 wide."""
 
 
-def _count(stored: Mapping[str, np.ndarray], pattern: str) -> int:
-    """Number of layers by the names of their parameters."""
-    return 1 + max((int(found[1]) for name in stored if (found := re.match(pattern, name))), default=0)
+SHOWN = frozenset(
+    ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "mlp_ratio", "num_classes", "init_values", "qk_norm")
+) | {"reg_tokens", "no_embed_class", "pre_norm", "drop_rate", "drop_path_rate", "dynamic_img_size"}
+"""Arguments of timm's models that the arrays show, or that only training uses."""
+
+FIXED = {"global_pool": "token", "class_token": True, "qkv_bias": True, "act_layer": "gelu"}
+"""Arguments of timm's models, and the only value that is known here."""
 
 
-def _from_timm(stored: Mapping[str, np.ndarray], path: Any) -> dict[str, Any]:
-    """Parameters of a `VitEncoder` from a file of timm's: kernels [outputs, inputs], one product for the attention."""
+def _timm_heads(file: WeightsFile, width: int, config: VitConfig | None) -> int:
+    """Number of heads of one of timm's models, which also has a config.json where it comes from the hub."""
+    place = file.path.parent / "config.json"
+    try:
+        stored = json.loads(place.read_text()) if place.is_file() else {}
+        known = {"global_pool": stored.get("global_pool")} | stored.get("model_args", {})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"{place} cannot be read: {one_line(error, 100)}") from None
+    heads = known.pop("num_heads", None)
+    for name, value in known.items():
+        if name not in SHOWN and value not in (None, FIXED.get(name)):
+            raise InvalidInput(f"{place} has {name} {value!r}, of which this network knows nothing")
+    if "blocks.0.attn.q_norm.weight" in file:
+        heads = width // max(1, file.arrays["blocks.0.attn.q_norm.weight"].size)
+    if config is not None:
+        heads = config.heads
+    if heads is None and width not in HEADS and width % 64:
+        raise InvalidInput(
+            f"{file.path} does not say how many heads its width of {width} is divided into: give config, or write "
+            f'{{"model_args": {{"num_heads": ...}}}} to {place}'
+        )
+    return heads or HEADS.get(width, width // 64)
 
-    def norm(name):
-        return {"scale": _array(stored, f"{name}.weight", path), "bias": _array(stored, f"{name}.bias", path)}
 
-    def dense(name):
-        return {"kernel": _array(stored, f"{name}.weight", path).T, "bias": _array(stored, f"{name}.bias", path)}
+def _timm(
+    file: WeightsFile, input_shape: tuple[int, ...], config: VitConfig | None
+) -> tuple[VitConfig, dict[str, Any]]:
+    """Sizes and parameters from a file of timm's: kernels [outputs, inputs], one product for the attention."""
+
+    def norm(name, size):
+        return {"scale": file.read(f"{name}.weight", size), "bias": file.read(f"{name}.bias", size)}
+
+    def dense(name, outputs, inputs):
+        return {"kernel": file.read(f"{name}.weight", outputs, inputs).T, "bias": file.read(f"{name}.bias", outputs)}
+
+    first = "patch_embed.proj.weight"
+    side = file.read(first, None, input_shape[2], None, None).shape[3]
+    kernel = file.read(first, None, input_shape[2], side, side)
+    width, layers = len(kernel), file.layers(r"blocks\.(\d+)\.")
+    heads = _timm_heads(file, width, config)
+    registers = file.read("reg_token", 1, None, width) if "reg_token" in file else np.zeros((1, 0, width), np.float32)
+    found = VitConfig(
+        *(side, width, layers, heads, len(file.read("blocks.0.mlp.fc1.bias", None)), registers.shape[1]),
+        layer_scale="blocks.0.ls1.gamma" in file,
+        normalized_queries="blocks.0.attn.q_norm.weight" in file,
+    )
+    _check_sizes(found, input_shape)
 
     def layer(prefix):
-        parts = {part: (norm if "norm" in part else dense)(prefix + name) for part, name in TIMM.items()}
-        attention = dense(f"{prefix}attn.qkv")
-        thirds = {name: np.split(leaf, 3, axis=-1) for name, leaf in attention.items()}
-        own = {
-            part: {name: leaf[i] for name, leaf in thirds.items()} for i, part in enumerate(("query", "key", "value"))
+        sizes = {
+            "attention_output": (width, width),
+            "intermediate": (found.hidden, width),
+            "output": (width, found.hidden),
         }
-        return parts | own
-
-    embeddings = {
-        "patches": {
-            "kernel": _array(stored, "patch_embed.proj.weight", path).transpose(2, 3, 1, 0),
-            "bias": _array(stored, "patch_embed.proj.bias", path),
-        },
-        "class": _array(stored, "cls_token", path),
-        "positions": _array(stored, "pos_embed", path),
-    }
-    layers = {f"layer_{i}": layer(f"blocks.{i}.") for i in range(_count(stored, r"blocks\.(\d+)\."))}
-    return {"embeddings": embeddings, "norm": norm("norm")} | layers
-
-
-def _from_big_vision(stored: Mapping[str, np.ndarray], path: Any) -> dict[str, Any]:
-    """Parameters of a `VitEncoder`, and `heads`, from a file of big_vision's: attention by heads, no class position."""
-    prefix = "Transformer/encoderblock_"
-
-    def part(name, block):
-        found = {
-            kind: _array(stored, f"{block}/{name}/{kind}", path)
-            for kind in ("scale" if "norm" in name.lower() else "kernel", "bias")
+        parts = {
+            part: dense(prefix + name, *sizes[part]) if part in sizes else norm(prefix + name, width)
+            for part, name in TIMM.items()
         }
-        if "kernel" in found:
-            outputs = found["bias"].size
-            found = {"kernel": found["kernel"].reshape(-1, outputs), "bias": found["bias"].reshape(outputs)}
-        return found
+        thirds = {
+            kind: np.split(leaf, 3, axis=-1) for kind, leaf in dense(f"{prefix}attn.qkv", 3 * width, width).items()
+        }
+        for i, part in enumerate(("query", "key", "value")):
+            parts[part] = {kind: leaf[i] for kind, leaf in thirds.items()}
+        if found.layer_scale:
+            parts |= {"attention_scale": file.read(f"{prefix}ls1.gamma", width)}
+            parts |= {"output_scale": file.read(f"{prefix}ls2.gamma", width)}
+        if found.normalized_queries:
+            parts |= {"query_norm": norm(f"{prefix}attn.q_norm", width // heads)}
+            parts |= {"key_norm": norm(f"{prefix}attn.k_norm", width // heads)}
+        return parts
 
-    layers = {
-        f"layer_{i}": {own: part(name, f"{prefix}{i}") for own, name in BIG_VISION.items()}
-        for i in range(_count(stored, rf"{prefix}(\d+)/"))
-    }
-    token, positions = _array(stored, "cls", path), _array(stored, "pos_embedding", path)
+    patches = (input_shape[0] // side) * (input_shape[1] // side)
+    positions = file.read("pos_embed", 1, None, width)
+    if positions.shape[1] == patches:
+        # The class has none.
+        positions = np.concatenate([np.zeros_like(positions[:, :1]), positions], axis=1)
+    if positions.shape[1] == 1 + found.registers + patches:
+        registers = registers + positions[:, 1 : 1 + found.registers]
+        positions = np.delete(positions, np.s_[1 : 1 + found.registers], axis=1)
+    if positions.shape[1] != 1 + patches:
+        raise InvalidInput(
+            f"{file.path} has {positions.shape[1]} positions, and images {list(input_shape)} have {patches} patches: "
+            "give images of the size that it was trained with"
+        )
     embeddings = {
-        "patches": {kind: _array(stored, f"embedding/{kind}", path) for kind in ("kernel", "bias")},
+        "patches": {"kernel": kernel.transpose(2, 3, 1, 0), "bias": file.read("patch_embed.proj.bias", width)},
+        "class": file.read("cls_token", 1, 1, width),
+        "positions": positions,
+    }
+    embeddings |= {"registers": registers} if found.registers else {}
+    weights = {f"layer_{i}": layer(f"blocks.{i}.") for i in range(layers)}
+    weights |= {"embeddings": embeddings, "norm": norm("norm", width)}
+    file.finish(UNUSED)
+    return found, weights
+
+
+def _big_vision(
+    file: WeightsFile, input_shape: tuple[int, ...], config: VitConfig | None
+) -> tuple[VitConfig, dict[str, Any]]:
+    """Sizes and parameters from a file of big_vision's: attention by heads, no class position."""
+    side = file.read("embedding/kernel", None, None, input_shape[2], None).shape[0]
+    kernel = file.read("embedding/kernel", side, side, input_shape[2], None)
+    width, block = kernel.shape[3], "Transformer/encoderblock_"
+    heads = len(file.read(f"{block}0/{BIG_VISION['query']}/bias", None, None))
+    hidden = len(file.read(f"{block}0/{BIG_VISION['intermediate']}/bias", None))
+    found = VitConfig(side, width, file.layers(rf"{block}(\d+)/"), heads, hidden)
+    _check_sizes(found, input_shape)
+    per_head = (heads, width // heads)
+    sizes = dict.fromkeys(("query", "key", "value"), ((width,), per_head))
+    sizes |= {
+        "attention_output": (per_head, (width,)),
+        "intermediate": ((width,), (hidden,)),
+        "output": ((hidden,), (width,)),
+    }
+
+    def norm(name):
+        return {kind: file.read(f"{name}/{kind}", width) for kind in ("scale", "bias")}
+
+    def dense(name, inputs, outputs):
+        array = file.read(f"{name}/kernel", *inputs, *outputs)
+        return {
+            "kernel": array.reshape(math.prod(inputs), math.prod(outputs)),
+            "bias": file.read(f"{name}/bias", *outputs).reshape(-1),
+        }
+
+    weights = {
+        f"layer_{i}": {
+            part: dense(f"{block}{i}/{name}", *sizes[part]) if part in sizes else norm(f"{block}{i}/{name}")
+            for part, name in BIG_VISION.items()
+        }
+        for i in range(found.layers)
+    }
+    patches = (input_shape[0] // side) * (input_shape[1] // side)
+    token, positions = file.read("cls", 1, 1, width), file.read("pos_embedding", 1, patches, width)
+    weights["embeddings"] = {
+        "patches": {"kernel": kernel, "bias": file.read("embedding/bias", width)},
         "class": token,
         "positions": np.concatenate([np.zeros_like(token), positions], axis=1),
     }
-    heads = _array(stored, f"{prefix}0/{BIG_VISION['query']}/bias", path).shape[0]
-    return {"embeddings": embeddings, "norm": part("encoder_norm", "Transformer"), "heads": heads} | layers
+    weights["norm"] = norm("Transformer/encoder_norm")
+    file.finish(UNUSED)
+    return found, weights

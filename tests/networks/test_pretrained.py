@@ -1,5 +1,6 @@
 """Pretrained BERTs and vision transformers: their weights, their equations, and what does not fit."""
 
+import json
 import math
 
 import jax
@@ -107,6 +108,61 @@ def test_other_files_and_sizes_are_refused(weights, tmp_path):
         bert(path, 10, num_classes=3)
 
 
+def changed(folder, **fields):
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"hidden_act": "quick_gelu"}, "the activation 'quick_gelu' is none of gelu, "),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key': here it can only be"),
+        ({"is_decoder": True}, "is_decoder True"),
+        ({"add_cross_attention": True}, "add_cross_attention True"),
+        ({"model_type": "roberta"}, "model_type 'roberta': here it can only be 'bert'"),
+        ({"pad_token_id": 1}, "pad_token_id 1: here it can only be 0"),
+        ({"pruned_heads": {"1": [0]}}, "pruned_heads"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"num_hidden_layers": 2}, "has 3 layers, and its config says 2"),
+        ({"num_hidden_layers": 10**9}, "has 3 layers, and its config says 1000000000"),
+        ({"num_hidden_layers": 0}, "layers must be a positive number, not 0"),
+        ({"num_attention_heads": 3}, "3 heads do not divide a width of 8"),
+        ({"hidden_size": "8"}, "width must be a positive number, not '8'"),
+        ({"vocab_size": 29.5}, "vocabulary must be a positive number, not 29.5"),
+        ({"layer_norm_eps": True}, "epsilon must be a positive number, not True"),
+        ({"vocab_size": 31}, r"word_embeddings.weight of .* is \[30, 8\], and .* has \[31, 8\]"),
+        ({"type_vocab_size": 1}, r"token_type_embeddings.weight of .* is \[2, 8\]"),
+    ],
+)
+def test_a_config_of_another_bert_is_refused(weights, fields, text):
+    changed(weights[0].parent, **fields)
+    with pytest.raises(InvalidInput, match=text):
+        bert(weights[0], 6, num_classes=3)
+
+
+def test_weights_of_another_bert_are_refused(weights):
+    path, arrays = weights
+    query = "encoder.layer.1.attention.self.query.bias"
+    distances = "encoder.layer.0.attention.self.distance_embedding.weight"
+    for change, text in (
+        ({distances: np.ones((17, 4))}, f"does not read, so it is another network: {distances}"),
+        ({query: np.full(8, np.inf, np.float32)}, f"{query} of .* has NaN or infinite"),
+        ({query: np.ones(8, np.int8)}, f"{query} of .* is int8"),
+        ({"encoder.layer.7.output.dense.bias": np.ones(8)}, "has no layer 3, and 4 others"),
+    ):
+        np.savez(path, **arrays | change)
+        with pytest.raises(InvalidInput, match=text):
+            bert(path, 6, num_classes=3)
+        with pytest.raises(InvalidInput, match=text):
+            bert_states(path, TOKENS, 2)
+    # A pooler, heads and numbers of positions are left alone.
+    unused = {"pooler.dense.bias": np.ones(8), "cls.predictions.bias": np.ones(30), "classifier.bias": np.ones(2)}
+    np.savez(path, **arrays | unused | {"embeddings.position_ids": np.arange(9)})
+    assert bert(path, 6, num_classes=3)
+
+
+@pytest.mark.real_data
 @pytest.mark.real_data
 def test_minilm_gives_what_the_original_gives():
     try:
@@ -120,7 +176,7 @@ def test_minilm_gives_what_the_original_gives():
     np.testing.assert_allclose(features[0, :4], EMBEDDING, atol=1e-5)
 
 
-SHAPE, PATCH, WIDTH, HEADS, HIDDEN, LAYERS = (8, 6, 2), 2, 6, 3, 10, 2
+SHAPE, PATCH, WIDTH, HEADS, HIDDEN, LAYERS, REGISTERS = (8, 6, 2), 2, 6, 3, 10, 2, 5
 IMAGES = np.random.default_rng(1).normal(size=(4, *SHAPE))
 
 
@@ -137,6 +193,8 @@ def parameters():
     layers = [
         {name: dense(WIDTH, WIDTH) for name in ("query", "key", "value", "out")}
         | {"norm1": norm(), "norm2": norm(), "fc1": dense(WIDTH, HIDDEN), "fc2": dense(HIDDEN, WIDTH)}
+        | {"scale1": norm()[0], "scale2": norm()[0]}
+        | {name: tuple(part[: WIDTH // HEADS] for part in norm()) for name in ("query_norm", "key_norm")}
         for _ in range(LAYERS)
     ]
     patches = dense(PATCH * PATCH * SHAPE[2], WIDTH)
@@ -150,14 +208,22 @@ def parameters():
         "positions": positions,
         "norm": norm(),
         "layers": layers,
+        "registers": rng.normal(size=(REGISTERS, WIDTH)),
     }
 
 
 PARAMETERS = parameters()
 
 
-def features(image):
-    """State of the class of one image by the equations."""
+NEAR = 2e-3
+"""Distance from the equations: float32 leaves that much of the difference of two numbers, the size of these heads."""
+
+PARTS = ("scale", "query_norm", "registers")
+"""Parts that only some vision transformers have."""
+
+
+def features(image, parts=()):
+    """State of the class of one image by the equations, with some of PARTS."""
 
     def normalized(x, parameters):
         deviation = x - x.mean(-1, keepdims=True)
@@ -172,30 +238,44 @@ def features(image):
         for j in range(0, SHAPE[1], PATCH)
     ]
     x = np.vstack([PARAMETERS["class"], dense(np.array(rows), PARAMETERS["patches"])]) + PARAMETERS["positions"]
+    # Attention does not ask in what order tokens are.
+    x = np.vstack([x, PARAMETERS["registers"]]) if "registers" in parts else x
     for layer in PARAMETERS["layers"]:
         y, mixed, size = normalized(x, layer["norm1"]), [], WIDTH // HEADS
         for head in range(HEADS):
             part = slice(head * size, (head + 1) * size)
             query, key, value = (dense(y, layer[name])[:, part] for name in ("query", "key", "value"))
+            if "query_norm" in parts:
+                query, key = normalized(query, layer["query_norm"]), normalized(key, layer["key_norm"])
             scores = np.exp(query @ key.T / math.sqrt(size))
             mixed.append(scores / scores.sum(-1, keepdims=True) @ value)
-        x = x + dense(np.concatenate(mixed, -1), layer["out"])
+        scales = (layer["scale1"], layer["scale2"]) if "scale" in parts else (1, 1)
+        x = x + scales[0] * dense(np.concatenate(mixed, -1), layer["out"])
         hidden = dense(normalized(x, layer["norm2"]), layer["fc1"])
-        x = x + dense(hidden * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2))) / 2, layer["fc2"])
+        hidden = hidden * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2))) / 2
+        x = x + scales[1] * dense(hidden, layer["fc2"])
     return normalized(x[0], PARAMETERS["norm"])
 
 
-def timm():
+def timm(parts=()):
     kernel = PARAMETERS["patches"][0].reshape(PATCH, PATCH, SHAPE[2], WIDTH)
     found = {"patch_embed.proj.weight": kernel.transpose(3, 2, 0, 1), "patch_embed.proj.bias": PARAMETERS["patches"][1]}
     found |= {"cls_token": PARAMETERS["class"][None, None], "pos_embed": PARAMETERS["positions"][None]}
     found |= {"norm.weight": PARAMETERS["norm"][0], "norm.bias": PARAMETERS["norm"][1]}
     for index, layer in enumerate(PARAMETERS["layers"]):
         whole = [np.concatenate([layer[name][i].T for name in ("query", "key", "value")]) for i in (0, 1)]
-        parts = {"attn.qkv": (whole[0].T, whole[1]), "attn.proj": layer["out"], "mlp.fc1": layer["fc1"]}
-        parts |= {"mlp.fc2": layer["fc2"], "norm1": layer["norm1"], "norm2": layer["norm2"]}
-        for name, (weight, bias) in parts.items():
+        named = {"attn.qkv": (whole[0].T, whole[1]), "attn.proj": layer["out"], "mlp.fc1": layer["fc1"]}
+        named |= {"mlp.fc2": layer["fc2"], "norm1": layer["norm1"], "norm2": layer["norm2"]}
+        for name, (weight, bias) in named.items():
             found |= {f"blocks.{index}.{name}.weight": weight.T, f"blocks.{index}.{name}.bias": bias}
+        if "scale" in parts:
+            found |= {f"blocks.{index}.ls{half}.gamma": layer[f"scale{half}"] for half in (1, 2)}
+        if "query_norm" in parts:
+            for name, own in (("q_norm", "query_norm"), ("k_norm", "key_norm")):
+                both = zip(("weight", "bias"), layer[own], strict=True)
+                found |= {f"blocks.{index}.attn.{name}.{kind}": array for kind, array in both}
+    if "registers" in parts:
+        found["reg_token"] = PARAMETERS["registers"][None]
     return found
 
 
@@ -243,6 +323,95 @@ def test_both_names_give_the_equations(names, config, tmp_path):
     adapted = lora(model, SHAPE, rank=1, targets="layer_1/(query|value)")
     backbone = adapted.init(jax.random.key(0))["backbone"]
     np.testing.assert_allclose(adapted.features(backbone, IMAGES), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("parts", [PARTS[:1], PARTS[1:2], PARTS[2:], PARTS])
+def test_parts_that_some_have(parts, tmp_path):
+    arrays = timm(parts)
+    # An old head and the token of masked patches are left alone.
+    arrays |= {"head.weight": np.ones((5, WIDTH)), "head.bias": np.ones(5), "mask_token": np.ones((1, WIDTH))}
+    config = None if "query_norm" in parts else VIT_SIZES
+    model = vit(SHAPE, 3, path=stored(tmp_path / "vit.npz", arrays), config=config)
+    backbone = model.init(jax.random.key(0))["backbone"]
+    wanted = np.array([features(image, parts) for image in IMAGES])
+    np.testing.assert_allclose(jax.jit(model.features)(backbone, IMAGES), wanted, atol=NEAR)
+    fresh = vit(SHAPE, 3, config=VIT_SIZES._replace(registers=5, layer_scale=True, normalized_queries=True))
+    shapes = jax.tree.map(np.shape, fresh.init(jax.random.key(0))["backbone"])
+    assert parts != PARTS or shapes == jax.tree.map(np.shape, backbone)
+
+
+def test_positions_of_the_class_and_of_registers(tmp_path):
+    """A file has positions of the patches alone, with that of the class, or with those of class and registers."""
+    arrays, whole = timm(PARTS), PARAMETERS["positions"]
+    several = {
+        "class": {},
+        "none": {"pos_embed": whole[None, 1:], "cls_token": (PARAMETERS["class"] + whole[0])[None, None]},
+        "all": {
+            "pos_embed": np.concatenate([whole[:1], np.ones((REGISTERS, WIDTH)), whole[1:]])[None],
+            "reg_token": PARAMETERS["registers"][None] - 1,
+        },
+    }
+    wanted = np.array([features(image, PARTS) for image in IMAGES])
+    for change in several.values():
+        model = vit(SHAPE, 3, path=stored(tmp_path / "vit.npz", arrays | change))
+        np.testing.assert_allclose(model.features(model.init(jax.random.key(0))["backbone"], IMAGES), wanted, atol=NEAR)
+
+
+BLOCK = "blocks.0."
+REFUSED = {
+    "attention pooling": ({"attn_pool.latent": np.ones((1, 1, WIDTH))}, "does not read, .*: attn_pool.latent"),
+    "a norm before the layers": ({"norm_pre.weight": np.ones(WIDTH)}, "does not read, .*: norm_pre.weight"),
+    "distilled": ({"dist_token": np.ones((1, 1, WIDTH))}, "does not read, .*: dist_token"),
+    "scales of one half": ({"blocks.0.ls1.gamma": np.ones(WIDTH)}, "has no blocks.0.ls2.gamma"),
+    "scales of one layer": ({"blocks.1.ls1.gamma": np.ones(WIDTH)}, "does not read, .*: blocks.1.ls1.gamma"),
+    "norms of queries": (
+        {f"blocks.{i}.attn.q_norm.{kind}": np.ones(2) for i in (0, 1) for kind in ("weight", "bias")},
+        "has no blocks.0.attn.k_norm.weight",
+    ),
+    "NaN": ({"norm.bias": np.full(WIDTH, np.nan)}, "norm.bias of .* has NaN or infinite"),
+    "beyond float32": ({"norm.bias": np.full(WIDTH, 1e300)}, "norm.bias of .* has NaN or infinite"),
+    "integers": ({"norm.bias": np.ones(WIDTH, np.int8)}, "norm.bias of .* is int8: give the weights as floats"),
+    "a gap": ({"blocks.99999999999.norm1.bias": np.ones(WIDTH)}, "has no layer 2, and 3 others"),
+    "no rank": ({"blocks.0.mlp.fc1.bias": np.ones(())}, r"fc1.bias of .* is \[\], and .* has \[any\]"),
+    "other channels": (
+        {"patch_embed.proj.weight": np.ones((WIDTH, 3, 2, 2))},
+        r"is \[6, 3, 2, 2\], .* \[any, 2, any",
+    ),
+    "oblong patches": (
+        {"patch_embed.proj.weight": np.ones((WIDTH, 2, 2, 1))},
+        r"is \[6, 2, 2, 1\], .* \[any, 2, 1, 1",
+    ),
+    "four products": ({"blocks.0.attn.qkv.bias": np.ones(4 * WIDTH)}, r"qkv.bias of .* is \[24\], and .* has \[18\]"),
+    "other images": ({"pos_embed": np.ones((1, 17, WIDTH))}, "has 17 positions, and images .* have 12 patches"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_other_vision_transformers_are_refused(what, tmp_path):
+    arrays, text = REFUSED[what]
+    np.savez(tmp_path / "vit.npz", **timm() | arrays)
+    with pytest.raises(InvalidInput, match=text):
+        vit(SHAPE, 3, path=tmp_path / "vit.npz", config=VIT_SIZES)
+
+
+def test_the_number_of_heads_is_known_or_asked_for(tmp_path):
+    path = stored(tmp_path / "vit.npz", timm())
+    with pytest.raises(InvalidInput, match="does not say how many heads its width of 6 is divided into: give config"):
+        vit(SHAPE, 3, path=path)
+    wanted = np.array([features(image) for image in IMAGES])
+    for content in ({"model_args": {"num_heads": HEADS, "img_size": [8, 6]}}, {"model_args": {"num_heads": HEADS}}):
+        (tmp_path / "config.json").write_text(json.dumps(content | {"global_pool": "token", "num_classes": 7}))
+        model = vit(SHAPE, 3, path=path)
+        np.testing.assert_allclose(model.features(model.init(jax.random.key(0))["backbone"], IMAGES), wanted, atol=2e-5)
+    for content, text in (
+        ({"global_pool": "avg"}, "has global_pool 'avg'"),
+        ({"model_args": {"num_heads": HEADS, "act_layer": "relu"}}, "has act_layer 'relu'"),
+        ({"model_args": {"num_heads": 4}}, "4 heads do not divide a width of 6"),
+        ([], "cannot be read"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with pytest.raises(InvalidInput, match=text):
+            vit(SHAPE, 3, path=path)
 
 
 def test_new_weights_are_those_of_a_seed():
