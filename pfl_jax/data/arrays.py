@@ -238,7 +238,7 @@ def _of_large_clients(joined: Columns, min_rows: int, *, has_test: bool) -> Colu
     check_value("min_rows", min_rows, Count)
     if joined.client is None:
         raise InvalidInput("a least number of a client's rows is for data with clients: name their column")
-    owners, numbers = np.unique(joined.client, return_inverse=True)
+    owners, numbers = np.unique(checks.column(joined.client), return_inverse=True)
     of_train = np.bincount(numbers[: joined.num_train], minlength=len(owners))
     of_test = np.bincount(numbers[joined.num_train :], minlength=len(owners))
     # One row cannot be for both.

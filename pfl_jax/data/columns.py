@@ -80,7 +80,10 @@ def _of_objects(array: np.ndarray) -> np.ndarray:
         found, nothing = np.array([value.decode("utf-8", "replace") for value in there], object), None
     elif are(datetime.date):
         # JAX and NumPy have no time zones: all times are those of Greenwich.
-        found, nothing = np.array([_without_zone(value) for value in there], "datetime64[us]"), np.datetime64("NaT")
+        found, nothing = (
+            np.array([_without_zone(value) for value in there], "datetime64[us]"),
+            np.datetime64("NaT", "us"),
+        )
     else:
         return array
     whole = np.full(len(values), nothing, found.dtype) if gone.any() else found

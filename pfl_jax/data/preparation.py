@@ -150,7 +150,7 @@ def fit(inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: En
 
 def _fitted(name: str, column: Any, train: Any, impute: Impute | None) -> InputColumn:
     kind = columns.kind(column)
-    if kind == "numbers" and impute is None:
+    if kind == "numbers" and (impute is None or (column.ndim > 1 and column.dtype.kind != "f")):
         return InputColumn(name)
     there = np.asarray(column[train])
     if kind == "dates":
@@ -171,7 +171,7 @@ def _fitted(name: str, column: Any, train: Any, impute: Impute | None) -> InputC
 def _fill(name: str, there: np.ndarray, strategy: str) -> Any:
     """What takes the place of missing values: a word, a number, or lists of numbers for an array."""
     impute = imported("sklearn.impute", "missing values need scikit-learn: pip install scikit-learn")
-    flat = (there.astype(object) if there.dtype.kind == "U" else there).reshape(len(there), -1)
+    flat = there.astype(object if there.dtype.kind in "UO" else np.float64).reshape(len(there), -1)
     if columns.missing(there).reshape(flat.shape).all(axis=0).any():
         raise InvalidInput(f"{name} has no value in any training row: leave it out (--drop)")
     nothing = None if flat.dtype.kind == "O" else np.nan

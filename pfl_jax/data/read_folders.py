@@ -154,11 +154,11 @@ def _table(source: object, rows: Any, roles: Roles) -> Table:
     for name in images:
         encoded = rows.with_format(None).cast_column(name, dataclasses.replace(features[name], decode=False))
         named[name] = pictures.stack(pictures.rows(encoded[name], f"{source}: {name}"), features[name].mode)
-    for name in named.keys() - features.keys():
-        if names := getattr(rows.features[name], "names", None):
-            # Without a label is None, which is NaN here, or -1.
-            there = named[name] >= 0
-            words = np.array(names, object)[np.where(there, named[name], 0).astype(int)]
-            words[~there] = None
-            named[name] = words
+    name = roles.labels if isinstance(roles.labels, str) else ""
+    if name in named and (names := getattr(rows.features[name], "names", None)):
+        # Without a label is None, which is NaN here, or -1.
+        there = named[name] >= 0
+        words = np.array(names, object)[np.where(there, named[name], 0).astype(int)]
+        words[~there] = None
+        named[name] = words
     return table(source, named.items(), pictures=tuple(images))
