@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from experiments.cli.own_code import OTHER_FILES
+from experiments.cli.own_code import OTHER_FILES, label
 from experiments.cli.own_data import is_file
 from experiments.folder import load
 from experiments.folder.run_folder import DIGESTS
@@ -26,7 +26,9 @@ def store(run: PlannedRun, record: committed.Record, root: Path = committed.ROOT
       InvalidInput: the file is damaged, or cannot be written.
     """
     file = root / "queue" / f"{run.block}.jsonl"
-    committed.write(file, run.name, {"command": run.cell.command()} | record)
+    # Of the project's own files the place in the checkout.
+    command = run.cell.command().replace(f"{committed.ROOT.parent}/", "")
+    committed.write(file, run.name, {"command": command} | record)
     return file
 
 
@@ -38,7 +40,7 @@ def distill(folder: Path) -> committed.Record:
     """
     config, summary, lines = load.read_config(folder), load.read_summary(folder), load.read_metrics(folder)
     try:
-        options = config["options"] | {"out": None, "resume": None}
+        options = config["options"] | {"out": None, "resume": None, "method": label(config["options"]["method"])}
         # Of files the name: folders are those of one machine, and their digest is there.
         options |= {
             name: Path(options[name]).name for name in ("data", "test_data", *OTHER_FILES) if is_file(options.get(name))

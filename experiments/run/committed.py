@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from experiments.cli.effects import difference
+from experiments.cli.own_code import label
 from experiments.cli.request import RunCommand
 from experiments.folder.load import Result
 from experiments.folder.version import method_version
@@ -101,4 +102,4 @@ class Library:
 
 def _kind(dataset: str, options: dict[str, Any]) -> tuple[Any, ...]:
     """Key that is compared first, because it is quick to compare."""
-    return dataset, options["method"], options["num_clients"], options["seed"]
+    return dataset, label(options["method"]), options["num_clients"], options["seed"]

@@ -16,7 +16,7 @@ from experiments.lab.pages.compared import SECTIONS, load_released, published_in
 from experiments.lab.pages.picture import METHODS, picture
 from experiments.lab.pages.results import compared_clients, page, readme_table
 from experiments.lab.queue.field import FIELDS, Comparison, possible_runs, search_runs, tuned_run
-from experiments.lab.queue.planned import planned_runs
+from experiments.lab.queue.planned import planned_runs, reading_run
 from experiments.papers.settings import MEASURES
 from experiments.run import committed
 from experiments.run.committed import Library
@@ -75,7 +75,8 @@ def test_a_copy_of_cifar_10_has_a_table_of_its_own(tmp_path):
     assert "on cifar10, JPEG copy, with" in readme
     assert f"| FedPAC, Table 1 | `fedpac` | {mean:.2f} | 81.13 | {mean - 81.13:+.2f} ± " in readme
     # Fashion-MNIST's counts are without it.
-    assert "| no finished run yet | 92 |" in text or "| no finished run yet | 94 |" in text
+    rows = [row for section in SECTIONS for row in published_in(section)]
+    assert f"| no finished run yet | {len(rows) - 4} | 4 |" in text
 
 
 def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
@@ -87,7 +88,9 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
     error = entry(published_in(SECTIONS[0])[0], every, MEASURES["fedpac"]).error
     last = f"{np.min(ends):.2f} to {np.max(ends):.2f}"
     apart = f"{mean - 91.83:+.2f} ± {error:.2f}"
-    expected = f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {apart} | {last} | {mean - 1:.2f} |"
+    expected = (
+        f"| `fedpac` | {mean:.2f} ± {std:.2f} (3) | 91.83 | {apart} | {last} | {mean - 1:.2f} | {mean - 92.83:+.2f} |"
+    )
     assert expected in single(text, "fedpac", 1, "fedpac")
     assert expected in single(text, "fedpac", 2, "fedpac")
     # The replication's FedPAC is the same run beside another figure.
@@ -130,11 +133,13 @@ def test_it_counts_what_agrees_and_what_is_known_of_the_rest(tmp_path):
     cause = cause_of("fedbabu")
     assert cause.options == ("--finetune-epochs", "10")
 
+    every = sum(map(len, map(published_in, SECTIONS)))
+
     def verdict():
         text = made(tmp_path, [cause])[0]
         starts = ("within", *(f"further away, {kind}" for kind in ("cause s", "supposed", "cause p", "o")))
         counts = [int(line_of(text, f"| {start}").split("|")[2]) for start in starts]
-        assert int(line_of(text, "| no finished").split("|")[2]) == 92 - 3
+        assert int(line_of(text, "| no finished").split("|")[2]) == every - 4 - 3
         assert (counts[0], counts[-1]) == (1, 1)
         assert single(text, "fedpac", 1, "lg_fedavg").endswith("|  |")
         assert single(text, "fedpac", 1, "ditto").endswith("| open |")
@@ -152,10 +157,44 @@ def test_it_counts_what_agrees_and_what_is_known_of_the_rest(tmp_path):
         told = f"{name}: {cause.cause} `--finetune-epochs 10`: {mean:.2f} ({mean - 89.68:+.2f} ± "
         assert verdict().startswith(told)
     readme = made(tmp_path)[1]
-    assert "3 of 92 published Fashion-MNIST accuracies have a run, from 3 runs; 1 of them" in readme
-    # The same run in three tables and the replication's.
+    have = f"of {every} published Fashion-MNIST accuracies have a run, from"
+    assert f"3 {have} 3 different runs;\n1 of these" in readme
+    # The same run in three tables and the replication's: close to two figures, and further from the others.
     store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
-    assert "7 of 92 published Fashion-MNIST accuracies have a run, from 4 runs" in made(tmp_path)[1]
+    text, readme = made(tmp_path)
+    same = published_in(SECTIONS[0])[-1].cell().command()
+    commands = [row.cell().command() for section in SECTIONS for row in published_in(section)]
+    assert commands.count(same) >= 4
+    assert f"{3 + commands.count(same)} {have} 4 different runs;\n2 of these" in readme
+    assert line_of(text, "| all |") == f"| all | {every - 4} | 4 | {len(set(commands))} |"
+
+
+def test_the_point_of_measurement_is_a_plausible_cause_where_the_accuracy_after_training_fits(tmp_path):
+    # `trained` is a point below.
+    mean = store(tmp_path, f"{MAIN}/apfl/seed-0", 88.4)
+    store(tmp_path, f"{MAIN}/ditto/seed-0", 80.0)
+    close = store(tmp_path, f"{MAIN}/local/seed-0", 82.8)
+    assert 1 < mean - 89.45 < 2
+    assert 85.68 - 1 < close < 85.68
+    text = made(tmp_path)[0]
+    row = single(text, "fedpac", 1, "apfl")
+    assert row.endswith(f"| {mean - 90.45:+.2f} | plausible: the paper may measure after local training |")
+    assert single(text, "fedpac", 1, "ditto").endswith("| open |")
+    said = text[text.index("*trained - paper*") :].partition("\n- ")[0]
+    closer, further, lost = " ".join(said.split("point that come")[1].split()).split(". ")
+    assert "`apfl` of FedPAC Table 1" in closer
+    assert "`ditto` of FedPAC Table 1" in further
+    assert "`local` of FedPAC Table 1" in lost
+
+
+def test_other_readings_of_the_replication_stand_beside_the_paper(tmp_path):
+    assert "Other readings" not in made(tmp_path)[0]
+    for method in ("fedpac", "fedpac_proto-modified"):
+        store(tmp_path, f"{MAIN}/{method}/seed-0", 86.0)
+    run = reading_run("printed_index")
+    mean = store(tmp_path, run.name, 70.0)
+    row = line_of(made(tmp_path)[0], "| Eq. 13 as printed")
+    assert row.endswith(f"| {mean:.2f} | 92.03 | {mean - 92.03:+.2f} | {mean - 1:.2f} |")
 
 
 def test_the_header_of_the_experiment_has_the_committed_accuracy():

@@ -58,11 +58,11 @@ class Twice(nn.Module):
 
 
 class Sequences(nn.Module):
-    """A dense layer of the library at each of three places: its kernel is used three times for an example."""
+    """Dense layers of the library, one at each of three places: its kernel is used three times for an example."""
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(3, name="head")(jnp.tanh(Dense(4)(x)).mean(axis=1))
+        return Dense(3, name="head")(jnp.tanh(Dense(4)(x)).mean(axis=1))
 
 
 class Own(nn.Module):

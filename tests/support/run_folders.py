@@ -7,10 +7,10 @@ import numpy as np
 from scores import line_of, scores_of
 
 from experiments.cli.hyper_parameters import documented_info
+from experiments.cli.own_code import method_factory
 from experiments.cli.request import parse
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder
 from experiments.folder.version import method_version, source_versions
-from pfl_jax.methods import METHODS
 
 SMALL = ("--method", "fedpac", "--rounds", "4", "--num-clients", "5", "--train-size", "20", "--test-size", "10")
 
@@ -40,6 +40,7 @@ def _configuration(request, name, source, is_real, **more):
         "given": sorted(request.given),
         "versions": source_versions(),
         "method_version": method_version(request.options.method),
+        **({"own_code": request.own_code} if request.own_code else {}),
         **more,
     }
 
@@ -66,7 +67,7 @@ def write_run(
     clients, folder = request.options.num_clients, RunFolder.claim(path, "")
     accuracies = level + np.arange(len(rounds))[:, None] + rng.integers(-8, 9, (len(rounds), clients))
     more = {"train_examples": [20] * clients, "class_table": rng.multinomial(20, np.full(10, 0.1), clients).tolist()}
-    more |= {"info": documented_info(METHODS[request.options.method]), "chunk": 1, "device": "cpu x 2"}
+    more |= {"info": documented_info(method_factory(request.options.method)), "chunk": 1, "device": "cpu x 2"}
     config = _configuration(request, description or f"{dataset} (files)", "files", is_real, **more)
     folder.write(CONFIG, config | {"versions": {"python": "3.11.2", "jax": "0.10.1"} | source_versions()})
     # The first client has three times as many test examples as the others.

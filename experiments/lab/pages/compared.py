@@ -73,6 +73,16 @@ class Compared(NamedTuple):
         return is_close(self.entry)
 
     @property
+    def trained_difference(self) -> float | None:
+        """Our accuracy after local training minus the paper's; None without a result."""
+        return None if self.trained is None else self.trained - self.entry.published
+
+    @property
+    def fits_trained(self) -> bool:
+        """Whether the difference is large, and that of our accuracy after local training is small."""
+        return self.is_close is False and round(abs(self.trained_difference or 0), 2) <= CLOSE
+
+    @property
     def is_beyond(self) -> bool | None:
         """Whether the difference is larger than the interval of our accuracy; None if there is nothing to compare."""
         entry = self.entry
@@ -82,7 +92,7 @@ class Compared(NamedTuple):
     def verdict(self) -> str:
         """What is known of the cause of a large difference: "supported", "refuted", "plausible" or "open"."""
         if self.cause is None:
-            return "open"
+            return "plausible" if self.fits_trained else "open"
         tested = None if self.without_cause is None else is_close(self.without_cause)
         return {None: "plausible", True: "supported", False: "refuted"}[tested]
 

@@ -13,7 +13,7 @@ from experiments.choices import CUSTOM
 from experiments.cli.effects import relevant_options
 from experiments.cli.request import RunCommand
 from experiments.folder.run_folder import slug
-from experiments.lab import causes
+from experiments.lab import causes, readings
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.tables.comparison import place
@@ -69,6 +69,7 @@ SHORT = {
 
 BLOCKS = {
     "table-1": "FedPAC's Table 1 and its replication's, 20 clients, seed 0",
+    "readings": "the replication's prototype weights by other readings of its equations, seed 0",
     "causes": "the same without a supposed cause of a large difference, seed 0",
     "cifar10": "FedPAC's Tables 1 and 2 and its replication's on CIFAR-10, 20 clients, seed 0",
     "cifar10-fedas": "FedAS's Table 3 on CIFAR-10, beta 0.1, participation 0.2 and 0.4, by either procedure",
@@ -132,6 +133,7 @@ def _all() -> Iterator[PlannedRun]:
     main = [("fedpac", 1), ("fedpac_replication", 1)]
     yield from _of("table-1", _rows(main, 20), 0)
     yield from _without_causes()
+    yield from (reading_run(reading) for reading in readings.READINGS)
     yield from _of("cifar10", _chosen(_rows([*main, ("fedpac", 2)], 20, CIFAR10), CIFAR10_METHODS), 0)
     yield from _cifar10_of_fedas()
     yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
@@ -154,6 +156,14 @@ def _without_causes() -> Iterator[PlannedRun]:
             own = " ".join(cause.options)
             name = f"{place(cause.row).as_posix()}-{slug(own.removeprefix('--'))}/seed-0"
             yield PlannedRun("causes", cause.cell, f"{cause.row.method} {own}", name)
+
+
+def reading_run(reading: str) -> PlannedRun:
+    """Run of the replication's prototype weights by another reading of its equations, beside its Table 1."""
+    (row,) = [row for row in _rows([("fedpac_replication", 1)], 20) if row.method.startswith("fedpac_proto")]
+    own = ("--method", f"{readings.__file__}:fedpac_proto_reading", "--reading", reading)
+    name = f"{place(row).parent.as_posix()}/fedpac_proto-{slug(reading)}/seed-0"
+    return PlannedRun("readings", row.cell(words=own), f"fedpac_proto {reading}", name)
 
 
 def fedas_run(beta: float, participation: float, method: str) -> PlannedRun:
