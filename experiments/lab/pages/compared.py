@@ -75,7 +75,8 @@ class Compared(NamedTuple):
     @property
     def trained_difference(self) -> float | None:
         """Our accuracy after local training minus the paper's; None without a result."""
-        return None if self.trained is None else self.trained - self.entry.published
+        published = self.entry.published
+        return None if self.trained is None or published is None else self.trained - published
 
     @property
     def fits_trained(self) -> bool:

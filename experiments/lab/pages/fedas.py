@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from experiments.cli import presets
 from experiments.lab.fedas_ablation import steps
 from experiments.lab.fedas_ablation.steps import PARTICIPATION, RUNS, SEEDS, SOURCES, STEPS, AblationRun, Step
+from experiments.lab.pages import premise
 from experiments.lab.pages.parts import FIGURES, Made
 from experiments.papers import published
 from experiments.run.committed import ROOT
@@ -72,11 +73,14 @@ def load(file: Path) -> Study:
 def made(root: Path) -> Made:
     """The page of a checkout, and its picture; InvalidInput if a record cannot be read."""
     study = load(root / ROOT.name / "fedas_ablation.jsonl")
+    stragglers = premise.load(root / ROOT.name / "premise.jsonl")
     pictures = {root / FIGURES / f"{FIGURE}.svg": picture(study)} if study.found else {}
-    return Made({root / "docs/fedas.md": text(study)}, pictures)
+    if stragglers:
+        pictures[root / FIGURES / "fedas-premise.svg"] = premise.picture(stragglers)
+    return Made({root / "docs/fedas.md": text(study, stragglers)}, pictures)
 
 
-def text(study: Study) -> str:
+def text(study: Study, stragglers: dict[premise.Run, premise.Record]) -> str:
     """Text of the page."""
     first, released = (AblationRun("fashion_mnist", PARTICIPATION[0], step, 0) for step in (FEDPER, RELEASED))
     request = released.cell.request()
@@ -101,6 +105,7 @@ def text(study: Study) -> str:
         columns=list(COLUMNS.values()),
         studies=[{"title": title(*where), "rows": rows} for where in WHERE if (rows := _rows(study, *where))],
         commands=[first.command, released.command],
+        premise=premise.values(stragglers) if stragglers else None,
     )
 
 
