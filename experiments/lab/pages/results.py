@@ -32,6 +32,7 @@ from experiments.lab.pages.compared import (
     published_in,
     runs,
 )
+from experiments.lab.pages.counts import by_trained, counts, different
 from experiments.lab.pages.parts import FIGURES, Made, filled
 from experiments.lab.pages.picture import picture
 from experiments.lab.queue.field import FIELDS, PROTOCOL, VARIANTS, Comparison, Tuned, tuned_run
@@ -58,14 +59,6 @@ from pfl_jax.primitives.tree import byte_count
 
 TEMPLATE = Path(__file__).with_name("results.md.jinja")
 
-VERDICTS = {
-    "supported": "cause supported by a run without it",
-    "refuted": "supposed cause refuted by a run without it",
-    "plausible": "cause plausible",
-    "open": "open",
-}
-"""`Compared.verdict` -> its words."""
-
 
 def made(root: Path) -> Made:
     """The page of a checkout, README's part, and the picture; InvalidInput if a result is damaged."""
@@ -90,8 +83,8 @@ def page(library: Library, found: Found, released: Sequence[Released]) -> str:
     return tables.page(
         TEMPLATE,
         finished=finished,
-        counts=_counts(found),
-        by_trained=_by_trained(list(itertools.chain(*found.values()))),
+        counts=counts(found),
+        by_trained=by_trained(list(itertools.chain(*found.values()))),
         readings=[_reading(reading, library) for reading in READINGS],
         beyond=[sum(one.is_beyond is so for one in itertools.chain(*found.values())) for so in (True, False)],
         close=CLOSE,
@@ -131,14 +124,14 @@ def readme_table(library: Library, found: Found) -> str:
     ]
     every = list(itertools.chain(*found.values()))
     known = [one for one in every if one.is_close is not None]
-    different = _different(known)
-    close = sum(one.is_close is True for one in different)
+    of_runs = different(known)
+    close = sum(one.is_close is True for one in of_runs)
     seconds = round_seconds()
     return (
         f"On two cores, FedPAC's 200 rounds take {200 * seconds / 60:.0f} minutes "
         f"([{seconds:.2f} s each](docs/performance.md#training)).\n\n"
         f"{tables.markdown(heads, rows, (0, 4))}\n"
-        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run, from {len(different)} different "
+        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run, from {len(of_runs)} different "
         f"runs;\n{close} of these runs are within {CLOSE:g} point of all accuracies that they stand for. A cause is "
         f"supported if a full run without\nit is within {CLOSE:g} point, and plausible if there is no such run; see "
         "[all accuracies](docs/results.md). "
@@ -173,42 +166,6 @@ def round_seconds() -> float:
     """Median time of a FedPAC round with both evaluations, in seconds, as docs/performance.md has it."""
     measured = stored(committed.ROOT / "benchmark.jsonl")["training"].rows
     return next(row["s"] for row in measured if row["work"].startswith("FedPAC round") and row["by"] == "pfl_jax")
-
-
-def _different(rows: Sequence[Compared]) -> list[Compared]:
-    """Of the rows that one run stands for, that which is furthest away."""
-    nearest_first = sorted(rows, key=lambda one: abs(one.entry.difference or 0))
-    return list({one.entry.row.cell().command(): one for one in nearest_first}.values())
-
-
-def _counts(found: Found) -> list[list[str]]:
-    """Rows by what is known of them: FedPAC's, its replication's, and one for each run."""
-    every = list(itertools.chain(*found.values()))
-    of_replication = [one for one in every if one.entry.row.paper == "fedpac_replication"]
-    columns = [[one for one in every if one not in of_replication], of_replication, _different(every)]
-    names = {f"within {CLOSE:g} point of the paper": lambda one: one.is_close is True}
-    for verdict, words in VERDICTS.items():
-        names[f"further away, {words}"] = lambda one, verdict=verdict: one.is_close is False and one.verdict == verdict
-    names |= {"no finished run yet": lambda one: one.is_close is None, "all": lambda one: True}
-    return [[name, *(str(sum(map(fits, rows))) for rows in columns)] for name, fits in names.items()]
-
-
-def _by_trained(rows: Sequence[Compared]) -> dict[str, str]:
-    """Rows far from the paper: which are close by `trained`, and which further away; and close ones it loses."""
-    far = [one for one in rows if one.is_close is False]
-    kinds = {
-        "closer": [one for one in far if one.fits_trained],
-        "lost": [one for one in rows if one.is_close and abs(one.trained_difference or 0) > CLOSE],
-        "further": [one for one in far if abs(one.trained_difference or 0) > abs(one.entry.difference or 0)],
-    }
-    return {
-        kind: ", ".join(
-            f"`{one.entry.row.method}` of {one.entry.row.source.replace(',', '')} ({one.trained_difference:+.2f})"
-            for one in there
-            if one.trained_difference is not None
-        )
-        for kind, there in kinds.items()
-    }
 
 
 def _reading(reading: str, library: Library) -> list[str]:
