@@ -138,6 +138,7 @@ def test_every_section_runs(tmp_path, monkeypatch):
     assert rows["sweep"][1]["ratio, with compilation"] > 0
     assert [row["processes"] for row in rows["processes"]] == [1, 2]
     assert min(row["largest peak MiB"] for row in rows["processes"]) > 100
+    assert {row["network"] for row in rows["own_networks"]} >= {"built-in", "flax.linen", "flax.nnx", "jax.lax"}
     (version,) = rows["jax_versions"]
     assert version["jax"] == jax.__version__
     assert version[f"{version['chosen']}, ms"] > 0

@@ -5,7 +5,8 @@
     python -m experiments.lab.benchmark --only jax_versions --pythons venv-0.10/bin/python venv-0.12/bin/python
 
 The section pfllib wants a clone of https://github.com/TsingZ0/PFLlib, and its packages (torch, scikit-learn, h5py,
-calmsize, cvxpy) in the first of --pythons; jax_versions wants a version of JAX with what the library needs in each.
+calmsize, cvxpy) in the first of --pythons; jax_versions and own_networks want a version of JAX
+with what the library needs in each.
 """
 
 import importlib
@@ -28,7 +29,10 @@ SECTIONS = {
     **dict.fromkeys(("training", "methods", "waste"), "sections"),
     **dict.fromkeys(("growth", "memory_growth"), "growth"),
     "sweep": "growth",
-    **{name: name for name in ("client_counts", "large_cohorts", "adapted", "processes", "pfllib", "jax_versions")},
+    **{
+        name: name
+        for name in ("client_counts", "large_cohorts", "adapted", "processes", "pfllib", "jax_versions", "own_networks")
+    },
 }
 """Name of a section, and of the function that measures it -> its module."""
 
@@ -50,7 +54,7 @@ class Options:
     pfllib: Annotated[Path | None, Argument(metavar="DIR")] = None
     """Clone of PFLlib, for the section of this name."""
     pythons: Annotated[tuple[Path, ...], Argument(metavar="PYTHON")] = (Path(sys.executable),)
-    """Interpreters that jax_versions compares; the first one runs PFLlib."""
+    """Interpreters that jax_versions and own_networks compare; the first one runs PFLlib."""
 
     def check(self) -> None:
         """Raise InvalidInput for values that cannot be used."""
