@@ -57,7 +57,7 @@ def _numbers(x: Any, what: str) -> Any:
             at = f"row {start + row}, place {place}" if place else f"row {start + row}"
             raise InvalidInput(
                 f"{what} has {value} in {at} (counted from 0), which is no finite float32: leave such rows out, or "
-                "fill them in"
+                "fill NaN in with --impute (impute=)"
             )
     return x.astype(np.float32, copy=False)
 

@@ -141,11 +141,11 @@ def of_texts(texts: np.ndarray) -> np.ndarray:
     """Texts as whole numbers, as numbers, or as words, the first of these that all of them are."""
     # To Python 1_0 is a ten.
     if not np.any(np.char.find(texts, "_") >= 0):
-        gone = np.isin(np.char.lower(texts), NO_VALUE)
-        with suppress(ValueError, OverflowError):
-            return texts.astype(np.int64)
+        for wanted in (np.int64, np.float64):
+            with suppress(ValueError, OverflowError):
+                return texts.astype(wanted)
         with suppress(ValueError):
-            return np.where(gone, "nan", texts).astype(np.float64)
+            return np.where(np.isin(np.char.lower(texts), NO_VALUE), "nan", texts).astype(np.float64)
     if not np.any(texts == ""):
         return texts
     words = texts.astype(object)
