@@ -37,7 +37,7 @@ INTERNAL = {
     *(f"data.{name}" for name in ("allocation", "checks", "dirichlet_counts", "embedded", "files", "places", "rows")),
     *(f"data.{name}" for name in ("pictures", "read_clients", "read_folders", "read_tables", "specs", "tfds", "tff")),
     *(f"data.{name}" for name in ("columns", "table")),
-    *(f"engine.{name}" for name in ("checks", "cohort", "disk_state")),
+    *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "remembered")),
     *(f"engine.{name}" for name in ("mapping", "placement", "rounds", "store")),
     *(f"primitives.{name}" for name in ("affinity", "per_example", "simplex_solvers")),
 }

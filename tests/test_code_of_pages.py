@@ -198,6 +198,8 @@ def test_the_whole_page_of_recipes(tmp_path, monkeypatch):
     assert said.replace("'", "&#39;") in page
     assert Path("runs/compared/sweep.md").read_text().startswith("**fedpac, fedper on digits")
     assert len(names["table"]) == 4
+    seconds = [trial.duration.total_seconds() for trial in names["study"].trials]
+    assert sorted(seconds)[-2] < 0.1 * max(seconds)
     assert Path("compared.png").stat().st_size > 1000
 
 

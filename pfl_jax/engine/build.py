@@ -1,6 +1,6 @@
 """The engine: one run of a method as four pure functions, wherever the clients' states are between rounds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Method, MethodSchedule, PRNGKey, Scores, State
 from pfl_jax.engine.cohort import RoundSettings
+from pfl_jax.engine.remembered import MakeMethod, Same, is_input, remembered
 from pfl_jax.engine.rounds import Outcome, Stages, replicated
 from pfl_jax.engine.store import ClientStore, Federation, OnDevice, Places
 
@@ -95,7 +96,7 @@ def build(
     store = OnDevice() if store is None else store
     stages: Any = Stages(method, settings, mesh)
     if not store.is_traced:
-        stages = stages.compiled(donate=donate)
+        stages = _compiled_stages(Same(method), settings.of_a_round(), mesh, donate)
     # The places of an evaluation are the same in all rounds of a run. To draw some of very many clients takes longer
     # than a round, so that a store outside the device, whose calls are not traced, remembers them.
     drawn: list[tuple[Federation, PRNGKey, Places]] = []
@@ -135,3 +136,60 @@ def build(
         return stages.evaluate_new(data, state.server, state.key, state.round)
 
     return Engine(init, round_, evaluate, evaluate_new, method, settings, mesh, store)
+
+
+@remembered
+def _compiled_stages(method: Same, settings: RoundSettings, mesh: Mesh | None, donate: bool) -> Any:
+    return Stages(method.it, settings, mesh).compiled(donate=donate)
+
+
+def compiled(
+    method: Method | MethodSchedule | MakeMethod,
+    hyper_parameters: Mapping[str, Any] | None,
+    settings: RoundSettings,
+    mesh: Mesh | None,
+    *,
+    donate: bool,
+) -> Engine:
+    """Engine with states on the device, which is compiled once for all runs of a method.
+
+    Args:
+      method, settings, mesh, donate: see `build`; with hyper-parameters a function of them to a method.
+      hyper_parameters: see `pfl_jax.run`. Real numbers are inputs of the compiled programs: other values of them
+        compile nothing.
+    """
+    values = dict(hyper_parameters or {})
+    inputs = {name: value for name, value in values.items() if is_input(value)}
+    fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
+    engine = _programs(Same(method), fixed, settings.of_a_round(), mesh, donate)
+    names = ("init", "round", "evaluate", "evaluate_new")
+    make: Any = method
+    made = make if hyper_parameters is None else make(**values)
+    return engine._replace(method=made, **{name: partial(getattr(engine, name), inputs) for name in names})
+
+
+@remembered
+def _programs(
+    method: Same, fixed: tuple[tuple[str, Any], ...] | None, settings: RoundSettings, mesh: Mesh | None, donate: bool
+) -> Engine:
+    """Engine whose functions have the hyper-parameters that are inputs as their first argument."""
+
+    def program(name: str, **options: Any) -> Callable[..., Any]:
+        def run_one(values, *arguments):
+            made = method.it if fixed is None else method.it(**dict(fixed), **values)
+            return getattr(build(made, settings, mesh), name)(*arguments)
+
+        # As JAX calls it where it logs what it compiles.
+        run_one.__name__ = name
+        return jax.jit(run_one, out_shardings=replicated(mesh), **options)
+
+    return Engine(
+        init=program("init"),
+        round=program("round", static_argnums=3, donate_argnums=(2,) if donate else ()),
+        evaluate=program("evaluate"),
+        evaluate_new=program("evaluate_new"),
+        method=method.it,
+        settings=settings,
+        mesh=mesh,
+        store=OnDevice(donate=donate),
+    )

@@ -137,8 +137,8 @@ def explained(
     except Exception as error:
         if values and isinstance(error, jax.errors.JAXTypeError):
             raise InvalidInput(
-                f"of {', '.join(values)} one changes shapes, and its values share no program: start a sweep for each "
-                f"({first_line(error)})"
+                f"of {', '.join(values)} one changes shapes, and its values share no program: fix it in the "
+                f"function, and start a sweep for each ({first_line(error)})"
             ) from error
         one, method = _first(data), at_round(make(**values), 0)
         if method.work is None:

@@ -1,6 +1,6 @@
 """Participation in a round: settings, and random cohorts, stragglers, drop-outs and attackers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_type_hints
 
 import jax
@@ -63,6 +63,10 @@ class RoundSettings:
     def versions(self) -> int:
         """Number of earlier states of the server that clients may begin with, see `timetable`."""
         return 0 if self.timetable is None else self.timetable.largest_staleness
+
+    def of_a_round(self) -> "RoundSettings":
+        """These settings without those of a run."""
+        return RoundSettings(**{one.name: getattr(self, one.name) for one in fields(RoundSettings)})
 
     def arrivals(self, cohort_size: int) -> int:
         """Number of messages of a cohort that arrive."""

@@ -1,7 +1,7 @@
 """Simulation of a federation, round by round."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,12 +13,13 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.engine import chunking
-from pfl_jax.engine.build import Engine, build
+from pfl_jax.engine.build import Engine, build, compiled
 from pfl_jax.engine.checks import check_engine, check_run, explained, typed_key
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, replicate
+from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.rounds import Outcome
-from pfl_jax.engine.store import ClientStore, Federation, OnDevice, OnDisk, OnHost
+from pfl_jax.engine.store import ClientStore, Federation, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.hyper_parameters import check_arguments
 from pfl_jax.primitives.metrics import before_aggregation
@@ -93,10 +94,11 @@ class RoundResult(NamedTuple):
 
 @check_arguments
 def run(
-    method: Method | MethodSchedule,
+    method: Method | MethodSchedule | MakeMethod,
     data: Federation,
     settings: Settings,
     key: PRNGKey,
+    hyper_parameters: Mapping[str, Any] | None = None,
     *,
     state: State | None = None,
     mesh: Mesh | None = None,
@@ -109,6 +111,9 @@ def run(
 ) -> Iterator[RoundResult]:
     """Run a federation and yield a `RoundResult` after each round. The docstring of `pfl_jax` has an example.
 
+    The compiled programs of the last methods are kept: another run of the same method (the same object, not an equal
+    one) compiles nothing, whatever the key, the state, the number of rounds or, with `hyper_parameters`, their values.
+
     Args:
       method: the method; or a schedule, a function from the round (counted from 0, traced) to the method of that
         round, so that real-valued hyper-parameters can change from round to round:
@@ -118,6 +123,9 @@ def run(
         process or several.
       settings: rounds, participation, chunk, evaluation interval.
       key: the run's key. The same key gives the same result.
+      hyper_parameters: values for a function of them to a method, which is given in the place of the method, as in
+        `pfl_jax.sweep`. Real numbers (float or an array) are inputs of the compiled programs, and other values of them
+        compile nothing; whole numbers, texts and what else there is are a part of the programs.
       state: state to continue from, instead of a new one initialized from the key; a state carries its own key.
       mesh: devices to spread the clients over, see `client_mesh`. None uses the default device, or the mesh of
         `PlacedData`.
@@ -135,8 +143,8 @@ def run(
         By default the state of every result that you keep stays usable, and takes its memory; with state_on="disk" the
         clients' part of it is always taken over.
       engine: compiled engine of this method and these settings, such as `pfl_jax.build(method, settings).jit()`, from a
-        caller who runs it more than once (with other keys, states or numbers of rounds) and wants it compiled once. It
-        says where the states are: state_on, state_folder and donate are left out then. None builds one.
+        caller who has one. It says where the states are: state_on, state_folder and donate are left out then. None
+        builds one.
 
     Raises:
       InvalidInput: arguments of a wrong type or a state of another run, at once; a model that does not fit the data,
@@ -144,29 +152,31 @@ def run(
       Diverged: a client diverged (with on_nan="skip-client": all clients of a cohort), or the server's state did; in
         the round where it happened.
     """
-    key = typed_key(key)
-    check_run(method, data, settings, mesh, state, state_on, state_folder)
+    key, values = typed_key(key), dict(hyper_parameters or {})
+    make: Any = method
+    made: Method | MethodSchedule = make if hyper_parameters is None else make(**values)
+    check_run(made, data, settings, mesh, state, state_on, state_folder)
     if data.mesh is not None and mesh not in (None, data.mesh):
         raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
     mesh = data.mesh or mesh
-    frozen = at_round(method, 0).frozen
+    frozen = at_round(made, 0).frozen
     data = data.with_frozen(frozen)
     newcomers = newcomers if newcomers is None else newcomers.with_frozen(frozen)
     # Once, not at each evaluation; clients that belong to devices are there already.
     data = data if data.mesh else replicate(data, mesh)
     newcomers = newcomers if newcomers is None or newcomers.mesh else replicate(newcomers, mesh)
     devices = 1 if mesh is None else mesh.size
-    settings = chunking.resolved(settings, method, np.asarray(data.train_count), devices=devices)
+    settings = chunking.resolved(settings, made, np.asarray(data.train_count), devices=devices)
     stores: dict[StateOn, ClientStore] = {
-        "device": OnDevice(donate=donate),
         "host": OnHost(donate=donate),
         "disk": OnDisk(None if state_folder is None else Path(state_folder)),
     }
-    if engine is None:
-        built = build(method, settings, mesh, store=stores[state_on], donate=donate)
-        engine = built.jit(donate=donate)
+    if engine is None and state_on == "device":
+        engine = compiled(make, hyper_parameters, settings, mesh, donate=donate)
+    elif engine is None:
+        engine = build(made, settings, mesh, store=stores[state_on], donate=donate)
     else:
-        check_engine(engine, method, settings, mesh, state_on, donate=donate)
+        check_engine(engine, made, settings, mesh, state_on, donate=donate)
     store = engine.store
 
     def begin():
@@ -178,7 +188,7 @@ def run(
             first = rest._replace(clients=store.adopt(data, mesh, state.clients))
         return committed(first) if mesh is None else first
 
-    explains = partial(explained, lambda: method, {}, data)
+    explains = partial(explained, make if values else lambda: made, values, data)
     return play(engine, data, settings, begin, newcomers, explains, on_nan)
 
 

@@ -8,26 +8,25 @@ another device. The docstring of `run` has an example.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Method, MethodSchedule, PRNGKey, PyTree, State, at_round
+from pfl_jax.base import PRNGKey, PyTree, State, at_round
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
 from pfl_jax.engine.checks import check_sweep, explained, typed_key
+from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.mapping import AXIS, map_places, replicate
+from pfl_jax.engine.remembered import MakeMethod, Same, remembered
 from pfl_jax.engine.simulate import RoundResult, Settings
 from pfl_jax.engine.store import OnDevice
 from pfl_jax.hyper_parameters import Count, check_arguments
 from pfl_jax.primitives.tree import byte_count, gather
-
-MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
-"""Function of hyper-parameters, as keyword arguments that may be traced, to the method or schedule of `pfl_jax.run`."""
 
 
 def build(
@@ -48,6 +47,16 @@ def build(
       values: hyper-parameters [R].
       mesh: see `run`; here the number of devices must divide the number of runs.
     """
+    programs = _programs(Same(make_method), settings.of_a_round(), chunk, mesh, donate)
+    # The values are arguments of the programs: in the functions they would be constants.
+    names = ("init", "round", "evaluate", "evaluate_new")
+    one = make_method(**{name: value[0] for name, value in values.items()})
+    return programs._replace(method=one, **{name: partial(getattr(programs, name), values) for name in names})
+
+
+@remembered
+def _programs(make_method: Same, settings: RoundSettings, chunk: int | None, mesh: Mesh | None, donate: bool) -> Engine:
+    """Engine of `build` whose functions have the hyper-parameters as their first argument."""
     devices = 1 if mesh is None else mesh.size
 
     def over_runs(name: str) -> Callable[..., PyTree]:
@@ -58,7 +67,7 @@ def build(
 
             def map_one(pool, run):
                 own, values, rest = run
-                engine = simulate.build(make_method(**values), settings)
+                engine = simulate.build(make_method.it(**values), settings)
                 return getattr(engine, name)(pool._replace(**own), rest, *size), ()
 
             shares = jax.tree.map(lambda leaf: leaf.reshape(devices, -1, *leaf.shape[1:]), (own, values, rest))
@@ -68,13 +77,12 @@ def build(
 
         return map_all
 
-    # The values are arguments of the programs: in the functions they would be constants.
     return Engine(
-        init=partial(jax.jit(over_runs("init")), values),
-        round=partial(jax.jit(over_runs("round"), static_argnums=3, donate_argnums=(2,) if donate else ()), values),
-        evaluate=partial(jax.jit(over_runs("evaluate")), values),
-        evaluate_new=partial(jax.jit(over_runs("evaluate_new")), values),
-        method=make_method(**{name: value[0] for name, value in values.items()}),
+        init=jax.jit(over_runs("init")),
+        round=jax.jit(over_runs("round"), static_argnums=3, donate_argnums=(2,) if donate else ()),
+        evaluate=jax.jit(over_runs("evaluate")),
+        evaluate_new=jax.jit(over_runs("evaluate_new")),
+        method=make_method.it,
         settings=settings,
         mesh=mesh,
         store=OnDevice(donate=donate),
@@ -101,7 +109,8 @@ def run(
 
     Args:
       make_method: function that is called while tracing, with one traced number for each of `hyper_parameters`. Values
-        that change shapes or the number of steps (epochs, batch size) cannot be traced: use one sweep for each.
+        that change shapes or the number of steps (epochs, batch size) cannot be traced: use one sweep for each. Another
+        sweep of the same function (the same object, not an equal one) and the same number of runs compiles nothing.
       data: one federation for all runs, or one for each run from `pfl_jax.data.federate_runs`.
       settings: settings of all runs; `Settings.chunk` is the number of clients under one vmap within a run.
       keys: [R], the runs' keys.

@@ -10,6 +10,7 @@ from problems import HYPER_PARAMETERS, diverging, tiny_federation, tiny_method, 
 
 from pfl_jax import InvalidInput, Settings, models, simulate
 from pfl_jax.data import federate
+from pfl_jax.engine import remembered
 from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 
@@ -213,6 +214,65 @@ def test_another_run_with_an_engine_compiles_nothing(state_on):
     assert set(later) <= {"init", "copy", "jit(copy)"}
     assert len(continued) == 1
     assert other[1].trained["loss"].tolist() != last.trained["loss"].tolist()
+
+
+@pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
+def test_another_run_of_a_method_compiles_nothing(state_on):
+    method = tiny_method("fedper")
+
+    def play(seed, method=method, **settings):
+        settings = Settings(participation=0.5, chunk=2, **settings)
+        *_, last = simulate.run(method, DATA, settings, jax.random.key(seed), state_on=state_on)
+        return last.trained["loss"]
+
+    first = play(0, rounds=2)
+    with compilations() as later:
+        again, other = play(0, rounds=2), play(1, rounds=3, eval_every=2)
+    assert not later
+    np.testing.assert_array_equal(again, first)
+    assert not np.array_equal(other, first, equal_nan=True)
+    # Settings of the rounds are a part of the program, and so is the method: an equal one is another one.
+    for changes in ({"drop_rate": 0.5}, {"method": method._replace()}):
+        with compilations() as later:
+            play(0, rounds=2, **changes)
+        assert later
+
+
+def test_other_values_of_hyper_parameters_compile_nothing():
+    def make(**values):
+        return make_method("ditto", tiny_model(), **HYPER_PARAMETERS | values)
+
+    def play(method, *values):
+        *_, last = simulate.run(method, DATA, Settings(rounds=2, chunk=2), jax.random.key(0), *values)
+        return last.trained["loss"]
+
+    play(make, {"lr": 0.1, "lam": 0.5, "epochs": 1})
+    with compilations() as later:
+        changed = play(make, {"lr": 0.03, "lam": 2.0, "epochs": 1})
+    # `make_method` asks for shapes of its factory.
+    assert set(later) <= {"<lambda>"}
+    np.testing.assert_allclose(changed, play(make(lr=0.03, lam=2.0, epochs=1)), rtol=1e-4)
+    # A whole number is a part of the program.
+    assert not np.allclose(changed, play(make, {"lr": 0.03, "lam": 2.0, "epochs": 2}), rtol=1e-3)
+    with pytest.raises(InvalidInput, match="lam must not be negative, not -1"):
+        play(make, {"lam": -1.0})
+    with pytest.raises(InvalidInput, match="of lr, batch_size one changes shapes"):
+        play(make, {"lr": 0.1, "batch_size": np.array(3)})
+
+
+def test_engines_of_a_few_methods_are_kept():
+    class Things(list):
+        pass
+
+    kept = []
+    make = remembered.remembered(lambda thing: kept.append(thing) or len(kept))
+    things = [Things() for _ in range(remembered.REMEMBERED + 1)]
+    numbers = [make(remembered.Same(thing)) for thing in things]
+    assert make(remembered.Same(things[-1])) == numbers[-1]
+    # The first one gave way to the last one. Equal things are not the same.
+    assert make(remembered.Same(things[0])) == len(things) + 1
+    # What cannot be hashed is made each time.
+    assert make(np.zeros(2)) != make(np.zeros(2))
 
 
 @pytest.mark.parametrize(
