@@ -110,13 +110,13 @@ def plain() -> Model:
         }
         return {"head": params.pop("head"), "backbone": params}
 
-    def block(x, kernel, bias, padding):
-        layout = ("NHWC", "HWIO", "NHWC")
+    def block(params, x, padding):
+        (kernel, bias), layout = params, ("NHWC", "HWIO", "NHWC")
         x = jax.nn.leaky_relu(jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=layout) + bias)
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
     def features(backbone, x):
-        x = block(block(x, *backbone["conv1"], "VALID"), *backbone["conv2"], SIDES)
+        x = block(backbone["conv2"], block(backbone["conv1"], x, "VALID"), SIDES)
         return jax.nn.leaky_relu(dense(backbone["dense"], x.reshape(len(x), -1)))
 
     def dense(params, x):
