@@ -77,6 +77,11 @@ def sweep(keys=KEYS, lr=(0.1, 0.2), name="lr", **options):
     return next(iter(pfl_jax.sweep.run(make, federation, Settings(rounds=1), keys, {name: jnp.array(lr)}, **options)))
 
 
+def with_old_random_numbers():
+    with jax.threefry_partitionable(False):
+        run()
+
+
 def cohort(size):
     """Shapes after a round of the public engine."""
     engine, federation = pfl_jax.build(made(), Settings(rounds=1)), data.federate(dataset(), parts())
@@ -223,6 +228,17 @@ REFUSED = {
     "a seed for a key": (lambda: run(key=0), "key must be an array, not 0"),
     "a raw seed for a key": (lambda: run(key=np.uint32([3])), "key must be a key, such as jax.random.key(0)"),
     "a key of another generator": (lambda: run(key=jax.random.key(0, impl="rbg")), "threefry2x32, not of rbg"),
+    "a run within jit": (lambda: jax.jit(lambda key: [*run(key=key)])(KEY), "pfl_jax.build gives the functions"),
+    "a run within jit that gets nothing": (lambda: jax.jit(lambda: [*run()])(), "run loops on the host"),
+    "a run within vmap": (
+        lambda: jax.vmap(lambda key: [*run(key=key)])(KEY[None]),
+        "pfl_jax.sweep.run takes several keys",
+    ),
+    "a rate within vmap": (
+        lambda: jax.vmap(lambda lr: [*run(method=made(lr=lr))])(jnp.ones(1)),
+        "run loops on the host",
+    ),
+    "an old setting of random numbers": (with_old_random_numbers, "jax_threefry_partitionable is off"),
     "a raw key of another generator": (lambda: run(key=jax.random.PRNGKey(0, impl="rbg")), "key must be a key"),
     "a dataset for a federation": (
         lambda: pfl_jax.run(made(), dataset(), Settings(rounds=1), KEY),

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -9,6 +10,7 @@ from typing import Any, get_type_hints
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh
 
 from pfl_jax.base import Method, MethodSchedule, PyTree, State, at_round
@@ -114,7 +116,47 @@ def typed_key(key: Any, name: str = "key", *, axes: int = 0) -> jax.Array:
             f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "
             f'jax.random.key(0, impl="{GENERATOR}")'
         )
+    # Versions of JAX that no longer know the setting have it on.
+    if not getattr(jax.config, "jax_threefry_partitionable", True):
+        raise InvalidInput(
+            "jax_threefry_partitionable is off, so that random numbers depend on chunks and padding: "
+            'jax.config.update("jax_threefry_partitionable", True)'
+        )
     return key
+
+
+def check_not_traced(*trees: Any) -> None:
+    """Raise InvalidInput where a run is called within a transformation of JAX: it loops on the host."""
+    leaves = jax.tree.leaves((trees, jnp.zeros(())))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        raise InvalidInput(
+            "run loops on the host, so it cannot be within jit, vmap, scan or grad: pfl_jax.build gives the functions "
+            "that can, and pfl_jax.sweep.run takes several keys and values at once"
+        )
+
+
+@contextlib.contextmanager
+def usual_settings() -> Iterator[None]:
+    """Context in which JAX's settings about transfers and types are what the engine is written for."""
+    with jax.transfer_guard("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def with_usual_settings(function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """The same generator function, run in `usual_settings` and left by each result."""
+
+    @functools.wraps(function)
+    def steps(*args: Any, **options: Any) -> Iterator[Any]:
+        results = function(*args, **options)
+        while True:
+            with usual_settings():
+                try:
+                    result = next(results)
+                except StopIteration:
+                    return
+            yield result
+
+    return steps
 
 
 @contextlib.contextmanager

@@ -23,6 +23,9 @@ Availability: TypeAlias = tuple[float, Sequence[Sequence[float]]]
 TICK = 1e-6
 """Seconds by which a client may begin before its interval: sums of times are rounded."""
 
+SHORTEST, LATEST = 10 * TICK, 1e9
+"""Seconds of the shortest interval, and until which clients may wait for one: beyond, a sum loses a tick."""
+
 
 @dataclass(frozen=True, eq=False)
 class Devices:
@@ -34,7 +37,8 @@ class Devices:
       available: `Availability` of each client, None for always. A client that has begun also finishes.
 
     Raises:
-      InvalidInput: numbers that are not positive, or intervals that are not ascending within their period.
+      InvalidInput: numbers that are not positive and finite, or intervals that are too short or not ascending within
+        their period.
     """
 
     seconds_per_example: np.ndarray
@@ -50,9 +54,13 @@ class Devices:
                 raise InvalidInput(f"device {client} must have positive seconds_per_example and bytes_per_second")
             edges = [0.0] if one is None else [0, *(edge for interval in one[1] for edge in interval), one[0]]
             # Starts are below ends, and an interval may begin where the one before it ends.
-            steps = np.diff(edges)
-            if one is not None and (len(edges) % 2 or len(edges) < 4 or min(steps) < 0 or min(steps[1::2]) <= 0):
-                raise InvalidInput(f"device {client} must have ascending intervals [start, end] within its period")
+            is_whole = one is None or (len(edges) % 2 == 0 and len(edges) > 2 and np.isfinite(edges).all())
+            steps = np.diff(edges) if is_whole else np.array([-1.0, -1.0])
+            if one is not None and (min(steps) < 0 or min(steps[1::2]) < SHORTEST):
+                raise InvalidInput(
+                    f"device {client} must have ascending intervals [start, end] within its period, of at least "
+                    f"{SHORTEST:g} seconds"
+                )
 
     def seconds(self, examples: np.ndarray, bytes_up: int, bytes_down: int) -> np.ndarray:
         """Seconds [n] of the work of the first n clients in a round, download and upload included.
@@ -69,6 +77,10 @@ class Devices:
         """Seconds from `now` until a client is available; 0 if it is."""
         if (available := self.available[client]) is None:
             return 0.0
+        if now > LATEST:
+            raise InvalidInput(
+                f"virtual time is beyond {LATEST:g} seconds, and device {client} is not always available"
+            )
         period, intervals = available
         time = (now + TICK) % period
         place = bisect.bisect_right(intervals, time, key=lambda one: one[0])
@@ -142,7 +154,8 @@ def timetable(
       seed: of the draws, of a generator of NumPy.
 
     Raises:
-      InvalidInput: more messages in the buffer, or clients at once, than clients; fewer devices than clients.
+      InvalidInput: more messages in the buffer, or clients at once, than clients; fewer devices than clients; seconds
+        that are not finite, or so many that a device's availability is lost in rounding.
 
     Reference:
       Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba. Federated Learning with Buffered Asynchronous Aggregation.
@@ -162,6 +175,8 @@ def timetable(
     for name, number in (("buffer", buffer), ("concurrency", concurrency or 1)):
         if number > clients:
             raise InvalidInput(f"{name} must be at most the number of clients, {clients}, not {number}")
+    if not (np.isfinite(seconds) & (np.asarray(seconds) >= 0)).all():
+        raise InvalidInput("seconds must be finite, and not negative")
     idle, now = np.ones(clients, bool), 0.0
     # (end, client, server steps before its start), and (client, staleness).
     training: list[tuple[float, int, int]] = []

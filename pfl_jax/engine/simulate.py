@@ -14,7 +14,15 @@ from jax.sharding import Mesh
 from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State, at_round
 from pfl_jax.engine import chunking
 from pfl_jax.engine.build import Engine, build, compiled
-from pfl_jax.engine.checks import check_engine, check_run, explained, typed_key
+from pfl_jax.engine.checks import (
+    check_engine,
+    check_not_traced,
+    check_run,
+    explained,
+    typed_key,
+    usual_settings,
+    with_usual_settings,
+)
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, replicate
 from pfl_jax.engine.remembered import MakeMethod
@@ -93,6 +101,7 @@ class RoundResult(NamedTuple):
 
 
 @check_arguments
+@usual_settings()
 def run(
     method: Method | MethodSchedule | MakeMethod,
     data: Federation,
@@ -152,6 +161,7 @@ def run(
       Diverged: a client diverged (with on_nan="skip-client": all clients of a cohort), or the server's state did; in
         the round where it happened.
     """
+    check_not_traced(key, data, state, hyper_parameters)
     key, values = typed_key(key), dict(hyper_parameters or {})
     make: Any = method
     made: Method | MethodSchedule = make if hyper_parameters is None else make(**values)
@@ -182,6 +192,7 @@ def run(
     def begin():
         if state is None:
             first = engine.init(data, replicate(key, mesh))
+            check_not_traced(first)
         else:
             # The caller's state is never donated.
             rest = replicate(jax.tree.map(jnp.copy, state._replace(clients=())), mesh)
@@ -192,6 +203,7 @@ def run(
     return play(engine, data, settings, begin, newcomers, explains, on_nan)
 
 
+@with_usual_settings
 def play(
     engine: Engine,
     data: Federation,
@@ -223,6 +235,8 @@ def play(
             received = _on_host(engine.evaluate(data, state))
         with explains():
             state, outcome = engine.round(data, state, size)
+        # A number of the method may have been traced.
+        check_not_traced(outcome.finite)
         if on_nan is not None:
             _check_finite(number, outcome, on_nan)
         # Copied, because the next round may write into these arrays.

@@ -19,7 +19,7 @@ from pfl_jax.base import PRNGKey, PyTree, State, at_round
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
-from pfl_jax.engine.checks import check_sweep, explained, typed_key
+from pfl_jax.engine.checks import check_not_traced, check_sweep, explained, typed_key, usual_settings
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.mapping import AXIS, map_places, replicate
 from pfl_jax.engine.remembered import MakeMethod, Same, remembered
@@ -90,6 +90,7 @@ def _programs(make_method: Same, settings: RoundSettings, chunk: int | None, mes
 
 
 @check_arguments
+@usual_settings()
 def run(
     make_method: MakeMethod,
     data: FederatedData,
@@ -143,6 +144,7 @@ def run(
       ...     print(result.round, result.received["accuracy"].shape, result.received["accuracy"].mean(axis=1).argmax())
       1 (3, 4) 2
     """
+    check_not_traced(keys, data, hyper_parameters, states)
     keys = typed_key(keys, "keys", axes=1)
     values = {name: jnp.asarray(value) for name, value in (hyper_parameters or {}).items()}
     check_sweep(make_method, data, settings, keys, values, states, mesh)

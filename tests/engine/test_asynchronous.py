@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 
 import chex
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import reference
 from full_batches import SGD, SIZES, assert_model, train, training_examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from problems import tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import simulate
@@ -161,6 +164,51 @@ def test_an_attacker_turns_the_update_that_it_trained():
     assert_model(last(method, Settings(**settings)).state.server.plain, want)
 
 
+TIMES = st.sampled_from([0.0, 1e-12, 1e-6, 1e-5, 0.1, 1.0, 7.0, 86_400.0, 1e7, 1e12, 1e300, math.inf, math.nan, -1.0])
+
+
+class Counted(Devices):
+    """Devices that are asked a bounded number of times."""
+
+    asked = 0
+
+    def wait(self, client, now):
+        type(self).asked += 1
+        assert self.asked < 20_000, "the trace does not end"
+        return super().wait(client, now)
+
+
+@settings(max_examples=200, deadline=None)
+@given(given=st.data(), number=st.integers(1, 4))
+def test_every_trace_ends_or_is_refused(given, number):
+    intervals = st.lists(TIMES, min_size=2, max_size=6).map(lambda edges: [*zip(edges[::2], edges[1::2], strict=False)])
+    one = st.none() | st.tuples(TIMES, intervals)
+    available = given.draw(st.lists(one, min_size=number, max_size=number))
+    seconds = np.array(given.draw(st.lists(TIMES, min_size=number, max_size=number)))
+    buffer, concurrency = given.draw(st.integers(1, number)), given.draw(st.none() | st.integers(1, number))
+    Counted.asked = 0
+    try:
+        devices = Counted(np.ones(number), np.ones(number), available)
+        found = timetable(devices, seconds, 5, buffer=buffer, concurrency=concurrency)
+    except InvalidInput as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return
+    assert found.clients.shape == (5, buffer)
+    assert np.isfinite(found.seconds).all()
+
+
+@pytest.mark.parametrize("period", [2e-5, 0.1, 10.0, 86_400.0])
+def test_who_waits_begins_within_an_interval(period):
+    """A client that is available for half of its period begins there, however late it is."""
+    devices = Devices(np.ones(1), np.ones(1), [(period, [(period / 4, 3 * period / 4)])])
+    for now in np.random.default_rng(0).uniform(0, 1e9, 200).tolist():
+        wait = devices.wait(0, now)
+        assert 0 <= wait <= period
+        assert devices.wait(0, now + wait) == 0
+    with pytest.raises(InvalidInput, match="virtual time is beyond 1e\\+09 seconds, and device 0 is not always"):
+        devices.wait(0, 2e9)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -276,6 +324,10 @@ def test_a_file_of_devices(tmp_path):
         (json.dumps({"devices": [pair | {"bytes_per_second": 0}]}), "device 0 must have positive"),
         (json.dumps({"devices": [pair | {"period": 10, "available": [[0, 11]]}]}), "within its period"),
         (json.dumps({"devices": [pair | {"period": 10, "available": [[3, 3]]}]}), "ascending intervals"),
+        (json.dumps({"devices": [pair | {"period": 10, "available": [[0, 1e-9]]}]}), "of at least 1e-05 seconds"),
+        (json.dumps({"devices": [pair | {"period": float("nan"), "available": [[1, 2]]}]}), "ascending intervals"),
+        (json.dumps({"devices": [pair | {"period": float("inf"), "available": [[1, 2]]}]}), "ascending intervals"),
+        (json.dumps({"devices": [pair | {"period": 10, "available": [[float("nan"), 2]]}]}), "ascending intervals"),
     ):
         file.write_text(wrong)
         with pytest.raises(InvalidInput, match=said) as raised:
@@ -293,6 +345,7 @@ def test_a_file_of_devices(tmp_path):
         ),
         (lambda: timetable(devices([1, 1]), np.ones(2), 1, buffer=1, concurrency=3), "concurrency must be at most"),
         (lambda: timetable(devices([1, 1]), np.ones(2), 1, buffer=0), "buffer must be at least 1, not 0"),
+        (lambda: timetable(devices([1, 1]), np.array([1, np.nan]), 1, buffer=1), "seconds must be finite"),
         (lambda: Timetable(np.array([[1, 1]]), np.zeros((1, 2)), np.ones(1)), "distinct, and in ascending order"),
         (lambda: Timetable(np.array([[0]]), np.ones((1, 1)), np.ones(1)), "number of rounds before"),
         (lambda: Timetable(np.array([[0]]), np.zeros((1, 2)), np.ones(1)), "clients .R, K., staleness .R, K."),
