@@ -5,6 +5,7 @@ the docstrings. Nothing is downloaded, neither to build the site nor to view it.
 shows it with its search; index.html also opens without a server.
 """
 
+import functools
 import importlib
 import inspect
 import json
@@ -106,6 +107,7 @@ def build_api(folder: Path) -> None:
     for module in pdoc.extract.walk_specs(["pfl_jax"]):
         _hide_fields(importlib.import_module(module))
     pdoc.docstrings.GOOGLE_LIST_SECTIONS.append("Info")
+    _constants_last()
     # pdoc must find all public names loaded.
     for name in pfl_jax.__all__:
         getattr(pfl_jax, name)
@@ -117,6 +119,17 @@ def build_api(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pdoc.pdoc("pfl_jax", output_directory=folder)
+
+
+def _constants_last() -> None:
+    """Lets a module's page begin with its functions and classes."""
+    in_source_order = pdoc.doc.Module.own_members.func
+
+    def own_members(module: Any) -> list[pdoc.doc.Doc[Any]]:
+        return sorted(in_source_order(module), key=lambda member: member.kind == "variable")
+
+    pdoc.doc.Module.own_members = functools.cached_property(own_members)
+    pdoc.doc.Module.own_members.__set_name__(pdoc.doc.Module, "own_members")
 
 
 def _hide_fields(module: Any) -> None:

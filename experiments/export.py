@@ -1,4 +1,4 @@
-"""Export of one client's model of a finished run, as safetensors or Flax's MessagePack.
+"""Export of one client's model of a finished run, as safetensors (`pfl_jax.files`) or Flax's MessagePack.
 
     python -m experiments.export runs/digits-fedper-seed0-001 --client 3 --to model.safetensors
 
@@ -13,7 +13,6 @@ from typing import Annotated
 
 import jax
 import numpy as np
-import safetensors.numpy
 from flax import serialization
 from rich.console import Console
 
@@ -24,7 +23,7 @@ from experiments.folder.stored_runs import load_runs
 from experiments.host.console import Terminal, print_line
 from experiments.run.loaded_run import LoadedRun, load_run
 from pfl_jax.atomic_write import write_binary
-from pfl_jax.base import Params
+from pfl_jax.files import save_model
 
 __all__ = ["LoadedRun", "load_run", "load_runs", "main", "read_metrics"]
 
@@ -58,38 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _export(run: LoadedRun, client: int, target: Path, console: Console) -> None:
     params, dataset = run.params(client), run.dataset
-    about = {
-        "method": run.summary["method"],
-        "data": dataset.description,
-        "client": str(client),
-        "input_shape": " ".join(map(str, dataset.input_shape)),
-        "num_classes": str(dataset.num_classes),
-    }
-    if dataset.mean is not None and dataset.std is not None:
-        # x = (pixel / 255 - mean) / std
-        about |= {"mean": " ".join(map(str, dataset.mean)), "std": " ".join(map(str, dataset.std))}
-    if dataset.preparation is not None:
-        # Read by `pfl_jax.data.Preparation.from_json`.
-        about["preparation"] = dataset.preparation.to_json()
-    count = save(target, params, about)
-    print_line(console, f"saved {count:,} parameters as {target}")
-
-
-def save(path: Path, params: Params, about: dict[str, str]) -> int:
-    """Write parameters to a new file; return how many there are.
-
-    In safetensors a parameter's name is its path, "backbone.conv1.kernel", beside metadata `about`; .msgpack is read by
-    `flax.serialization.msgpack_restore`.
-    """
-    arrays = jax.tree.map(np.asarray, params)
-    if path.suffix == ".msgpack":
-        content = serialization.msgpack_serialize(serialization.to_state_dict(arrays))
+    if target.suffix == ".msgpack":
+        content = serialization.msgpack_serialize(serialization.to_state_dict(jax.tree.map(np.asarray, params)))
+        write_binary(target, lambda file: file.write(content))
     else:
-        leaves = jax.tree.leaves_with_path(arrays)
-        named = {jax.tree_util.keystr(place, simple=True, separator="."): leaf for place, leaf in leaves}
-        content = safetensors.numpy.save(named, about)
-    write_binary(path, lambda file: file.write(content))
-    return sum(leaf.size for leaf in jax.tree.leaves(arrays))
+        about = {"method": run.summary["method"], "data": dataset.description, "client": str(client)}
+        about |= {"input_shape": " ".join(map(str, dataset.input_shape)), "num_classes": str(dataset.num_classes)}
+        save_model(target, params, dataset, **about)
+    print_line(console, f"saved {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters as {target}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ Names that most programs use:
 - `run`, `Settings`, `RoundResult`, `Scores`, `client_mesh`: run a federation round by round, on one or more devices.
 - `InvalidInput`: error for invalid input. Its subclass `Diverged`: error for a run with NaN or infinite values.
 
+- `frame`: results as a table of pandas; `files` keeps states and clients' models (docs/keep.md).
+
 All other names are in modules. `pfl_jax.engine` runs single runs (`pfl_jax.simulate`) and many runs as one program
 (`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`).
 Methods are built from `pfl_jax.primitives`, such as `pfl_jax.primitives.head_weights` (docs/primitives.md has all of
@@ -39,12 +41,13 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pfl_jax import base, data, engine, errors, methods, networks, primitives, tasks, testing
+    from pfl_jax import base, data, engine, errors, files, methods, networks, primitives, tasks, testing
     from pfl_jax.base import ClientData, Cohort, LocalResult, Mean, Method, Model, Scores, State
     from pfl_jax.engine import simulate, sweep
     from pfl_jax.engine.build import Engine, build
     from pfl_jax.engine.simulate import RoundResult, Settings, client_mesh, run
     from pfl_jax.errors import Diverged, InvalidInput
+    from pfl_jax.frames import frame
     from pfl_jax.methods import METHODS, make_method
     from pfl_jax.networks import models
     from pfl_jax.primitives.local_training import LocalTraining
@@ -100,6 +103,8 @@ __all__ = [
     "data",
     "engine",
     "errors",
+    "files",
+    "frame",
     "make_method",
     "methods",
     "models",
@@ -120,6 +125,7 @@ _HOME = {
     **dict.fromkeys(("METHODS", "make_method"), "methods"),
     **dict.fromkeys(("Engine", "build"), "engine.build"),
     "LocalTraining": "primitives.local_training",
+    "frame": "frames",
 }
 
 # Modules of subpackages that are also names of this package.

@@ -99,6 +99,10 @@ class Model(NamedTuple):
     task: Task = CLASSIFICATION
     frozen: Frozen | None = None
 
+    def __repr__(self) -> str:
+        """What the model gives, instead of its functions."""
+        return f"Model({self.num_features} features -> {self.num_classes} outputs, task {self.task.name})"
+
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""
         return self.classify(params["head"], self.features(params["backbone"], inputs))

@@ -96,3 +96,25 @@ NO_FEATURES = (
     "method that only shares and keeps parameters, such as fedper"
 )
 """Why a method does not take a model from `pfl_jax.networks.split`."""
+
+
+SHORT = 10
+"""Number of entries up to which a tuple is shown whole."""
+
+
+def described(fields: Any, about: str = "") -> str:
+    """A named tuple in short, a field a line: arrays by shape and type, long values by their number; without Nones.
+
+    Args:
+      fields: the named tuple.
+      about: what comes first.
+    """
+    lines = [about] * bool(about)
+    for name, value in fields._asdict().items():
+        if value is None or (isinstance(value, tuple | str) and not value):
+            continue
+        text = word(value)
+        if isinstance(value, tuple):
+            text = str(tuple(value)) if len(value) <= SHORT else f"{len(value)}, the first {value[0]!r}"
+        lines.append(f"{name}: {text}")
+    return "\n  ".join([f"{type(fields).__name__}:", *lines])

@@ -51,6 +51,10 @@ class Range(NamedTuple):
         is_below = value < self.high if self.below else value <= self.high
         return math.isfinite(value) and is_above and is_below
 
+    def __repr__(self) -> str:
+        """The same in `help()`: "above 0 and at most 1"."""
+        return str(self).replace("not be negative", "be at least 0").removeprefix("be ")
+
     def __str__(self) -> str:
         """What a value must do: "be at least 0 and below 1"."""
         if (self.low, self.high) == (0, math.inf):

@@ -21,6 +21,7 @@ from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.engine.rounds import Stages
 from pfl_jax.errors import InvalidInput
+from pfl_jax.files import as_params
 from pfl_jax.primitives.tree import gather
 
 
@@ -63,14 +64,7 @@ class LoadedRun:
     def params(self, client: int) -> Params:
         """Parameters of a client's model, backbone and head; InvalidInput if the method's clients deploy something
         else."""
-        found, wanted = self.personal(client), jax.eval_shape(self.model.init, jax.random.key(0))
-        if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, wanted):
-            name = self.summary["method"]
-            raise InvalidInput(
-                f"a client of {name} deploys more than one set of the model's parameters, which cannot be exported: "
-                "use load_run and its predict"
-            )
-        return found
+        return as_params(self.personal(client), at_round(self.method, 0))
 
     def _check_client(self, client: int) -> None:
         if not 0 <= client < self.data.num_clients:

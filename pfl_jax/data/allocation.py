@@ -27,12 +27,14 @@ class Partition(NamedTuple):
         partition without any. They are training examples set apart, see `pfl_jax.data.partition.with_validation`.
       pooled: whether all indices are into the concatenation of training and test examples, as those of the functions in
         `pfl_jax.data.partition` are, where test examples begin at P_train. Otherwise each table is of its own set.
+      client_names: names of the clients where they are the data's own; () otherwise.
     """
 
     train: Sequence[np.ndarray]
     test: Sequence[np.ndarray]
     validation: Sequence[np.ndarray] | None = None
     pooled: bool = False
+    client_names: tuple[str, ...] = ()
 
 
 @check_arguments
@@ -118,7 +120,7 @@ def by_client(train: np.ndarray, test: np.ndarray, names: Sequence[str] | np.nda
             raise InvalidInput(f"client {names[int(counts.argmin())]} has no {what} rows")
         order = np.argsort(own, kind="stable")
         parts.append([offset + rows for rows in np.split(order, np.cumsum(counts)[:-1])])
-    return Partition(*parts, pooled=True)
+    return Partition(*parts, pooled=True, client_names=tuple(map(str, names)))
 
 
 def split_train_test(rng: np.random.Generator, assigned: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -16,7 +16,7 @@ from pfl_jax.data.partition import Partition, natural
 from pfl_jax.data.places import spread
 from pfl_jax.data.rows import Rows, concatenate, take
 from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, described
 from pfl_jax.frozen import Frozen
 from pfl_jax.hyper_parameters import Count, check_arguments, check_value
 
@@ -26,6 +26,13 @@ Split = Literal["train", "test", "validation"]
 @jax.tree_util.register_static
 class NumClasses(int):
     """Number of classes; part of a federation's structure and no leaf, so that it is known while tracing."""
+
+
+@jax.tree_util.register_static
+class ClientNames(tuple[str, ...]):
+    """Names of the clients; part of a federation's structure and no leaf, as `NumClasses`."""
+
+    __slots__ = ()
 
 
 class FederatedData(NamedTuple):
@@ -45,6 +52,7 @@ class FederatedData(NamedTuple):
       validation_index, validation_count: int32 [N, v_max] and [N], 0 for clients without validation examples; None for
         a federation without any.
       frozen: frozen parameters of the model that is trained, which every device has beside the examples; None without.
+      client_names: names [N] of the clients, where they are the data's own; () otherwise.
       row: int32 [N], row of each client in the tables; None if row i is client i. A device that has only some clients'
         examples (`pfl_jax.engine.placement`) has tables of these alone.
     """
@@ -64,6 +72,11 @@ class FederatedData(NamedTuple):
     validation_count: jax.Array | None = None
     row: jax.Array | None = None
     frozen: Frozen | None = None
+    client_names: ClientNames = ClientNames()
+
+    def __repr__(self) -> str:
+        """A line for each kind of thing, instead of all numbers."""
+        return described(self, f"{self.num_clients} clients")
 
     @property
     def num_clients(self) -> int:
@@ -150,7 +163,7 @@ def federate(
         raise InvalidInput(f"{next(iter(columns))} is not for a Dataset, whose columns have their places already")
     partition = natural(dataset) if partition is None else partition
     pool, (clients,) = _fields(dataset, [partition], shift, num_groups, [seed])
-    return FederatedData(**pool, **clients)
+    return FederatedData(**pool, **clients, client_names=ClientNames(partition.client_names))
 
 
 @check_arguments
@@ -214,7 +227,9 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
     if not 1 <= number < data.num_clients:
         raise InvalidInput(f"of {data.num_clients} clients 1 to {data.num_clients - 1} can be held out, not {number}")
     stay, new = np.split(np.arange(data.num_clients), [data.num_clients - number])
-    return select_run(data, stay), select_run(data, new)
+    both = [(stay, data.client_names[: len(stay)]), (new, data.client_names[len(stay) :])]
+    first, second = (select_run(data, some)._replace(client_names=ClientNames(names)) for some, names in both)
+    return first, second
 
 
 def _fields(

@@ -14,7 +14,7 @@ import numpy as np
 from pfl_jax.data import embedded, files, tfds
 from pfl_jax.data.specs import SPECS, Arrays, DatasetSpec, PixelNormalization, Source
 from pfl_jax.data.tfds import Notify
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, described
 from pfl_jax.hyper_parameters import check_arguments, unknown
 
 
@@ -61,6 +61,10 @@ class Dataset(NamedTuple):
     client_names: tuple[str, ...] = ()
     note: str = ""
     preparation: Any = None
+
+    def __repr__(self) -> str:
+        """A line for each field, instead of all numbers."""
+        return described(self)
 
     @property
     def description(self) -> str:

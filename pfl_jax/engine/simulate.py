@@ -94,6 +94,16 @@ class RoundResult(NamedTuple):
     seconds: float
     before_aggregation: Scores | None = None
 
+    def __repr__(self) -> str:
+        """Round and means over clients, instead of all numbers."""
+        means = [
+            f"{protocol} {name} {np.nanmean(values):.4g}"
+            for protocol, scores in (("received", self.received), ("trained", self.trained))
+            for name, values in ({} if scores is None else scores.by_name).items()
+            if np.isfinite(values).any()
+        ]
+        return f"RoundResult(round {self.round}, {np.shape(self.cohort)[-1]} clients: {', '.join(means)})"
+
     @property
     def diverged(self) -> np.ndarray:
         """Clients of the cohort of one run that were left out because they diverged."""
@@ -117,6 +127,7 @@ def run(
     newcomers: Federation | None = None,
     donate: bool = False,
     engine: Engine | None = None,
+    progress: bool = False,
 ) -> Iterator[RoundResult]:
     """Run a federation and yield a `RoundResult` after each round. The docstring of `pfl_jax` has an example.
 
@@ -154,6 +165,7 @@ def run(
       engine: compiled engine of this method and these settings, such as `pfl_jax.build(method, settings).jit()`, from a
         caller who has one. It says where the states are: state_on, state_folder and donate are left out then. None
         builds one.
+      progress: whether to show a bar with rounds, times and the mean of the primary score, in a terminal or a notebook.
 
     Raises:
       InvalidInput: arguments of a wrong type or a state of another run, at once; a model that does not fit the data,
@@ -200,7 +212,32 @@ def run(
         return committed(first) if mesh is None else first
 
     explains = partial(explained, make if values else lambda: made, values, data)
-    return play(engine, data, settings, begin, newcomers, explains, on_nan)
+    results = play(engine, data, settings, begin, newcomers, explains, on_nan)
+    return _with_progress(results, settings.rounds) if progress else results
+
+
+def _with_progress(results: Iterator[RoundResult], rounds: int) -> Iterator[RoundResult]:
+    """Results of `rounds` rounds, as they come, beside a bar that shows how far they are."""
+    # Imported now: most runs have none.
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    status = TextColumn("{task.fields[status]}", markup=False)
+    columns = TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), status
+    with Progress(*columns) as bar:
+        task, said = bar.add_task("", total=rounds, status="compiling"), ""
+        for result in results:
+            if result.received is not None:
+                name, values = next(iter(result.received.by_name.items()))
+                said = f"received {name} {np.nanmean(values):.4g}"
+            bar.update(task, completed=result.round, status=said)
+            yield result
 
 
 @with_usual_settings

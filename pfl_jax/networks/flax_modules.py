@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import STATISTICS, ClientData, Model
+from pfl_jax.base import STATISTICS, ClientData, Model, Params
 from pfl_jax.errors import InvalidInput, word
 from pfl_jax.networks import module_checks
 from pfl_jax.networks.passes import DROPOUT_LAYERS, apply_backbone, init_backbone, one_pass
@@ -74,6 +74,38 @@ def from_flax(
         model = _from_module(module, inputs, num_classes, head.split("/"))._replace(task=task)
     check_model(model, input_shape, num_classes, input_dtype=input_dtype)
     return model
+
+
+def to_flax(params: Params, head: str = "head") -> dict[str, Any]:
+    """Variables of a flax.linen module, for its `apply`, from the parameters of the model that `from_flax` made.
+
+    Args:
+      params: {"backbone": ..., "head": ...}.
+      head: the `head` of `from_flax`.
+
+    Returns:
+      {"params": ...} and, with BatchNorm, {"batch_stats": ...} beside it.
+
+    Example:
+      >>> import flax.linen as nn
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax import networks
+      >>> net = nn.Sequential([nn.Dense(16), nn.relu, nn.Dense(3)])
+      >>> model = networks.from_flax(net, (8,), num_classes=3, head="layers_2")
+      >>> params, x = model.init(jax.random.key(0)), jnp.ones((2, 8))
+      >>> bool((net.apply(networks.to_flax(params, "layers_2"), x) == model.apply(params, x)).all())
+      True
+    """
+    # Copied, since the head goes into it.
+    tree = jax.tree.map(lambda leaf: leaf, dict(params["backbone"]))
+    statistics = {STATISTICS: tree.pop(STATISTICS)} if STATISTICS in tree else {}
+    *folders, last = head.split("/")
+    place = tree
+    for folder in folders:
+        place = place.setdefault(folder, {})
+    place[last] = params["head"]
+    return {"params": tree} | statistics
 
 
 def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, input_dtype: Any = jnp.float32) -> None:

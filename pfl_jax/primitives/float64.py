@@ -1,5 +1,6 @@
 """float64 computations inside float32 programs."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -75,4 +76,11 @@ def in_float64(function: Callable[..., PyTree], *, one_by_one: bool = False) -> 
         lambda *arguments: (call(*arguments), arguments),
         lambda arguments, cotangents: in_float64(derivative, one_by_one=one_by_one)(arguments, cotangents),
     )
-    return jax.jit(differentiable)
+    compiled = jax.jit(differentiable)
+
+    # A plain function: what holds it can be pickled by its name.
+    @functools.wraps(function)
+    def in_place(*arguments):
+        return compiled(*arguments)
+
+    return in_place

@@ -1,0 +1,207 @@
+"""States of federations and models of clients as safetensors files, in which nothing is executed or unpickled.
+
+docs/keep.md uses the models in flax, in PyTorch, and in a server process.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.flax
+
+from pfl_jax.atomic_write import write_binary
+from pfl_jax.base import Method, MethodSchedule, Params, Personal, PyTree, State, at_round
+from pfl_jax.data.federated import FederatedData
+from pfl_jax.engine.cohort import RoundSettings
+from pfl_jax.engine.rounds import Stages
+from pfl_jax.errors import InvalidInput, one_line, word
+from pfl_jax.primitives.tree import gather
+
+
+class SavedModel(NamedTuple):
+    """One client's model from a file.
+
+    Attributes:
+      params: {"backbone": ..., "head": ...}, nested dictionaries of arrays; see `pfl_jax.networks.to_flax`.
+      mean, std: float32 [C], those of uint8 pixels divided by 255; None for inputs that are not rescaled.
+      class_names: names of the classes 0 to K - 1; () if the names are the numbers.
+      about: all other texts of the file.
+    """
+
+    params: Params
+    mean: np.ndarray | None
+    std: np.ndarray | None
+    class_names: tuple[str, ...]
+    about: dict[str, str]
+
+    def inputs(self, x: Any) -> np.ndarray:
+        """Inputs of the model [B, ...] from examples as the data has them: x = (pixel / 255 - mean) / std, or x."""
+        if self.mean is None or self.std is None:
+            return np.asarray(x)
+        return (np.asarray(x, np.float32) / 255 - self.mean) / self.std
+
+
+def client_params(
+    method: Method | MethodSchedule,
+    data: FederatedData,
+    state: State,
+    client: int,
+    settings: RoundSettings | None = None,
+) -> Params:
+    """Parameters of the model that a client would deploy now, after fine-tuning if the method has it.
+
+    Args:
+      method, data: those of the run.
+      settings: of the run, if it had attackers, which deploy what they trained.
+      state: a state of it, such as `RoundResult.state`.
+      client: number of the client, from 0.
+
+    Raises:
+      InvalidInput: there is no such client, or the method's clients deploy anything but one set of the model's
+        parameters: then use `Method.predict`.
+
+    Example:
+      >>> import jax
+      >>> from pfl_jax import LocalTraining, Settings, data, files, methods, models, run
+      >>> dataset = data.load("digits")
+      >>> federation = data.federate(dataset, data.partition.iid(dataset, num_clients=4, train_size=20, test_size=10))
+      >>> method = methods.fedper(models.mlp(dataset.input_shape, dataset.num_classes), LocalTraining(lr=0.1))
+      >>> *_, last = run(method, federation, Settings(rounds=1), jax.random.key(0))
+      >>> params = files.client_params(method, federation, last.state, client=3)
+      >>> sorted(params)
+      ['backbone', 'head']
+    """
+    if not 0 <= client < data.num_clients:
+        raise InvalidInput(f"there is no client {client}: the federation has clients 0 to {data.num_clients - 1}")
+    personal = jax.jit(Stages(method, settings or RoundSettings()).personal)
+    own = personal(data, state.server, state.key, state.round, client, gather(state.clients, client))
+    return as_params(own, at_round(method, 0))
+
+
+def as_params(personal: Personal, method: Method) -> Params:
+    """What a client deploys, if it is one set of the parameters of the method's model.
+
+    Args:
+      personal: of `Method.personalize`.
+      method: the method.
+
+    Raises:
+      InvalidInput: it is something else.
+    """
+    wanted = None if method.work is None else jax.eval_shape(method.work.model.init, jax.random.key(0))
+    is_one = isinstance(personal, dict) and set(personal) == {"backbone", "head"}
+    if not is_one or (wanted is not None and jax.tree.map(np.shape, personal) != jax.tree.map(np.shape, wanted)):
+        raise InvalidInput(
+            "a client of this method deploys more than one set of the model's parameters, which cannot be exported: "
+            "use its predict"
+        )
+    return personal
+
+
+def save_model(path: str | Path, params: Params, dataset: Any = None, **about: str) -> None:
+    """Write one client's model with what its use needs.
+
+    Args:
+      path: the file, which is replaced if it is there.
+      params: of `client_params`; a parameter's name is its path, "backbone.conv1.kernel".
+      dataset: the `pfl_jax.data.Dataset` of the run, for its normalization, preparation and class names; None for none.
+      **about: further texts, such as the method.
+
+    Raises:
+      CannotWrite: the file cannot be written.
+    """
+    for name in ("mean", "std"):
+        if (value := getattr(dataset, name, None)) is not None:
+            about[name] = " ".join(map(str, value))
+    if (preparation := getattr(dataset, "preparation", None)) is not None:
+        # Read by `pfl_jax.data.Preparation.from_json`.
+        about["preparation"] = preparation.to_json()
+    if names := getattr(dataset, "class_names", ()):
+        about["class_names"] = json.dumps(names)
+    _write(path, params, about)
+
+
+def load_model(path: str | Path) -> SavedModel:
+    """Model of a file that `save_model` has written.
+
+    Args:
+      path: the file.
+
+    Raises:
+      InvalidInput: the file cannot be read.
+    """
+    arrays, about = _read(path)
+    params: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *folders, last = name.split(".")
+        place = params
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = array
+    mean, std = (np.array(about.pop(name).split(), np.float32) if name in about else None for name in ("mean", "std"))
+    return SavedModel(params, mean, std, tuple(json.loads(about.pop("class_names", "[]"))), about)
+
+
+def save_state(path: str | Path, state: State) -> None:
+    """Write the state of server and clients after a round, such as `RoundResult.state`.
+
+    Args:
+      path: the file, which is replaced if it is there.
+      state: of one run, or of several with a leading axis.
+
+    Raises:
+      CannotWrite: the file cannot be written.
+    """
+    _write(path, _plain(state), {})
+
+
+def load_state(path: str | Path, like: State) -> State:
+    """State of a file that `save_state` has written, for `pfl_jax.run(state=...)`.
+
+    Args:
+      path: the file.
+      like: a state of the same run, or its shapes: `jax.eval_shape(engine.init, federation, jax.random.key(0))`.
+
+    Raises:
+      InvalidInput: the file cannot be read, or has the state of another method or federation.
+    """
+    arrays, _ = _read(path)
+    wanted = _named(jax.eval_shape(_plain, like))
+    for name in {**wanted, **arrays}:
+        found, right = (word(of[name]) if name in of else "nothing" for of in (arrays, wanted))
+        if found != right:
+            raise InvalidInput(f"{path} is the state of another run: its {name} is {found}, and here {right}")
+    state: State = jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+    return state._replace(key=jax.random.wrap_key_data(state.key))
+
+
+def _plain(state: State) -> State:
+    """State with the key's raw data in place of the typed key."""
+    return state._replace(key=jax.random.key_data(state.key))
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    """Leaves by path, such as "server.head.kernel"."""
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _write(path: str | Path, tree: PyTree, about: Mapping[str, str]) -> None:
+    arrays = {name: jax.numpy.asarray(np.asarray(leaf)) for name, leaf in _named(tree).items()}
+    content = safetensors.flax.save(arrays, dict(about))
+    write_binary(Path(path).expanduser(), lambda file: file.write(content))
+
+
+def _read(path: str | Path) -> tuple[dict[str, jax.Array], dict[str, str]]:
+    """Arrays of a file by name, and its texts."""
+    path = Path(path).expanduser()
+    try:
+        with safetensors.safe_open(path, "np") as file:
+            about = dict(file.metadata() or {})
+        return safetensors.flax.load_file(path), about
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InvalidInput(f"{path} cannot be read as safetensors: {one_line(error, 100)}") from None

@@ -1,0 +1,139 @@
+"""Scores of runs as a pandas DataFrame: one long table, a row for each score of each client in each round."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from pfl_jax.base import Scores
+from pfl_jax.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pfl_jax.engine.simulate import RoundResult
+
+Columns: TypeAlias = dict[str, Any]
+"""Names of columns -> their values, [rows] or one for all rows."""
+
+PROTOCOLS = ("received", "trained", "before_aggregation")
+_PERCENT = ["accuracy", "macro_f1", "auc"]
+"""Scores of classification that a run's files have in percent."""
+
+
+def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[str] = (), **columns: Any) -> Any:
+    """Long table of scores: round, client, protocol, split, score, value.
+
+    Shares such as accuracies are in [0, 1], also those from files. A client without a score has no row.
+
+    Args:
+      results: what `pfl_jax.run` or `pfl_jax.sweep.run` yields, all of it or a list of some rounds; or a run's folder,
+        or one above the folders of runs, such as a sweep's.
+      clients: names [N] of the clients, such as those of a `FederatedData`; () for their numbers.
+      **columns: further columns: a value for all rows; with results of a sweep also a sequence [R], a value for each
+        run, as in `frame(results, seed=[0, 1], lr=[0.1, 0.2])`.
+
+    Returns:
+      A pandas DataFrame. Results of a sweep have a column "run" with the position of the run. Folders have a column
+      "run" with the folder, "method", "seed", and the options that differ between the runs.
+
+    Raises:
+      InvalidInput: pandas is missing, a column has another number of values, or a folder has no runs.
+    """
+    try:
+        import pandas  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InvalidInput("a frame needs a package that is not installed: pip install pandas") from None
+    if isinstance(results, str | Path):
+        parts = [found | columns for found in _of_folders(Path(results).expanduser())]
+    else:
+        parts = [part for result in results for part in _of_round(result, columns)]
+    table = pandas.concat([pandas.DataFrame(part) for part in parts], ignore_index=True)
+    if len(clients):
+        table["client"] = np.asarray(clients)[table["client"]]
+    names = ["round", "client", "protocol", "split", "score", "value"]
+    return table[[*(name for name in table.columns if name not in names), *names]]
+
+
+def _of_round(result: "RoundResult", columns: Mapping[str, Any]) -> Iterator[Columns]:
+    measured = {name: getattr(result, name) for name in PROTOCOLS}
+    if result.newcomers is not None:
+        measured |= zip(("newcomers_received", "newcomers_trained"), result.newcomers, strict=True)
+    for protocol, scores in measured.items():
+        for split, of in (("test", scores), ("validation", scores and scores.validation)):
+            for score, values in _by_name(of):
+                table = np.asarray(values)
+                # With a single run, there is no axis of runs.
+                run, client = np.nonzero(np.isfinite(np.atleast_2d(table)))
+                about: Columns = {"run": run} if table.ndim == 2 else {}
+                for name, value in columns.items():
+                    about[name] = _of_runs(name, value, table)[run] if np.ndim(value) else value
+                value = np.atleast_2d(table)[run, client]
+                found = {"client": client, "protocol": protocol, "split": split, "score": score, "value": value}
+                yield about | {"round": result.round} | found
+
+
+def _by_name(scores: Scores | None) -> Iterable[tuple[str, Any]]:
+    return () if scores is None else scores.by_name.items()
+
+
+def _of_runs(name: str, values: Any, table: np.ndarray) -> np.ndarray:
+    runs = len(table) if table.ndim == 2 else 0
+    if np.shape(values) != (runs,):
+        raise InvalidInput(f"{name} has {len(values)} values, and the results are of {runs or 1} runs")
+    return np.asarray(values)
+
+
+def _of_folders(root: Path) -> list[Columns]:
+    """Rows of all runs at or below a folder."""
+    folders = sorted(path.parent for path in root.rglob("metrics.jsonl"))
+    if not folders:
+        raise InvalidInput(f"{root}: there are no runs")
+    configs = [_json(folder / "config.json") for folder in folders]
+    options = [config["options"] | config["hyper_parameters"] for config in configs]
+    apart = [
+        name
+        for name in dict.fromkeys(name for one in options for name in one)
+        if name not in ("method", "seed", "out", "resume") and len({repr(one.get(name)) for one in options}) > 1
+    ]
+    found = []
+    for folder, config, one in zip(folders, configs, options, strict=True):
+        values = {name: str(one.get(name)) if isinstance(one.get(name), list) else one.get(name) for name in apart}
+        about = {"run": str(folder), "method": one["method"], "seed": one["seed"], **values}
+        found += [about | rows for line in _lines(folder / "metrics.jsonl") for rows in _of_line(line, config)]
+    return found
+
+
+def _of_line(line: dict[str, Any], config: dict[str, Any]) -> Iterator[Columns]:
+    percent = config.get("task", {}).get("in_percent", _PERCENT)
+    primary = config.get("task", {}).get("scores", ["accuracy"])[0]
+    for name, values in line.items():
+        protocol = next((one for one in PROTOCOLS if name.startswith(f"{one}_") and name.endswith("_per_client")), None)
+        if protocol is None:
+            continue
+        score = name.removeprefix(f"{protocol}_").removesuffix("per_client").removesuffix("_") or primary
+        array = np.array(values, np.float64) / (100 if score in percent else 1)
+        (client,) = np.nonzero(np.isfinite(array))
+        found = {"round": line["round"], "client": client, "protocol": protocol, "split": "test", "score": score}
+        yield found | {"value": array[client]}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    text = path.read_text()
+    # A last line without its end is one of a run that goes on.
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        yield _parsed(line, path)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return _parsed(path.read_text(), path)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise InvalidInput(f"{path} is damaged: it is no JSON") from None
