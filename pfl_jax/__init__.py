@@ -128,13 +128,16 @@ _HOME = {
     "frame": "frames",
 }
 
+# Modules that fewer programs use; loaded on first use too.
+_FURTHER = ("compare", "deploy", "privacy", "wrappers")
+
 # Modules of subpackages that are also names of this package.
 _MODULES = {"models": "networks.models", "simulate": "engine.simulate", "sweep": "engine.sweep"}
 
 
 def __getattr__(name: str) -> Any:
     """Load a name of `__all__` on first use, because importing JAX and Flax takes seconds."""
-    if name not in __all__:
+    if name not in __all__ and name not in _FURTHER:
         raise AttributeError(f"module 'pfl_jax' has no attribute '{name}'")
     module = importlib.import_module(f"pfl_jax.{_HOME.get(name) or _MODULES.get(name, name)}")
     value = getattr(module, name) if name in _HOME else module

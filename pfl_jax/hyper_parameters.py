@@ -163,7 +163,9 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         choices = literals(kind)
         is_misspelled = choices and isinstance(value, str)
         raise InvalidInput(
-            unknown(name, value, choices) if is_misspelled else f"{name} must be {describe(kind)}, not {word(plain)}"
+            unknown(name, value, choices)
+            if is_misspelled
+            else f"{name} must be {describe(kind)}{_advice(kind)}, not {word(plain)}"
         )
     for note in notes_of(kind):
         if isinstance(note, Words):
@@ -172,6 +174,11 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     if _is_number(plain) and not limits.has(plain):
         is_unbounded = not math.isfinite(plain) and limits.high == math.inf
         raise InvalidInput(f"{name} must {Range() if is_unbounded else limits}, not {plain:g}")
+
+
+def _advice(kind: Any) -> str:
+    """What an annotation says in words of where such a value comes from."""
+    return "".join(f", {note}," for note in notes_of(kind) if isinstance(note, str)).removesuffix(",")
 
 
 def _is_unknown(value: Any) -> bool:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -113,10 +113,10 @@ class RoundResult(NamedTuple):
 @check_arguments
 @usual_settings()
 def run(
-    method: Method | MethodSchedule | MakeMethod,
-    data: Federation,
+    method: Annotated[Method | MethodSchedule | MakeMethod, 'such as make_method("fedper", model)'],
+    data: Annotated[Federation, "as data.federate makes it"],
     settings: Settings,
-    key: PRNGKey,
+    key: Annotated[PRNGKey, "such as jax.random.key(0)"],
     hyper_parameters: Mapping[str, Any] | None = None,
     *,
     state: State | None = None,

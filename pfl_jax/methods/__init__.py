@@ -130,12 +130,15 @@ def factory_of(method: str | Callable[..., Method]) -> Callable[..., Method]:
     return METHODS[method]
 
 
-def make_method(method: str | Callable[..., Method], model: Model, **values: Any) -> Method:
+def make_method(
+    method: str | Callable[..., Method], model: Model, training: LocalTraining | None = None, **values: Any
+) -> Method:
     """Build a method from one flat set of hyper-parameters: its own, and the fields of LocalTraining and of wrappers.
 
     Args:
       method: a name in METHODS, or a factory with the same kind of signature.
       model: the model that clients train.
+      training: recipe of local training; None for the method's own. Fields among `values` replace its fields.
       **values: hyper-parameters, see `hyper_parameters`; those left out have the method's defaults.
 
     Raises:
@@ -147,10 +150,14 @@ def make_method(method: str | Callable[..., Method], model: Model, **values: Any
       >>> method = make_method("ditto", model, lr=0.05, epochs=1, lam=0.5)  # LocalTraining(lr=0.05, epochs=1), lam=0.5
     """
     factory = factory_of(method)
+    if callable(lr := values.get("lr")):
+        schedule: Any = lambda index: make_method(method, model, training, **(values | {"lr": lr(index)}))  # noqa: E731
+        return schedule
     check_value("model", model, Model)
     check_hyper_parameters(factory, values, annotations(factory))
     recipe = {field.name for field in fields(LocalTraining)} & values.keys()
-    training = default_training(factory).replace(**{name: values.pop(name) for name in recipe})
+    check_value("training", training, LocalTraining | None)
+    training = (training or default_training(factory)).replace(**{name: values.pop(name) for name in recipe})
     recipes = [
         recipe(**{field.name: values.pop(field.name) for field in fields(recipe) if field.name in values})
         for recipe in recipes_of(factory)

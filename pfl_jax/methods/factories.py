@@ -46,20 +46,28 @@ def checked(factory: Any = None, *, version: int = 1, adapters: bool = False) ->
       adapters: whether the method is for models with low-rank adapters, see `is_for_adapters`.
 
     Returns:
-      The factory, which raises InvalidInput for what is no model, for a recipe that is no `LocalTraining`, for a
-      hyper-parameter that is unknown, of a wrong type or out of its range, and for `dp_clip` where `Method.privacy`
-      refuses it.
+      The factory, which also takes the fields of its recipe, in place of the recipe or beside it. With a function of
+      the round as `lr`, such as a schedule of optax, it makes a schedule of methods for `pfl_jax.run`. It raises
+      InvalidInput for what is no model, for a recipe that is no `LocalTraining`, for a hyper-parameter that is unknown,
+      of a wrong type or out of its range, and for `dp_clip` where `Method.privacy` refuses it.
     """
     if factory is None:
         return functools.partial(checked, version=version, adapters=adapters)
 
     @functools.wraps(factory)
-    def with_checks(model: Any, training: Any = None, **values: Any) -> Method:
+    def with_checks(model: Any, training: Any = None, **values: Any) -> Any:
+        if callable(lr := values.get("lr")):
+            return lambda index: with_checks(model, training, **(values | {"lr": lr(index)}))
         recipe = default_training(factory) if training is None else training
-        if taken := next((field.name for field in fields(LocalTraining) if field.name in values), None):
-            raise InvalidInput(f"{taken} is a field of the recipe: give LocalTraining({taken}={values[taken]!r})")
         check_values({"model": model, "training": recipe}, {"model": Model, "training": LocalTraining})
-        # A server's optimizer is no argument of the factory, see `make_method`.
+        taken = {field.name: values.pop(field.name) for field in fields(LocalTraining) if field.name in values}
+        recipe = recipe.replace(**taken) if taken else recipe
+        for wrapper in RECIPES:
+            if strange := next((field.name for field in fields(wrapper) if field.name in values), None):
+                raise InvalidInput(
+                    f"{strange} is of a wrapper: give it to make_method, or wrap the method by "
+                    f"{RECIPES[wrapper].__module__}.{RECIPES[wrapper].__name__}(method, {wrapper.__name__}(...))"
+                )
         check_hyper_parameters(factory, {"epochs": recipe.most_passes} | values, _own_annotations(factory))
         made: Method = factory(model, recipe, **values)
         if recipe.dp_clip is not None and made.privacy is not None and made.privacy.refused:

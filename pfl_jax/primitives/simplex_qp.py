@@ -75,7 +75,8 @@ def solve_simplex_qp(
         accurate to 1e-3 need a gap of about 1e-7.
 
     Returns:
-      Weights [..., m] and gaps [...] in P's dtype, in float32 for a type of lower precision. The derivatives of the
+      Weights [..., m] and gaps [...] in P's dtype, in float32 for a type of lower precision; NaN for a program with NaN
+      or infinite entries. The derivatives of the
       weights are those of the minimizer, by the implicit function theorem, where it is unique and no weight is just
       becoming positive. The gaps' are zero.
 
@@ -152,6 +153,9 @@ def map_simplex_qp(
         matrices, linear = matrices / scale[:, None, None], linear / scale[:, None]
         matrices = (matrices + matrices.mT) / 2
         weights = _minimizers(matrices, linear, solver, tolerance, floor)
+        # Solvers would end at their start, equal weights.
+        is_finite = jnp.isfinite(matrices).all((-2, -1)) & jnp.isfinite(linear).all(-1)
+        weights = jnp.where(is_finite[:, None], weights, jnp.nan)
         gap = jax.vmap(functools.partial(frank_wolfe_gap, floor=floor))(matrices, linear, weights)
         return weights, jax.lax.stop_gradient(gap)
 

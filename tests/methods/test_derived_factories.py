@@ -133,3 +133,23 @@ def test_a_partial_in_a_file_has_help_ranges_and_conditions(mine, capsys):
     with pytest.raises(SystemExit):
         main("digits", ["--method", "mine.py:prox", "--help"])
     assert "FedProx: FedAvg with a proximal term" in capsys.readouterr().out
+
+
+def test_every_door_takes_the_recipe_its_fields_or_both():
+    model, recipe = tiny_model(), LocalTraining(lr=0.3, batch_size=7)
+    made = [
+        methods.fedavg(model, recipe),
+        methods.fedavg(model, lr=0.3, batch_size=7),
+        methods.fedavg(model, LocalTraining(lr=0.3), batch_size=7),
+        make_method("fedavg", model, lr=0.3, batch_size=7),
+        make_method("fedavg", model, recipe),
+        make_method("fedavg", model, training=LocalTraining(lr=0.9, batch_size=7), lr=0.3),
+        methods.fedavg(model, lr=lambda index: 0.2 + 0.1 * index, batch_size=7)(1),
+        make_method("fedavg", model, lr=lambda index: 0.2 + 0.1 * index, batch_size=7)(1),
+    ]
+    assert {method.work.batch_size for method in made} == {7}
+    first, *others = (
+        next(simulate.run(method, tiny_federation(), Settings(rounds=1), KEY)).trained["loss"] for method in made
+    )
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-6)

@@ -307,3 +307,14 @@ def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
         with pytest.raises(InvalidInput, match="jaxopt") as error:
             solve_simplex_qp(matrices, solver=solver)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("solver", ["auto", "interior_point"])
+def test_what_is_not_finite_has_no_weights_and_spoils_no_other_program(solver):
+    programs = jnp.stack(
+        [jnp.diag(jnp.array([1.0, 3.0])), jnp.full((2, 2), jnp.nan), jnp.diag(jnp.array([1.0, jnp.inf]))]
+    )
+    weights = solve_simplex_qp(programs, solver=solver).weights
+    np.testing.assert_allclose(weights[0], [0.75, 0.25], atol=1e-3)
+    assert jnp.isnan(weights[1:]).all()
+    assert jnp.isnan(solve_simplex_qp(jnp.eye(2), jnp.array([0.0, jnp.nan]), solver=solver).weights).all()
