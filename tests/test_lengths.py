@@ -61,10 +61,6 @@ ALLOWED = {
     "experiments/lab/queue/planned.py": "runs of the laboratory's queue",
     "experiments/lab/queue/field.py": "methods that are compared with adapters",
     "experiments/lab/pages/picture.py": "methods of the page's picture",
-    "experiments/lab/benchmark/client_counts.py": "measured methods",
-    "experiments/lab/benchmark/large_cohorts.py": "measured methods",
-    "experiments/lab/benchmark/sections.py": "measured methods",
-    "experiments/lab/benchmark/pfllib.py": "names of PFLlib's algorithms",
 }
 """Files that list methods, and why: they choose what is run or shown, and say nothing of what a method is."""
 

@@ -1,12 +1,6 @@
 """Benchmark of this machine: prints tables, and stores them with --out; --only selects sections.
 
-    python -m experiments.lab.benchmark --out results/benchmark.jsonl
-    python -m experiments.lab.benchmark --only pfllib --pfllib PFLlib
-    python -m experiments.lab.benchmark --only jax_versions --pythons venv-0.10/bin/python venv-0.12/bin/python
-
-The section pfllib wants a clone of https://github.com/TsingZ0/PFLlib, and its packages (torch, scikit-learn, h5py,
-calmsize, cvxpy) in the first of --pythons; jax_versions and own_networks want a version of JAX
-with what the library needs in each.
+python -m experiments.lab.benchmark --out results/benchmark.jsonl
 """
 
 import importlib
@@ -25,21 +19,8 @@ from experiments.cli.parser import Argument, choose, parse
 from experiments.host.console import print_line
 from pfl_jax.errors import InvalidInput
 
-SECTIONS = {
-    **dict.fromkeys(("training", "methods", "waste"), "sections"),
-    **dict.fromkeys(("growth", "memory_growth"), "growth"),
-    "sweep": "growth",
-    **{
-        name: name
-        for name in ("client_counts", "large_cohorts", "adapted", "processes", "pfllib", "jax_versions", "own_networks")
-    },
-}
+SECTIONS = {"training": "sections", "own_networks": "own_networks"}
 """Name of a section, and of the function that measures it -> its module."""
-
-USUAL = ("training", "methods", "waste", "growth", "memory_growth")
-"""Sections without --only."""
-
-HELP_ONLY = f"Some of {', '.join(SECTIONS)}; those after {USUAL[-1]} are run only if they are named."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +31,13 @@ class Options:
     """File of measurements, a line of JSON for each section; those that are measured take the place of older ones."""
     quick: bool = False
     """Tiny sizes, which only show that it runs."""
-    only: Annotated[tuple[str, ...], Argument(metavar="SECTION", text=HELP_ONLY)] = ()
-    pfllib: Annotated[Path | None, Argument(metavar="DIR")] = None
-    """Clone of PFLlib, for the section of this name."""
+    only: Annotated[tuple[str, ...], Argument(metavar="SECTION", text=f"Some of {', '.join(SECTIONS)}.")] = ()
     pythons: Annotated[tuple[Path, ...], Argument(metavar="PYTHON")] = (Path(sys.executable),)
-    """Interpreters that jax_versions and own_networks compare; the first one runs PFLlib."""
+    """Interpreters, each with a version of JAX, that the section own_networks compares."""
 
     def check(self) -> None:
         """Raise InvalidInput for values that cannot be used."""
         choose("section", self.only, SECTIONS)
-        if "pfllib" in self.only and not (self.pfllib and (self.pfllib / "system/main.py").is_file()):
-            raise InvalidInput(f"--pfllib {self.pfllib}: no system/main.py there; name a clone of PFLlib")
         if self.out is not None and not os.access(self.out.absolute().parent, os.W_OK):
             raise InvalidInput(f"the folder of {self.out} is not there or cannot be written")
 
@@ -88,10 +65,10 @@ def benchmark(options: Options, console: Console) -> None:
 
     notify("the peak of matrix products")
     peak = measure.matmul_peak(scale.matmul, mesh)
-    setup = workload.Setup(scale, mesh, peak, notify, options.pfllib, options.pythons)
+    setup = workload.Setup(scale, mesh, peak, notify, options.pythons)
     machine |= {"quick": options.quick, "peak": peak}
     for name, module in SECTIONS.items():
-        if name in (options.only or USUAL):
+        if name in (options.only or SECTIONS):
             measured = getattr(importlib.import_module(f"experiments.lab.benchmark.{module}"), name)
             section = measured(setup)._replace(machine=machine)
             console.print(section.terminal())

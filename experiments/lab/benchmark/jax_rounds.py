@@ -112,22 +112,20 @@ def local_training(
 
 
 class Rounds:
-    """Rounds of a method over a federation on all devices, compiled; every call of `round` runs the next one.
+    """Rounds of all clients of a federation on all devices, compiled; every call of `round` runs the next one.
 
     Args:
       method, data: as of `pfl_jax.build`.
-      participation: share of the clients in a round.
       evaluation: whether `evaluate` is compiled too.
     """
 
-    def __init__(self, method: Method, data: FederatedData, participation: float = 1.0, *, evaluation: bool = True):
-        settings = simulate.Settings(rounds=1, participation=participation, chunk=workload.usual_chunk())
+    def __init__(self, method: Method, data: FederatedData, *, evaluation: bool = True):
         mesh = simulate.client_mesh()
-        self.cohort_size = settings.cohort_size(data.num_clients, 0)
+        settings = simulate.Settings(rounds=1, chunk=workload.usual_chunk())
         engine: Any = simulate.build(method, settings, mesh).jit(mesh, donate=True)
         self._data = everywhere(mesh, data)
         self.state = everywhere(mesh, engine.init(self._data, jax.random.key(0)))
-        self._round = engine.round.lower(self._data, self.state, self.cohort_size).compile()
+        self._round = engine.round.lower(self._data, self.state, data.num_clients).compile()
         self._evaluate = engine.evaluate.lower(self._data, self.state).compile() if evaluation else None
 
     def round(self) -> None:

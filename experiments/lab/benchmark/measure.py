@@ -3,9 +3,7 @@
 import datetime
 import os
 import platform
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -84,26 +82,3 @@ def matmul_peak(size: int, mesh: Mesh, repetitions: int = 5, dtype: Any = jnp.fl
         "every_device": rate(each, stack, mesh.size),
     }
     return rates | {"peak": max(rates.values())}
-
-
-def peak_memory() -> int:
-    """Peak memory of this process so far, in bytes."""
-    # ru_maxrss only as a last resort: a child starts with its parent's value.
-    held = _status("VmHWM")
-    if held is not None:
-        return held
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024
-
-
-def resident_memory() -> int | None:
-    """Current memory of this process in bytes; None where the system does not report it."""
-    return _status("VmRSS")
-
-
-def _status(name: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

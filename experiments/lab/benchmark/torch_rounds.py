@@ -1,8 +1,7 @@
 """The same work as a plain PyTorch loop, one client after another, for comparison.
 
 Written for this comparison, with the care that this package takes itself: pictures are normalized tensors before the
-clock starts, pooling comes before activations, FedPAC's features are computed once for its statistics and its head's
-epoch; the quadratic programs of the heads are solved by this package. Needs PyTorch: requirements-bench.txt.
+clock starts, pooling comes before activations. Needs PyTorch: requirements-bench.txt.
 """
 
 import importlib
@@ -10,22 +9,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.lab.benchmark.workload import Scale
 from pfl_jax.base import Params
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.primitives.head_combination import head_weights
 
 # By name, so that the type checker asks for nothing that may not be installed.
 torch: Any = importlib.import_module("torch")
 nn: Any = importlib.import_module("torch.nn")
 functional: Any = importlib.import_module("torch.nn.functional")
-
-FEATURE_BATCH = 200
-"""Examples whose features are computed at once, as in the JAX rounds."""
-
 
 # The GPU, if both sides can have it.
 DEVICE: Any = torch.device("cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu")
@@ -36,14 +29,6 @@ class Examples(NamedTuple):
 
     x: Any
     y: Any
-
-
-class Server(NamedTuple):
-    """State of FedPAC's server and clients: backbone [P], a head for each client [N, H], centroids [K, d] or None."""
-
-    backbone: Any
-    heads: Any
-    centroids: Any
 
 
 def clients(data: FederatedData) -> list[tuple[Examples, Examples]]:
@@ -112,25 +97,17 @@ def _load(module: Any, vector: Any) -> None:
         parameter.data.copy_(part.view_as(parameter))
 
 
-def _train(parameters: Any, loss: Any, size: int, epochs: int, lr: float, scale: Scale) -> None:
-    """SGD on loss(rows) over reshuffled rows of one client."""
-    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=scale.momentum, weight_decay=scale.weight_decay)
-    for _ in range(epochs):
-        for rows in torch.randperm(size, device=DEVICE).split(scale.batch_size):
-            optimizer.zero_grad()
-            loss(rows).backward()
-            optimizer.step()
-
-
 def train_clients(network: Network, start: Any, examples: Sequence[Examples], epochs: int, scale: Scale) -> None:
     """Local training alone: every client trains the whole network from the same weights."""
+    rates = {"lr": scale.lr, "momentum": scale.momentum, "weight_decay": scale.weight_decay}
     for x, y in examples:
         _load(network, start)
-
-        def loss(rows: Any, x: Any = x, y: Any = y) -> Any:
-            return functional.cross_entropy(network(x[rows]), y[rows])
-
-        _train(network.parameters(), loss, len(y), epochs, scale.lr, scale)
+        optimizer = torch.optim.SGD(network.parameters(), **rates)
+        for _ in range(epochs):
+            for rows in torch.randperm(len(y), device=DEVICE).split(scale.batch_size):
+                optimizer.zero_grad()
+                functional.cross_entropy(network(x[rows]), y[rows]).backward()
+                optimizer.step()
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
@@ -196,89 +173,3 @@ def train_by_graph(network: Network, start: Any, examples: Sequence[Examples], e
         torch.cuda.synchronize()
 
     return train
-
-
-def _features(network: Network, x: Any) -> Any:
-    with torch.no_grad():
-        return torch.cat([network.backbone(part) for part in x.split(FEATURE_BATCH)])
-
-
-def _accuracy(network: Network, examples: Examples) -> float:
-    with torch.no_grad():
-        predicted = network.head(_features(network, examples.x)).argmax(1)
-    return (predicted == examples.y).float().mean().item()
-
-
-def _centroids(features: Any, y: Any, num_classes: int) -> tuple[Any, Any]:
-    """Class means [K, d], zero for absent classes, and counts [K]."""
-    members = functional.one_hot(y, num_classes).float()
-    counts = members.sum(0)
-    return members.T @ features / counts.clamp(min=1)[:, None], counts
-
-
-class FedPAC:
-    """Rounds of FedPAC over all clients, one after another.
-
-    Args:
-      params: initial weights, JAX's.
-      examples: (training, test) of each client.
-      num_classes: K.
-      scale: batch, epochs and rates.
-    """
-
-    def __init__(self, params: Params, examples: Sequence[tuple[Examples, Examples]], num_classes: int, scale: Scale):
-        self.network, self.examples = Network(params), examples
-        self.num_classes, self.scale = num_classes, scale
-        heads = weights(self.network.head).repeat(len(examples), 1)
-        self.server = Server(weights(self.network.backbone), heads, None)
-
-    def _local(self, client: int) -> tuple[Any, Any, np.ndarray, float, float]:
-        """Train the network for one client; return its centroids and counts, mu, V, and accuracy."""
-        network, scale, (x, y) = self.network, self.scale, self.examples[client][0]
-        self._deploy(client)
-        # Once, for the statistics and the head alike.
-        features = _features(network, x)
-        means, counts = _centroids(features, y, self.num_classes)
-        mu = means * (counts / len(y))[:, None]
-        variance = (features.square().sum(1).mean() - mu.square().sum()).item()
-
-        def head_loss(rows: Any) -> Any:
-            return functional.cross_entropy(network.head(features[rows]), y[rows])
-
-        _train(network.head.parameters(), head_loss, len(y), 1, scale.head_lr, scale)
-        targets = None if self.server.centroids is None else self.server.centroids[y]
-        network.head.requires_grad_(False)
-
-        def loss(rows: Any) -> Any:
-            features = network.backbone(x[rows])
-            value = functional.cross_entropy(network.head(features), y[rows])
-            return value if targets is None else value + scale.lam * functional.mse_loss(features, targets[rows])
-
-        _train(network.backbone.parameters(), loss, len(y), scale.epochs, scale.lr, scale)
-        network.head.requires_grad_(True)
-        centroids = _centroids(_features(network, x), y, self.num_classes)
-        trained = weights(network.backbone), weights(network.head)
-        return centroids, trained, mu.cpu().numpy(), variance, _accuracy(network, self.examples[client][1])
-
-    def _deploy(self, client: int) -> None:
-        _load(self.network.backbone, self.server.backbone)
-        _load(self.network.head, self.server.heads[client])
-
-    def round(self, cohort: Sequence[int] | None = None) -> tuple[float, float]:
-        """One round of a cohort, by default of all: mean accuracies over it, received and trained."""
-        cohort = range(len(self.examples)) if cohort is None else cohort
-        centroids, trained, mu, variance, accuracies = zip(*map(self._local, cohort), strict=True)
-        counts = np.array([len(self.examples[client][0].y) for client in cohort], np.float64)
-        alpha = np.array(head_weights(jnp.stack(mu), jnp.array(variance), jnp.asarray(counts)))
-        share, alpha = (torch.from_numpy(rows).float().to(DEVICE) for rows in (counts / counts.sum(), alpha))
-        backbones, heads = (torch.stack(vectors) for vectors in zip(*trained, strict=True))
-        sums = sum(means * number[:, None] for means, number in centroids)
-        members = torch.stack([number for _, number in centroids]).sum(0).clamp(min=1)
-        every = self.server.heads.clone()
-        every[list(cohort)] = alpha @ heads
-        self.server = Server(share @ backbones, every, sums / members[:, None])
-        received = []
-        for client in cohort:
-            self._deploy(client)
-            received.append(_accuracy(self.network, self.examples[client][1]))
-        return float(np.mean(received)), float(np.mean(accuracies))

@@ -20,7 +20,7 @@ import numpy as np
 
 import pfl_jax.engine.sweep
 from experiments.host.jax_config import MATMUL_PRECISION, prepare_jax
-from experiments.lab.benchmark import client_counts, measure, workload
+from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.benchmark.records import Row
 from experiments.lab.benchmark.workload import FULL, Scale
@@ -277,28 +277,27 @@ def sweep(scale: Scale, rates: int, seeds: int, clients: int, together: int) -> 
     return row | {"examples/s": len(every) * clients * scale.examples / seconds, "first, s": first}
 
 
-def many_clients(scale: Scale, clients: int) -> Row:
+def many_clients(scale: Scale, clients: int, examples: int = 50) -> Row:
     """A round of all of very many clients, with small perceptrons."""
-    method = make_method("fedavg", models.mlp(client_counts.SHAPE, client_counts.CLASSES), batch_size=10, epochs=1)
-    return _rounds("fedavg, mlp", method, client_counts.federation(clients), client_counts.TRAIN, scale)
+    method = make_method("fedavg", models.mlp((8, 8, 1), 10), batch_size=10, epochs=1)
+    return _rounds("fedavg, mlp", method, noise((clients, examples, 8, 8, 1)), examples, scale)
 
 
 def adapted(scale: Scale, clients: int, examples: int = 64) -> Row:
     """A round of FedPer with low-rank adapters on the small vision transformer of results/vit.npz."""
-    draw = np.random.default_rng(0)
     base = vit((28, 28, 1), 10, path=ROOT / "vit.npz")
     model = adapters.lora(base, (28, 28, 1), rank=8, targets="layer_[23]/(query|value)")
-    rows = [
-        {"x": x, "y": y, "test_x": x[:1], "test_y": y[:1]}
-        for x, y in zip(
-            draw.normal(size=(clients, examples, 28, 28, 1)).astype(np.float32),
-            draw.integers(0, 10, (clients, examples)),
-            strict=True,
-        )
-    ]
-    own = data.federate(rows, num_classes=10).with_frozen(model.frozen)
+    own = noise((clients, examples, 28, 28, 1)).with_frozen(model.frozen)
     method = methods.fedper(model, LocalTraining(lr=0.1, batch_size=16, epochs=1))
     return _rounds("fedper, LoRA on a small ViT", method, own, examples, scale)
+
+
+def noise(shape: tuple[int, ...]) -> FederatedData:
+    """Clients with random examples [N, P, ...] of ten classes, the first of which is their test example too."""
+    draw = np.random.default_rng(0)
+    pictures, labels = draw.normal(size=shape).astype(np.float32), draw.integers(0, 10, shape[:2])
+    rows = [{"x": x, "y": y, "test_x": x[:1], "test_y": y[:1]} for x, y in zip(pictures, labels, strict=True)]
+    return data.federate(rows, num_classes=10)
 
 
 def _rounds(what: str, method: Method, own: FederatedData, examples: int, scale: Scale) -> Row:

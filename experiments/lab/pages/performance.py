@@ -1,4 +1,4 @@
-"""Tables of docs/performance.md and docs/distributed.md from the measurements in results/benchmark.jsonl."""
+"""Tables of docs/performance.md from the measurements in results/benchmark.jsonl."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,14 +8,13 @@ from experiments.lab.pages.parts import Made, filled
 from experiments.run.committed import ROOT
 from experiments.show.tables import markdown
 
-PAGES = ("performance.md", "distributed.md")
-
 
 def made(root: Path) -> Made:
-    """The pages of a checkout, with all tables; InvalidInput if a measurement is missing."""
+    """The page of a checkout, with its tables; InvalidInput if a measurement is missing."""
     sections = stored(root / ROOT.name / "benchmark.jsonl")
     parts = {name: part(section) for name, section in sections.items()} | {"gpu": gpu(sections)}
-    return Made({page: filled(page, parts) for name in PAGES if (page := root / "docs" / name)}, {})
+    page = root / "docs/performance.md"
+    return Made({page: filled(page, parts)}, {})
 
 
 def gpu(sections: Mapping[str, Section]) -> str:

@@ -1,4 +1,4 @@
-"""Tables and pictures of docs/privacy.md and docs/robustness.md, of five methods by setting, and of docs/time.md."""
+"""Tables and pictures of docs/privacy.md and docs/robustness.md, of five methods by setting."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,9 +25,6 @@ def made(root: Path) -> Made:
     for name, (parts, picture) in {"privacy": _privacy(every), "robustness": _robustness(every)}.items():
         page = root / f"docs/{name}.md"
         texts[page], pictures[root / FIGURES / f"{name}.svg"] = filled(page, parts), picture
-    page, table = root / "docs/time.md", root / ROOT.name / "time.md"
-    # The page has a heading of its own.
-    texts[page] = filled(page, {"time": table.read_text().partition("\n")[2]})
     return Made(texts, pictures)
 
 
