@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,21 @@ from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.cli.parser import Argument, check_new, parse
 from experiments.fields import flag
 from experiments.folder import load, stored_runs
-from experiments.folder.run_folder import VIRTUAL, score_text, write_text
+from experiments.folder.run_folder import VALIDATION, VIRTUAL, score_text, write_text
 from experiments.folder.stored_runs import Group
 from experiments.host.console import Terminal, duration, print_text
+from experiments.show.curves import chosen_on, goodness, one_per_method
 from experiments.show.pictures import ENDINGS, Picture, Ranks, save
-from experiments.show.tables import NOTHING, markdown, number, terminal
+from experiments.show.tables import (
+    NOTHING,
+    comma_separated,
+    latex,
+    latex_escaped,
+    markdown,
+    number,
+    terminal,
+    with_deviation,
+)
 from experiments.spec import Options as RunOptions
 from pfl_jax.compare import (
     FEWEST_RUNS,
@@ -51,11 +61,16 @@ class Options:
     runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")]
     """Folders of runs, or folders above runs, such as a sweep's."""
     reference: str | None = None
-    """Name in the table of the method with which all are compared; None is the one with the best mean."""
+    """Name in the table of the method with which all are compared; None is the best one on validation examples, or
+    without such on test examples."""
+    select: Literal["validation"] | None = None
+    """Compare one setting of each method, the best one on validation examples."""
+    name: Annotated[tuple[str, ...], Argument("repeated", "SHORT=NAME")] = ()
+    """Short names for methods or settings in the table; may be repeated."""
     eval_protocol: Protocol = "received"
     """Evaluation protocol of the scores."""
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
-    """Also write the table to a new file, .md."""
+    """Also write the table to a new file: .md, .csv, or .tex with booktabs."""
     target: float | None = None
     """Also show after how many rounds, and which virtual time, the mean first reaches this score."""
     plot: Annotated[Path | None, Argument(metavar="FILE")] = None
@@ -72,6 +87,7 @@ class Compared(NamedTuple):
       higher_is_better: whether larger scores are better.
       round: the last round that all have.
       scores: name of a method -> scores [N] in the runs of these seeds; the best mean first.
+      reference: name of the best method on validation examples; None without such examples.
       notes: on runs that are left out, and on what else they differ in.
     """
 
@@ -82,6 +98,7 @@ class Compared(NamedTuple):
     round: int
     scores: dict[str, list[np.ndarray]]
     notes: Sequence[str] = ()
+    reference: str | None = None
 
     def mean(self, name: str) -> float:
         """Mean over runs of the mean over clients."""
@@ -93,11 +110,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         options, _ = parse(Options, "experiments.compare", __doc__, arguments)
-        check_new("--out", options.out)
+        check_new("--out", options.out, ".md", ".csv", ".tex")
         check_new("--plot", options.plot, *ENDINGS)
         groups, _ = stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(options.runs)])
-        compared = read(groups, options.eval_protocol)
-        heads, rows, notes = table(compared, options.reference)
+        notes = []
+        if options.select is not None:
+            tried, groups = groups, one_per_method([one for one in groups if one.is_finished], options.eval_protocol)
+            notes.append(
+                f"Chosen on validation examples of {len(tried)} settings: {', '.join(g.label for g in groups)}."
+            )
+            groups = [dataclasses.replace(one, label=one.method) for one in groups]
+        compared = read(stored_runs.renamed(groups, options.name), options.eval_protocol)
+        heads, rows, more = table(compared, options.reference)
+        notes += more
         if options.target is not None:
             heads, rows = with_target(heads, rows, groups, compared, options.eval_protocol, options.target)
         console = Terminal()
@@ -105,8 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for note in notes:
             print_text(console, note)
         if options.out is not None:
-            title = f"# {compared.data}, {compared.axis} after round {compared.round}\n\n"
-            write_text(options.out.expanduser(), title + markdown(heads, rows) + "\n" + "\n".join(notes) + "\n")
+            title = f"{compared.data}, {compared.axis} after round {compared.round}"
+            write_text(options.out.expanduser(), written(options.out.suffix, title, heads, rows, notes, compared))
         if options.plot is not None:
             save(ranks(compared), options.plot.expanduser())
 
@@ -169,7 +194,40 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     larger = load.task_of(groups[0].runs[0].config)["higher_is_better"]
     compared = Compared(groups[0].data_name, groups[0].axis, larger, seeds, last, found, notes)
     ordered = sorted(found, key=compared.mean, reverse=larger)
-    return compared._replace(scores={name: found[name] for name in ordered})
+    on = chosen_on(groups)
+    best = max(groups, key=lambda one: goodness(one, protocol, on)).label if on == VALIDATION else None
+    return compared._replace(scores={name: found[name] for name in ordered}, reference=best)
+
+
+def written(
+    ending: str,
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    compared: Compared,
+) -> str:
+    """Table of a comparison as a file with this ending, .md, .csv or .tex.
+
+    In .tex the best mean is bold if its intervals leave out 0 beside all others; otherwise a dagger marks the methods
+    that cannot be told apart from the best.
+    """
+    if ending == ".csv":
+        return comma_separated([dict(zip(heads, row, strict=True)) for row in rows])
+    if ending == ".md":
+        return f"# {title}\n\n{markdown(heads, rows)}\n" + "\n".join(notes) + "\n"
+    best, *others = compared.scores
+    better = {"higher_is_better": compared.higher_is_better}
+    alike = [name for name in others if not difference(compared.scores[name], compared.scores[best], **better).is_clear]
+    marked = {best, *alike} if alike else set()
+    cells = [[latex_escaped(cell) for cell in row] for row in rows]
+    for row, shown in zip(rows, cells, strict=True):
+        if row[0] in marked:
+            shown[0] += r"$^\dagger$"
+        elif row[0] == best:
+            shown[1] = rf"\textbf{{{shown[1]}}}"
+    told = [*notes, *([f"Daggers: cannot be told apart from the best, {best}."] if marked else [])]
+    return latex(list(map(latex_escaped, heads)), cells, latex_escaped(" ".join([f"{title}.", *told])))
 
 
 def _have_same_clients(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -195,7 +253,8 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
       InvalidInput: there is no such method.
     """
     names = list(compared.scores)
-    reference = names[0] if reference is None else reference
+    if is_own := reference is None:
+        reference = compared.reference or names[0]
     if reference not in names:
         raise InvalidInput(f"--reference {reference} is none of {', '.join(names)}")
     others = [name for name in names if name != reference]
@@ -203,7 +262,7 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
     found = {name: difference(compared.scores[name], compared.scores[reference], **better) for name in others}
     tests = {name: one.p_value for name, one in found.items() if one.p_value is not None}
     adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
-    heads = ["method", "mean", "worst tenth", "spread", f"less {reference}", "95 % interval"]
+    heads = ["method", "mean", "worst tenth", "spread", f"minus {reference}", "95 % interval"]
     heads += ["p (Holm)"] * bool(tests) + [f"worse than {reference}"]
     heads += [f"worse than {BASELINE}"] * (BASELINE in names and reference != BASELINE)
     text = functools.partial(score_text, percent=compared.axis.endswith("%"))
@@ -214,7 +273,10 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
         ranked = [np.sort(row) if compared.higher_is_better else -np.sort(-row) for row in runs]
         tenth = np.mean([row[: max(1, round(len(row) / 10))].mean() for row in ranked])
         spread = np.mean([one.std() for one in runs])
-        row, one = [name, *map(text, map(float, (compared.mean(name), tenth, spread)))], found.get(name)
+        means = [float(one.mean()) for one in runs]
+        deviation = float(np.std(means, ddof=1)) if len(means) > 1 else None
+        mean = with_deviation(compared.mean(name), deviation, percent=compared.axis.endswith("%"))
+        row, one = [name, mean, *map(text, map(float, (tenth, spread)))], found.get(name)
         row += [NOTHING] * 2 if one is None else [more(one.mean), f"{more(one.low)} to {more(one.high)}"]
         if tests:
             row.append(number(adjusted.get(name), ".3f"))
@@ -223,7 +285,12 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
             rather = None if name == BASELINE else share_worse(runs, compared.scores[BASELINE], **better)
             row.append("—" if rather is None else f"{100 * rather:.0f} %")
         rows.append(row)
-    return heads, rows, _notes(compared, reference, found)
+    notes = _notes(compared, reference, found)
+    if is_own and compared.reference is None:
+        notes.append(
+            f"{reference} was chosen on test examples: give --reference, or make the runs with --val-fraction."
+        )
+    return heads, rows, notes
 
 
 def with_target(

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,23 @@ class Group:
         names = sorted((request.given & set(values)) - {"out", "resume", "method", "seed"})
         words = ("--method", request.options.method, *option_words({name: values[name] for name in names}))
         return RunCommand(request.dataset, words, self.runs[0].seed).command()
+
+
+def renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
+    """Groups with other labels: each name is SHORT=NAME of a group or of its method."""
+    found = list(groups)
+    for text in names:
+        short, equals, name = text.partition("=")
+        known = {one.label for one in groups} | {one.method for one in groups}
+        if not equals or not short or name not in known:
+            raise InvalidInput(f"--name {text}: give SHORT=NAME, with a NAME of {', '.join(sorted(known))}")
+        found = [
+            replace(one, label=short + one.label.removeprefix(name))
+            if name == was.label or (name == was.method and was.label.startswith(name))
+            else one
+            for one, was in zip(found, groups, strict=True)
+        ]
+    return found
 
 
 def find(paths: Iterable[Path]) -> list[Path]:

@@ -37,9 +37,12 @@ class Job(NamedTuple):
     title: str
 
 
-def jobs_of_seeds(command: RunCommand, seeds: int, folder: Path, title: str) -> list[Job]:
-    """A job for each seed from 0, in folders of their own."""
-    return [Job(replace(command, seed=seed), folder / f"seed-{seed}", f"{title}, seed {seed}") for seed in range(seeds)]
+def jobs_of_seeds(command: RunCommand, seeds: int, folder: Path, title: str, first: int = 0) -> list[Job]:
+    """A job for each of so many seeds from the first on, in folders of their own."""
+    return [
+        Job(replace(command, seed=seed), folder / f"seed-{seed}", f"{title}, seed {seed}")
+        for seed in range(first, first + seeds)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION
 from experiments.folder.stored_runs import Group, group, read
 from experiments.show.pictures import ROUND, Lines, Picture, Series, over_seeds, save
+from pfl_jax.errors import InvalidInput
 
 NAME = "curves.png"
 SPREAD = (10, 90)
@@ -54,6 +55,24 @@ def goodness(one: Group, protocol: Protocol, on: str) -> float:
         return -np.inf
     mean = float(np.mean(values))
     return -math.inf if math.isnan(mean) else mean * (1 if load.task_of(one.runs[0].config)["higher_is_better"] else -1)
+
+
+def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
+    """The best group of each method on validation examples, which all counted runs must have, in the methods' order.
+
+    Raises:
+      InvalidInput: a run has no validation examples, or a method no mean on them.
+    """
+    if chosen_on(groups) != VALIDATION:
+        raise InvalidInput("--select validation needs runs with validation examples, made with --val-fraction")
+    best: dict[str, Group] = {}
+    for one in groups:
+        known = best.setdefault(one.method, one)
+        if goodness(one, protocol, VALIDATION) > goodness(known, protocol, VALIDATION):
+            best[one.method] = one
+    if none := [name for name, one in best.items() if goodness(one, protocol, VALIDATION) == -math.inf]:
+        raise InvalidInput(f"no setting of {none[0]} has a mean on validation examples")
+    return list(best.values())
 
 
 def shown(groups: Sequence[Group]) -> list[Group]:

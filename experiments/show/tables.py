@@ -52,6 +52,44 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequenc
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
+_LATEX = {
+    **{character: rf"\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "—": "--",
+}
+"""Character -> how LaTeX has it."""
+
+
+def latex_escaped(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def latex(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """Table for LaTeX with the package booktabs, of cells that are LaTeX: words in the first column, then numbers."""
+    lines = [" & ".join(row) + r" \\" for row in [heads, *rows]]
+    return "\n".join(
+        [
+            "% needs \\usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
 def comma_separated(records: Sequence[Mapping[str, Any]]) -> str:
     """Records of the same fields as CSV."""
     text = io.StringIO()

@@ -8,16 +8,21 @@ been started alone. Repeating the command resumes where it stopped: finished run
 continues from its last checkpoint (see --checkpoint-every). All other options are those of
 `python -m experiments.DATASET` and apply to every run.
 
-With --val-fraction 0.1 the best setting is chosen on validation examples, otherwise on test examples.
+With --val-fraction 0.1 the best setting is chosen on validation examples, otherwise on test examples. To tune several
+methods fairly and report them on fresh seeds:
+
+    python -m experiments.sweep --dataset digits --val-fraction 0.1 --seeds 3 --grid method=fedpac,fedper \
+        --grid lr=0.02,0.05 --grid fedpac.lam=0.1,1 --select validation --select-seeds 5
 """
 
+import dataclasses
 import functools
 import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, get_type_hints
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_type_hints
 
 from rich.console import Console
 
@@ -26,17 +31,22 @@ from experiments.cli import parser
 from experiments.cli.effects import relevant_options
 from experiments.cli.exit_codes import leave
 from experiments.cli.own_code import label
-from experiments.cli.parser import Argument, option_words
+from experiments.cli.parser import Argument, Hidden, option_words
 from experiments.cli.request import RunCommand
 from experiments.fields import Mark, NotInSweeps, flag, marked, noted
 from experiments.folder.run_folder import slug
 from experiments.run import batch
 from experiments.spec import KINDS, Options
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count
+from pfl_jax.hyper_parameters import Count, Range
 
 GROUPS = "groups"
 """Subfolder of the groups' checkpoints."""
+SELECTED = "selected"
+"""Subfolder of the runs of --select."""
+
+Setting: TypeAlias = tuple[tuple[str, str], ...]
+"""Options and values of one point of the grid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +55,48 @@ class Sweep(batch.Batch):
 
     dataset: Annotated[str, Argument(text=", ".join(DATASETS))]
     seeds: Count = 1
-    """Number of seeds, from 0."""
+    """Number of seeds."""
+    first_seed: Annotated[int, Range(0)] = 0
+    """First of the seeds."""
     grid: Annotated[tuple[str, ...], Argument("repeated", "NAME=V,V")] = ()
-    """Values of an option; may be repeated."""
+    """Values of an option, or METHOD.NAME=V,V of an option of one method of the grid; may be repeated."""
+    select: Literal["validation"] | None = None
+    """Then run the best setting of each method again, with further seeds: the one with the best mean on validation
+    examples (with --val-fraction), by --eval-protocol. These runs are in selected/ of the folder."""
+    select_seeds: Count = 5
+    """Number of these seeds."""
+    chosen: Hidden[tuple[Setting, ...]] = ()
+    """Settings in place of all of the grid."""
 
     name: ClassVar = "sweep"
 
     def check(self) -> None:
-        asked = parser.given(self.words)
+        asked, options = parser.given(self.words), {name.rpartition(".")[2] for name in self.values}
         for name, notes in noted(KINDS, NotInSweeps).items():
-            if name in self.values or name in asked:
+            if name in options | asked:
                 raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {notes[0].reason}")
-        for name in sorted({*marked(KINDS, Mark.CHOOSES)} & self.values.keys()):
+        for name in sorted({*marked(KINDS, Mark.CHOOSES)} & options):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: all settings are compared by the same one")
         # Runs that differ only in these are one run to the groups, which would train all on the first one's data.
-        for name in sorted({*marked(KINDS, Mark.NEUTRAL)} & self.values.keys()):
+        for name in sorted({*marked(KINDS, Mark.NEUTRAL)} & options):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: it is no setting; start a sweep for each value")
-        if twice := sorted(asked & set(self.values)):
+        if twice := sorted(asked & options):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")
+        methods = {*self.values.get("method", ())}
+        for name in self.values:
+            method, _, option = name.rpartition(".")
+            if method and method not in methods:
+                raise InvalidInput(f"--grid {name}: {method} is none of the methods of --grid method=...")
+            if method and option in self.values:
+                raise InvalidInput(f"--grid {name}: {flag(option)} is in the grid for all methods already")
         for setting in self.settings():
             # Includes the digest of the user's own data, so that a missing file is reported before anything is made.
-            relevant_options(self._command(setting).request())
+            request = self._command(setting).request()
+            relevant_options(request)
+            if self.select is not None and request.options.val_fraction is None:
+                raise InvalidInput(
+                    "--select validation needs validation examples: give --val-fraction 0.1, for example"
+                )
 
     def default_folder(self) -> Path:
         values = (f"--grid {name}={','.join(values)}" for name, values in self.values.items())
@@ -86,14 +117,21 @@ class Sweep(batch.Batch):
             found[name] = parts
         return found
 
-    def settings(self) -> list[tuple[str, ...]]:
-        """All combinations of the grid's values."""
-        return list(itertools.product(*self.values.values()))
+    def settings(self) -> list[Setting]:
+        """All combinations of the grid's values; options of one method vary with this method alone."""
+        if self.chosen:
+            return list(self.chosen)
+        found: list[Setting] = []
+        shared = {name: values for name, values in self.values.items() if "." not in name}
+        for setting in itertools.product(*([(name, value) for value in values] for name, values in shared.items())):
+            owned = [name for name in self.values if name.rpartition(".")[0] == dict(setting).get("method", "")]
+            axes = [[(name.rpartition(".")[2], value) for value in self.values[name]] for name in owned if "." in name]
+            found += [(*setting, *own) for own in itertools.product(*axes)]
+        return found
 
-    def title(self, setting: tuple[str, ...]) -> str:
+    def title(self, setting: Setting) -> str:
         """Name of a setting: its method, where the grid has several or nothing else, and its values."""
-        pairs = list(zip(self.values, setting, strict=True))
-        words = [f"{option}={value}" for option, value in pairs if option != "method"]
+        words = [f"{option}={value}" for option, value in setting if option != "method"]
         if not words or "method" in self.values:
             method = self._command(setting).request().options.method
             alike = [name for name in self.values.get("method", ()) if label(name) == label(method)]
@@ -101,15 +139,14 @@ class Sweep(batch.Batch):
             words.insert(0, method if len(alike) > 1 else label(method))
         return " ".join(words)
 
-    def _command(self, setting: tuple[str, ...]) -> RunCommand:
-        words = itertools.chain.from_iterable(map(_words, self.values, setting))
+    def _command(self, setting: Setting) -> RunCommand:
+        words = itertools.chain.from_iterable(itertools.starmap(_words, setting))
         return RunCommand(self.dataset, (*self.words, *words))
 
-    def jobs_of(self, setting: tuple[str, ...]) -> list[batch.Job]:
+    def jobs_of(self, setting: Setting) -> list[batch.Job]:
         """Runs of a setting, one for each seed."""
-        name = " ".join(f"{option}={value}" for option, value in zip(self.values, setting, strict=True))
-        folder = self.folder / slug(name or "runs")
-        return batch.jobs_of_seeds(self._command(setting), self.seeds, folder, self.title(setting))
+        folder = self.folder / slug(" ".join(f"{option}={value}" for option, value in setting) or "runs")
+        return batch.jobs_of_seeds(self._command(setting), self.seeds, folder, self.title(setting), self.first_seed)
 
     def jobs(self, console: Console) -> list[batch.Job]:
         return list(itertools.chain.from_iterable(map(self.jobs_of, self.settings())))
@@ -135,9 +172,16 @@ class Sweep(batch.Batch):
         execute.run(group, jobs, self.folder / GROUPS, console)
 
     def finish(self, console: Console) -> None:
-        from experiments.sweep.results import save
+        from experiments.sweep.results import best_of_methods, save
 
-        save({self.title(setting): self.jobs_of(setting) for setting in self.settings()}, self.folder, console)
+        named = {self.title(setting): setting for setting in self.settings()}
+        jobs = {title: self.jobs_of(setting) for title, setting in named.items()}
+        save(jobs, self.folder, console)
+        if self.select is not None:
+            chosen = tuple(named[title] for title in best_of_methods(jobs))
+            after, folder = self.first_seed + self.seeds, self.folder / SELECTED
+            again = {"chosen": chosen, "first_seed": after, "seeds": self.select_seeds, "out": folder, "select": None}
+            batch.drive(dataclasses.replace(self, **again), console)
 
 
 def _words(option: str, value: str) -> list[str]:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from experiments.folder.run_folder import VALIDATION, rounded, strict_json
 from experiments.folder.stored_runs import Group, read
 from experiments.host.console import print_line
 from experiments.run.batch import Job
-from experiments.show.curves import chosen_on, goodness, picture
+from experiments.show.curves import chosen_on, goodness, one_per_method, picture
 from experiments.show.pictures import save as save_picture
 from experiments.show.tables import markdown, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
@@ -57,7 +58,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     choice = CHOSEN_ON[on].format(score=score, protocol=protocol) if best else no_best
     caption = (
         f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: weighted by their test "
-        f"examples); mean and deviation over seeds. {choice}"
+        f"examples); mean and deviation over seeds. {choice} {_trials(groups)}".strip()
     )
     heads = ["setting", *(name.replace("_pooled", ", pooled") for name in values[groups[0].label])]
     percent = axis.endswith("percent")
@@ -85,12 +86,29 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
         print_line(console, f"saved {path}")
 
 
+def best_of_methods(settings: Mapping[str, Sequence[Job]]) -> list[str]:
+    """Names of the best setting of each method on validation examples; `settings` as in `save`."""
+    protocol = next(iter(settings.values()))[0].cell.request().options.eval_protocol
+    groups = [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()]
+    return [group.label for group in one_per_method(groups, protocol)]
+
+
+def _trials(groups: Sequence[Group]) -> str:
+    """Numbers of settings that were tried for each method; "" for one method, or one setting of each."""
+    tried = Counter(group.method for group in groups)
+    if len(tried) < 2 or max(tried.values()) == 1:
+        return ""
+    if len({*tried.values()}) == 1:
+        return f"{tried[groups[0].method]} settings of each method."
+    return f"Unequal budgets: {', '.join(f'{number} settings of {name}' for name, number in tried.items())}."
+
+
 def _title(groups: Sequence[Group]) -> str:
     """Methods, data and seeds."""
-    methods, seeds = list(dict.fromkeys(group.method for group in groups)), len(groups[0].runs)
+    methods, seeds = list(dict.fromkeys(group.method for group in groups)), [run.seed for run in groups[0].runs]
     names = ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
     data = "; ".join(dict.fromkeys(group.data for group in groups))
-    return f"{names} on {data}, {'seed 0' if seeds == 1 else f'seeds 0 to {seeds - 1}'}"
+    return f"{names} on {data}, {f'seed {seeds[0]}' if len(seeds) == 1 else f'seeds {seeds[0]} to {seeds[-1]}'}"
 
 
 def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, dict[str, Any]]:

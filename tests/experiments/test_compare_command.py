@@ -9,10 +9,11 @@ import pytest
 from run_folders import SMALL, write_run
 
 from experiments.cli.request import parse
-from experiments.compare import Compared, main, read, table, with_target
+from experiments.compare import Compared, main, read, table, with_target, written
 from experiments.folder import stored_runs
 from experiments.run import build
 from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, apart, as_svg, draw, over_seeds, save
+from pfl_jax import InvalidInput
 from pfl_jax.compare import difference
 from pfl_jax.data import partition_files, sources
 
@@ -55,7 +56,7 @@ def test_clients_are_compared_one_by_one_after_the_last_round(runs):
     assert heads[-2:] == ["worse than fedpac", "worse than local"]
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     want = difference(found.scores["local"], found.scores["fedpac"])
-    assert by_name["local"]["less fedpac"] == f"{want.mean:+.2f}"
+    assert by_name["local"]["minus fedpac"] == f"{want.mean:+.2f}"
     assert by_name["local"]["95 % interval"] == f"{want.low:+.2f} to {want.high:+.2f}"
     assert by_name["local"]["worse than fedpac"] == f"{100 * want.worse:.0f} %"
     assert by_name["fedper"]["worse than local"] == "0 %"
@@ -67,7 +68,7 @@ def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
     for path in folder.glob("*-[12]"):
         (path / "metrics.jsonl").unlink()
     heads, rows, notes = table(compared(folder), "local")
-    assert "less local" in heads
+    assert "minus local" in heads
     assert heads.count("worse than local") == 1
     assert rows[-1][0] == "local"
     assert any("One seed" in note for note in notes)
@@ -101,7 +102,55 @@ def test_of_errors_the_smallest_is_the_best(runs):
     heads, rows, _ = table(found)
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     assert by_name["fedpac"]["worse than local"] == "100 %"
-    assert float(by_name["fedpac"]["worst tenth"]) > float(by_name["fedpac"]["mean"])
+    assert float(by_name["fedpac"]["worst tenth"]) > float(by_name["fedpac"]["mean"].split()[0])
+
+
+def test_the_reference_chosen_on_test_examples_is_said_to_be(runs):
+    folder, _ = runs
+    assert "fedpac was chosen on test examples" in table(compared(folder))[2][-1]
+    assert not any("chosen on test" in note for note in table(compared(folder), "local")[2])
+    assert table(compared(folder)._replace(reference="fedper"))[0][4] == "minus fedper"
+
+
+@pytest.mark.parametrize("ending", ["tex", "csv"])
+def test_a_table_for_a_paper(runs, tmp_path, ending, capsys):
+    out = tmp_path / f"table.{ending}"
+    names = ["--name", "FedPAC (ours)=fedpac", "Local_1=local"]
+    assert main([str(runs[0]), "--reference", "Local_1", "--out", str(out), *names]) == 0
+    text = out.read_text()
+    if ending == "csv":
+        assert text.startswith("method,mean,")
+        assert "\nLocal_1," in text
+        return
+    assert text.count("\\\\\n") == 4
+    assert r"\begin{tabular}{lrrrrrr}" in text
+    # FedPAC and FedPer cannot be told apart, so that no mean is bold.
+    assert r"FedPAC (ours)$^\dagger$ & " in text
+    assert r"fedper$^\dagger$ & " in text
+    assert r"Local\_1 & " in text
+    assert r"$\pm$" in text
+    assert "textbf" not in text
+    assert r"95 \% interval" in text
+    # Every character that LaTeX reads otherwise is escaped.
+    assert not [line for line in text.splitlines()[1:] if line.replace(r"\%", "").count("%")]
+
+
+def test_the_best_is_bold_where_no_other_is_as_good():
+    scores = {
+        "a": [np.full(4, 90.0 + seed) for seed in range(4)],
+        "b": [np.full(4, 70.0 + seed % 2) for seed in range(4)],
+    }
+    best = Compared("digits", "accuracy in %", True, [0, 1, 2, 3], 4, scores)
+    text = written(".tex", "digits", *table(best), best)
+    assert r"a & \textbf{91.50 $\pm$ 1.29} & " in text
+    assert "dagger" not in text
+
+
+def test_names_are_of_methods_that_there_are(runs):
+    with pytest.raises(InvalidInput, match="give SHORT=NAME, with a NAME of fedpac, fedper, local"):
+        stored_runs.renamed(
+            stored_runs.group([stored_runs.read(one) for one in stored_runs.find([runs[0]])])[0], ["x=y"]
+        )
 
 
 def test_the_files_of_the_command(runs, tmp_path, capsys):

@@ -42,7 +42,7 @@ def test_a_sweep_is_its_runs_and_makes_none_twice(tmp_path, capsys, monkeypatch)
 
     # A run alone leaves the same results.
     order = batch.read(Sweep, words)
-    job = order.jobs_of(("0.1",))[1]
+    job = order.jobs_of((("lr", "0.1"),))[1]
     folder, alone = job.folder, tmp_path / "alone"
     run_cell(job.cell, alone, execute.Console())
     for one, other in zip(log(alone), log(folder), strict=True):
@@ -163,7 +163,7 @@ def test_switches_can_be_in_the_grid():
     found = [order.jobs_of(setting)[0].cell.request() for setting in order.settings()]
     assert [one.options.drop_last for one in found] == [True, True, False, False]
     assert [one.hyper_parameters["alignment"] for one in found] == [True, False, True, False]
-    assert order.title(("True", "False")) == "drop_last=True alignment=False"
+    assert order.title(order.settings()[1]) == "drop_last=True alignment=False"
 
 
 def test_runs_of_one_shape_are_a_group():
@@ -336,3 +336,55 @@ def test_settings_on_different_data_have_no_best_one(tmp_path, pictures):
     assert "(best)" not in table
     assert "No setting is called the best: they are on different data." in table
     assert "Black" not in pictures[0].caption
+
+
+METHODS = ["--dataset", "digits", "--val-fraction", "0.2", "--grid", "method=fedpac,fedper", "--grid", "lr=0.02,0.05"]
+
+
+def test_options_of_one_method_vary_with_it_alone():
+    order = batch.read(Sweep, [*METHODS, "--grid", "fedpac.lam=0.1,1", "--first-seed", "3", "--seeds", "2"])
+    titles = [order.title(setting) for setting in order.settings()]
+    assert titles == [
+        *(f"fedpac lr={lr} lam={lam}" for lr in ("0.02", "0.05") for lam in ("0.1", "1")),
+        *("fedper lr=0.02", "fedper lr=0.05"),
+    ]
+    jobs = order.jobs_of(order.settings()[1])
+    assert [job.cell.seed for job in jobs] == [3, 4]
+    assert [job.folder.name for job in jobs] == ["seed-3", "seed-4"]
+    assert jobs[0].cell.request().hyper_parameters["lam"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--grid", "fedas.lam=1"], "fedas is none of the methods of --grid method="),
+        (["--grid", "fedpac.lr=1"], "--lr is in the grid for all methods already"),
+        (["--grid", "fedpac.seed=1"], "--seed cannot be given for a sweep: use --seeds"),
+    ],
+)
+def test_options_of_one_method_that_cannot_be(words, said):
+    with pytest.raises(InvalidInput) as caught:
+        batch.read(Sweep, [*METHODS, *words])
+    assert said in str(caught.value)
+
+
+def test_a_selection_needs_validation_examples():
+    with pytest.raises(InvalidInput, match="needs validation examples: give --val-fraction"):
+        batch.read(Sweep, ["--dataset", "digits", "--select", "validation"])
+
+
+def test_the_best_setting_of_each_method_is_run_again_with_fresh_seeds(tmp_path, capsys):
+    # Learning rates of 1e-9 learn nothing.
+    grid = ["--grid", "method=fedper,local", "--grid", "lr=1e-9,0.1", "--select", "validation", "--select-seeds", "2"]
+    words = ["--dataset", "digits", *grid, *SMALL, "--val-fraction", "0.3", "--no-compilation-cache", "--epochs", "3"]
+    assert main([*words, "--out", str(tmp_path / "sweep")]) == 0
+    printed = capsys.readouterr().out
+    assert "2 settings of each method." in " ".join(printed.split())
+    record = json.loads((tmp_path / "sweep/selected/sweep.json").read_text())
+    assert [row["setting"] for row in record["settings"]] == ["fedper lr=0.1", "local lr=0.1"]
+    assert "seeds 1 to 2" in record["title"]
+    runs = sorted(path.parent.name for path in (tmp_path / "sweep/selected").rglob("summary.json"))
+    assert runs == ["seed-1", "seed-1", "seed-2", "seed-2"]
+    # Again, nothing is run.
+    assert main([*words, "--out", str(tmp_path / "sweep")]) == 0
+    assert "4 of 4 runs are there" in capsys.readouterr().out

@@ -229,7 +229,7 @@ def test_methods_with_all_seeds_are_compared_client_by_client(tmp_path):
     for method, level in (("ditto", 85.0), ("local", 80.0)):
         for run in search_runs("field-digits", method):
             validated(tmp_path, run, level, 70 if run.name.endswith(f"={rate}/seed-0") else 60)
-    assert "less ditto" not in made(tmp_path)[0]
+    assert "minus ditto" not in made(tmp_path)[0]
     for method, level in (("ditto", 85.0), ("local", 80.0)):
         for seed in (1, 2):
             store(tmp_path, tuned_run("field-digits", method, rate, seed).name, level)
