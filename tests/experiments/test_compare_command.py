@@ -9,7 +9,8 @@ import pytest
 from run_folders import SMALL, write_run
 
 from experiments.cli.request import parse
-from experiments.compare import Compared, main, read, table, with_target, written
+from experiments.compare import main
+from experiments.comparison import Compared, read, table, with_target, written
 from experiments.folder import stored_runs
 from experiments.run import build
 from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, apart, as_svg, draw, over_seeds, save

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
-from experiments import compare, fashion_mnist
+from experiments import comparison, fashion_mnist
 from experiments.cli.parser import option_words
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
@@ -242,7 +242,7 @@ def test_methods_with_all_seeds_are_compared_client_by_client(tmp_path):
     found = difference(*([np.array(row) for row in scores[name]] for name in (other, best)))
     (row,) = [line for line in made(tmp_path)[0].splitlines() if line.startswith(f"| `{other}`") and " to " in line]
     assert f"| {found.mean:+.2f} | {found.low:+.2f} to {found.high:+.2f} | {100 * found.worse:.0f} % |" in row
-    (panel,) = compare.ranks(compared_clients(Comparison("field-digits", library))).panels
+    (panel,) = comparison.ranks(compared_clients(Comparison("field-digits", library))).panels
     assert set(panel.names) == set(scores)
 
 

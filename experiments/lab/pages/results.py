@@ -11,7 +11,7 @@ from typing import cast
 import jax
 import numpy as np
 
-from experiments import compare
+from experiments import comparison
 from experiments.choices import ALWAYS, Protocol
 from experiments.folder.load import CLIENTS, Result
 from experiments.host.console import duration
@@ -70,7 +70,7 @@ def made(root: Path) -> Made:
         readme: filled(readme, {"results": f"\n{readme_table(library, found)}\n"}),
     }
     fields = [(block, compared_clients(Comparison(block, library))) for block in FIELDS]
-    ranks = {root / FIGURES / f"{block}-ranks.svg": compare.ranks(one) for block, one in fields if one}
+    ranks = {root / FIGURES / f"{block}-ranks.svg": comparison.ranks(one) for block, one in fields if one}
     return Made(texts, {root / FIGURES / "results.svg": picture(library)} | ranks)
 
 
@@ -282,7 +282,7 @@ def _whole_bytes(block: str) -> int | None:
     return byte_count(jax.eval_shape(module.init, jax.random.key(0), inputs))
 
 
-def compared_clients(one: Comparison) -> compare.Compared | None:
+def compared_clients(one: Comparison) -> comparison.Compared | None:
     """Scores of the clients by PROTOCOL, of methods that have them for all seeds; None for fewer than two."""
     scores = {
         each.method: [np.array(run.rounds[CLIENTS][PROTOCOL], np.float64) for run in each.results]
@@ -291,15 +291,15 @@ def compared_clients(one: Comparison) -> compare.Compared | None:
     }
     if len(scores) < 2:
         return None
-    found = compare.Compared(one.field.title, "accuracy in %", True, list(SEEDS), one.field.rounds, scores)
+    found = comparison.Compared(one.field.title, "accuracy in %", True, list(SEEDS), one.field.rounds, scores)
     return found._replace(scores={name: scores[name] for name in sorted(scores, key=found.mean, reverse=True)})
 
 
-def _differences(compared: compare.Compared) -> dict[str, object]:
+def _differences(compared: comparison.Compared) -> dict[str, object]:
     """Differences of methods with their intervals, for the template."""
-    heads, rows, notes = compare.table(compared)
-    if compare.BASELINE in compared.scores:
-        notes = list(dict.fromkeys([*notes, *compare.table(compared, compare.BASELINE)[2][1:]]))
+    heads, rows, notes = comparison.table(compared)
+    if comparison.BASELINE in compared.scores:
+        notes = list(dict.fromkeys([*notes, *comparison.table(compared, comparison.BASELINE)[2][1:]]))
     rows = [[f"`{name}`", *cells] for name, *cells in rows]
     return {"heads": heads, "rows": rows, "notes": notes}
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from experiments.choices import CUSTOM, Protocol
 from experiments.cli.request import RunCommand
-from experiments.compare import BASELINE
+from experiments.comparison import BASELINE
 from experiments.folder.load import Result
 from experiments.folder.run_folder import slug
 from experiments.lab.queue.planned import DATASET, IMAGES, SEEDS, PlannedRun

@@ -1,0 +1,282 @@
+"""Comparison of finished runs, without its command line: which can be compared, a table of them, its files."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.choices import Protocol
+from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS
+from experiments.fields import flag
+from experiments.folder import load
+from experiments.folder.run_folder import VALIDATION, VIRTUAL, score_text
+from experiments.folder.stored_runs import Group, Run
+from experiments.host.console import duration
+from experiments.show.curves import chosen_on, goodness
+from experiments.show.pictures import Picture, Ranks
+from experiments.show.tables import NOTHING, comma_separated, latex, latex_escaped, markdown, number, with_deviation
+from experiments.spec import Options
+from pfl_jax.compare import (
+    FEWEST_RUNS,
+    Difference,
+    critical_difference,
+    difference,
+    holm,
+    mean_ranks,
+    share_worse,
+)
+from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import listed
+
+BASELINE = "local"
+"""Method whose clients gain nothing from others."""
+
+
+class Compared(NamedTuple):
+    """Scores of the clients after a round, method by method.
+
+    Attributes:
+      data: what they were trained on.
+      axis: name of the score, with its unit.
+      seeds: of the runs that all methods have.
+      higher_is_better: whether larger scores are better.
+      round: the last round that all have.
+      scores: name of a method -> scores [N] in the runs of these seeds; the best mean first.
+      reference: name of the best method on validation examples; None without such examples.
+      notes: on runs that are left out, and on what else they differ in.
+    """
+
+    data: str
+    axis: str
+    higher_is_better: bool
+    seeds: list[int]
+    round: int
+    scores: dict[str, list[np.ndarray]]
+    notes: Sequence[str] = ()
+    reference: str | None = None
+
+    def mean(self, name: str) -> float:
+        """Mean over runs of the mean over clients."""
+        return float(np.mean([row.mean() for row in self.scores[name]]))
+
+
+def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
+    """Scores of groups of runs that can be compared.
+
+    Raises:
+      InvalidInput: there are fewer than two groups, they are of several kinds of data, or have no common seed, round or
+        clients.
+    """
+    groups = [one for one in groups if one.is_finished]
+    left_out = [one.label for one in groups if any(run.lines[-1]["received"]["mean"] is None for run in one.counted)]
+    groups = [one for one in groups if one.label not in left_out]
+    notes = [f"Left out, since a run has no finite mean in the end: {', '.join(left_out)}."] if left_out else []
+    if len(groups) < 2:
+        raise InvalidInput(" ".join(["a comparison needs finished runs of two settings at least.", *notes]))
+    if len(data := list(dict.fromkeys(one.data for one in groups))) > 1:
+        raise InvalidInput(f"runs on different data are not compared: {'; '.join(data)}")
+    if len(axes := list(dict.fromkeys(one.axis for one in groups))) > 1:
+        raise InvalidInput(f"runs with different scores are not compared: {'; '.join(axes)}")
+    runs = {one.label: {run.seed: run for run in one.counted} for one in groups}
+    seeds = sorted(set.intersection(*(set(of_seeds) for of_seeds in runs.values())))
+    if not seeds:
+        raise InvalidInput("there is no seed with a finished run of every setting")
+    common = set.intersection(*({line["round"] for line in runs[name][seed].lines} for name in runs for seed in seeds))
+    if not common:
+        raise InvalidInput("there is no round in which all runs were evaluated: give runs of the same --eval-every")
+    last = max(common)
+    found = {name: [_row(of_seeds[seed], last, protocol) for seed in seeds] for name, of_seeds in runs.items()}
+    for position, seed in enumerate(seeds):
+        (first, config), *configs = ((name, runs[name][seed].config) for name in runs)
+        if others := [name for name, other in configs if not _have_same_clients(config, other)]:
+            raise InvalidInput(
+                f"the clients of {first} and {others[0]} have other examples with seed {seed}: give runs of one "
+                "partition"
+            )
+        # Clients that one method does not score, as with --eval-clients, count in none.
+        scored = np.all([np.isfinite(rows[position]) for rows in found.values()], axis=0)
+        for rows in found.values():
+            rows[position] = rows[position][scored]
+        if not scored.any():
+            raise InvalidInput(f"no client is scored by all runs of seed {seed}")
+        if unscored := int(np.sum(~scored)):
+            notes.append(f"Without {unscored} clients of seed {seed} that some run does not score.")
+    if unnamed := _unnamed(groups):
+        notes.append(f"Beside what their names say, these runs differ in {listed(unnamed, 'and')}.")
+    larger = load.task_of(groups[0].runs[0].config)["higher_is_better"]
+    compared = Compared(groups[0].data_name, groups[0].axis, larger, seeds, last, found, notes)
+    ordered = sorted(found, key=compared.mean, reverse=larger)
+    on = chosen_on(groups)
+    best = max(groups, key=lambda one: goodness(one, protocol, on)).label if on == VALIDATION else None
+    return compared._replace(scores={name: found[name] for name in ordered}, reference=best)
+
+
+def written(
+    ending: str,
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    compared: Compared,
+) -> str:
+    """Table of a comparison as a file with this ending, .md, .csv or .tex.
+
+    In .tex the best mean is bold if its intervals leave out 0 beside all others; otherwise a dagger marks the methods
+    that cannot be told apart from the best.
+    """
+    if ending == ".csv":
+        return comma_separated([dict(zip(heads, row, strict=True)) for row in rows])
+    if ending == ".md":
+        return f"# {title}\n\n{markdown(heads, rows)}\n" + "\n".join(notes) + "\n"
+    best, *others = compared.scores
+    better = {"higher_is_better": compared.higher_is_better}
+    alike = [name for name in others if not difference(compared.scores[name], compared.scores[best], **better).is_clear]
+    marked = {best, *alike} if alike else set()
+    cells = [[latex_escaped(cell) for cell in row] for row in rows]
+    for row, shown in zip(rows, cells, strict=True):
+        if row[0] in marked:
+            shown[0] += r"$^\dagger$"
+        elif row[0] == best:
+            shown[1] = rf"\textbf{{{shown[1]}}}"
+    told = [*notes, *([f"Daggers: cannot be told apart from the best, {best}."] if marked else [])]
+    return latex(list(map(latex_escaped, heads)), cells, latex_escaped(" ".join([f"{title}.", *told])))
+
+
+def _row(run: Run, number: int, protocol: Protocol) -> np.ndarray:
+    """Scores of the clients of a run after a round; NaN for a client without one."""
+    (line,) = (line for line in run.lines if line["round"] == number)
+    row = line.get(f"{protocol}_per_client")
+    if row is None:
+        raise InvalidInput(f"{run.folder} has no scores of its clients by {protocol} in round {number}")
+    return np.array(row, np.float64)
+
+
+def _have_same_clients(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the clients of two configurations have the same examples: by digest, or in older runs without one by the
+    numbers of their examples and classes."""
+    digest, numbers = ["partition_digest"], ["train_examples", "test_examples", "class_table"]
+    compared = digest if all("partition_digest" in config for config in (one, other)) else numbers
+    return all(one.get(name) == other.get(name) for name in compared)
+
+
+def _unnamed(groups: Sequence[Group]) -> list[str]:
+    """Options of all runs that differ between groups, and are in no group's name."""
+    common = {*(field.name for field in dataclasses.fields(Options)), *TRAINING_HYPER_PARAMETERS} - {"method"}
+    named = {word.partition("=")[0].removeprefix("no-") for one in groups for word in one.label.split()}
+    apart = [name for name in common - named if len({repr(one.setting.get(name)) for one in groups}) > 1]
+    return sorted(map(flag, apart))
+
+
+def table(compared: Compared, reference: str | None = None) -> tuple[list[str], list[list[str]], list[str]]:
+    """Heads, rows and notes of a comparison with one method, by default the best.
+
+    Raises:
+      InvalidInput: there is no such method.
+    """
+    names = list(compared.scores)
+    if is_own := reference is None:
+        reference = compared.reference or names[0]
+    if reference not in names:
+        raise InvalidInput(f"--reference {reference} is none of {', '.join(names)}")
+    others = [name for name in names if name != reference]
+    better = {"higher_is_better": compared.higher_is_better}
+    found = {name: difference(compared.scores[name], compared.scores[reference], **better) for name in others}
+    tests = {name: one.p_value for name, one in found.items() if one.p_value is not None}
+    adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
+    heads = ["method", "mean", "worst tenth", "spread", f"minus {reference}", "95 % interval"]
+    heads += ["p (Holm)"] * bool(tests) + [f"worse than {reference}"]
+    heads += [f"worse than {BASELINE}"] * (BASELINE in names and reference != BASELINE)
+    text = functools.partial(score_text, percent=compared.axis.endswith("%"))
+    rows, more = [], functools.partial(text, sign="+")
+    for name in names:
+        runs = compared.scores[name]
+        # The worst first.
+        ranked = [np.sort(row) if compared.higher_is_better else -np.sort(-row) for row in runs]
+        tenth = np.mean([row[: max(1, round(len(row) / 10))].mean() for row in ranked])
+        spread = np.mean([one.std() for one in runs])
+        means = [float(one.mean()) for one in runs]
+        deviation = float(np.std(means, ddof=1)) if len(means) > 1 else None
+        mean = with_deviation(compared.mean(name), deviation, percent=compared.axis.endswith("%"))
+        row, one = [name, mean, *map(text, map(float, (tenth, spread)))], found.get(name)
+        row += [NOTHING] * 2 if one is None else [more(one.mean), f"{more(one.low)} to {more(one.high)}"]
+        if tests:
+            row.append(number(adjusted.get(name), ".3f"))
+        row.append("—" if one is None else f"{100 * one.worse:.0f} %")
+        if len(heads) > len(row):
+            rather = None if name == BASELINE else share_worse(runs, compared.scores[BASELINE], **better)
+            row.append("—" if rather is None else f"{100 * rather:.0f} %")
+        rows.append(row)
+    notes = _notes(compared, reference, found)
+    if is_own and compared.reference is None:
+        notes.append(
+            f"{reference} was chosen on test examples: give --reference, or make the runs with --val-fraction."
+        )
+    return heads, rows, notes
+
+
+def with_target(
+    heads: list[str],
+    rows: list[list[str]],
+    groups: Sequence[Group],
+    compared: Compared,
+    protocol: Protocol,
+    target: float,
+) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of `table` with the rounds, and of runs with --device-trace the virtual time, until the mean over
+    clients first reaches a target: means over the runs, a dash where one does not reach it."""
+    named, rounds, times = {one.label: one for one in groups}, [], []
+    sign = 1 if compared.higher_is_better else -1
+    for name, *_ in rows:
+        runs = [run for run in named[name].counted if run.seed in compared.seeds]
+        known = [[one for one in run.lines if (one.get(protocol) or {}).get("mean") is not None] for run in runs]
+        good = [[one for one in lines if sign * (one[protocol]["mean"] - target) >= 0] for lines in known]
+        first = [lines[0] for lines in good] if all(good) else []
+        rounds.append(f"{np.mean([one['round'] for one in first]):.1f}" if first else NOTHING)
+        timed = first and all(VIRTUAL in one for one in first)
+        times.append(duration(float(np.mean([one[VIRTUAL] for one in first]))) if timed else NOTHING)
+    columns = {f"rounds to {target:g}": rounds, f"time to {target:g}": times}
+    if {*times} == {NOTHING}:
+        del columns[f"time to {target:g}"]
+    return [*heads, *columns], [[*row, *more] for row, *more in zip(rows, *columns.values(), strict=True)]
+
+
+def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> list[str]:
+    seeds = f"seed{'s' * (len(compared.seeds) > 1)} {', '.join(map(str, compared.seeds))}"
+    notes = [
+        f"Scores of {sum(map(len, compared.scores[reference]))} clients, {seeds}; worst tenth and spread "
+        "(standard deviation) over the clients of a run; worse: share of the clients."
+    ]
+    if alike := [name for name, one in found.items() if not one.is_clear]:
+        notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")
+    notes += compared.notes
+    if len(compared.seeds) == 1:
+        notes.append("One seed: the intervals are over clients alone, and say nothing of other seeds.")
+    elif len(compared.seeds) < FEWEST_RUNS:
+        notes.append(
+            f"{len(compared.seeds)} seeds: an interval that contains 0 is no sign that methods are alike, since so few "
+            f"find only large differences; run {FEWEST_RUNS} or more."
+        )
+    return notes
+
+
+def ranks(compared: Compared) -> Picture:
+    """Picture of the mean ranks over the runs; a bar joins methods that differ by less than the critical difference.
+
+    Args:
+      compared: at least two runs of every method.
+
+    Raises:
+      InvalidInput: there is one run of each method.
+    """
+    if len(compared.seeds) < 2:
+        raise InvalidInput("--plot needs runs of two seeds at least: ranks are compared over runs")
+    names = list(compared.scores)
+    scores = np.array([[compared.scores[name][run].mean() for name in names] for run in range(len(compared.seeds))])
+    found = mean_ranks(scores, higher_is_better=compared.higher_is_better)
+    least = critical_difference(len(names), len(scores))
+    order = np.argsort(found, kind="stable").tolist()
+    caption = f"Grey bars reach to the methods that cannot be told apart: critical difference {least:.2f} at 5 %."
+    panel = Ranks("", f"mean rank over {len(scores)} runs", [names[i] for i in order], found[order].tolist(), least)
+    return Picture(compared.data, caption, [panel])
