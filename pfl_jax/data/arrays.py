@@ -2,15 +2,16 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pfl_jax.data import checks, columns, preparation
 from pfl_jax.data.allocation import by_client
 from pfl_jax.data.preparation import Encode, Impute
+from pfl_jax.data.rows import take
 from pfl_jax.data.sources import Dataset
-from pfl_jax.data.table import Columns, Roles, Table, check_numbers, join, rows_of, table
+from pfl_jax.data.table import Columns, Roles, Table, check_numbers, join, table
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count, check_value
 
@@ -52,7 +53,8 @@ def from_arrays(
       test_client: [P_test], likewise; with a test set and clients.
       time: [P], numbers or dates: the test rows are the latest ones of each client, or of all, in place of a draw; a
         training row is older than all test rows of its client.
-      impute: what takes the place of NaN in x, for each feature by the training rows; None refuses NaN.
+      impute: what takes the place of NaN in x, for each feature by the training rows: its "mean", "median" or
+        "most_frequent" value, which is always that of words; None refuses missing values.
       min_rows: clients with fewer rows, or without training or test rows, are left out, with a warning.
       normalize: subtract the mean of the training rows and divide by their deviation, for each feature, or for each
         channel of images; what does not vary becomes 0. uint8 images stay uint8, with mean and std of pixels / 255.
@@ -94,29 +96,24 @@ def from_arrays(
         source_ = "the test set" if prefix else "the data"
         tables.append(table(source_, ((name, values) for name, values in named.items() if values is not None)))
     roles = Roles("x", "y", None if client is None else "client", None if time is None else "time")
-    options: dict[str, Any] = {
-        "test_fraction": test_fraction,
-        "impute": impute,
-        "min_rows": min_rows,
-        "normalize": normalize,
-    }
-    about = About(name, source, origin)
-    return from_tables(tables[:1], tables[1:], roles, about, num_classes=num_classes, seed=seed, **options)
-
-
-class About(NamedTuple):
-    """What a data set is and where it comes from, see `Dataset`."""
-
-    name: str = "arrays"
-    source: str = "arrays"
-    origin: str = ""
+    return from_tables(
+        *(tables[:1], tables[1:], roles, name, source, origin),
+        test_fraction=test_fraction,
+        impute=impute,
+        min_rows=min_rows,
+        normalize=normalize,
+        num_classes=num_classes,
+        seed=seed,
+    )
 
 
 def from_tables(
     train: Sequence[Table],
     test: Sequence[Table],
     roles: Roles,
-    about: About,
+    name: str = "arrays",
+    source: str = "arrays",
+    origin: str = "",
     *,
     test_fraction: float | None = None,
     impute: Impute | None = None,
@@ -133,9 +130,8 @@ def from_tables(
       train: tables of training rows, at least one.
       test: tables of test rows; none for a share of the training rows.
       roles: which columns are what.
-      about: what the data set is.
       encode: what words and dates of inputs become; None refuses them.
-      test_fraction, impute, min_rows, normalize, num_classes, seed: see `from_arrays`.
+      name, source, origin, test_fraction, impute, min_rows, normalize, num_classes, seed: see `from_arrays`.
       client_names: names of the clients 0 to N - 1, where the column of clients has numbers; None where it has names.
     """
     check_value("impute", impute, Impute | None)
@@ -160,14 +156,14 @@ def from_tables(
             by_client(clients[0], clients[1], owners)
 
     def chosen(values: list[Any]) -> list[Any]:
-        return [rows_of(value, some) for value, some in zip(values if test else values * 2, rows, strict=True)]
+        return [take(value, some) for value, some in zip(values if test else values * 2, rows, strict=True)]
 
     prepared = preparation.fit(joined.inputs, parts[""] if test else rows[0], impute, encode)
     x = prepared.side_by_side(joined.inputs)
     # Before rows are chosen, so that an error has their numbers in the file.
-    train_x, test_x = chosen([checks.inputs(rows_of(x, part), f"{prefix}x") for prefix, part in parts.items()])
+    train_x, test_x = chosen([checks.inputs(take(x, part), f"{prefix}x") for prefix, part in parts.items()])
     train_y, test_y = chosen(ys)
-    made = Dataset(*about, True, train_x, train_y, test_x, test_y, len(classes), keep_split=True)
+    made = Dataset(name, source, origin, True, train_x, train_y, test_x, test_y, len(classes), keep_split=True)
     if normalize:
         made, prepared = preparation.normalized(made, prepared)
     if clients:
@@ -283,13 +279,7 @@ def _divided(
 ) -> list[np.ndarray]:
     """Numbers of the training and of the test rows, these drawn from each group, or by time its latest ones.
 
-    Args:
-      group: [P], the clients, or the classes; None for all rows together.
-      time: [P], when a row was made; None for a draw.
-      size: P.
-      fraction: share of test rows.
-      owners: names of the clients, if these are the groups.
-      seed: of the draw.
+    Groups [P] are clients, whose names are `owners`, or classes; None for all rows together.
     """
     if not 0 < fraction < 1:
         raise InvalidInput(f"the test fraction must be above 0 and below 1, not {fraction:g}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pfl_jax.data import read_folders
-from pfl_jax.data.arrays import About, from_tables
+from pfl_jax.data.arrays import from_tables
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import Names, Roles, Table, table
 from pfl_jax.errors import InvalidInput
@@ -54,12 +54,9 @@ def from_clients(
       >>> federation.train_count.tolist()
       [4, 3]
     """
-    roles, about = (
-        Roles(x, y, client, time, drop),
-        {name: options.pop(name) for name in About._fields if name in options},
-    )
+    roles = Roles(x, y, client, time, drop)
     if _is_table(given):
-        return from_tables(*_tables("the table", given, roles), roles, About(**about), **options)
+        return from_tables(*_tables("the table", given, roles), roles, **options)
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
         raise InvalidInput(f"clients are a mapping, a list or a table, not a {type(given).__name__}")
     clients = given if isinstance(given, Mapping) else dict(enumerate(given))
@@ -72,11 +69,7 @@ def from_clients(
         for found, own in zip((train, test), _tables(f"client {name}", rows, roles), strict=True):
             # Numbers keep the clients' order.
             found += [one.with_column(client, number) for one in own]
-        if len(test) not in (0, len(train)):
-            raise InvalidInput(
-                f"client {name} or client {names[0]} has test rows, and the other none: give all or none"
-            )
-    return from_tables(train, test, roles, About(**about), client_names=names, **options)
+    return from_tables(train, test, roles, client_names=names, **options)
 
 
 def _is_table(given: Any) -> bool:

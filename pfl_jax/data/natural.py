@@ -10,14 +10,13 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pfl_jax.data import own_files, read_clients, tff
-from pfl_jax.data.arrays import About, from_tables
+from pfl_jax.data.clients import from_clients
 from pfl_jax.data.sources import Dataset
-from pfl_jax.data.table import CLIENT, Roles, table
 from pfl_jax.errors import InvalidInput
 
 LENGTH = 80
@@ -49,12 +48,8 @@ EVERYTHING, A_HUNDRED = Limits(), Limits(100, 500, 100)
 """All that there is, and 100 clients of at most 500 training and 100 test examples."""
 
 
-class _Client(NamedTuple):
-    """A client's training and test rows: inputs and targets of each."""
-
-    name: str
-    train: tuple[Any, Any]
-    test: tuple[Any, Any]
+_Client: TypeAlias = tuple[str, tuple[Any, Any], tuple[Any, Any]]
+"""Name of a client, and the inputs and targets of its training and of its test rows."""
 
 
 def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
@@ -75,7 +70,7 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
         found = tff.read(
             path, ("all_train", "all_test"), ("pixels", "label"), limits.clients, (limits.train, limits.test)
         )
-        clients = (_Client(name, *((rows["pixels"], rows["label"]) for rows in sets)) for name, *sets in found)
+        clients = ((name, *((rows["pixels"], rows["label"]) for rows in sets)) for name, *sets in found)
     else:
         clients = _leaf_clients(path, limits)
 
@@ -109,7 +104,7 @@ def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
         return _dataset("shakespeare", data, _leaf_clients(path, limits), _next_of_leaf, limits)
     # A text has many examples: the limits hold for these.
     found = tff.read(path, ("train", "test"), ("snippets",), limits.clients)
-    clients = (_Client(name, *((rows["snippets"], None) for rows in sets)) for name, *sets in found)
+    clients = ((name, *((rows["snippets"], None) for rows in sets)) for name, *sets in found)
     return _dataset("shakespeare", data, clients, _next_of_texts, limits)
 
 
@@ -133,11 +128,11 @@ def stackoverflow_tags(data: str | Path, limits: Limits = A_HUNDRED) -> Dataset:
         _path(data), ("train", "test"), ("tokens", "title", "tags"), limits.clients, (limits.train, limits.test)
     )
     clients = [
-        _Client(name, *(([*map(_words, one["tokens"], one["title"])], [*map(_tags, one["tags"])]) for one in sets))
+        (name, *(([*map(_words, one["tokens"], one["title"])], [*map(_tags, one["tags"])]) for one in sets))
         for name, *sets in found
     ]
     words, tags = (
-        _most_frequent((word for client in clients for row in client.train[part] for word in row), number)
+        _most_frequent((word for _, train, _ in clients for row in train[part] for word in row), number)
         for part, number in enumerate((WORDS, TAGS))
     )
 
@@ -176,7 +171,7 @@ def _leaf_clients(path: Path, limits: Limits) -> Iterator[_Client]:
         for split in ("train", "test")
     )
     if both := sorted(train.keys() & test.keys()):
-        yield from (_Client(name, train[name], test[name]) for name in both[: limits.clients])
+        yield from ((name, train[name], test[name]) for name in both[: limits.clients])
         return
     # Those of test/ last, and all of them: they are the ones that do not take part in training.
     kept = None if limits.clients is None else max(1, limits.clients - len(test))
@@ -186,7 +181,7 @@ def _leaf_clients(path: Path, limits: Limits) -> Iterator[_Client]:
             raise InvalidInput(
                 f"{path}: user {name} has {len(y)} sample, and needs one for training and one for testing"
             )
-        yield _Client(name, (x[:cut], y[:cut]), (x[cut:], y[cut:]))
+        yield name, (x[:cut], y[:cut]), (x[cut:], y[cut:])
 
 
 def _dataset(
@@ -198,22 +193,20 @@ def _dataset(
     num_classes: int = 0,
 ) -> Dataset:
     """Data set of clients; `rows` makes arrays of a client's inputs and targets as they are in the files."""
-    names, tables = [], ([], [])
-    for number, client in enumerate(clients):
-        for made, given, most in zip(tables, (client.train, client.test), (limits.train, limits.test), strict=True):
-            try:
-                x, y = rows(*given)
-            except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise InvalidInput(f"{data} is not {name}: client {client.name} has other rows ({error})") from None
-            found = table(f"client {client.name}", (("x", x[:most]), ("y", y[:most])))
-            made.append(found.with_column(CLIENT, number))
-        names.append(client.name)
-    if limits.clients is not None and len(names) != limits.clients:
-        raise InvalidInput(f"{data} has {len(names)} clients with training and test rows, not {limits.clients}")
+    found = {}
+    for client, train, test in clients:
+        try:
+            (x, y), (test_x, test_y) = rows(*train), rows(*test)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise InvalidInput(f"{data} is not {name}: client {client} has other rows ({error})") from None
+        found[client] = {"x": x[: limits.train], "y": y[: limits.train]}
+        found[client] |= {"test_x": test_x[: limits.test], "test_y": test_y[: limits.test]}
+    if limits.clients is not None and len(found) != limits.clients:
+        raise InvalidInput(f"{data} has {len(found)} clients with training and test rows, not {limits.clients}")
     source = "LEAF" if read_clients.is_leaf(_path(data)) else "TFF"
-    about = About(name, source, own_files.digest(data))
     try:
-        return from_tables(*tables, Roles("x", "y", CLIENT), about, num_classes=num_classes, client_names=names)
+        about = {"name": name, "source": source, "origin": own_files.digest(data)}
+        return from_clients(found, num_classes=num_classes, **about)
     except InvalidInput as error:
         raise InvalidInput(f"{data} is not {name}: {error}") from None
 

@@ -6,10 +6,10 @@ Nothing is unpickled, and no code that comes with data is run.
 import functools
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from pfl_jax.data import read_clients, read_folders, read_tables
-from pfl_jax.data.arrays import About, from_tables
-from pfl_jax.data.preparation import Encode, Impute
+from pfl_jax.data.arrays import from_tables
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import Names, Roles, Table
 from pfl_jax.errors import InvalidInput
@@ -32,13 +32,8 @@ def from_file(
     drop: Names = (),
     time: str | None = None,
     test_data: str | Path | None = None,
-    test_fraction: float | None = None,
-    impute: Impute | None = None,
-    encode: Encode | None = None,
-    min_rows: int | None = None,
-    normalize: bool = False,
-    num_classes: int | None = None,
     by_rows: bool = False,
+    **options: Any,
 ) -> Dataset:
     """Data set of a file or folder, with the digest of the files as its origin.
 
@@ -63,13 +58,11 @@ def from_file(
       drop: columns that are left out.
       time: column of numbers or dates, by which the latest rows of each client, or of all, are the test rows.
       test_data: file or folder with the test rows, of the same format; by default those within `data`.
-      test_fraction: where there are no test rows, share of the rows that become them, see `from_arrays`.
-      impute: what takes the place of missing numbers, by the training rows: "mean", "median" or "most_frequent"; of
-        missing words it is the most frequent one. None refuses missing values.
-      encode: what words become: "one_hot" flags, or "ordinal" numbers; dates become days since 1970. None refuses both.
-      min_rows, normalize, num_classes: see `from_arrays`.
       by_rows: whether the inputs of .npz files stay there, see `pfl_jax.data.sources.load`; those of the other formats
         are read into memory.
+      **options: `encode`, what words become: "one_hot" flags, or "ordinal" numbers, where dates become days since 1970;
+        by default both are refused. `test_fraction`, `impute`, `min_rows`, `normalize`, `num_classes` and `seed` of
+        `from_arrays`.
 
     Raises:
       InvalidInput: a missing or damaged file, an unknown format, a missing column, columns that differ, or anything
@@ -86,18 +79,7 @@ def from_file(
                 raise InvalidInput(f"{test_data} has training and test rows: give a file with the test rows alone")
         path = str(data)
         name = path[len(HUB) :] if path.startswith(HUB) else Path(data).expanduser().resolve().stem
-        return from_tables(
-            train,
-            test,
-            roles,
-            About(name, kind, digest(data, test_data)),
-            test_fraction=test_fraction,
-            impute=impute,
-            encode=encode,
-            min_rows=min_rows,
-            normalize=normalize,
-            num_classes=num_classes,
-        )
+        return from_tables(train, test, roles, name, kind, digest(data, test_data), **options)
     except InvalidInput as error:
         place = data if test_data is None else f"{data}, tested on {test_data}"
         text = str(error)

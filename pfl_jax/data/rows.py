@@ -104,9 +104,9 @@ def as_rows(x: Any) -> Rows:
     return x if isinstance(x, Rows) else Rows(x.shape, x.dtype, lambda rows: x[rows])
 
 
-def take(x: Any, numbers: np.ndarray) -> Any:
-    """Rows of an array by number; unread for `Rows`."""
-    return x.take(numbers) if isinstance(x, Rows) else x[numbers]
+def take(x: Any, rows: Any) -> Any:
+    """Rows of an array by a slice or by their numbers; unread for `Rows`."""
+    return x.take(np.arange(len(x))[rows]) if isinstance(x, Rows) else x[rows]
 
 
 def concatenate(parts: Sequence[Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from pfl_jax.data import columns, pictures
-from pfl_jax.data.rows import Rows, concatenate, take
+from pfl_jax.data.rows import concatenate, take
 from pfl_jax.errors import InvalidInput, shortened
 
 Names: TypeAlias = str | Sequence[str]
@@ -27,7 +27,7 @@ class Table:
 
     Attributes:
       source: what has them, for errors.
-      columns: name -> [P, ...], an array as of `columns.plain`, or `Rows`.
+      columns: name -> [P, ...], an array as of `columns.plain`, or `pfl_jax.data.rows.Rows`.
       is_text: whether all columns are texts, of which the type is found after tables are joined.
       pictures: columns that are the inputs where none are named.
     """
@@ -98,12 +98,12 @@ class Columns(NamedTuple):
 
     def take(self, rows: np.ndarray) -> "Columns":
         """The columns of these rows [B], whose numbers are sorted."""
-        few = {
-            name: None if (column := getattr(self, name)) is None else column[rows]
-            for name in ("labels", "client", "time")
-        }
-        inputs = {name: rows_of(column, rows) for name, column in self.inputs.items()}
-        return self._replace(inputs=inputs, num_train=int(np.searchsorted(rows, self.num_train)), **few)
+        return Columns(
+            self.source,
+            {name: take(column, rows) for name, column in self.inputs.items()},
+            *(None if column is None else column[rows] for column in (self.labels, self.client, self.time)),
+            num_train=int(np.searchsorted(rows, self.num_train)),
+        )
 
 
 def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns:
@@ -306,10 +306,3 @@ def check_numbers(joined: Columns, *, impute: bool, encode: bool) -> None:
             f"{joined.source}: not numeric (rows are counted from 0): {', '.join(odd)}. Leave columns out (--drop), "
             "encode words and dates (--encode), fill in missing values (--impute), or write numbers"
         )
-
-
-def rows_of(column: Any, rows: Any) -> Any:
-    """Rows of a column by a slice or by numbers, unread for `Rows`."""
-    if isinstance(column, Rows):
-        return column if isinstance(rows, slice) and rows == slice(None) else take(column, np.arange(len(column))[rows])
-    return column[rows]

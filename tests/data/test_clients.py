@@ -136,7 +136,7 @@ def with_tests(**changes):
         (
             changed(test_x=X["clinic"], test_y=Y["clinic"]),
             {},
-            "client clinic or client ward has test rows, and the other",
+            "client ward has no test rows",
         ),
         (with_tests(test_x=X["ward"][:2]), {}, "the test set of client ward has 2 rows in x, and 6 in y"),
         ({"a": {"u": [1, 2], "v": [[3], [4]], "y": [0, 1]}}, {"x": ["u", "v"]}, r"several columns of arrays \(u, v\)"),

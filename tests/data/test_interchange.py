@@ -101,7 +101,7 @@ def test_flower_and_back(tmp_path, monkeypatch):
     assert_same_clients(found)
     assert found.source == "Flower"
     stored[str(tmp_path / "flower" / "partition_3")].pop("test")
-    with pytest.raises(InvalidInput, match="some partitions have a split test"):
+    with pytest.raises(InvalidInput, match="client 3 has no test rows"):
         from_file(tmp_path / "flower", client_column="client")
 
 
