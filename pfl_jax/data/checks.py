@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax.data import pictures
+from pfl_jax.data import columns, pictures
 from pfl_jax.data.allocation import Partition
 from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
@@ -76,7 +76,7 @@ def one_type(train_x: Any, test_x: Any, names: tuple[str, str]) -> tuple[Any, An
 
 def names(values: Any, what: str, role: str) -> np.ndarray:
     """Labels or clients, [P] or [P, 1], as int64 or strings [P]; their name `what` and `role` are for errors."""
-    values = column(values)
+    values = column(columns.plain(values, what))
     if values.ndim != 1 or not len(values):
         one_hot = f"; of one-hot labels take np.argmax({what}, axis=1)" if values.ndim == 2 else ""
         raise InvalidInput(f"{what} has shape {list(values.shape)}: give one {role} for each row, [P]{one_hot}")
@@ -84,13 +84,10 @@ def names(values: Any, what: str, role: str) -> np.ndarray:
         with np.errstate(invalid="ignore"):
             found = values.astype(np.int64)
         strange = np.flatnonzero(found != values)
+    elif values.dtype.kind == "U":
+        found, strange = values, np.flatnonzero(values == "")
     else:
-        if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
-            values = values.astype(str)
-        if values.dtype.kind not in "US":
-            raise InvalidInput(f"{what} holds {values.dtype}: a {role} is an integer or a string")
-        found = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
-        strange = np.flatnonzero(found == "")
+        raise InvalidInput(f"{what} holds {values.dtype}: a {role} is an integer or a string")
     if len(strange):
         value = values[strange[0]].item()
         raise InvalidInput(

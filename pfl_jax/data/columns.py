@@ -69,21 +69,16 @@ def _of_objects(array: np.ndarray) -> np.ndarray:
         alike = not gone.any() and len({(row.shape, row.dtype.kind) for row in rows}) == 1
         return plain(np.stack(rows)) if alike and rows[0].dtype.kind != "O" else array
     if are(numbers.Number, np.bool_):
-        found = np.array(there)
-        found = (
-            found.astype(np.float64) if found.dtype.kind == "O" or (gone.any() and found.dtype.kind != "c") else found
-        )
-        nothing: Any = np.nan
-    elif are(str):
-        found, nothing = np.array(there, object if gone.any() else str), None
-    elif are(bytes):
-        found, nothing = np.array([value.decode("utf-8", "replace") for value in there], object), None
+        found, nothing = np.array(there), np.nan
+        if found.dtype.kind == "O" or (gone.any() and found.dtype.kind != "c"):
+            found = found.astype(np.float64)
+    elif are(str, bytes):
+        texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in there]
+        found, nothing = np.array(texts, object if gone.any() else str), None
     elif are(datetime.date):
         # JAX and NumPy have no time zones: all times are those of Greenwich.
-        found, nothing = (
-            np.array([_without_zone(value) for value in there], "datetime64[us]"),
-            np.datetime64("NaT", "us"),
-        )
+        found = np.array([_without_zone(value) for value in there], "datetime64[us]")
+        nothing = np.datetime64("NaT", "us")
     else:
         return array
     whole = np.full(len(values), nothing, found.dtype) if gone.any() else found

@@ -10,7 +10,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,10 +48,6 @@ EVERYTHING, A_HUNDRED = Limits(), Limits(100, 500, 100)
 """All that there is, and 100 clients of at most 500 training and 100 test examples."""
 
 
-_Client: TypeAlias = tuple[str, tuple[Any, Any], tuple[Any, Any]]
-"""Name of a client, and the inputs and targets of its training and of its test rows."""
-
-
 def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     """Handwritten digits, upper and lower case letters, 62 classes, by writer: uint8 [28, 28, 1], 255 is the paper.
 
@@ -67,10 +63,8 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     """
     path = _path(data)
     if not read_clients.is_leaf(path):
-        found = tff.read(
-            path, ("all_train", "all_test"), ("pixels", "label"), limits.clients, (limits.train, limits.test)
-        )
-        clients = ((name, *((rows["pixels"], rows["label"]) for rows in sets)) for name, *sets in found)
+        most = limits.train, limits.test
+        clients = tff.read(path, ("all_train", "all_test"), ("pixels", "label"), limits.clients, most)
     else:
         clients = _leaf_clients(path, limits)
 
@@ -103,8 +97,7 @@ def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     if read_clients.is_leaf(path):
         return _dataset("shakespeare", data, _leaf_clients(path, limits), _next_of_leaf, limits)
     # A text has many examples: the limits hold for these.
-    found = tff.read(path, ("train", "test"), ("snippets",), limits.clients)
-    clients = ((name, *((rows["snippets"], None) for rows in sets)) for name, *sets in found)
+    clients = tff.read(path, ("train", "test"), ("snippets",), limits.clients)
     return _dataset("shakespeare", data, clients, _next_of_texts, limits)
 
 
@@ -124,24 +117,18 @@ def stackoverflow_tags(data: str | Path, limits: Limits = A_HUNDRED) -> Dataset:
     Reference:
       Reddi et al. Adaptive Federated Optimization. ICLR 2021, which counts words and tags over all users.
     """
-    found = tff.read(
-        _path(data), ("train", "test"), ("tokens", "title", "tags"), limits.clients, (limits.train, limits.test)
-    )
-    clients = [
-        (name, *(([*map(_words, one["tokens"], one["title"])], [*map(_tags, one["tags"])]) for one in sets))
-        for name, *sets in found
-    ]
-    words, tags = (
-        _most_frequent((word for _, train, _ in clients for row in train[part] for word in row), number)
-        for part, number in enumerate((WORDS, TAGS))
-    )
+    most = limits.train, limits.test
+    clients = list(tff.read(_path(data), ("train", "test"), ("tokens", "title", "tags"), limits.clients, most))
+    examples = [one for _, train, _ in clients for one in zip(*train, strict=True)]
+    words = _most_frequent((word for text, title, _ in examples for word in _words(text, title)), WORDS)
+    tags = _most_frequent((tag for *_, label in examples for tag in _tags(label)), TAGS)
 
-    def rows(texts, labels):
+    def rows(texts, titles, labels):
         x, y = np.zeros((len(texts), MOST_WORDS), np.int32), np.zeros((len(texts), len(tags)), np.int32)
-        for row, text in zip(x, texts, strict=True):
-            row[: len(text)] = [1 + words.get(word, WORDS) for word in text[:MOST_WORDS]]
-        for row, label in zip(y, labels, strict=True):
-            row[[tags[tag] for tag in label if tag in tags]] = 1
+        for numbers, flags, text, title, label in zip(x, y, texts, titles, labels, strict=True):
+            found = _words(text, title)[:MOST_WORDS]
+            numbers[: len(found)] = [1 + words.get(word, WORDS) for word in found]
+            flags[[tags[tag] for tag in _tags(label) if tag in tags]] = 1
         return x, y
 
     return _dataset("stackoverflow_tags", data, clients, rows, limits)
@@ -164,7 +151,7 @@ def _path(data: str | Path) -> Path:
     return path
 
 
-def _leaf_clients(path: Path, limits: Limits) -> Iterator[_Client]:
+def _leaf_clients(path: Path, limits: Limits) -> Iterator[tff.Client]:
     """Clients of LEAF's files: the users with training and test rows, or, split by user, all with divided rows."""
     train, test = (
         {name: (x, y) for name, x, y in read_clients.leaf_users(read_clients.leaf_files(path).get(split, [])) if x}
@@ -187,12 +174,12 @@ def _leaf_clients(path: Path, limits: Limits) -> Iterator[_Client]:
 def _dataset(
     name: str,
     data: str | Path,
-    clients: Iterable[_Client],
-    rows: Callable[[Any, Any], tuple[np.ndarray, np.ndarray]],
+    clients: Iterable[tff.Client],
+    rows: Callable[..., tuple[np.ndarray, np.ndarray]],
     limits: Limits,
     num_classes: int = 0,
 ) -> Dataset:
-    """Data set of clients; `rows` makes arrays of a client's inputs and targets as they are in the files."""
+    """Data set of clients; `rows` makes arrays, inputs and targets, of a client's features as they are in the files."""
     found = {}
     for client, train, test in clients:
         try:
@@ -222,7 +209,7 @@ def _next_of_leaf(texts: Sequence[str], after: Sequence[str]) -> tuple[np.ndarra
     return x, y
 
 
-def _next_of_texts(texts: Sequence[bytes], _: None) -> tuple[np.ndarray, np.ndarray]:
+def _next_of_texts(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     pieces = []
     for text in texts:
         symbols = [BEGIN, *_symbols(text.decode("utf-8", "replace")), END]

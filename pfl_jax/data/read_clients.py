@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pfl_jax.data import columns, read_folders
 from pfl_jax.data.table import CLIENT, Roles, Table, table
 from pfl_jax.errors import InvalidInput, one_line
@@ -68,7 +66,7 @@ def leaf(path: Path, label: str | None, client: str | None) -> tuple[list[Table]
     _check_names(path, label in (None, "y"), client, "y")
     sets = [
         [
-            _owned(table(f"user {user}", (("x", x), ("y", y))), client, user)
+            table(f"user {user}", (("x", x), ("y", y)), form="lists").with_column(CLIENT, user)
             for user, x, y in leaf_users(files)
             if len(y)
         ]
@@ -78,34 +76,7 @@ def leaf(path: Path, label: str | None, client: str | None) -> tuple[list[Table]
         raise InvalidInput(f"{path} has no users with samples")
     if columns.kind(sets[0][0].columns["x"]) == "words":
         raise InvalidInput(f"{path} has texts for inputs: python -m experiments.shakespeare reads such files")
-    train, test = _as_bytes([*sets, []][:2])
-    return train, test
-
-
-def _owned(one: Table, client: str | None, owner: Any) -> Table:
-    """The table with a column of its client, if one is asked for."""
-    return one if client is None else one.with_column(client, owner)
-
-
-def _as_bytes(sets: list[list[Table]]) -> list[list[Table]]:
-    """Tables whose integers are bytes where all of a column fit: neither JSON nor Arrow's lists keep their width."""
-    every = [one.columns for tables in sets for one in tables]
-    small = {
-        name
-        for name in every[0].keys() - {CLIENT}
-        if all(
-            name in one
-            and one[name].dtype.kind in "iu"
-            and 0 <= one[name].min(initial=0) <= one[name].max(initial=0) < 256
-            for one in every
-        )
-    }
-
-    def narrow(one: Table) -> Table:
-        found = {name: column.astype(np.uint8) if name in small else column for name, column in one.columns.items()}
-        return dataclasses.replace(one, columns=found)
-
-    return [[narrow(one) for one in tables] for tables in sets]
+    return sets[0], [*sets, []][1]
 
 
 def _check_names(path: Path, is_label: bool, client: str | None, label: str) -> None:
@@ -137,6 +108,6 @@ def flower(path: Path, roles: Roles) -> tuple[list[Table], list[Table]]:
     for number in numbers:
         folder = path / f"partition_{number}"
         for tables, found in zip(sets, read_folders.tables(folder, read_folders.splits(folder), roles), strict=True):
-            tables += [_owned(one, roles.client, number) for one in found]
-    train, test = _as_bytes(sets)
-    return train, test
+            found = [dataclasses.replace(one, form="lists") for one in found]
+            tables += found if roles.client is None else [one.with_column(CLIENT, number) for one in found]
+    return sets[0], sets[1]

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,19 +90,16 @@ def image_folder(path: Path, label: str | None, client: str | None) -> tuple[lis
             f"{path} has two levels of folders ({some}): say that the first ones are the clients with --client-column "
             "client, or that they are the classes with --label class"
         )
-    chosen = [one for some in sets(path, of_split) for one in some or ()]
-    images = dict(zip(chosen, pictures.stack((one, one) for one in chosen), strict=True))
-
-    def of(files: Sequence[Path] | None) -> list[Table]:
-        if files is None:
-            return []
-        place = 0 if client is None else 1
-        named = [("image", [images[one] for one in files]), (label or "label", [levels[one][place] for one in files])]
-        named += [] if client is None else [(client, [levels[one][0] for one in files])]
-        return [table(path, named)]
-
     train, test = sets(path, of_split)
-    return of(train), of(test)
+    chosen = [*train, *(test or ())]
+    named: dict[str, Any] = {"image": pictures.stack((one, one) for one in chosen)}
+    for place, name in enumerate((label or "label",) if client is None else (client, label or "label")):
+        named[name] = [levels[one][place] for one in chosen]
+    found = [
+        [table(path, ((name, values[part]) for name, values in named.items()))]
+        for part in (slice(len(train)), slice(len(train), None))
+    ]
+    return found[0], found[1] if test else []
 
 
 def is_hugging_face(path: Path) -> bool:

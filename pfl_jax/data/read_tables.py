@@ -49,7 +49,7 @@ def npz(path: Path, roles: Roles, *, by_rows: bool = False) -> tuple[list[Table]
 def csv_file(path: Path, roles: Roles) -> Table:
     """Table of a .csv file with a header, whose columns are texts."""
     header, lines = _rows(path)
-    found = table(path, zip(header, map(np.array, zip(*lines, strict=True)), strict=True), is_text=True)
+    found = table(path, zip(header, map(np.array, zip(*lines, strict=True)), strict=True), form="texts")
     last = found.columns[header[-1]]
     if header[-1] in (roles.labels, roles.client) and np.sum(last == last[-1]) == 1 and is_cut(path):
         raise InvalidInput(

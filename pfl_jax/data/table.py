@@ -6,7 +6,7 @@ Columns are matched by their names, never by their places; those of the first ta
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from pfl_jax.errors import InvalidInput, shortened
 
 Names: TypeAlias = str | Sequence[str]
 """Name of one column, or names of several columns side by side."""
+
+Form: TypeAlias = Literal["arrays", "lists", "texts"]
+"""What columns come from: only once tables are joined, texts have a type, and whole numbers of lists their width."""
 
 CLIENT = "client"
 """Name of the column of clients, where a format has none."""
@@ -28,13 +31,13 @@ class Table:
     Attributes:
       source: what has them, for errors.
       columns: name -> [P, ...], an array as of `columns.plain`, or `pfl_jax.data.rows.Rows`.
-      is_text: whether all columns are texts, of which the type is found after tables are joined.
+      form: what the columns come from.
       pictures: columns that are the inputs where none are named.
     """
 
     source: str
     columns: Mapping[str, Any]
-    is_text: bool = False
+    form: Form = "arrays"
     pictures: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -46,12 +49,12 @@ class Table:
 
 
 def table(
-    source: object, named: Iterable[tuple[Any, Any]], *, is_text: bool = False, pictures: tuple[str, ...] = ()
+    source: object, named: Iterable[tuple[Any, Any]], *, form: Form = "arrays", pictures: tuple[str, ...] = ()
 ) -> Table:
     """Table of names and columns of any type.
 
     Args:
-      source, is_text, pictures: see `Table`.
+      source, form, pictures: see `Table`.
       named: names and columns.
 
     Raises:
@@ -66,7 +69,7 @@ def table(
             raise InvalidInput(f"{source} has a single value in {name}: give one for each row")
         if len(column) != len(pairs[0][1]):
             raise InvalidInput(f"{source} has {len(pairs[0][1])} rows in {pairs[0][0]}, and {len(column)} in {name}")
-    return Table(str(source), found, is_text, pictures)
+    return Table(str(source), found, form, pictures)
 
 
 class Roles(NamedTuple):
@@ -98,12 +101,10 @@ class Columns(NamedTuple):
 
     def take(self, rows: np.ndarray) -> "Columns":
         """The columns of these rows [B], whose numbers are sorted."""
-        return Columns(
-            self.source,
-            {name: take(column, rows) for name, column in self.inputs.items()},
-            *(None if column is None else column[rows] for column in (self.labels, self.client, self.time)),
-            num_train=int(np.searchsorted(rows, self.num_train)),
-        )
+        client, time = (None if column is None else column[rows] for column in (self.client, self.time))
+        inputs = {name: take(column, rows) for name, column in self.inputs.items()}
+        num_train = int(np.searchsorted(rows, self.num_train))
+        return Columns(self.source, inputs, self.labels[rows], client, time, num_train)
 
 
 def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns:
@@ -141,24 +142,23 @@ def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns
             )
     _check_names(first, chosen)
     found = {name: _joined(tables, name) for name in (*special, *chosen)}
-    is_text = all(one.is_text for one in tables)
-    inputs = {name: _input(found[name], is_text) for name in chosen}
+    form = first.form if len({one.form for one in tables}) == 1 else "arrays"
+    inputs = {name: _input(found[name], form) for name in chosen}
     _check_alone(first.source, inputs)
-    named = {
-        name: _names_of_texts(found[name], decimals=name in labels) if is_text else found[name] for name in special
-    }
     for name in special:
-        _check_complete(first.source, name, named[name])
-    targets = [named[name] for name in labels]
+        if form == "texts" and name != roles.time:
+            found[name] = _names_of_texts(found[name], decimals=name in labels)
+        _check_complete(first.source, name, found[name])
+    targets = [found[name] for name in labels]
     if len(targets) > 1:
-        _check_alone(first.source, dict(zip(labels, targets, strict=True)))
+        _check_alone(first.source, {name: found[name] for name in labels})
         targets = [np.stack(targets, axis=1)]
     return Columns(
         source=first.source,
         inputs=inputs,
         labels=targets[0],
-        client=None if roles.client is None else named[roles.client],
-        time=None if roles.time is None else _times(first.source, roles.time, found[roles.time], is_text),
+        client=None if roles.client is None else found[roles.client],
+        time=None if roles.time is None else _times(first.source, roles.time, _input(found[roles.time], form)),
         num_train=sum(map(len, train)),
     )
 
@@ -222,13 +222,14 @@ def _words(kind: columns.Kind) -> str:
     return "values of several types" if kind == "neither" else kind
 
 
-def _input(column: Any, is_text: bool) -> Any:
-    """A column of inputs; of texts, and of words that are dates, what they say."""
-    if column.ndim == 1:
-        column = np.asarray(column)
-        column = columns.of_texts(column) if is_text else column
-        return columns.dated(column) if columns.kind(column) == "words" else column
-    return column
+def _input(column: Any, form: Form) -> Any:
+    """A column of inputs; of texts, and of words that are dates, what they say; bytes of lists that are such."""
+    if form == "lists" and column.dtype.kind in "iu" and 0 <= column.min(initial=0) <= column.max(initial=0) < 256:
+        return column.astype(np.uint8)
+    if column.ndim > 1:
+        return column
+    column = columns.of_texts(column) if form == "texts" else np.asarray(column)
+    return columns.dated(column) if columns.kind(column) == "words" else column
 
 
 def _names_of_texts(texts: np.ndarray, *, decimals: bool) -> np.ndarray:
@@ -249,9 +250,8 @@ def _check_complete(source: str, name: str, column: Any) -> None:
         )
 
 
-def _times(source: str, name: str, column: np.ndarray, is_text: bool) -> np.ndarray:
-    """Times [P] that can be sorted: numbers or dates."""
-    times = _input(column, is_text)
+def _times(source: str, name: str, times: np.ndarray) -> np.ndarray:
+    """Times [P], which can be sorted: numbers or dates."""
     if times.ndim > 1 or columns.kind(times) not in ("numbers", "dates"):
         raise InvalidInput(
             f"{source}: {name} is no column of times (there is {_sample(times, 0)}): write numbers, or dates as in "

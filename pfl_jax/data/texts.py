@@ -53,18 +53,9 @@ def fortunes(
     order = np.random.default_rng(0).permutation(len(texts))
     x, y = _tokens(Path(tokenizer), texts, length)[order], np.array(labels, np.int32)[order]
     tests = max(1, round(test_share * len(texts)))
-    return Dataset(
-        name="fortunes",
-        source="files",
-        origin=f"{len(texts)} texts of {folder}",
-        is_real=True,
-        train_x=x[tests:],
-        train_y=y[tests:],
-        test_x=x[:tests],
-        test_y=y[:tests],
-        num_classes=len(categories),
-        class_names=tuple(categories),
-    )
+    arrays = x[tests:], y[tests:], x[:tests], y[:tests]
+    origin, classes = f"{len(texts)} texts of {folder}", tuple(categories)
+    return Dataset("fortunes", "files", origin, True, *arrays, len(classes), class_names=classes)
 
 
 def _texts(folder: Path, categories: Sequence[str]) -> tuple[list[str], list[int]]:

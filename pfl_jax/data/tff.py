@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -44,8 +44,10 @@ message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MES
 """
 """Messages of tf.train.Example, with a map as the entries that it is on the wire."""
 
-Examples = dict[str, list[Any]]
-"""Feature -> its value of each example: a text as bytes, a whole number, or an array of floats."""
+Client: TypeAlias = tuple[str, Sequence[Any], Sequence[Any]]
+"""Name of a client, and of its training and its test examples the features, each a list with a value of each example.
+
+A value is a text as bytes, a whole number, or an array of floats."""
 
 
 def is_tff(path: Path) -> bool:
@@ -59,8 +61,8 @@ def read(
     features: Sequence[str],
     number: int | None,
     most: tuple[int | None, int | None] = (None, None),
-) -> Iterator[tuple[str, Examples, Examples]]:
-    """Name, training and test examples of the first clients that have both, by their names' order.
+) -> Iterator[Client]:
+    """The first clients, by their names' order, that have training and test examples.
 
     Args:
       path: the SQLite file, or the folder of HDF5 files.
@@ -80,9 +82,7 @@ def read(
         raise InvalidInput(f"{path} cannot be read as client data of TFF: {one_line(error, 100)}") from None
 
 
-def _read_sqlite(
-    path: Path, splits: Any, features: Sequence[str], number: int | None, most: Any
-) -> Iterator[tuple[str, Examples, Examples]]:
+def _read_sqlite(path: Path, splits: Any, features: Sequence[str], number: int | None, most: Any) -> Iterator[Client]:
     file = _uncompressed(path)
     with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         of_split = "SELECT client_id FROM client_metadata WHERE split_name = ?"
@@ -105,7 +105,7 @@ def _read_sqlite(
             tables.append(table)
     for name in names:
         examples = ([parse_example(one) for one in table[name]] for table in tables)
-        train, test = ({feature: [one[feature] for one in some] for feature in features} for some in examples)
+        train, test = ([[one[feature] for one in some] for feature in features] for some in examples)
         yield name, train, test
 
 
@@ -120,20 +120,17 @@ def _uncompressed(path: Path) -> Path:
     return target
 
 
-def _read_hdf5(
-    path: Path, splits: Any, features: Sequence[str], number: int | None, most: Any
-) -> Iterator[tuple[str, Examples, Examples]]:
+def _read_hdf5(path: Path, splits: Any, features: Sequence[str], number: int | None, most: Any) -> Iterator[Client]:
     h5py = imported("h5py", "HDF5 files need h5py: pip install h5py, or give TFF's .sqlite file")
     files = [next(iter(sorted(path.glob(f"*_{split}.h5"))), None) for split in ("train", "test")]
     if None in files:
         raise ValueError("there is no file that ends in _test.h5")
-    with h5py.File(files[0]) as train, h5py.File(files[1]) as test:
-        sets: Any = train["examples"], test["examples"]
+    with h5py.File(files[0]) as first, h5py.File(files[1]) as second:
+        sets: Any = first["examples"], second["examples"]
         for name in sorted(set(sets[0]) & set(sets[1]))[:number]:
-            rows = [
-                {key: list(one[name][key][:limit]) for key in one[name]} for one, limit in zip(sets, most, strict=True)
-            ]
-            yield name, rows[0], rows[1]
+            examples = zip((one[name] for one in sets), most, strict=True)
+            train, test = ([list(rows[feature][:limit]) for feature in features] for rows, limit in examples)
+            yield name, train, test
 
 
 @functools.cache

@@ -97,7 +97,7 @@ def test_the_first_clients_and_rows_are_read(tmp_path):
     connection.close()
     # No more than that comes into memory.
     sides = [rows for _, *rows in tff.read(path, ("all_train", "all_test"), ("label",), 2, (2, 1))]
-    assert [[len(rows["label"]) for rows in side] for side in sides] == [[2, 1], [1, 1]]
+    assert [[len(*features) for features in side] for side in sides] == [[2, 1], [1, 1]]
     fewer = {0: [1, 2], 1: [5]}, {0: [0], 1: [3]}
     for source in (path, leaf_femnist(tmp_path / "leaf", *SPLIT)):
         assert_femnist(femnist(source, Limits(2, 2, 1)), fewer, (0, 1))
