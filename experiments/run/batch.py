@@ -128,11 +128,6 @@ class Batch(abc.ABC):
         return "all" if self.accept_other_code else "sources"
 
     @property
-    def only_previews(self) -> bool:
-        """Whether the command only prints its preview and runs nothing."""
-        return self.dry_run
-
-    @property
     def folder(self) -> Path:
         """Folder of the runs."""
         return (self.out or self.default_folder()).expanduser()
@@ -221,7 +216,7 @@ def command(kind: type[Batch], words: Sequence[str] | None) -> int:
 
     def work() -> None:
         batch, console = read(kind, words), Terminal()
-        if batch.only_previews:
+        if batch.dry_run:
             batch.preview(console)
         else:
             with lock_folder(batch.folder):

@@ -261,24 +261,6 @@ def test_a_result_is_small_and_only_the_same_run_counts(runs, words, tmp_path):
     assert library.find(dataclasses.replace(job.cell, seed=7)) is None
 
 
-def test_finished_runs_of_other_commands_are_collected(runs, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(committed, "ROOT", tmp_path / "none")
-    table = ["--paper", "fedpac", "--table", "1", "--dataset", "fashion_mnist", "--clients", "20"]
-    for folder, more in (("whole", ()), ("short", ("--rounds", "5")), ("stand-in", ("--source", "embedded"))):
-        assert tables.main([*table, "--method", "lg_fedavg", "local", *more, "--out", str(tmp_path / folder)]) == 0
-    done = len(runs.done)
-    assert queue.main([*words, "--collect", *(str(tmp_path / name) for name in ("short", "stand-in", "whole"))]) == 0
-    out = capsys.readouterr().out
-    assert out.count("not of the queue") == 4
-    assert set(Library(tmp_path / "results").named) == {f"{MAIN}/{name}/seed-0" for name in ("lg_fedavg", "local")}
-    assert queue.main([*words, "--only", "lg_fedavg"]) == 0
-    assert [(one.options.num_clients, one.options.seed) for one in runs.done[done:] if one.dataset != "cifar10"] == [
-        (20, 1),
-        (20, 2),
-        (100, 0),
-    ]
-
-
 def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, capsys):
     assert queue.main([*words, "--only", "local"]) == 0
     monkeypatch.setattr(committed, "ROOT", tmp_path / "results")
@@ -313,7 +295,6 @@ def test_results_of_another_version_of_their_method_do_not_count(small_field, ru
     assert len(runs.done) == count
     monkeypatch.setattr(version, "version_of", lambda factory: 2)
     assert Library(tmp_path / "results").named == {}
-    assert queue.main([*words, "--only", "field/local", "--collect", str(tmp_path / "runs")]) == 0
     # Its folder has those of the other version.
     assert queue.main([*words, "--only", "field/local"]) == 2
     assert queue.main([*words, "--only", "field/local", "--out", str(tmp_path / "anew")]) == 0

@@ -1,19 +1,16 @@
-"""Queue of the long runs behind the pages on results, privacy and robustness, at the lowest process priority.
+"""Queue of the long runs behind docs/results.md, at the lowest process priority.
 
     python -m experiments.lab.queue            # until all are finished; the same command goes on where it was stopped
     python -m experiments.lab.queue --dry-run  # what is finished, what is left, and for how long
     python -m experiments.lab.queue --only table-1 seeds
     python -m experiments.lab.queue --only field     # a comparison of all methods: the search, then what it chooses
     python -m experiments.lab.queue --only cifar10 cifar10-fedas --data-dir FOLDER
-    python -m experiments.lab.queue --collect runs/tables
-    python -m experiments.lab.queue --only field-digits --collect runs/sweeps
 
 Ctrl-C or SIGTERM ends the current round and writes a checkpoint; another one is written every 20 rounds, in case the
 machine fails. `kill -STOP PID` pauses the queue and `kill -CONT PID` continues it; the pause counts as run time.
 
 The results of a finished run are a line of results/queue/BLOCK.jsonl, to be committed; a run with a line there counts
-as finished while the version of its method is the same. --collect does the same with finished runs of other commands,
-such as experiments.tables. Afterwards `experiments.lab.pages` makes the pages anew.
+as finished while the version of its method is the same. Afterwards `experiments.lab.pages` makes the pages anew.
 """
 
 import difflib
@@ -27,10 +24,9 @@ from typing import Annotated, ClassVar
 from rich.console import Console
 
 from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Argument, Folder, Hidden, Names
+from experiments.cli.parser import Argument, Folder, Hidden
 from experiments.cli.request import RunCommand
-from experiments.folder.load import Result, read_config
-from experiments.folder.run_folder import SUMMARY
+from experiments.folder.load import Result
 from experiments.folder.version import Trust
 from experiments.host.console import print_line
 from experiments.lab import results
@@ -54,8 +50,6 @@ class Queue(batch.Batch):
     only: Annotated[
         tuple[str, ...], Argument("repeated", text=f"Only these blocks ({_BLOCKS}), methods, or BLOCK/METHOD.")
     ] = ()
-    collect: Names = ()
-    """Collect the finished runs below these folders, and run nothing."""
     data_dir: str | None = None
     """Folder of the files of Fashion-MNIST, by default where Debian has it, and of CIFAR-10."""
     results: Folder = None
@@ -70,9 +64,6 @@ class Queue(batch.Batch):
         for word in set(self.only) - known:
             near = ", ".join([*difflib.get_close_matches(word, sorted(known)), "--only BLOCK --dry-run has all in it"])
             raise InvalidInput(f"unknown block or method '{word}' (blocks are {', '.join(BLOCKS)}; near: {near})")
-        for folder in self.collect:
-            if not Path(folder).is_dir():
-                raise InvalidInput(f"--collect {folder}: there is no such folder")
 
     def default_folder(self) -> Path:
         return Path("runs/queue")
@@ -81,10 +72,6 @@ class Queue(batch.Batch):
     def trust(self) -> Trust:
         # As for the committed results, of which these runs become some.
         return "version"
-
-    @property
-    def only_previews(self) -> bool:
-        return self.dry_run or bool(self.collect)
 
     @property
     def root(self) -> Path:
@@ -110,7 +97,7 @@ class Queue(batch.Batch):
         return [run for run in (*planned_runs(), *compared) if only.intersection(run.chosen_by)]
 
     def jobs(self, console: Console) -> list[batch.Job]:
-        if not self.only_previews:
+        if not self.dry_run:
             os.nice(NICENESS)
             print_line(console, f"process {os.getpid()}")
         return self._jobs()
@@ -135,7 +122,7 @@ class Queue(batch.Batch):
 
     def _library(self) -> Library:
         # Read again each time: another machine may have finished a run. A preview has the results of one moment.
-        return self._previewed if self.only_previews else Library(self.root)
+        return self._previewed if self.dry_run else Library(self.root)
 
     def committed_result(self, job: batch.Job) -> Result | None:
         return self._library().find(job.cell)
@@ -153,7 +140,7 @@ class Queue(batch.Batch):
         if self.seconds(job) is not None:
             return ("diverged" if self._has_diverged(job) else "finished"), 0.0
         state, share = super().state(job)
-        return ("finished, not collected" if state == "finished" else state), share
+        return ("finished, not stored" if state == "finished" else state), share
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         for job in jobs:
@@ -173,8 +160,6 @@ class Queue(batch.Batch):
                 print_line(console, f"stored in {results.store(run, results.distill(job.folder), self.root)}")
 
     def preview(self, console: Console) -> None:
-        if self.collect:
-            self._collect(console)
         jobs = self.jobs(console)
         left = dict(zip(jobs, self.left(jobs), strict=True))
         taken = {job: self.seconds(job) for job in jobs}
@@ -189,33 +174,6 @@ class Queue(batch.Batch):
         done = sum(seconds is not None for seconds in taken.values())
         hours = _hours(sum(left.values()))
         print_line(console, f"{done} of {len(jobs)} runs are finished; about {hours} left", style="bold")
-
-    def _collect(self, console: Console) -> None:
-        """Store the committed results of the queue's finished runs that are found in folders."""
-        folders = [path.parent for root in self.collect for path in sorted(Path(root).rglob(SUMMARY))]
-        wanted = None
-        # A search that is collected says which runs are wanted next.
-        while folders and wanted != (wanted := self.wanted):
-            library, others = Library(self.root), []
-            missing = [run for run in wanted if library.find(run.cell) is None]
-            for folder in folders:
-                run = next((run for run in missing if self._holds(run.cell, folder)), None)
-                if run is None:
-                    others.append(folder)
-                    continue
-                missing.remove(run)
-                print_line(console, f"{folder}: {results.store(run, results.distill(folder), self.root)}")
-            folders = others
-        for folder in folders:
-            print_line(console, f"{folder}: not of the queue, of another version of its method, or there already")
-
-    def _holds(self, cell: RunCommand, folder: Path) -> bool:
-        """Whether a folder holds the finished run of a cell, on the real dataset."""
-        try:
-            state = cached_runs.inspect(cell, folder, self.trust)
-            return state == "finished" and read_config(folder)["data"]["is_real"]
-        except InvalidInput:
-            return False
 
 
 def _hours(seconds: float) -> str:

@@ -11,7 +11,7 @@ from experiments.cli.request import RunCommand
 from experiments.comparison import BASELINE
 from experiments.folder.load import Result
 from experiments.folder.run_folder import slug
-from experiments.lab.queue.planned import DATASET, IMAGES, SEEDS, PlannedRun
+from experiments.lab.queue.planned import DATASET, SEEDS, PlannedRun
 from experiments.run.committed import Library
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
@@ -58,9 +58,13 @@ _LIKE_FASHION_MNIST = (
 )
 
 _IMAGES = (
-    *(*IMAGES, "--train-size", "100", "--test-size", "100", "--momentum", "0.9", "--weight-decay", "0"),
-    *("--batch-size", "16", "--epochs", "1", "--val-fraction", "0.2", *_EVERY_RATE_ENDS),
+    *("--data", "vit-train.npz", "--test-data", "vit-test.npz", "--data-digest", "09a114a7a74d1cee"),
+    *("--model", "vit", "--weights", "results/vit.npz", "--adapter", "lora:8", "--targets", "layer_[23]/(query|value)"),
+    *("--partition", "grouped", "--s", "20", "--shift", "rotation", "--num-clients", "20", "--train-size", "100"),
+    *("--test-size", "100", "--momentum", "0.9", "--weight-decay", "0", "--batch-size", "16", "--epochs", "1"),
+    *("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
 )
+"""Of the small vision transformer on images that it was not pretrained on, see `experiments.lab.vit`."""
 
 ADAPTER_METHODS = (
     *("local", "fedavg", "fedavg_ft", "fedper", "fedrep", "ditto", "pfedme", "apfl", "fedala", "fedpac", "fedas"),

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from experiments.choices import CUSTOM
 from experiments.cli.effects import relevant_options
 from experiments.cli.request import RunCommand
 from experiments.folder.run_folder import slug
@@ -44,29 +43,6 @@ FEDAS_BETAS = (0.1, 0.5, 1.0)
 FEDAS_PARTICIPATIONS = (0.2, 1.0, 0.4, 0.6)
 FEDAS_CLIENTS = 20
 
-SHORT_METHODS = ("fedavg", "fedper", "fedpac", "fedas", "ditto")
-ATTACK = "--attack signs --attackers 0.2"
-PRIVACY_NOISE = {
-    "privacy": {8: {1: 3.32, 2: 4.69}, 4: {1: 5.98, 2: 8.45}, 1: {1: 20.66, 2: 29.22}},
-    "privacy-adapters": {8: {1: 1.90, 2: 2.69}, 4: {1: 3.42, 2: 4.84}, 1: {1: 11.80, 2: 16.69}},
-}
-"""Block -> epsilon -> passes over a client's examples in a round -> noise multiplier at the default delta; 30 rounds
-and 20 clients of 600 examples, 10 rounds and 20 clients of 500."""
-
-IMAGES = (
-    *("--data", "vit-train.npz", "--test-data", "vit-test.npz", "--data-digest", "09a114a7a74d1cee"),
-    *("--model", "vit", "--weights", "results/vit.npz", "--adapter", "lora:8", "--targets", "layer_[23]/(query|value)"),
-    *("--partition", "grouped", "--s", "20", "--shift", "rotation", "--num-clients", "20"),
-)
-"""Options of the small vision transformer on images that it was not pretrained on, see `experiments.lab.vit`."""
-
-SHORT = {
-    **{block: ("none", *(f"epsilon={epsilon}" for epsilon in noise)) for block, noise in PRIVACY_NOISE.items()},
-    "compression": ("none", "quantize:8", "quantize:4", "topk:0.01", "sign"),
-    "attacks": ("mean", "median", "geometric_median", "krum"),
-}
-"""Block of short runs -> its settings: epsilon, compression, or mean of the server under attack."""
-
 BLOCKS = {
     "table-1": "FedPAC's Table 1 and its replication's, 20 clients, seed 0",
     "readings": "the replication's prototype weights by other readings of its equations, seed 0",
@@ -84,10 +60,6 @@ BLOCKS = {
     "field": "the same on Fashion-MNIST, 50 rounds",
     "field-texts": "methods with low-rank adapters on all-MiniLM-L6-v2, short texts, 10 rounds, three seeds",
     "field-images": "the same on a small vision transformer, rotated images; see experiments.lab.vit",
-    "privacy": "five methods with differential privacy of single examples, 30 rounds of one epoch, seed 0",
-    "privacy-adapters": "the same with adapters on the small vision transformer, 10 rounds",
-    "compression": "five methods with compressed messages, 30 rounds of one epoch, seed 0",
-    "attacks": "the same with a fifth of the clients flipping signs, and four means of the server",
 }
 """Block -> its content."""
 
@@ -144,9 +116,6 @@ def _all() -> Iterator[PlannedRun]:
     for participation, beta, method in itertools.product(FEDAS_PARTICIPATIONS, FEDAS_BETAS, FEDAS_METHODS):
         yield fedas_run(beta, participation, method)
     yield from _of("100-clients", _rows([*main, ("fedpac", 4), ("fedpac", 8)], 100), 0)
-    for block, settings_of in SHORT.items():
-        for setting, method in itertools.product(settings_of, SHORT_METHODS):
-            yield short_run(block, method, setting)
 
 
 def _without_causes() -> Iterator[PlannedRun]:
@@ -173,26 +142,6 @@ def fedas_run(beta: float, participation: float, method: str) -> PlannedRun:
     column = slug(f"{DATASET} {FEDAS_CLIENTS} clients dirichlet beta={beta} participation={participation}")
     cell = RunCommand(DATASET, words, procedure=settings.RELEASE.rounds(method))
     return PlannedRun("fedas", cell, method, f"{column}/{method}/seed-0")
-
-
-def short_run(block: str, method: str, setting: str) -> PlannedRun:
-    """Run of SHORT: 30 rounds, 10 with adapters, in which each phase of a client's training takes one epoch."""
-    dataset, words = DATASET, f"--preset fedpac --method {method} --rounds 30 --eval-every 10 --epochs 1"
-    if block == "privacy-adapters":
-        own = "--train-size 500 --test-size 100 --batch-size 100 --lr 0.1 --momentum 0 --weight-decay 0"
-        dataset, words = CUSTOM, f"--method {method} {' '.join(IMAGES)} {own} --rounds 10 --eval-every 5 --epochs 1"
-    words += " --personal-epochs 1" if method == "ditto" else ""
-    if block == "compression":
-        words += f" --compress {setting}"
-    elif block == "attacks":
-        words += f" {ATTACK} --server-mean {setting}"
-    elif setting != "none":
-        passes = 1 if method in ("fedavg", "fedper") else 2
-        words += f" --dp-clip 1 --dp-noise {PRIVACY_NOISE[block][int(setting.removeprefix('epsilon='))][passes]}"
-    column = slug(f"{dataset} 20 clients {block} {setting}")
-    return PlannedRun(
-        block, RunCommand(dataset, tuple(words.split())), f"{method} {setting}", f"{column}/{method}/seed-0"
-    )
 
 
 def _rows(tables: Sequence[tuple[str, int]], clients: int, dataset: str = DATASET) -> list[Published]:
