@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
@@ -86,7 +86,7 @@ def network() -> Model:
 
 def method(name: str, scale: Scale, epochs: int | None = None) -> Method:
     """A method over the network with the scale's hyper-parameters; FedAS's own are their defaults."""
-    own = {"head_lr": scale.head_lr, "lam": scale.lam} if name == "fedpac" else {}
+    own: dict[str, Any] = {"head_lr": scale.head_lr, "lam": scale.lam} if name == "fedpac" else {}
     rates = {"lr": scale.lr, "momentum": scale.momentum, "weight_decay": scale.weight_decay}
     epochs = scale.epochs if epochs is None else epochs
     return make_method(name, network(), batch_size=scale.batch_size, epochs=epochs, **rates, **own)

@@ -45,8 +45,8 @@ FEDAS_CLIENTS = 20
 
 BLOCKS = {
     "table-1": "FedPAC's Table 1 and its replication's, 20 clients, seed 0",
-    "readings": "the replication's prototype weights by other readings of its equations, seed 0",
     "causes": "the same without a supposed cause of a large difference, seed 0",
+    "readings": "the replication's prototype weights by other readings of its equations, seed 0",
     "cifar10": "FedPAC's Tables 1 and 2 and its replication's on CIFAR-10, 20 clients, seed 0",
     "cifar10-fedas": "FedAS's Table 3 on CIFAR-10, beta 0.1, participation 0.2 and 0.4, by either procedure",
     "tables-2-3": "FedPAC's Tables 2 (ablation) and 3 (concept shift), seed 0",
