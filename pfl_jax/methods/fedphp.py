@@ -63,7 +63,8 @@ def fedphp(
     Deviations:
       The authors' bandwidths of the discrepancy depend on the features; here they are fixed, as in PFLlib
       (github.com/TsingZ0/PFLlib, commit d832e76). There mu_i grows with the round, not with the client's trainings, and
-      what is evaluated is w_i.
+      what is evaluated is w_i. With transfer="features", three full-batch rounds of three clients agree with its code
+      to 1e-6.
     """
     needs_classes(model, "fedphp", "its models learn each other's probabilities of classes")
     if transfer == "features":

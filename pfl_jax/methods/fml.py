@@ -94,7 +94,7 @@ def fml(
       Personal models begin as the initial shared model. In HtFLlib (github.com/TsingZ0/HtFLlib, commit e959261) the
       divergences are divided by K, both models descend the gradients of both losses, gradients are clipped at norm 10,
       clients are averaged equally, and the defaults alpha = 1 and beta = 0 train the personal model without the shared
-      one.
+      one. With these choices put in, three full-batch rounds of three clients agree with its clients to 1e-6.
     """
     needs_classes(model, "fml", "its models learn each other's probabilities of classes")
 
