@@ -17,7 +17,7 @@ POLICY, VALVE = 2 * FEATURES * (FEATURES + 3), 2 * FEATURES * (FEATURES + 3)
 ITS_MODEL = [
     *("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "moon", "feddyn", "per_fedavg", "fedbn", "fedrod"),
     *("feddbe", "knn_per", "apfl", "pfedme", "ditto", "fedamp", "fedala", "pfedhn", "cd2pfed", "fedas_cd2"),
-    *("feddpa", "fedex_lora", "hetlora"),
+    *("feddpa", "fedex_lora", "hetlora", "fml", "fedphp"),
 ]
 """Methods that send the model both ways; not counted is what goes up before the first round, and the tiny model has
 neither normalization nor adapters."""
@@ -54,6 +54,10 @@ NUMBERS |= {
     "fedpac_proto": (MODEL + CENTROIDS, MODEL + CENTROIDS),
     # Class means and a covariance go both ways.
     "pfedfda": (THETA + CLASSES * FEATURES + FEATURES**2, THETA + CLASSES * FEATURES + FEATURES**2),
+    # Mean outputs for each class, and whether a client holds it, or how many do.
+    "fd": (CLASSES**2 + CLASSES, CLASSES**2 + CLASSES),
+    # The number of its factors' numbers goes up besides.
+    "fedkd": (MODEL + 1, MODEL),
     # A trace goes up besides.
     "fedas": (THETA + 1, THETA),
 }
