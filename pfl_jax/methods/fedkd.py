@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy, PyTree
 from pfl_jax.hyper_parameters import AboveZero, Count
-from pfl_jax.methods.factories import SIZE, checked, needs_classes, needs_vectors
+from pfl_jax.methods.factories import checked, needs_classes, needs_vectors
 from pfl_jax.methods.fml import divergence, fit_two
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
@@ -155,5 +155,5 @@ def fedkd(
         personalize=lambda key, server, client, data: client.teacher,
         predict=model.apply,
         download=lambda server, client: server.student,
-        privacy=Privacy(training.most_passes, (SIZE,)),
+        privacy=Privacy(refused="its loss divides by the mean losses of a mini-batch"),
     )
