@@ -35,9 +35,6 @@ so importing this package imports nothing else.
 """
 
 import importlib
-import os
-import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,30 +49,6 @@ if TYPE_CHECKING:
     from pfl_jax.networks import models
     from pfl_jax.primitives.local_training import LocalTraining
 
-
-def _keep_lapack_to_one_thread() -> None:
-    """Keep SciPy's OpenBLAS, by which JAX factorizes matrices on a CPU, from threads of its own inside XLA's.
-
-    With them batched factorizations take a hundred times as long. OpenBLAS reads the variable when SciPy is loaded,
-    which JAX does when it first factorizes. A value of the user's own stays.
-    """
-    if "OPENBLAS_NUM_THREADS" in os.environ:
-        return
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    if "scipy.linalg" not in sys.modules:
-        return
-    try:
-        # It comes with scikit-learn.
-        importlib.import_module("threadpoolctl").threadpool_limits(1, user_api="blas")
-    except ImportError:
-        warnings.warn(
-            "scipy was imported before pfl_jax, so that factorizations may be a hundred times slower: import pfl_jax "
-            "first, set OPENBLAS_NUM_THREADS=1, or install threadpoolctl",
-            stacklevel=3,
-        )
-
-
-_keep_lapack_to_one_thread()
 
 __version__ = "0.1.0"
 """Version of this package."""

@@ -1,0 +1,43 @@
+"""One thread for each of the factorizations that JAX runs on a CPU."""
+
+import importlib
+import os
+import sys
+import warnings
+
+# Loaded with as many threads as it had without this package.
+import numpy as np  # noqa: F401
+
+THREADS = "OPENBLAS_NUM_THREADS"
+"""Variable that OpenBLAS reads when it is loaded."""
+
+
+def keep_to_one_thread() -> None:
+    """Keep SciPy's OpenBLAS, by which JAX factorizes matrices on a CPU, from threads of its own inside XLA's.
+
+    With them batched factorizations take many times as long on a busy machine. SciPy's library is loaded with the variable
+    THREADS at 1, which then is as it was: NumPy's library keeps its threads, where it is another one. A value of the
+    user's own stays and holds for all. `pfl_jax.base` calls this when it is imported.
+    """
+    if THREADS in os.environ:
+        return
+    was_loaded = "scipy.linalg" in sys.modules
+    os.environ[THREADS] = "1"
+    try:
+        importlib.import_module("scipy.linalg.cython_lapack")
+    finally:
+        del os.environ[THREADS]
+    try:
+        # It comes with scikit-learn. Conda has one library for NumPy and SciPy, which is loaded already.
+        libraries = importlib.import_module("threadpoolctl").ThreadpoolController().lib_controllers
+    except ImportError:
+        if was_loaded:
+            warnings.warn(
+                "scipy was imported before pfl_jax, so that factorizations may be many times slower: import "
+                f"pfl_jax.base first, set {THREADS}=1, or install threadpoolctl",
+                stacklevel=3,
+            )
+        return
+    for library in libraries:
+        if library.internal_api == "openblas" and "numpy.libs" not in library.filepath:
+            library.set_num_threads(1)
