@@ -15,9 +15,9 @@ THREADS = "OPENBLAS_NUM_THREADS"
 def keep_to_one_thread() -> None:
     """Keep SciPy's OpenBLAS, by which JAX factorizes matrices on a CPU, from threads of its own inside XLA's.
 
-    With them batched factorizations take many times as long on a busy machine. SciPy's library is loaded with the variable
-    THREADS at 1, which then is as it was: NumPy's library keeps its threads, where it is another one. A value of the
-    user's own stays and holds for all. `pfl_jax.base` calls this when it is imported.
+    With them batched factorizations take many times as long on a busy machine. SciPy's library is loaded with the
+    variable THREADS at 1, which then is as it was: NumPy's library keeps its threads, where it is another one. A value
+    of the user's own stays and holds for all. `pfl_jax.base` calls this when it is imported.
     """
     if THREADS in os.environ:
         return
