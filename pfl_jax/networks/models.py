@@ -1,6 +1,7 @@
 """Networks of the papers and others by name, as `Model(init, features, classify)` of pure functions.
 
-ResNets are in `pfl_jax.networks.resnet`, networks for tokens in `pfl_jax.networks.text`; `pfl_jax.networks.from_flax`
+ResNets are in `pfl_jax.networks.resnet`, networks for tokens in `pfl_jax.networks.text`, for series of numbers in
+`pfl_jax.networks.series`; `pfl_jax.networks.from_flax`
 makes models from other Flax modules. The features, which are the input of the head, are the activations of the last
 hidden layer. Convolution blocks pool before they add the bias and apply the activation: the result is the same because
 the activations are monotone, and only a quarter of the elements are processed.
@@ -16,6 +17,7 @@ from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.layers import Activation, ConvBlock, Dense, assemble, leaky_relu
 from pfl_jax.networks.resnet import resnet8, resnet8_bn, resnet18, resnet18_bn
+from pfl_jax.networks.series import series_cnn, series_gru, series_transformer
 from pfl_jax.networks.text import bag_of_words, char_lstm, text_gru, text_mean
 
 
@@ -177,6 +179,9 @@ MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
     "resnet18": resnet18,
     "resnet8_bn": resnet8_bn,
     "resnet18_bn": resnet18_bn,
+    "series_cnn": series_cnn,
+    "series_gru": series_gru,
+    "series_transformer": series_transformer,
     "text_mean": text_mean,
     "text_gru": text_gru,
     "char_lstm": char_lstm,

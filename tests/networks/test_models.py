@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from reference import convolve
 
-from pfl_jax.networks import resnet, text
+from pfl_jax.errors import InvalidInput
+from pfl_jax.networks import resnet, series, text
 from pfl_jax.networks.models import MODELS, fedavg_cnn, fedpac_cnn, is_convolutional, mlp
 from pfl_jax.tasks import NEXT_SYMBOL
 
@@ -131,6 +132,9 @@ KEY = jax.random.key(0)
         ("text_gru", (20,), 2, 0),
         ("leaf_cnn", (28, 28, 1), 62, 0),
         ("bag_of_words", (20,), 500, 0),
+        ("series_cnn", (128, 9), 6, 0),
+        ("series_gru", (128, 9), 6, 0),
+        ("series_transformer", (128, 9), 6, 0),
     ],
 )
 def test_the_docstring_has_the_number_of_parameters(name, shape, classes, position):
@@ -139,7 +143,7 @@ def test_the_docstring_has_the_number_of_parameters(name, shape, classes, positi
     told = re.findall(r"\b(\d{1,3}(?:,\d{3})+)\b", MODELS[name].__doc__ or "")[position]
     assert f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}" == told
     assert is_convolutional(model) == (len(shape) == 3)
-    kind = jnp.float32 if len(shape) == 3 else jnp.int32
+    kind = jnp.int32 if len(shape) == 1 else jnp.float32
     inputs = jax.ShapeDtypeStruct((5, *shape), kind)
     assert jax.eval_shape(model.features, params["backbone"], inputs).shape == (5, model.num_features)
     assert jax.eval_shape(model.apply, params, inputs).shape == (5, classes)
@@ -168,6 +172,34 @@ def test_a_block_by_hand():
     y = norm(conv(np.maximum(y, 0), p["conv2"]["kernel"], 1), **p["norm2"])
     shortcut = norm(conv(inputs, p["shortcut"]["kernel"], 2), **p["shortcut_norm"])
     np.testing.assert_allclose(jax.jit(block.apply)({"params": params}, x), np.maximum(y + shortcut, 0), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["series_gru", "series_transformer"])
+def test_steps_of_zeros_after_a_series_change_nothing(name):
+    model = MODELS[name]((6, 2), 3)
+    params = jax.jit(model.init)(KEY)
+    series = jax.random.normal(jax.random.key(1), (4, 6, 2)).at[:, 4:].set(0)
+    found = jax.jit(model.apply)(params, series)
+    changed = jax.jit(model.apply)(params, series.at[0, 3].set(0).at[1, 4].set(1.0))
+    np.testing.assert_allclose(changed[2:], found[2:], atol=1e-6)
+    assert np.abs(changed[:2] - found[:2]).max(axis=1).min() > 1e-4
+    if name == "series_gru":
+        np.testing.assert_allclose(jax.jit(model.apply)(params, series[:, :4]), found, atol=1e-6)
+    # A series of zeros alone has finite outputs and gradients.
+    gradient = jax.jit(jax.grad(lambda params, x: jnp.sum(model.apply(params, x) ** 2)))(params, jnp.zeros((1, 6, 2)))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_networks_over_series_need_series():
+    for name, shape, said in (
+        ("series_gru", (8, 8, 1), "needs series"),
+        ("series_cnn", (27, 3), "which needs 28"),
+        ("series_transformer", (9,), "needs series"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            MODELS[name](shape, 2)
+    with pytest.raises(InvalidInput, match="heads must divide"):
+        series.series_transformer((9, 2), 2, width=10)
 
 
 @pytest.mark.parametrize("name", ["text_mean", "text_gru"])
