@@ -6,7 +6,7 @@ from typing import Any
 from pfl_jax.data import read_folders
 from pfl_jax.data.arrays import from_tables
 from pfl_jax.data.sources import Dataset
-from pfl_jax.data.table import Names, Roles, Table, table
+from pfl_jax.data.table import Names, Roles, Table, sets
 from pfl_jax.errors import InvalidInput
 
 
@@ -88,15 +88,13 @@ def _tables(source: str, rows: Any, roles: Roles) -> tuple[list[Table], list[Tab
         raise InvalidInput(f"{source} is a {type(rows).__name__}: give {kinds}")
     # By place: of two columns of one name a data frame gives both.
     frame: Any = rows
-    named = [
-        (str(name), frame.iloc[:, place] if hasattr(rows, "iloc") else rows[name])
-        for place, name in enumerate(getattr(rows, "columns", rows))
-    ]
-    names = {name for name, _ in named}
-    tests = {f"test_{name}" for name in names} & names
-    train = table(source, ((name, values) for name, values in named if name not in tests))
-    test = ((name.removeprefix("test_"), values) for name, values in named if name in tests)
-    found = [train], [table(f"the test set of {source}", test)] if tests else []
+    found = sets(
+        source,
+        (
+            (name, frame.iloc[:, place] if hasattr(rows, "iloc") else rows[name])
+            for place, name in enumerate(getattr(rows, "columns", rows))
+        ),
+    )
     if empty := [one.source for tables in found for one in tables if not len(one)]:
         raise InvalidInput(f"{empty[0]} has no rows")
     return found

@@ -40,12 +40,7 @@ class InputColumn:
     words: tuple[str, ...] = ()
 
     def numbers(self, column: Any, encode: Encode | None) -> Any:
-        """Numbers [P, ...] of the column; of words that are encoded as flags [P, K].
-
-        Args:
-          column: [P, ...], of the right kind.
-          encode: what words become.
-        """
+        """Numbers [P, ...] of a column of its kind; of words that are encoded as flags [P, K]."""
         if self.kind == "dates":
             # What has no date at all has no kind.
             column = (column.astype("datetime64[us]") - _EPOCH) / _DAY if column.dtype.kind == "M" else column
@@ -110,11 +105,7 @@ class Preparation:
         return len(self.columns) == 1 and self.columns[0] == InputColumn(self.columns[0].name) and self.mean is None
 
     def side_by_side(self, inputs: Mapping[str, Any]) -> Any:
-        """Inputs [P, ...] of columns, not yet normalized.
-
-        Args:
-          inputs: name -> column of the right kind.
-        """
+        """Inputs [P, ...] of columns of the right kinds by name, not yet normalized."""
         found = [one.numbers(inputs[one.name], self.encode) for one in self.columns]
         if len(found) == 1 and inputs[self.columns[0].name].ndim > 1:
             return found[0]
@@ -138,13 +129,7 @@ def _tuples(value: Any) -> Any:
 
 
 def fit(inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: Encode | None) -> Preparation:
-    """Preparation by the training rows, not yet normalized.
-
-    Args:
-      inputs: columns of all rows, as of `pfl_jax.data.table.join`.
-      train: a slice or numbers of the training rows.
-      impute, encode: see `Preparation`; None where no value may be missing, or all are numbers.
-    """
+    """Preparation of columns by the training rows, a slice or numbers, not yet normalized."""
     return Preparation(tuple(_fitted(name, column, train, impute) for name, column in inputs.items()), encode)
 
 
@@ -155,9 +140,7 @@ def _fitted(name: str, column: Any, train: Any, impute: Impute | None) -> InputC
     there = np.asarray(column[train])
     if kind == "dates":
         there = InputColumn(name, kind).numbers(there, None)
-    fill = None
-    if impute is not None:
-        fill = _fill(name, there, impute if kind != "words" else "most_frequent")
+    fill = None if impute is None else _fill(name, there, impute if kind != "words" else "most_frequent")
     if kind != "words":
         return InputColumn(name, kind, fill)
     words = tuple(np.unique(there[~columns.missing(there)].astype(str)).tolist())
@@ -183,10 +166,6 @@ def normalized(made: Dataset, prepared: Preparation) -> tuple[Dataset, Preparati
     """The data set, normalized by its training rows, and the preparation that does so.
 
     uint8 images stay as they are, and the data set has the mean and deviation of pixels / 255.
-
-    Args:
-      made: the data set.
-      prepared: how its inputs were made.
     """
     train_x = made.train_x
     axes = (0, 1, 2) if train_x.ndim == 4 else (0,)

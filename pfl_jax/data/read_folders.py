@@ -63,10 +63,6 @@ def image_folder(path: Path, label: str | None, client: str | None) -> tuple[lis
 
     Folders are [split/][client/]class/: a first level of names like train and test are splits. Of two further levels
     the first are the clients if `client` is given, and the classes if `label` is, which takes what is below as one.
-
-    Args:
-      path: the folder.
-      label, client: names of these columns.
     """
     files = [one for one in regular_files(path) if one.suffix.lower() in pictures.ENDINGS]
     levels = {one: one.relative_to(path).parts[:-1] for one in files}
@@ -123,13 +119,7 @@ def arrays(rows: Any) -> dict[str, np.ndarray]:
 
 
 def tables(source: object, splits: dict[str, Any], roles: Roles) -> tuple[list[Table], list[Table]]:
-    """Tables of the splits of a Hugging Face dataset: the training and the test rows.
-
-    Args:
-      source: what has the splits, for errors.
-      splits: name -> rows.
-      roles: of the columns.
-    """
+    """Tables of the splits of a Hugging Face dataset, by name: the training and the test rows."""
     train, test = sets(source, splits)
     found = [] if test is None else [_table(f"the test set of {source}", test, roles)]
     return [_table(source, train, roles)], found

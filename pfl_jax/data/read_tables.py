@@ -3,12 +3,11 @@
 import csv
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pfl_jax.data import rows
-from pfl_jax.data.table import Roles, Table, names_of, table
+from pfl_jax.data.table import Roles, Table, names_of, sets, table
 from pfl_jax.errors import InvalidInput, one_line
 from pfl_jax.safe_read import BAD_NPZ, open_npz
 
@@ -16,34 +15,26 @@ from pfl_jax.safe_read import BAD_NPZ, open_npz
 def npz(path: Path, roles: Roles, *, by_rows: bool = False) -> tuple[list[Table], list[Table]]:
     """Tables of the training and the test rows of an .npz file: arrays, and the same with test_ before their names.
 
-    Only the arrays that are asked for are read.
-
-    Args:
-      path: the file.
-      roles: of the arrays, with inputs and labels.
-      by_rows: whether the inputs stay in the file.
+    Only the arrays that are asked for are read; with `by_rows` the inputs stay in the file.
     """
     inputs = names_of(roles.inputs)
     wanted = [*inputs, *names_of(roles.labels), *filter(None, (roles.client, roles.time)), *names_of(roles.drop)]
     try:
         with open_npz(path) as stored:
             there = stored.files
-
-            def read(prefix: str) -> list[tuple[str, Any]]:
-                named = [(name, prefix + name) for name in dict.fromkeys(wanted) if prefix + name in there]
-                return [
-                    (name, rows.of_npz(path, array) if by_rows and name in inputs else stored[array])
-                    for name, array in named
-                ]
-
-            train, test = read(""), read("test_")
+            of_name = {name: name if name in wanted else name.removeprefix("test_") for name in there}
+            named = [
+                (name, rows.of_npz(path, name) if by_rows and column in inputs else stored[name])
+                for name, column in of_name.items()
+                if column in wanted
+            ]
     except BAD_NPZ as error:
         raise InvalidInput(
             f"{path} is damaged, no .npz file, or holds a pickle, which is never read ({one_line(error, 80)})"
         ) from None
     if missing := [name for name in wanted if name not in there]:
         raise InvalidInput(f"{path} has no array {missing[0]} (there are {', '.join(there)})")
-    return [table(path, train)], [table("the test set", test)] if test else []
+    return sets(path, named)
 
 
 def csv_file(path: Path, roles: Roles) -> Table:

@@ -51,15 +51,7 @@ class Table:
 def table(
     source: object, named: Iterable[tuple[Any, Any]], *, form: Form = "arrays", pictures: tuple[str, ...] = ()
 ) -> Table:
-    """Table of names and columns of any type.
-
-    Args:
-      source, form, pictures: see `Table`.
-      named: names and columns.
-
-    Raises:
-      InvalidInput: two columns of one name, or of different lengths.
-    """
+    """Table of names and columns of any type; InvalidInput for two of one name, or of different lengths."""
     pairs = [(str(name), columns.plain(values, f"{name} of {source}")) for name, values in named]
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -70,6 +62,15 @@ def table(
         if len(column) != len(pairs[0][1]):
             raise InvalidInput(f"{source} has {len(pairs[0][1])} rows in {pairs[0][0]}, and {len(column)} in {name}")
     return Table(str(source), found, form, pictures)
+
+
+def sets(source: object, named: Iterable[tuple[Any, Any]]) -> tuple[list[Table], list[Table]]:
+    """Tables of columns: the training rows, and as test rows the columns with test_ before the name of another."""
+    pairs = [(str(name), values) for name, values in named]
+    tests = {f"test_{name}" for name, _ in pairs} & {name for name, _ in pairs}
+    train = table(source, (pair for pair in pairs if pair[0] not in tests))
+    test = ((name.removeprefix("test_"), values) for name, values in pairs if name in tests)
+    return [train], [table(f"the test set of {source}", test)] if tests else []
 
 
 class Roles(NamedTuple):
@@ -282,9 +283,7 @@ def _odd(column: np.ndarray) -> tuple[int, str]:
 def check_numbers(joined: Columns, *, impute: bool, encode: bool) -> None:
     """Raise InvalidInput that names every column of inputs which holds words, dates, or nothing in some row.
 
-    Args:
-      joined: the columns.
-      impute, encode: whether missing values are filled in, and words and dates become numbers.
+    Unless missing values are filled in (`impute`), and words and dates become numbers (`encode`).
     """
     odd = []
     for name, column in joined.inputs.items():
