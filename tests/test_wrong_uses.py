@@ -161,7 +161,7 @@ REFUSED = {
     "more test images than labels": (lambda: run(dataset(test_y=TEST_Y[:-3])), "12 rows in test_x, and 9 labels"),
     "several labels, one in test": (
         lambda: data.from_arrays(TRAIN_X, np.eye(3)[TRAIN_Y], test_x=TEST_X, test_y=TEST_Y * 1.0),
-        "y of the data float64 [3] and of the test set float64 [] must be of one type and shape",
+        "y of the data float64 [3] and of the test set of the data float64 [] must be of one type and shape",
     ),
     "a target NaN": (
         lambda: data.from_arrays(TRAIN_X, at(TRAIN_Y, 2, np.nan)),

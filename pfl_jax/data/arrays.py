@@ -11,7 +11,7 @@ from pfl_jax.data.allocation import by_client
 from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.rows import take
 from pfl_jax.data.sources import Dataset
-from pfl_jax.data.table import Columns, Roles, Table, check_numbers, join, table
+from pfl_jax.data.table import Columns, Roles, Table, check_numbers, join, sets
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count, check_value
 
@@ -85,19 +85,14 @@ def from_arrays(
     """
     if (test_x is None) != (test_y is None) or (test_client is None) != (test_x is None or client is None):
         raise InvalidInput("test rows have inputs, labels and, if training rows have them, clients: give all or none")
-    if time is not None and test_x is not None:
-        raise InvalidInput("a time, by which rows are divided, and a test set cannot both be given")
-    tables = []
-    for prefix, one_x, one_y, one_client in (("", x, y, client), ("test ", test_x, test_y, test_client)):
-        if one_x is None:
-            continue
-        checks.input_shape(one_x := columns.plain(one_x), f"{prefix}x")
-        named = {"x": one_x, "y": one_y, "client": one_client, "time": time}
-        source_ = "the test set" if prefix else "the data"
-        tables.append(table(source_, ((name, values) for name, values in named.items() if values is not None)))
+    named = {"x": x, "test_x": test_x, "y": y, "test_y": test_y, "client": client, "test_client": test_client}
+    given = [(name, columns.plain(values)) for name, values in {**named, "time": time}.items() if values is not None]
+    for name_, values in given:
+        if name_ in ("x", "test_x"):
+            checks.input_shape(values, name_)
     roles = Roles("x", "y", None if client is None else "client", None if time is None else "time")
     return from_tables(
-        *(tables[:1], tables[1:], roles, name, source, origin),
+        *(*sets("the data", given), roles, name, source, origin),
         test_fraction=test_fraction,
         impute=impute,
         min_rows=min_rows,

@@ -98,7 +98,7 @@ def test_labels_of_any_kind_become_classes():
         assert dataset.train_y.dtype == np.int32
         np.testing.assert_array_equal(dataset.train_y, np.unique(labels, return_inverse=True)[1])
         np.testing.assert_array_equal(dataset.test_y, dataset.train_y)
-    with pytest.raises(InvalidInput, match="the test set has words in y, and the data numbers"):
+    with pytest.raises(InvalidInput, match="the test set of the data has words in y, and the data numbers"):
         from_arrays(x, Y % 2 + 9, test_x=x, test_y=np.array(["9", "10"])[Y % 2])
     # Floats are labels where the number of classes is given.
     for labels in (Y, Y.astype(float)):
