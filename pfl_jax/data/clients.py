@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pfl_jax.data import read_folders
+from pfl_jax.data import readers
 from pfl_jax.data.arrays import from_tables
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import Names, Roles, Table, sets
@@ -80,7 +80,7 @@ def _is_table(given: Any) -> bool:
 def _tables(source: str, rows: Any, roles: Roles) -> tuple[list[Table], list[Table]]:
     """Tables of the training and the test rows of one client, or of all."""
     if hasattr(rows, "with_format"):
-        return read_folders.tables(source, dict(rows) if isinstance(rows, Mapping) else {"train": rows}, roles)
+        return readers.tables(source, dict(rows) if isinstance(rows, Mapping) else {"train": rows}, roles)
     if isinstance(rows, tuple) and len(rows) == 2:
         rows = {"x": rows[0], "y": rows[1]}
     if not isinstance(rows, Mapping) and not _is_table(rows):

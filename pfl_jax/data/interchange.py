@@ -15,7 +15,7 @@ import numpy as np
 from pfl_jax.atomic_write import make_folder, write_binary, write_text
 from pfl_jax.data import checks
 from pfl_jax.data.allocation import Partition
-from pfl_jax.data.read_clients import CLIENT, LABEL
+from pfl_jax.data.readers import CLIENT, LABEL
 from pfl_jax.data.rows import concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import CannotWrite, InvalidInput, imported, one_line

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pfl_jax.data import own_files, read_clients, tff
+from pfl_jax.data import own_files, readers, tff
 from pfl_jax.data.clients import from_clients
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
@@ -62,7 +62,7 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
       Caldas et al. LEAF: A Benchmark for Federated Settings. 2018.
     """
     path = _path(data)
-    if not read_clients.is_leaf(path):
+    if not readers.is_leaf(path):
         most = limits.train, limits.test
         clients = tff.read(path, ("all_train", "all_test"), ("pixels", "label"), limits.clients, most)
     else:
@@ -94,7 +94,7 @@ def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
       al. 2018. Their alphabets have 80 and 86 characters, ours those of ASCII.
     """
     path = _path(data)
-    if read_clients.is_leaf(path):
+    if readers.is_leaf(path):
         return _dataset("shakespeare", data, _leaf_clients(path, limits), _next_of_leaf, limits)
     # A text has many examples: the limits hold for these.
     clients = tff.read(path, ("train", "test"), ("snippets",), limits.clients)
@@ -146,7 +146,7 @@ def _path(data: str | Path) -> Path:
     path = Path(data).expanduser()
     if not path.exists():
         raise InvalidInput(f"{data} is not there: data is LEAF's folder of train/ and test/, or TFF's .sqlite file")
-    if not read_clients.is_leaf(path) and not tff.is_tff(path):
+    if not readers.is_leaf(path) and not tff.is_tff(path):
         raise InvalidInput(f"{data} has no files of LEAF (train/*.json and test/*.json) or TFF (*_train.h5, *_test.h5)")
     return path
 
@@ -154,7 +154,7 @@ def _path(data: str | Path) -> Path:
 def _leaf_clients(path: Path, limits: Limits) -> Iterator[tff.Client]:
     """Clients of LEAF's files: the users with training and test rows, or, split by user, all with divided rows."""
     train, test = (
-        {name: (x, y) for name, x, y in read_clients.leaf_users(read_clients.leaf_files(path).get(split, [])) if x}
+        {name: (x, y) for name, x, y in readers.leaf_users(readers.leaf_files(path).get(split, []))}
         for split in ("train", "test")
     )
     if both := sorted(train.keys() & test.keys()):
@@ -190,7 +190,7 @@ def _dataset(
         found[client] |= {"test_x": test_x[: limits.test], "test_y": test_y[: limits.test]}
     if limits.clients is not None and len(found) != limits.clients:
         raise InvalidInput(f"{data} has {len(found)} clients with training and test rows, not {limits.clients}")
-    source = "LEAF" if read_clients.is_leaf(_path(data)) else "TFF"
+    source = "LEAF" if readers.is_leaf(_path(data)) else "TFF"
     try:
         about = {"name": name, "source": source, "origin": own_files.digest(data)}
         return from_clients(found, num_classes=num_classes, **about)

@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from pfl_jax.data import read_clients, read_folders, read_tables
+from pfl_jax.data import readers
 from pfl_jax.data.arrays import from_tables
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import Names, Roles, Table
@@ -98,7 +98,7 @@ def digest(data: str | Path, test_data: str | Path | None = None) -> str:
             whole.update(_digest_on_hub(part.removeprefix(HUB)).encode())
             continue
         path = _existing(part)
-        files = [path] if path.is_file() else read_folders.regular_files(path)
+        files = [path] if path.is_file() else readers.regular_files(path)
         try:
             stamps = tuple((str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files)
             whole.update(_digest_of_files(str(path), stamps).encode())
@@ -123,8 +123,8 @@ def _digest_of_files(path: str, stamps: tuple[tuple[str, int, int], ...]) -> str
 def _digest_on_hub(name: str) -> str:
     """SHA-256 of all arrays of a dataset on the hub."""
     whole = hashlib.sha256()
-    for split, rows in sorted(read_folders.splits(name).items()):
-        for column, array in sorted(read_folders.arrays(rows).items()):
+    for split, rows in sorted(readers.splits(name).items()):
+        for column, array in sorted(readers.arrays(rows).items()):
             whole.update(f"{split}/{column}/{array.dtype}/{array.shape}".encode())
             whole.update(str(array.tolist()).encode() if array.dtype == object else array.tobytes())
     return whole.hexdigest()
@@ -145,17 +145,17 @@ def _read(
 ) -> tuple[list[Table], list[Table], Roles, str]:
     """Tables of the training and of the test rows of a file or folder, what their columns are, and its kind."""
     source = str(data).removeprefix(HUB) if str(data).startswith(HUB) else _existing(data)
-    if isinstance(source, str) or read_folders.is_hugging_face(source):
-        return *read_folders.tables(source, read_folders.splits(source), roles), roles, "Hugging Face"
-    if read_clients.is_leaf(source):
-        return *read_clients.leaf(source, label, roles.client), roles._replace(inputs="x", labels="y"), "LEAF"
-    if read_clients.is_flower(source):
-        return *read_clients.flower(source, roles), roles, "Flower"
+    if isinstance(source, str) or readers.is_hugging_face(source):
+        return *readers.tables(source, readers.splits(source), roles), roles, "Hugging Face"
+    if readers.is_leaf(source):
+        return *readers.leaf(source, label, roles.client), roles._replace(inputs="x", labels="y"), "LEAF"
+    if readers.is_flower(source):
+        return *readers.flower(source, roles), roles, "Flower"
     if source.is_dir():
-        return *read_folders.image_folder(source, label, roles.client), roles, "image folder"
+        return *readers.image_folder(source, label, roles.client), roles, "image folder"
     if source.suffix.lower() == ".npz":
         roles = roles._replace(inputs=roles.inputs or "x", labels=label or "y")
-        return *read_tables.npz(source, roles, by_rows=by_rows), roles, "npz"
+        return *readers.npz(source, roles, by_rows=by_rows), roles, "npz"
     if source.suffix.lower() == ".csv":
-        return [read_tables.csv_file(source, roles)], [], roles, "csv"
+        return [readers.csv_file(source, roles)], [], roles, "csv"
     raise InvalidInput(f"{data} has the ending {source.suffix or 'of no format'}: data is {FORMATS}")

@@ -40,7 +40,7 @@ class InputColumn:
     words: tuple[str, ...] = ()
 
     def numbers(self, column: Any, encode: Encode | None) -> Any:
-        """Numbers [P, ...] of a column of its kind; of words that are encoded as flags [P, K]."""
+        """Numbers [P, ...] of a column of its kind; of words, where `encode` has them as flags, [P, K]."""
         if self.kind == "dates":
             # What has no date at all has no kind.
             column = (column.astype("datetime64[us]") - _EPOCH) / _DAY if column.dtype.kind == "M" else column
@@ -105,7 +105,7 @@ class Preparation:
         return len(self.columns) == 1 and self.columns[0] == InputColumn(self.columns[0].name) and self.mean is None
 
     def side_by_side(self, inputs: Mapping[str, Any]) -> Any:
-        """Inputs [P, ...] of columns of the right kinds by name, not yet normalized."""
+        """Inputs [P, ...] of the columns `inputs` by name, of the right kinds; not yet normalized."""
         found = [one.numbers(inputs[one.name], self.encode) for one in self.columns]
         if len(found) == 1 and inputs[self.columns[0].name].ndim > 1:
             return found[0]
@@ -129,7 +129,7 @@ def _tuples(value: Any) -> Any:
 
 
 def fit(inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: Encode | None) -> Preparation:
-    """Preparation of columns by the training rows, a slice or numbers, not yet normalized."""
+    """Preparation of the columns `inputs` by the rows `train`, a slice or numbers; `impute`, `encode` as of tables."""
     return Preparation(tuple(_fitted(name, column, train, impute) for name, column in inputs.items()), encode)
 
 
@@ -163,7 +163,7 @@ def _fill(name: str, there: np.ndarray, strategy: str) -> Any:
 
 
 def normalized(made: Dataset, prepared: Preparation) -> tuple[Dataset, Preparation]:
-    """The data set, normalized by its training rows, and the preparation that does so.
+    """The data set `made`, normalized by its training rows, and the preparation `prepared` that does so too.
 
     uint8 images stay as they are, and the data set has the mean and deviation of pixels / 255.
     """

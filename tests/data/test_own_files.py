@@ -11,7 +11,7 @@ from PIL import Image
 from tables import Split, assert_rows
 
 from pfl_jax import InvalidInput
-from pfl_jax.data import fortunes, from_file, own_files, read_tables
+from pfl_jax.data import fortunes, from_file, own_files, readers
 from pfl_jax.data.texts import CATEGORIES, FOLDER
 
 RNG = np.random.default_rng(0)
@@ -80,7 +80,7 @@ def test_a_csv_that_is_cut_in_its_last_label(tmp_path, end):
     for whole in (rows, rows + end, rows[:-1] + end):
         path.write_bytes(whole.encode())
         assert sum(map(len, from_file(path)[4:7:2])) == 1200
-        assert read_tables.is_cut(path) == (whole == rows)
+        assert readers.is_cut(path) == (whole == rows)
     # The label comes before the place of the cut.
     path.write_text("label,a\nno,1\nyes,2\nyes,3\nno,4\nyes,5\nmaybe,5.2")
     assert from_file(path).num_classes == 3
