@@ -6,14 +6,16 @@ values that a hyper-parameter can have are tested in `tests/experiments/test_bot
 
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, Mesh
 
 import pfl_jax
-from pfl_jax import InvalidInput, LocalTraining, Settings, data, make_method, methods, models, simulate
+from pfl_jax import InvalidInput, LocalTraining, Settings, data, make_method, methods, models, networks, simulate
 from pfl_jax.data import Dataset, Partition
 from pfl_jax.networks.adapters import lora
 from pfl_jax.primitives import map_examples, solve_simplex_qp
@@ -245,7 +247,22 @@ REFUSED = {
         "run loops on the host",
     ),
     "an old setting of random numbers": (with_old_random_numbers, "jax_threefry_partitionable is off"),
-    "a raw key of another generator": (lambda: run(key=jax.random.PRNGKey(0, impl="rbg")), "key must be a key"),
+    "a raw key of another generator": (
+        lambda: run(key=jax.random.PRNGKey(0, impl="rbg")),
+        "key must be a key, such as jax.random.key(0), not uint32 [4]: a raw threefry2x32 key is uint32 [2]",
+    ),
+    "a class for a module": (
+        lambda: networks.from_flax(nn.Dense, (4,), 3),
+        "Dense is a class: give an instance of it, such as Dense()",
+    ),
+    "a class of nnx for a function": (
+        lambda: networks.from_flax(nnx.Module, (4,), 3),
+        "such as lambda rngs: Module(rngs=rngs)",
+    ),
+    "rows without clients": (
+        lambda: data.federate(data.from_arrays(TRAIN_X, TRAIN_Y)),
+        "no clients of its own: give from_arrays the client of each row, client=, or",
+    ),
     "a dataset for a federation": (
         lambda: pfl_jax.run(made(), dataset(), Settings(rounds=1), KEY),
         "data must be a FederatedData or a PlacedData, as data.federate makes it, not a Dataset",

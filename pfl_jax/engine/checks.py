@@ -105,12 +105,14 @@ def check_mesh(mesh: Mesh | None) -> None:
 
 def typed_key(key: Any, name: str = "key", *, axes: int = 0) -> jax.Array:
     """Typed key, or with axes=1 keys [R], of typed or raw ones; InvalidInput unless they are of GENERATOR."""
-    if getattr(key, "dtype", None) == np.uint32 and key.shape[-1:] == (2,):
+    is_raw = getattr(key, "dtype", None) == np.uint32
+    if is_raw and key.shape[-1:] == (2,):
         key = jax.random.wrap_key_data(jnp.asarray(key), impl=GENERATOR)
     is_key = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_key or key.ndim != axes or not key.size:
         wanted = "keys [R], such as jax.random.split(key, R)" if axes else "a key, such as jax.random.key(0)"
-        raise InvalidInput(f"{name} must be {wanted}, not {word(key)}")
+        raw = f": a raw {GENERATOR} key is uint32 [2]" if is_raw else ""
+        raise InvalidInput(f"{name} must be {wanted}, not {word(key)}{raw}")
     if (found := str(jax.random.key_impl(key))) != GENERATOR:
         raise InvalidInput(
             f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "

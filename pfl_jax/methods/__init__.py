@@ -2,6 +2,7 @@
 
 A new method needs one file in this folder and one line in METHODS. Other names of such a file, for example
 FedPAC's prototype weights, are imported from it directly: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
+`pfl_jax.methods.fedpac_proto` itself is always the factory, also after `import pfl_jax.methods.fedpac_proto`.
 """
 
 from collections.abc import Callable

@@ -62,8 +62,9 @@ def checked(factory: Any = None, *, version: int = 1, adapters: bool = False) ->
         check_values({"model": model, "training": recipe}, {"model": Model, "training": LocalTraining})
         taken = {field.name: values.pop(field.name) for field in fields(LocalTraining) if field.name in values}
         recipe = recipe.replace(**taken) if taken else recipe
+        others = values.keys() - arguments(factory).keys()
         for wrapper in RECIPES:
-            if strange := next((field.name for field in fields(wrapper) if field.name in values), None):
+            if strange := next((field.name for field in fields(wrapper) if field.name in others), None):
                 raise InvalidInput(
                     f"{strange} is of a wrapper: give it to make_method, or wrap the method by "
                     f"{RECIPES[wrapper].__module__}.{RECIPES[wrapper].__name__}(method, {wrapper.__name__}(...))"
@@ -203,12 +204,17 @@ def recipes_of(factory: Callable[..., Method]) -> list[type]:
 
 
 def default_training(factory: Callable[..., Method]) -> LocalTraining:
-    """Default recipe of local training of a factory; InvalidInput if it has none."""
+    """Default recipe of local training of a factory; InvalidInput if it has none.
+
+    A method that wraps one with a recipe of its own, such as `fedas`, has it too by `training: LocalTraining =
+    default_training(fedas)`.
+    """
     recipe = getattr(inspect.signature(factory).parameters.get("training"), "default", None)
     if not isinstance(recipe, LocalTraining):
         raise InvalidInput(
             f"{_name(factory)} has no argument training with a default recipe: a method is made by NAME(model, "
-            "training: LocalTraining = LocalTraining(), *, ...)"
+            "training: LocalTraining = LocalTraining(), *, ...), one that wraps fedas with its recipe, "
+            "default_training(fedas)"
         )
     return recipe
 

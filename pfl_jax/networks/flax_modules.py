@@ -66,7 +66,14 @@ def from_flax(
             "a flax.nnx module has its parameters already: give a function rngs -> module, so that each seed starts "
             "from parameters of its own"
         )
-    if isinstance(module, type) or not callable(module):
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise InvalidInput(f"{module.__name__} is a class: give an instance of it, such as {module.__name__}()")
+    if isinstance(module, type) and callable(module):
+        raise InvalidInput(
+            f"{module.__name__} is a class: give a flax.linen module, or for flax.nnx a function rngs -> module, such "
+            f"as lambda rngs: {module.__name__}(rngs=rngs)"
+        )
+    if not callable(module):
         raise InvalidInput(
             f"{word(module)} is neither a Model nor a flax.linen module nor a function rngs -> flax.nnx module"
         )

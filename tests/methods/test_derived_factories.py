@@ -6,6 +6,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from pages import block, executed
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from experiments.cli.hyper_parameters import unread_by_method
@@ -43,6 +44,13 @@ def trained_twice(model, training=RECIPE):
 def trained_twice_and_said(model, training=RECIPE):
     method = trained_twice(model, training)
     return method._replace(local=method.local, privacy=Privacy(2 * training.epochs, clients=()))
+
+
+def test_a_method_that_wraps_fedas_can_have_its_recipe():
+    factory = executed(block("docs/your-model-and-method.md", "def mild_fedas("))["mild_fedas"]
+    values = hyper_parameters(factory)
+    assert (values["lr"], values["batch_size"]) == (0.005, 16)
+    assert make_method(factory, tiny_model()).work.batch_size == 16
 
 
 DERIVED = [functools.partial(methods.fedavg), functools.partial(methods.fedavg, training=LocalTraining()), logged]
