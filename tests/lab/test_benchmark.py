@@ -33,7 +33,7 @@ def torch_rounds():
 def test_the_pytorch_training_is_our_training(torch_rounds):
     data = workload.federation(1, SCALE.examples)
     network = torch_rounds.Network(workload.network().init(jax.random.key(0)))
-    examples = [train for train, _ in torch_rounds.clients(data)]
+    examples = torch_rounds.clients(data)
     torch_rounds.train_clients(network, torch_rounds.weights(network), examples, 2, SCALE)
     ours = local_training(data, SCALE, clients=1, epochs=2, chunk=1, mesh=None)()
     kernel = network.backbone[0].weight.detach().cpu().numpy().transpose(2, 3, 1, 0)

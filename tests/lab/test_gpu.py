@@ -205,7 +205,7 @@ def test_training_under_torchs_vmap_is_the_loop(monkeypatch):
     for name, like in (("fedpac_cnn", "fashion_mnist"), ("fedavg_cnn", "cifar10")):
         network = torch_rounds.Network(parts.network(name, like).init(parts.jax.random.key(0)), name)
         start = torch_rounds.weights(network)
-        examples = [train for train, _ in torch_rounds.clients(parts.federation(2, 10, like))]
+        examples = torch_rounds.clients(parts.federation(2, 10, like))
         found = []
         for train in (torch_rounds.train_clients, torch_rounds.train_at_once):
             train(network, start, examples, 2, scale)

@@ -54,7 +54,7 @@ def by_network(scale: Scale) -> Row:
         from experiments.lab.benchmark import torch_rounds
 
         network = torch_rounds.Network(models["built-in"].init(jax.random.key(0)))
-        examples = [train for train, _ in torch_rounds.clients(data)]
+        examples = torch_rounds.clients(data)
         start = torch_rounds.weights(network)
         contestants["PyTorch"] = functools.partial(torch_rounds.train_clients, network, start, examples, 1, scale)
     for work in contestants.values():

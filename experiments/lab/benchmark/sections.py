@@ -57,7 +57,7 @@ def _contestants(setup: Setup) -> dict[str, Callable[[], Any]]:
 
     network = torch_rounds.Network(workload.network().init(jax.random.key(0)))
     start = torch_rounds.weights(network)
-    examples = [train for train, _ in torch_rounds.clients(data)]
+    examples = torch_rounds.clients(data)
     torch_rounds.train_clients(network, start, examples[:1], 1, scale)
     return {
         "pfl_jax": ours,

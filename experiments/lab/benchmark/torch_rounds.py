@@ -31,16 +31,15 @@ class Examples(NamedTuple):
     y: Any
 
 
-def clients(data: FederatedData) -> list[tuple[Examples, Examples]]:
-    """Training and test examples of every client as tensors."""
-
-    def examples(client: int, split: Any) -> Examples:
-        one = jax.device_get(client_data(data, client, split))
+def clients(data: FederatedData) -> list[Examples]:
+    """Training examples of every client as tensors."""
+    found = []
+    for client in range(data.num_clients):
+        one = jax.device_get(client_data(data, client, "train"))
         real = np.flatnonzero(one.mask)
         x, y = torch.from_numpy(one.x[real]), torch.from_numpy(one.y[real].astype(np.int64))
-        return Examples(x.permute(0, 3, 1, 2).contiguous().to(DEVICE), y.to(DEVICE))
-
-    return [(examples(client, "train"), examples(client, "test")) for client in range(data.num_clients)]
+        found.append(Examples(x.permute(0, 3, 1, 2).contiguous().to(DEVICE), y.to(DEVICE)))
+    return found
 
 
 NETWORKS: dict[str, tuple[tuple[int, ...], Any]] = {

@@ -13,20 +13,19 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import pfl_jax.engine.sweep
 from experiments.host.jax_config import MATMUL_PRECISION, prepare_jax
-from experiments.lab.benchmark import measure, workload
+from experiments.lab.benchmark import measure, own_networks, workload
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.benchmark.records import Row
 from experiments.lab.benchmark.workload import FULL, Scale
 from experiments.lab.gpu.log import Log, OutOfTime
 from experiments.run.committed import ROOT
-from pfl_jax import LocalTraining, build, data, methods, models, networks, simulate
+from pfl_jax import LocalTraining, build, data, methods, models, simulate
 from pfl_jax.backends import choices
 from pfl_jax.base import Method, Model
 from pfl_jax.data.federated import FederatedData
@@ -46,16 +45,6 @@ MANY = 5
 """Clients of the larger federation for each of the smaller one: 100 beside 20."""
 
 
-class Own(nn.Module):
-    """A network as a user writes it, with flax's layers alone; the sizes of `models.fedpac_cnn`."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.max_pool(nn.relu(nn.Conv(16, (5, 5), padding="VALID")(x)), (2, 2), (2, 2))
-        x = nn.max_pool(nn.relu(nn.Conv(32, (5, 5), padding=((1, 1), (1, 1)))(x)), (2, 2), (2, 2))
-        return nn.Dense(10, name="head")(nn.relu(nn.Dense(128)(x.reshape(len(x), -1))))
-
-
 NETWORKS = (
     ("fedpac_cnn", "fashion_mnist"),
     ("fedavg_cnn", "fashion_mnist"),
@@ -71,7 +60,7 @@ def network(name: str, like: str) -> Model:
     """One of NETWORKS."""
     source = workload.dataset(like)
     if name == "own flax CNN":
-        return networks.from_flax(Own(), source.input_shape, source.num_classes)
+        return own_networks.linen()
     return models.MODELS[name](source.input_shape, source.num_classes)
 
 
@@ -198,7 +187,7 @@ def torch_train(scale: Scale, name: str, like: str, clients: int, way: str, prec
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     net = torch_rounds.Network(network(name, like).init(jax.random.key(0)), name)
-    examples = [own for own, _ in torch_rounds.clients(federation(clients, scale.examples, like))]
+    examples = torch_rounds.clients(federation(clients, scale.examples, like))
     arguments = (net, torch_rounds.weights(net), examples, 1, scale)
     began = time.perf_counter()
     if way == "loop with a CUDA graph":

@@ -46,7 +46,6 @@ from experiments.lab.queue.planned import (
     reading_run,
 )
 from experiments.lab.readings import READINGS
-from experiments.lab.vit import CONFIG
 from experiments.papers.settings import MEASURES
 from experiments.run import committed
 from experiments.run.committed import Library
@@ -54,7 +53,7 @@ from experiments.show import tables
 from experiments.show.tables import NOTHING, number
 from experiments.tables.comparison import Entry, difference_text
 from pfl_jax.networks.pretrained import BertClassifier, BertConfig, BertEncoder
-from pfl_jax.networks.vit import VitClassifier
+from pfl_jax.networks.vit import VitClassifier, VitConfig
 from pfl_jax.primitives.tree import byte_count
 
 TEMPLATE = Path(__file__).with_name("results.md.jinja")
@@ -269,7 +268,10 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
 
 WHOLE = {
     "field-texts": (BertClassifier(BertEncoder(BertConfig()), 24), jax.ShapeDtypeStruct((1, 1), np.int32)),
-    "field-images": (VitClassifier(CONFIG, 10), jax.ShapeDtypeStruct((1, 28, 28, 1), np.float32)),
+    "field-images": (
+        VitClassifier(VitConfig(patch=7, width=64, layers=4, heads=1, hidden=128), 10),
+        jax.ShapeDtypeStruct((1, 28, 28, 1), np.float32),
+    ),
 }
 """Comparison of adapters -> the model beside whose frozen layers they are, and its inputs."""
 

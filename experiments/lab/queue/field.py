@@ -64,7 +64,7 @@ _IMAGES = (
     *("--test-size", "100", "--momentum", "0.9", "--weight-decay", "0", "--batch-size", "16", "--epochs", "1"),
     *("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
 )
-"""Of the small vision transformer on images that it was not pretrained on, see `experiments.lab.vit`."""
+"""Of the small vision transformer on images that it was not pretrained on; docs/results.md says how to make them."""
 
 ADAPTER_METHODS = (
     *("local", "fedavg", "fedavg_ft", "fedper", "fedrep", "ditto", "pfedme", "apfl", "fedala", "fedpac", "fedas"),

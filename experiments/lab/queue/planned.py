@@ -59,7 +59,7 @@ BLOCKS = {
     "field-letters": "the same on a table, UCI's letters, from letters.csv",
     "field": "the same on Fashion-MNIST, 50 rounds",
     "field-texts": "methods with low-rank adapters on all-MiniLM-L6-v2, short texts, 10 rounds, three seeds",
-    "field-images": "the same on a small vision transformer, rotated images; see experiments.lab.vit",
+    "field-images": "the same on a small vision transformer, rotated images",
 }
 """Block -> its content."""
 
