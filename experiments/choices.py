@@ -25,6 +25,7 @@ else:
     TaskName = Literal[tuple(TASKS)]
 
 PresetName = Literal["fedpac", "fedas"]
+ProcedureName = Literal["release", "print"]
 OnNaN = Literal["stop", "skip-client"]
 
 ADAPTERS = Words(("none", "linear_probe"), {"lora": Count, "ffa_lora": Count, "bottleneck": Count, "prompts": Count})

@@ -98,7 +98,7 @@ class Data:
     )
     """Whether a set of classes is drawn for each client (random) or for each group of clients (clustered); only with
     pathological."""
-    train_size: Annotated[Count | None, ReadWith("partition", SIZED)] = None
+    train_size: Annotated[Count | None, ReadWith("partition", SIZED), ReadWith("size_choices", (None,))] = None
     """Training examples of each client, with dirichlet the maximum; None divides all examples."""
     size_choices: Annotated[tuple[int, ...] | None, ReadWith("partition", ("grouped", "pathological", "iid"))] = None
     """Sizes from which each client's number of training examples is drawn, such as 300 600 1200; in place of

@@ -8,7 +8,7 @@ import importlib.util
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
-from experiments.choices import MethodName, PresetName
+from experiments.choices import MethodName, PresetName, ProcedureName
 from experiments.fields import Also, Mark, flag, marked, noted
 from experiments.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
 from pfl_jax.engine.cohort import DRAWS
@@ -18,12 +18,17 @@ from pfl_jax.hyper_parameters import ReadWith, check_value, listed
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federation, Data):
-    """Options that all methods have; these two determine the defaults of all others."""
+    """Options that all methods have; these three determine the defaults of all others."""
 
     method: Annotated[MethodName, Mark.CODE, Also("algorithm", "alg")]
     """Method, built in or FILE.py:NAME of your own factory; `--method NAME --help` shows its own options."""
     preset: PresetName
-    """Paper whose settings are the defaults of all other options."""
+    """Paper whose settings are the defaults of all other options; on the papers' data sets by default the method's own
+    paper."""
+    procedure: ProcedureName | None = None
+    """How FedAS's paper prints it (print) or its released code does it (release): the batches of every method, and of
+    fedas its own options and, with release, the alignment of one backbone in place, client after client. By default
+    release with --preset fedas."""
 
     def check(self) -> None:
         """Raise InvalidInput for the first option that is out of range."""

@@ -34,8 +34,8 @@ def relevant_options(request: Request) -> dict[str, Any]:
     values = resolve_defaults(dataclasses.asdict(options) | request.hyper_parameters)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
     unused = unread(request).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
-    # The data determines it.
-    unused |= {"vocabulary"} - request.given
+    # The data determines the one; the other stands for options, and for `Request.procedure`.
+    unused |= {"vocabulary"} - request.given | {"procedure"}
     if (options.partition == "natural" and request.dataset == CUSTOM) or is_partition_file(options.partition):
         unused.add("num_clients")
     values |= by_content(values, request.own_code)
@@ -101,8 +101,6 @@ def notes(request: Request, given: Iterable[str], backend: str) -> list[str]:
     options, given = request.options, set(given)
     whys = unread_by_method(options.method, request.hyper_parameters)
     whys = {name: f"with {option}" for name, option in whys.items()} | unread(request)
-    if options.size_choices is not None and "size_choices" not in whys:
-        whys.setdefault("train_size", "with --size-choices")
     if backend == "cpu" and options.precision != "float32":
         whys["precision"] = "on a CPU, which computes in float32"
     if options.dp_clip is None and "client_clip" not in given:

@@ -34,7 +34,12 @@ from pfl_jax.methods.factories import function_of
 from pfl_jax.primitives.local_training import LocalTraining
 
 IN_PLACE = "alignment in place"
-"""Procedure of FedAS's released code, see `experiments.lab.fedas_ablation.released`; its name in a run's files."""
+"""Rounds of FedAS's released code, see `experiments.run.in_place`; their name in a run's files."""
+NOT_IN_PLACE = (
+    *("held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule", "attack", "device_trace", "state_on"),
+    *("distributed", "server_mean", "compress", "client_clip"),
+)
+"""Options, and hyper-parameters of all methods, that these rounds do not have."""
 
 SYNONYMS = {
     **{name: names[0] for name, names in noted(KINDS, Also).items()},
@@ -44,7 +49,7 @@ SYNONYMS = {
 }
 """Option -> its names in PFLlib, FL-bench and similar code."""
 
-SELECTION = ("method", "preset")
+SELECTION = ("method", "preset", "procedure")
 """Options that determine the defaults of all others; they come last in the method's own group."""
 
 
@@ -58,7 +63,6 @@ class Request:
       hyper_parameters: all hyper-parameters of the method; epochs is None with --local-steps.
       given: names of the options that the user gave; all others have the values of the preset or the method.
       own_code: files of the user's own method and model, see `own_code.files`.
-      procedure: IN_PLACE, or "" for the rounds of `pfl_jax.simulate.run`.
     """
 
     dataset: str
@@ -66,7 +70,12 @@ class Request:
     hyper_parameters: dict[str, Any]
     given: frozenset[str]
     own_code: dict[str, dict[str, str]] = field(default_factory=dict)
-    procedure: str = ""
+
+    @property
+    def procedure(self) -> str:
+        """IN_PLACE, or "" for the rounds of `pfl_jax.simulate.run`."""
+        is_aligned = self.options.method == "fedas" and self.hyper_parameters["alignment"]
+        return IN_PLACE if self.options.procedure == "release" and is_aligned else ""
 
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that can be inputs of a compiled program."""
@@ -74,7 +83,8 @@ class Request:
 
     def on_embedded_data(self) -> tuple["Request", dict[str, Any]]:
         """This request with the preset's smaller values for embedded data, and the values that changed."""
-        reduced = presets.values(self.options.preset, self.dataset, self.options.method, embedded=True)
+        chosen = {"procedure": self.options.procedure, "embedded": True}
+        reduced = presets.values(self.options.preset, self.dataset, self.options.method, **chosen)
         changes = {
             name: reduced[name]
             for name, value in (dataclasses.asdict(self.options) | self.hyper_parameters).items()
@@ -94,16 +104,17 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
     """Parse and check the words after `python -m experiments.DATASET`; --help prints help and raises SystemExit(0)."""
     parser.choose("dataset", [dataset], presets.DEFAULT_PRESET)
     common = options_of(Options)
-    # These two decide which other options there are, and their defaults.
+    # These decide which other options there are, and their defaults.
     first = {name: common[name] for name in (*SELECTION, "config", "trust")}
     chosen = parser.split(arguments, [Group("", "", first)])[0]
     if (file := chosen.get("config")) is not None:
         asked = dict.fromkeys(parser.given(arguments))
         arguments = [*config_file.words(file, dataset, asked, trust=chosen.get("trust", False)), *arguments]
         chosen = parser.split(arguments, [Group("", "", first)])[0]
-    preset = chosen.get("preset", presets.DEFAULT_PRESET[dataset])
+    preset = chosen.get("preset", presets.preset_of(dataset, chosen.get("method")))
     method = chosen.get("method", presets.values(preset, dataset)["method"])
-    defaults = presets.values(preset, dataset, method) | {"method": method, "preset": preset}
+    defaults = presets.values(preset, dataset, method, procedure=chosen.get("procedure", ""))
+    defaults |= {"method": method, "preset": preset}
     own = method_options(method)
     every = {
         name: option._replace(default=defaults.get(name, option.default)) for name, option in (common | own).items()
@@ -133,6 +144,10 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
         hyper_parameters["epochs"] = None
     request = Request(dataset, options, hyper_parameters, given, files(vars(options)))
     check_schedules(options.schedule or (), method, request.real_numbers())
+    if request.procedure:
+        _check_in_place(request)
+        # One client after another.
+        request = dataclasses.replace(request, options=dataclasses.replace(options, devices=1, chunk=1))
     return request
 
 
@@ -147,7 +162,6 @@ class RunCommand:
     dataset: str
     arguments: tuple[str, ...]
     seed: int = 0
-    procedure: str = ""
 
     def request(self, folder: str | Path | None = None) -> Request:
         """Request of the run, checked, with its results in a folder."""
@@ -159,14 +173,13 @@ class RunCommand:
         keep = parsed.options.keep_state if "keep_state" in parsed.given else "never"
         options = dataclasses.replace(parsed.options, seed=self.seed, out=out, keep_state=keep)
         options.check()
-        return dataclasses.replace(parsed, options=options, given=parsed.given | given, procedure=self.procedure)
+        return dataclasses.replace(parsed, options=options, given=parsed.given | given)
 
     def command(self, folder: str | Path | None = None) -> str:
         """Shell command of the same run."""
-        released = ("experiments.lab.fedas_ablation.released", self.dataset)
-        module = released if self.procedure else (f"experiments.{self.dataset}",)
         out = () if folder is None else ("--out", str(folder))
-        return shlex.join(["python", "-m", *module, *self.arguments, "--seed", str(self.seed), *out])
+        module = f"experiments.{self.dataset}"
+        return shlex.join(["python", "-m", module, *self.arguments, "--seed", str(self.seed), *out])
 
 
 def settings_of(options: Options) -> Settings:
@@ -241,6 +254,20 @@ def _check_processes(options: Options) -> None:
         raise InvalidInput(
             f"--process-id must be between 0 and {options.num_processes - 1} with --num-processes "
             f"{options.num_processes}, not {options.process_id}"
+        )
+
+
+def _check_in_place(request: Request) -> None:
+    """Raise InvalidInput for an option that cannot be used with alignment in place."""
+    usual = {name: field.default for name, field in Options.__dataclass_fields__.items()}
+    usual |= {name: option.default for name, option in method_options("fedas").items()}
+    values = vars(request.options) | request.hyper_parameters
+    other = {"manner": "parallel", "target": "global_class_mean"}
+    found = [name for name in NOT_IN_PLACE if name in values and values[name] != usual[name]]
+    if found := [*found, *(name for name, value in other.items() if values[name] == value)]:
+        raise InvalidInput(
+            f"{flag(found[0])} {values[found[0]]} cannot be used with the {IN_PLACE} of --procedure release: give "
+            "--procedure print"
         )
 
 

@@ -67,6 +67,11 @@ class Figures(MeasuredBatch):
         choose("figure", [self.figure], FIGURES[self.paper])
         choose("dataset", self.dataset, SPECS)
         choose("method", self.method, METHODS)
+        self.check_procedure()
+        if self.procedure not in (None, *self.content.procedures):
+            raise InvalidInput(
+                f"{self.content.title} compares ways to align that cannot be in place: --procedure print"
+            )
         if self.method and not self.content.methods:
             raise InvalidInput(f"--method has no effect: {self.content.title} compares no methods")
         for option, name in (("eval_protocol", "protocol"), ("score", "score"), ("average", "average")):
@@ -84,7 +89,11 @@ class Figures(MeasuredBatch):
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
         source = () if self.source == "auto" else ("--source", self.source)
-        return Path("runs/figures") / batch.folder_name(self.paper, self.figure, (*rounds, *source, *self.all_words))
+        # The default is the same figure, said or not.
+        said = self.procedure not in (None, *self.content.procedures[:1])
+        procedure = ("--procedure", str(self.procedure)) if said else ()
+        words = (*rounds, *source, *self.all_words, *procedure)
+        return Path("runs/figures") / batch.folder_name(self.paper, self.figure, words)
 
     @property
     def content(self) -> Figure:
@@ -111,6 +120,7 @@ class Figures(MeasuredBatch):
             chosen=self.method,
             rounds_asked=self.rounds,
             words=(*words, *self.all_words),
+            procedure=self.procedure,
         )
 
     @functools.cache  # noqa: B019 - one for a process, and asked for twice.

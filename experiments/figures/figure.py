@@ -30,7 +30,7 @@ Key: TypeAlias = tuple[str, ...]
 Values: TypeAlias = dict[str, Any]
 """Options of a run by their names in Python."""
 
-_NAMED_ELSEWHERE = {"source", "data_dir", "eval_protocol"}
+_NAMED_ELSEWHERE = {"source", "data_dir", "eval_protocol", "procedure"}
 """Options of the runs that the caption names elsewhere."""
 
 
@@ -47,6 +47,7 @@ class Figure:
       fixed: common options on which the panels rely, which cannot be given.
       named: hyper-parameter -> its value -> what it means, for the caption.
       measured: attributes of the paper's `Measure` on which the panels depend.
+      procedures: of FedAS that it can follow, the default first.
     """
 
     paper: str
@@ -65,6 +66,7 @@ class Figure:
     fixed: tuple[str, ...] = ()
     named: Mapping[str, Mapping[Any, str]] = dataclasses.field(default_factory=dict)
     measured: tuple[str, ...] = ("protocol", "average")
+    procedures: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -78,7 +80,7 @@ class Runs:
 
     Attributes:
       short: whether they are the smaller ones for embedded data.
-      chosen, rounds_asked: methods and rounds in place of the figure's.
+      chosen, rounds_asked, procedure: methods, rounds and procedure in place of the figure's.
       words: of the command line, for all runs; they override `values`.
     """
 
@@ -91,6 +93,7 @@ class Runs:
     chosen: tuple[str, ...] = ()
     rounds_asked: int | None = None
     words: tuple[str, ...] = ()
+    procedure: str | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -104,6 +107,7 @@ class Runs:
         """Options that all these runs share."""
         rounds = presets.values(self.figure.preset, self.dataset)["rounds"]
         values = {"preset": self.figure.preset, "rounds": rounds, **self.figure.values}
+        values |= {"procedure": self.procedure or self.figure.procedures[0]} if self.figure.procedures else {}
         values |= self.figure.short if self.short else {}
         return values if self.rounds_asked is None else values | {"rounds": self.rounds_asked}
 
@@ -181,6 +185,8 @@ def _caption(every: Sequence[Runs]) -> str:
     if names := figure.measured:
         paper_is = "" if runs.measure == usual else f"; in the paper {usual.in_words(names)}"
         sentences.append(f"Accuracy in percent {runs.measure.in_words(names)}{paper_is}.")
+    if name := runs.values.get("procedure"):
+        sentences.append(f"Procedure {name}, {presets.PROCEDURES[name].title}.")
     sentences += [f"{one.data}: {_setting(one)}." for one in every]
     over = f"Means over seeds 0 to {runs.seeds - 1}; bands are their range."
     sentences.append("Seed 0." if runs.seeds == 1 else over)
@@ -213,7 +219,7 @@ def _shortening(runs: Runs) -> str:
     figure = runs.figure
     usual = {**presets.values(figure.preset, runs.dataset), **figure.values, "preset": figure.preset}
     # Words count more than values; how often a run is evaluated changes nothing; the data is named elsewhere.
-    silent = given(runs.words) | {"eval_every"}
+    silent = given(runs.words) | {"eval_every", "procedure"}
     changed = {name: value for name, value in runs.values.items() if usual.get(name) != value and name not in silent}
     named = _NAMED_ELSEWHERE | figure.named.keys()
     words = [" ".join(part) for part in by_option(runs.words) if not given(part) & named]

@@ -190,7 +190,8 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
     """Run in a folder; `headline` is the protocol that is reported first, by default the run's own."""
     config = load.read_config(folder)
     try:
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
+        options = load.options_of(config)
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         own = config["hyper_parameters"], frozenset(config["given"]), dict(config.get("own_code", {}))
         request = Request(config["dataset"], Options(**values), *own)
         setting = {"dataset": request.dataset} | relevant_options(request)

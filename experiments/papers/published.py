@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli.effects import relevant_options
+from experiments.cli.presets import PROCEDURES
 from experiments.cli.request import Request, RunCommand
 from experiments.papers import settings
+from experiments.papers.settings import Measure
 from pfl_jax.errors import InvalidInput
 
 FILE = Path(__file__).with_name("paper_results.csv")
@@ -24,7 +26,7 @@ Fashion-MNIST; 85.68 in Table 1) also indicates a different partition."""
 class Published(NamedTuple):
     """A published accuracy in percent, mean over clients, of a table.
 
-    Its setting is a key of `settings.SETTINGS`, its procedure one of `settings.PROCEDURES` or "". The method has
+    Its setting is a key of `settings.SETTINGS`, its procedure one of `presets.PROCEDURES` or "". The method has
     "-OPTION" for each option that is switched off.
     """
 
@@ -45,17 +47,25 @@ class Published(NamedTuple):
     @property
     def arguments(self) -> tuple[str, ...]:
         """Command line of the run that reproduces it, without seed and results folder."""
-        own = settings.ALIASES.get(self.method, self.method.replace(" -", " --no-"))
+        _, *switches = settings.ALIASES.get(self.method, self.method.replace(" -", " --no-")).split()
+        own = " ".join([settings.method_name(self.method, self.procedure), *switches])
         command = f"--preset {settings.PRESET[self.paper]} --method {own} --num-clients {self.clients}"
         command += f" {settings.SETTINGS[self.setting]}"
-        if settings.MEASURES[self.paper].score == "best":
-            command += " --eval-every 1"
-        return (*command.split(), *(settings.PROCEDURES[self.procedure].words(self.method) if self.procedure else ()))
+        command += f" --procedure {self.procedure}" if self.procedure else ""
+        if self.measure.protocol == "before_aggregation":
+            command += f" --eval-protocol {self.measure.protocol}"
+        return tuple(command.split())
+
+    @property
+    def measure(self) -> Measure:
+        """Definition of the accuracy: FedAS's released code does not evaluate all methods alike."""
+        usual, name = settings.MEASURES[self.paper], settings.method_name(self.method, self.procedure)
+        own = settings.FEDAS_PROTOCOLS.get(self.method if " -" in self.method else name)
+        return usual._replace(protocol=own) if own and self.paper == "fedas" else usual
 
     def cell(self, seed: int = 0, words: Sequence[str] = ()) -> RunCommand:
         """The run that reproduces it, with further options."""
-        rounds = settings.PROCEDURES[self.procedure].rounds(self.method) if self.procedure else ""
-        return RunCommand(self.dataset, (*self.arguments, *words), seed, rounds)
+        return RunCommand(self.dataset, (*self.arguments, *words), seed)
 
 
 def load() -> list[Published]:
@@ -65,7 +75,7 @@ def load() -> list[Published]:
         for row in csv.DictReader(file):
             numbers: Any = {"table": int(row["table"]), "clients": int(row["clients"])}
             numbers["accuracy_percent"] = float(row["accuracy_percent"])
-            procedure = next(iter(settings.PROCEDURES)) if row["paper"] == "fedas" else ""
+            procedure = next(iter(PROCEDURES)) if row["paper"] == "fedas" else ""
             found.append(Published(**row | numbers, procedure=procedure))
     return found
 
@@ -81,13 +91,13 @@ def find(request: Request, *, is_real: bool) -> Published | None:
         return None
     wanted = _compared_options(request)
     rows = load()
-    rows += [row._replace(procedure=name) for row in rows if row.procedure for name in [*settings.PROCEDURES][1:]]
+    rows += [row._replace(procedure=name) for row in rows if row.procedure for name in [*PROCEDURES][1:]]
     for row in rows:
         same = (row.dataset, row.clients) == (request.dataset, request.options.num_clients)
         same = same and settings.PRESET[row.paper] == request.options.preset
         if row.paper == "fedpac" and (row.table == ANGLES_UNSTATED or (row.table, row.method) in MODEL_COUNT_UNSTATED):
             continue
-        if same and settings.method_name(row.method) == request.options.method:
+        if same and settings.method_name(row.method, row.procedure) == request.options.method:
             # A row whose command line is invalid cannot match.
             with contextlib.suppress(InvalidInput):
                 if _compared_options(row.cell().request()) == wanted:
@@ -96,9 +106,10 @@ def find(request: Request, *, is_real: bool) -> Published | None:
 
 
 def _compared_options(request: Request) -> dict[str, Any]:
-    """Options that must be as in the paper, which does not report evaluation interval and float precision."""
+    """Options that must be as in the paper, which does not report float precision, nor FedPAC how often it evaluates;
+    FedAS's highest accuracy is that of all rounds."""
     compared = relevant_options(request) | {"procedure": request.procedure}
-    for name in ("eval_every", "precision"):
+    for name in ("eval_every", "precision") if request.options.preset == "fedpac" else ("precision",):
         compared.pop(name, None)
     if request.options.preset == "fedpac":
         # FedPAC's paper does not mention augmentation, which its released code has for color images; a run may be
@@ -106,6 +117,4 @@ def _compared_options(request: Request) -> dict[str, Any]:
         del compared["augment"]
     if request.options.size_choices is not None:
         compared["size_choices"] = sorted(request.options.size_choices)
-        # --train-size has no effect with --size-choices.
-        compared.pop("train_size", None)
     return compared

@@ -4,10 +4,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from experiments.choices import Average, Protocol, Score
-from experiments.cli.request import IN_PLACE, Request
-from experiments.fields import Mark, flag, marked
-from experiments.spec import KINDS
-from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
 Paper: TypeAlias = Literal["fedpac", "fedpac_replication", "fedas"]
@@ -50,15 +46,31 @@ MEASURES: dict[str, Measure] = {
     "fedas": Measure("trained", "best", "examples"),
 }
 """paper -> measure of its tables and figures. FedPAC: "final test accuracy", in the released code the mean over
-clients. FedAS: "the highest top-1 accuracy" (4.1), in the released code of the clients' own trained models after every
-round, over all test examples."""
+clients. FedAS: "the highest top-1 accuracy" (4.1), in the released code over all test examples after every round."""
+
+FEDAS_PROTOCOLS: dict[str, Protocol] = {
+    **dict.fromkeys(("fedavg", "fedprox", "fedper", "fedas -alignment -synchronization"), "before_aggregation"),
+    **dict.fromkeys(("fedala", "fedavg_ft", "fedprox_ft"), "received"),
+}
+"""Method of FedAS's tables -> protocol by which its released code evaluates it; FedAS itself, and what the code does
+not have, as trained. The first row of Table 4 is FedPer's of Table 3. Models that are fine-tuned, as printed, are those
+that clients deploy."""
+
+RELEASED_AS = {"fedavg_ft": "fedavg", "fedprox_ft": "fedprox"}
+"""Method of FedAS's tables -> what its released code runs in its place: the text fine-tunes the global models of
+FedAvg-P and FedProx-P, the code evaluates each client with the model that it has between local training and
+aggregation."""
 
 
 _FULL_LAST_ROUND = (
     "All clients take part in the last round; FedPAC states this for 100 clients of its default partition."
 )
 _MODELS = "FedPAC does not state the number of models of HypCluster and FedEM here; the default is 3."
-_PROTOTYPES = "FedAS does not say which prototypes its FedProto uses; here the global ones, as in FedProto's own paper."
+_UNSAID = (
+    "FedAS does not say which prototypes its FedProto uses; here the global ones, as in FedProto's own paper.",
+    "FedAS gives no mu of FedProx: here 0.01, in its released code 0.1 (--method fedprox_ft --mu 0.1).",
+    "FedAS has one learning rate for all methods; FedPAC's head keeps its own 0.1 (--method fedpac --head-lr 0.005).",
+)
 
 TABLES: dict[tuple[str, int], tuple[str, ...]] = {
     ("fedpac", 1): ("Main comparison (Section 6.2)",),
@@ -72,79 +84,14 @@ TABLES: dict[tuple[str, int], tuple[str, ...]] = {
     ("fedpac", 9): ("1000 clients of 50 examples (C.9)", _FULL_LAST_ROUND),
     ("fedpac", 10): ("Feature skew (C.10)", "FedPAC does not give its angles."),
     ("fedpac_replication", 1): ("Replication and prototype weights (Section 5)",),
-    ("fedas", 2): ("CIFAR-100 (Section 4.2)", _PROTOTYPES),
-    ("fedas", 3): ("CIFAR-10 (Section 4.2)", _PROTOTYPES),
+    ("fedas", 2): ("CIFAR-100 (Section 4.2)", *_UNSAID),
+    ("fedas", 3): ("CIFAR-10 (Section 4.2)", *_UNSAID),
     ("fedas", 4): ("Ablation (Section 4.3)",),
 }
 """(paper, number) -> title, and notes: details that the paper does not state, and the choices made here."""
 
 _GROUPED = "--partition grouped --s 20"
 _EVERYONE = "--participation 1.0"
-
-
-class Procedure(NamedTuple):
-    """What FedAS's paper prints and its released code does differently, as options of all methods and of its parts."""
-
-    title: str
-    batches: str
-    alignment: str = ""
-    synchronization: str = ""
-    in_place: bool = False
-
-    def words(self, method: str) -> tuple[str, ...]:
-        """Options of a method of a table."""
-        parts = [name for name in ("alignment", "synchronization") if _has(method, name)]
-        return tuple(" ".join([self.batches, *(getattr(self, name) for name in parts)]).split())
-
-    def rounds(self, method: str) -> str:
-        """Attribute `procedure` of a method's `Request`."""
-        return IN_PLACE if self.in_place and _has(method, "alignment") else ""
-
-
-def _has(method: str, part: str) -> bool:
-    """Whether a method of a table is FedAS with this part."""
-    return method_name(method) == "fedas" and f"-{part}" not in method.split()
-
-
-RELEASE = Procedure(
-    "as in the released code: all methods take batches in a fixed order without the last incomplete one; FedAS aligns "
-    "one backbone in place with class means, summed over classes, and has traces of batch means",
-    "--drop-last --no-shuffle",
-    "--target class_mean --align-loss class_sum --first-alignment",
-    "--reduction batch_means",
-    in_place=True,
-)
-PRINT = Procedure(
-    "as printed: all methods take all examples in a new order in every epoch; FedAS aligns each client's own copy of "
-    "the backbone with its own embeddings, and has traces of examples",
-    "--no-drop-last --shuffle",
-    "--target example --align-loss mean --no-first-alignment",
-    "--reduction mean",
-)
-PROCEDURES = {"release": RELEASE, "print": PRINT}
-"""Name -> procedure of FedAS's tables. The first is the default: the published accuracies are the released code's, and
-so are the measure and the batches of the preset."""
-
-
-_UNKNOWN_IN_PLACE = {
-    *("resume", "keep_state", "held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule"),
-    *("attack", "attackers", "attack_scale", "server_mean", "compress", "device_trace", "buffer", "concurrency"),
-    *marked(KINDS, Mark.PROCESSES),
-}
-"""Options that runs with alignment in place do not have. They do without those that only place or store the work."""
-
-
-def check_in_place(request: Request) -> None:
-    """Raise InvalidInput for an option of FedAS that cannot be used with alignment in place."""
-    own = request.hyper_parameters
-    if request.options.eval_protocol == "before_aggregation":
-        raise InvalidInput(f"{IN_PLACE} measures received and trained")
-    if idle := sorted(request.given & _UNKNOWN_IN_PLACE):
-        raise InvalidInput(f"{flag(idle[0])} is not an option of {IN_PLACE}")
-    if not own["alignment"] or own["manner"] != "serial":
-        raise InvalidInput(f"{IN_PLACE} needs --alignment and --manner serial")
-    if own["target"] == "global_class_mean":
-        raise InvalidInput(f"{IN_PLACE} is with a client's own features: --target example or class_mean")
 
 
 def fedas_setting(beta: float, participation: float) -> str:
@@ -187,16 +134,20 @@ ALIASES: dict[str, str] = {
 """Name of a method in a table, where it differs from METHODS -> name in METHODS and options."""
 
 FIXED = frozenset(
-    {"method", "preset", "num_clients", "participation", "full_last_round", "seed", "out", "resume"}
+    {"method", "preset", "procedure", "num_clients", "participation", "full_last_round", "seed", "out", "resume"}
     | {"partition", "s", "beta", "dirichlet_protocol", "pathological_protocol", "size_choices", "shift"}
     | {"target_accuracy", "clusters", "learners", "alignment", "collaboration", "synchronization"}
 )
 """Options that define a cell of a table. Other options can be given for a whole table, which then reports them."""
 
 
-def method_name(method: str) -> str:
-    """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3"; perhaps not in METHODS."""
-    return ALIASES.get(method, method).split()[0]
+def method_name(method: str, procedure: str = "") -> str:
+    """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3"; perhaps not in METHODS.
+
+    By the released procedure of FedAS that of RELEASED_AS.
+    """
+    released = RELEASED_AS.get(method, method) if procedure == "release" else method
+    return ALIASES.get(released, released).split()[0]
 
 
 def has(method: str) -> bool:

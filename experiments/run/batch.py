@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from experiments.choices import Average, Protocol, Score
+from experiments.choices import Average, ProcedureName, Protocol, Score
 from experiments.cli import parser
 from experiments.cli.exit_codes import exit_code
 from experiments.cli.parser import Folder, Hidden, parse
@@ -173,12 +173,23 @@ class MeasuredBatch(Batch):
     papers."""
     average: Average | None = None
     """What the mean is over, clients or test examples; by default the paper's choice."""
+    procedure: ProcedureName | None = None
+    """Of FedAS's tables and figures: as its code was released, or as its paper says; by default release."""
 
     @property
     def measure(self) -> Measure:
         """Definition of the accuracy: the paper's, with the requested changes."""
+        return self.asked(settings.MEASURES[self.paper])
+
+    def asked(self, measure: Measure) -> Measure:
+        """A measure with the requested changes."""
         asked = {"protocol": self.eval_protocol, "score": self.score, "average": self.average}
-        return settings.MEASURES[self.paper]._replace(**{name: word for name, word in asked.items() if word})
+        return measure._replace(**{name: word for name, word in asked.items() if word})
+
+    def check_procedure(self) -> None:
+        """Raise InvalidInput for a procedure of another paper's runs."""
+        if self.procedure is not None and self.paper != "fedas":
+            raise InvalidInput(f"--procedure has no effect: it is for FedAS's runs, not {self.paper}'s")
 
     @property
     def all_words(self) -> tuple[str, ...]:

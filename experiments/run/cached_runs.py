@@ -1,21 +1,16 @@
 """Cached runs: each has its own folder, and is run once unless it is interrupted."""
 
 import dataclasses
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
 from experiments.cli.effects import difference
-from experiments.cli.exit_codes import INTERRUPTED
 from experiments.cli.request import RunCommand
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
 from experiments.folder.version import Trust, by_other_code
-from experiments.host.signals import wait
 from experiments.spec import RESULT_NEUTRAL
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
@@ -37,7 +32,7 @@ def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trus
     if state == "finished":
         return read_summary(folder)
     request = cell.request(folder)
-    if state == "unfinished" and not cell.procedure and Checkpoints(folder / FOLDER).rounds():
+    if state == "unfinished" and Checkpoints(folder / FOLDER).rounds():
         from experiments.run.resume import resumed
 
         # `inspect` has compared everything else.
@@ -46,9 +41,6 @@ def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trus
         request = resumed(dataclasses.replace(request, options=resume, given=given))
     elif state == "unfinished":
         remove_unfinished(folder)
-    if cell.procedure:
-        run_as_command(cell, folder)
-        return read_summary(folder)
     # Imported now, so that errors, --help and what is finished do not wait for it.
     import jax
 
@@ -60,16 +52,6 @@ def run_cell(cell: RunCommand, folder: str | Path, console: Console, trust: Trus
         # The next cell has other functions; nothing of this one's programs is used again but from the disk.
         jax.clear_caches()
     return read_summary(folder)
-
-
-def run_as_command(cell: RunCommand, folder: Path) -> None:
-    """Run a cell in a process of its own, which prints its own errors: its rounds are another program's."""
-    _, *words = shlex.split(cell.command(folder))
-    code = wait(subprocess.Popen([sys.executable, *words], process_group=0))
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt("interrupted")
-    if code:
-        raise InvalidInput(f"the run was refused, see above: {cell.command(folder)}")
 
 
 def inspect(cell: RunCommand, folder: str | Path, trust: Trust = "sources") -> State:

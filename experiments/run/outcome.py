@@ -12,7 +12,8 @@ from experiments.cli.request import Request
 from experiments.fields import flag
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, VIRTUAL, Line, best
 from experiments.host.console import duration, print_line, print_notice
-from experiments.papers import published, settings
+from experiments.papers import published
+from experiments.papers.settings import Measure
 from experiments.run.records import device_name, privacy_record
 from experiments.run.rounds import Run
 from experiments.show.tables import results_table
@@ -95,9 +96,12 @@ def print_results(run: Run, console: Console) -> None:
     figure = published.find(request, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
     title = f"{label(options.method)} on {experiment.dataset.description}"
-    pooled = figure is not None and settings.MEASURES[figure.paper].average == "examples"
-    paper_is = "best pooled" if pooled else "last"
-    console.print(results_table(run.lines, task, title, options.eval_protocol, beside, paper_is=paper_is))
+    measure = Measure("received", "last", "clients") if figure is None else figure.measure
+    how: Any = {"paper_is": "best pooled" if measure.average == "examples" else "last", "paper_by": measure.protocol}
+    if beside is not None and measure.protocol not in last:
+        print_notice(console, f"Note: the paper's accuracy, {beside}, is by --eval-protocol {measure.protocol}.")
+        beside = None
+    console.print(results_table(run.lines, task, title, options.eval_protocol, beside, **how))
     if last["round"] < options.rounds:
         when = f", after {duration(last[VIRTUAL])} of virtual time" if VIRTUAL in last else ""
         console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {last['round']}{when}")

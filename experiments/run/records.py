@@ -15,6 +15,7 @@ import numpy as np
 from experiments.cli.effects import fixed_rounds, relevant_options
 from experiments.cli.hyper_parameters import documented_info, unread_by_method
 from experiments.cli.own_code import label, method_factory
+from experiments.cli.request import Request
 from experiments.fields import flag
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
@@ -183,12 +184,19 @@ def headline(experiment: Experiment) -> str:
     is_sample = wanted is not None and wanted < data.num_clients
     sample = f", {wanted} of {data.num_clients} clients evaluated after aggregation" if is_sample else ""
     return (
-        f"{experiment.dataset.description}: {label(options.method)}({own}), {label(options.model)}, "
+        f"{experiment.dataset.description}, preset {options.preset}{_procedure(request)}: "
+        f"{label(options.method)}({own}), {label(options.model)}, "
         f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
         f"{cohorts}, {_division(options)}{sample}, "
         f"on {device_name(options)}, chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, "
         f"devices idle {unused.devices:.1%})"
     )
+
+
+def _procedure(request: Request) -> str:
+    """Procedure in words; "" without one."""
+    words = f", procedure {request.options.procedure}" if request.options.procedure else ""
+    return f"{words} ({request.procedure})" if request.procedure else words
 
 
 def _division(options: Options) -> str:

@@ -11,7 +11,7 @@ from experiments.cli.own_code import CODE, check_unchanged, is_own, label
 from experiments.cli.parser import option_words
 from experiments.cli.request import Request, parse
 from experiments.fields import Mark, flag, marked
-from experiments.folder.load import read_config, read_json
+from experiments.folder.load import options_of, read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
 from experiments.run.build import Experiment
@@ -117,7 +117,7 @@ def request_of(
     with of_a_run(folder, prefix):
         dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
         values = {
-            **config["options"],
+            **options_of(config),
             **config["hyper_parameters"],
             "resume": None,
             "out": None,

@@ -5,7 +5,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import jax
 from rich.console import Console
@@ -19,7 +18,6 @@ from experiments.host.jax_config import devices, prepare
 from experiments.host.processes import LOST, EndedAlone, Processes, lost
 from experiments.host.signals import stoppable
 from experiments.run import build
-from experiments.run.build import Experiment
 from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
 from experiments.run.rounds import Run, run_rounds
@@ -28,22 +26,13 @@ from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
 
-Rounds: TypeAlias = Callable[[Experiment], Iterator[simulate.RoundResult]]
-"""Makes the rounds of an experiment."""
 
-
-def run(
-    request: Request,
-    console: Console,
-    processes: Processes | None = None,
-    rounds: Rounds | None = None,
-) -> None:
+def run(request: Request, console: Console, processes: Processes | None = None) -> None:
     """Run an experiment and write its folder; only errors go to stderr.
 
     Args:
       request, console: the checked command line, and the place of notices, progress and results.
       processes: that share the run; the first one writes.
-      rounds: makes the rounds in place of the engine; such a run has no checkpoints.
     """
     began, processes, options = time.perf_counter(), processes or Processes(), request.options
     prepare(options)
@@ -55,18 +44,17 @@ def run(
             experiment = build.build_experiment(request, console, processes)
             work.request, work.run = experiment.request, (run := Run(experiment, work.folder))
             # The same in all processes, however full their machines are.
-            place = state_place(experiment)
+            place = "device" if request.procedure else state_place(experiment)
             place = "host" if processes.agree(place == "host") else place
             state = _resume(work, run, place, console) if options.resume else None
             if not options.resume:
                 processes.first(lambda: run.folder.write(CONFIG, configuration(experiment)))
-            print_text(console, headline(experiment) + (f"; {request.procedure}" if rounds else ""))
+            print_text(console, headline(experiment))
             for budget in experiment.privacy:
                 print_line(console, str(budget))
             if processes.is_first:
                 run.track = lambda line: None
-            results = rounds(experiment) if rounds else _engine_rounds(run, place, state)
-            save = functools.partial(_save, work, run) if rounds is None else lambda state: None
+            results, save = _engine_rounds(run, place, state), functools.partial(_save, work, run)
             loop = {"began": began, "stop": stop, "save": save, "processes": processes}
             with contextlib.ExitStack() as tracked:
                 if options.tensorboard or options.wandb:
@@ -207,6 +195,11 @@ def _resume(work: _Work, run: Run, place: simulate.StateOn, console: Console) ->
 def _engine_rounds(run: Run, place: simulate.StateOn, state: State | None) -> Iterator[simulate.RoundResult]:
     """Remaining rounds of the engine."""
     experiment, options = run.experiment, run.experiment.request.options
+    if run.experiment.request.procedure:
+        from experiments.run import in_place
+
+        engine, key = in_place.engine_of(experiment).jit(), jax.random.key(options.seed)
+        return simulate.run(experiment.method, experiment.data, experiment.settings, key, state=state, engine=engine)
     return simulate.run(
         experiment.method,
         experiment.data,

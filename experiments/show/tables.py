@@ -117,11 +117,13 @@ def results_table(
     paper: str | None = None,
     *,
     paper_is: Literal["last", "best pooled"] = "last",
+    paper_by: Protocol = "received",
 ) -> Table:
     """Content of `Summary` for each protocol, last and best round, and new clients, as a table for rich.
 
     The best round is that with the best mean over clients, on validation examples if there are; where another one has
-    the best mean over examples, it has a line of its own. `paper` is the published accuracy for exactly this setting.
+    the best mean over examples, it has a line of its own. `paper` is the published accuracy for exactly this setting,
+    by the protocol `paper_by`.
     """
     last, (primary, *others) = lines[-1], task.scores
     is_high, everyone = primary.higher_is_better, len(last["received_per_client"])
@@ -152,7 +154,8 @@ def results_table(
             if validated:
                 figures.append(with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent))
             if paper is not None:
-                figures.append(paper if word == ("last" if paper_is == "last" else last_word) else NOTHING)
+                is_there = protocol == paper_by and word == ("last" if paper_is == "last" else last_word)
+                figures.append(paper if is_there else NOTHING)
             if is_partial:
                 figures.append(load.over([line[protocol]], everyone).removesuffix(" clients") or str(everyone))
             table.add_row(protocol, f"{word} ({line['round']})", *figures, end_section=word == last_word)

@@ -31,7 +31,8 @@ from experiments.cli import parser
 from experiments.cli.effects import relevant_options
 from experiments.cli.exit_codes import leave
 from experiments.cli.own_code import label
-from experiments.cli.parser import Argument, Hidden, option_words
+from experiments.cli.parser import Argument, Hidden, given, option_words
+from experiments.cli.presets import DEFAULT_PRESET, preset_of
 from experiments.cli.request import RunCommand
 from experiments.fields import Mark, NotInSweeps, flag, marked, noted
 from experiments.folder.run_folder import slug
@@ -141,7 +142,14 @@ class Sweep(batch.Batch):
 
     def _command(self, setting: Setting) -> RunCommand:
         words = itertools.chain.from_iterable(itertools.starmap(_words, setting))
-        return RunCommand(self.dataset, (*self.words, *words))
+        return RunCommand(self.dataset, (*self._preset, *self.words, *words))
+
+    @functools.cached_property
+    def _preset(self) -> tuple[str, ...]:
+        """The preset of a sweep over methods with other ones, which would be compared in unlike settings."""
+        named = {preset_of(self.dataset, method) for method in self.values.get("method", ())}
+        is_given = "preset" in self.values or "preset" in given(self.words)
+        return () if is_given or len(named) < 2 else ("--preset", DEFAULT_PRESET[self.dataset])
 
     def jobs_of(self, setting: Setting) -> list[batch.Job]:
         """Runs of a setting, one for each seed."""
@@ -158,6 +166,9 @@ class Sweep(batch.Batch):
             request = job.cell.request()
             real, relevant = request.real_numbers(), relevant_options(request)
             fixed = {name: value for name, value in relevant.items() if name not in real}
+            if request.procedure:
+                # Of clients one after another, and not of several runs.
+                fixed |= {"seed": request.options.seed, **real}
             if request.options.device_trace is not None:
                 # Each seed has a timetable of its own.
                 fixed["seed"] = request.options.seed
@@ -165,6 +176,9 @@ class Sweep(batch.Batch):
         return list(found.values())
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
+        if jobs[0].cell.request().procedure:
+            super().run(jobs, console)
+            return
         # Imported now, so that errors and --help do not wait for it.
         from experiments.sweep import execute
 

@@ -16,13 +16,14 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from rich.console import Console
 
 from experiments.cli import parser
 from experiments.cli.exit_codes import leave
 from experiments.cli.parser import Argument, Names, choose
+from experiments.cli.presets import PROCEDURES
 from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.load import Result
@@ -61,8 +62,6 @@ class Tables(MeasuredBatch):
     """Settings with these words, such as beta=0.1."""
     method: Names = ()
     """Methods by their names in the table; by default all of it."""
-    procedure: Literal["release", "print"] | None = None
-    """Of FedAS's tables: as its code was released, or as its paper says; by default release."""
     committed: bool = False
     """Use the committed results in results/ in place of runs."""
 
@@ -70,8 +69,7 @@ class Tables(MeasuredBatch):
 
     def check(self) -> None:
         choose("table", [str(self.table)], NUMBERS[self.paper])
-        if self.procedure is not None and self.paper != "fedas":
-            raise InvalidInput(f"--procedure has no effect: it is for FedAS's tables, not {self.paper}'s")
+        self.check_procedure()
         fixed = sorted(parser.given(self.words) & settings.FIXED)
         if fixed:
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
@@ -79,13 +77,11 @@ class Tables(MeasuredBatch):
         # What a word means depends on the dataset and the method, not on the setting.
         shown = {(row.dataset, row.method): row for row in self.shown if comparison.is_runnable(row)}
         for row in shown.values():
-            request = row.cell(words=self.all_words).request()
-            if request.procedure:
-                settings.check_in_place(request)
+            row.cell(words=self.all_words).request()
 
     def default_folder(self) -> Path:
         # The default is the same table, said or not.
-        said = self.procedure not in (None, next(iter(settings.PROCEDURES)))
+        said = self.procedure not in (None, next(iter(PROCEDURES)))
         procedure = ("--procedure", str(self.procedure)) if said else ()
         return Path("runs/tables") / batch.folder_name(self.paper, self.table, (*self.all_words, *procedure))
 
@@ -158,12 +154,12 @@ class Tables(MeasuredBatch):
         """The requested part of the table, and the same with all other stored results."""
         # Read again: runs have finished since.
         library = self.library()
-        entries = [comparison.entry(row, self._results(row, library), self.measure) for row in self.rows]
+        entries = [comparison.entry(row, self._results(row, library), self.asked(row.measure)) for row in self.rows]
         shown = [entry for entry in entries if entry.row in self.shown]
         there = [entry for entry in entries if entry.accuracies or entry.row in self.shown]
         columns, methods = {entry.column for entry in there}, {entry.row.method for entry in there}
         saved = [entry for entry in entries if entry.column in columns and entry.row.method in methods]
-        both = (comparison.compare(self.paper, self.table, some, self.measure, self.seeds) for some in (shown, saved))
+        both = (comparison.compare(self.paper, self.table, some, self.seeds) for some in (shown, saved))
         return next(both), next(both)
 
     def update(self) -> None:

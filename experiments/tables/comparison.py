@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from experiments.cli.effects import differences
-from experiments.cli.presets import DEFAULT_PRESET
+from experiments.cli.presets import DEFAULT_PRESET, PROCEDURES
 from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.load import Result, data_name
@@ -60,6 +60,7 @@ class Entry(NamedTuple):
         round.
       data: name of the data, "cifar10, JPEG copy"; "" without a result.
       over: over how many clients the accuracies are, see `load.over`.
+      measure: definition of our accuracies.
     """
 
     row: Published
@@ -67,6 +68,7 @@ class Entry(NamedTuple):
     description: str | None
     is_real: bool | None
     deviations: dict[str, tuple[Any, Any]]
+    measure: Measure
     error: float | None = None
     data: str = ""
     over: str = ""
@@ -102,8 +104,16 @@ class Comparison(NamedTuple):
     paper: str
     number: int
     entries: tuple[Entry, ...]
-    measure: Measure
     seeds: int
+
+    @property
+    def measures(self) -> dict[Measure, list[str]]:
+        """Each definition of an accuracy, the most frequent one first, and the methods that it belongs to."""
+        found: dict[Measure, list[str]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.measure, []).append(entry.row.method)
+        ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+        return {measure: list(dict.fromkeys(methods)) for measure, methods in ordered}
 
     @property
     def columns(self) -> list[Column]:
@@ -118,9 +128,11 @@ class Comparison(NamedTuple):
         """Title: table, kind of accuracy, and the data that was used."""
         data = dict.fromkeys(entry.description for entry in self.entries if entry.description)
         title, *_ = settings.TABLES[self.paper, self.number]
-        return (
-            f"{settings.PAPERS[self.paper]}, Table {self.number}: {title}. Accuracy in percent "
-            f"{self.measure.in_words()}" + (f", on {'; '.join(data)}" if data else ": no results yet")
+        # Only the protocol differs between methods.
+        measure, *others = self.measures
+        how = measure.in_words(measure._fields[1:] if others else measure._fields)
+        return f"{settings.PAPERS[self.paper]}, Table {self.number}: {title}. Accuracy in percent {how}" + (
+            f", on {'; '.join(data)}" if data else ": no results yet"
         )
 
     def at(self, column: Column, method: str) -> Entry | None:
@@ -131,7 +143,7 @@ class Comparison(NamedTuple):
 def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
     """Results of finished runs at one place of a table; InvalidInput if only some are on the dataset itself."""
     if not results:
-        return Entry(row, {}, None, None, {})
+        return Entry(row, {}, None, None, {}, measure)
     means = {result.config["options"]["seed"]: result.accuracy(*measure) for result in results}
     data = [result.config["data"] for result in results]
     return Entry(
@@ -140,6 +152,7 @@ def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
         "; ".join(dict.fromkeys(one["description"] for one in data)),
         _one_kind({one["is_real"] for one in data}, row.dataset),
         _deviations(row, [result.config for result in results]),
+        measure,
         _error([result.rounds[measure.protocol] for result in results]) if measure[1:] == ("last", "clients") else None,
         "; ".join(dict.fromkeys(data_name(result.config) for result in results)),
         load.over((one.clients(*measure) for one in results), load.number_of_clients(results[0].config)),
@@ -155,7 +168,7 @@ def _error(scores: Sequence[dict[str, list[Any]]]) -> float | None:
     return half if math.isfinite(half) else None
 
 
-def compare(paper: str, number: int, entries: Sequence[Entry], measure: Measure, seeds: int) -> Comparison:
+def compare(paper: str, number: int, entries: Sequence[Entry], seeds: int) -> Comparison:
     """Combine entries into a table.
 
     A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
@@ -165,7 +178,7 @@ def compare(paper: str, number: int, entries: Sequence[Entry], measure: Measure,
         kinds.setdefault(one.column, set()).add(one.is_real)
     real = {column: _one_kind(kind - {None}, column.dataset) for column, kind in kinds.items()}
     entries = [one if real[one.column] else one._replace(is_real=False) for one in entries]
-    return Comparison(paper, number, tuple(entries), measure, seeds)
+    return Comparison(paper, number, tuple(entries), seeds)
 
 
 def _one_kind(kinds: set[Any], dataset: str) -> bool:
@@ -191,14 +204,19 @@ def notes(comparison: Comparison) -> list[str]:
     there = [entry for entry in entries if entry.description]
     over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
-    lines = [f"Each place: our {of[comparison.measure.average]}, {over} / the paper's figure / the difference."]
+    average = entries[0].measure.average
+    lines = [f"Each place: our {of[average]}, {over} / the paper's figure / the difference."]
     if any(entry.error is not None for entry in entries):
         lines.append("± of the difference: the 95 % interval of our mean, over seeds; with one seed, over its clients.")
-    usual = settings.MEASURES[comparison.paper]
     if procedure := entries[0].row.procedure:
-        lines.append(f"Procedure {procedure}, {settings.PROCEDURES[procedure].title}.")
-    if comparison.measure != usual:
-        lines.append(f"The paper's figures are taken to be {usual.in_words()}.")
+        lines.append(f"Procedure {procedure}, {PROCEDURES[procedure].title}.")
+    by_method = {measure: ", ".join(methods) for measure, methods in comparison.measures.items()}
+    if len(by_method) > 1:
+        lines += [f"Measured {measure.in_words(['protocol'])}: {methods}." for measure, methods in by_method.items()]
+    for measure in dict.fromkeys(entry.row.measure for entry in entries if entry.measure != entry.row.measure):
+        of_measure = dict.fromkeys(entry.row.method for entry in entries if entry.row.measure == measure)
+        limits = f" of {', '.join(of_measure)}" if len(of_measure) < len(comparison.methods) else ""
+        lines.append(f"The paper's figures{limits} are taken to be {measure.in_words()}.")
     lines += _deviation_notes(there)
     for description in dict.fromkeys(entry.description for entry in there if not entry.is_real):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
@@ -258,13 +276,13 @@ def show(comparison: Comparison, console: Console) -> None:
 
 def save(comparison: Comparison, folder: Path) -> None:
     """Write table.md, table.csv and table.json, each atomically."""
-    columns, extra = comparison.columns, comparison.measure._asdict()
+    columns, measure = comparison.columns, next(iter(comparison.measures))
     heads = ["method", *(_heading(comparison, column, ", ") for column in columns)]
     rows = [[f"`{method}`", *places] for method, *places in _rows(comparison, columns, " / ")]
     lines = "\n".join(f"- {note}" for note in notes(comparison))
     write_text(folder / MARKDOWN, f"**{comparison.title}**\n\n{markdown(heads, rows)}\n{lines}\n")
     records = [_entry(entry) for entry in comparison.entries]
-    write_text(folder / CSV, comma_separated([record | extra for record in records]))
+    write_text(folder / CSV, comma_separated(records))
     places = [
         record
         | {"accuracies": {str(seed): rounded(value) for seed, value in entry.accuracies.items()}}
@@ -272,7 +290,8 @@ def save(comparison: Comparison, folder: Path) -> None:
         | {"arguments": entry.row.arguments}
         for record, entry in zip(records, comparison.entries, strict=True)
     ]
-    record = {"paper": comparison.paper, "table": comparison.number, "title": comparison.title, **extra}
+    record = {"paper": comparison.paper, "table": comparison.number, "title": comparison.title}
+    record |= measure._asdict()
     record |= {"procedure": comparison.entries[0].row.procedure} if comparison.entries[0].row.procedure else {}
     record |= {"seeds": comparison.seeds, "notes": notes(comparison), "places": places}
     write_text(folder / JSON, strict_json(record))
@@ -319,4 +338,5 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "seeds": len(entry.accuracies),
         **{name: None if value is None else rounded(value) for name, value in values.items()},
         "over": entry.over,
+        **entry.measure._asdict(),
     }

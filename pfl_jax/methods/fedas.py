@@ -152,7 +152,10 @@ def fedas(
       The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
       `reduction="batch_means"` with `LocalTraining(drop_last=True, shuffle=False)`. In addition it aligns one shared
       model in place, client after client, where here every client aligns its own copy. That cannot be written as
-      functions of single clients; `python -m experiments.fedas_released` runs it.
+      functions of single clients; `python -m experiments.cifar100 --method fedas --procedure release` runs it.
+      Without synchronization clients are weighted by their numbers of examples, as in the released code, where Eq. 1
+      and Section 3.1 weight all alike. Eq. 6 sums over d_w entries, which in Section 3.1 are those of the head alone;
+      here, as for Eq. 5 and in the released code, over all parameters.
       The paper gives no equations for the other alignments of Fig. 4b: here the parallel manner adds lam times the loss
       above to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without classes that have
       occurred in no cohort yet. Its "6-layer CNN" is not described further: the experiments have that of the released

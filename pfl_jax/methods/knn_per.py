@@ -115,7 +115,8 @@ def knn_per(
       on kNN-Per. The candidate values of a are those of FedPAC (Appendix B.3).
 
     Deviations:
-      The paper's weights are exp(-r), the default here; its released code has exp(-r^2 / d), see `kernel`. The global
+      The paper's weights are exp(-r), the default here; its released code has exp(-r^2 / d), see `kernel`. Every
+      client chooses a weight a_i of its own. The global
       model was trained on the held-out examples too.
     """
     needs_classes(model, "knn_per", "its neighbors vote for classes")

@@ -8,6 +8,7 @@ from experiments import DATASETS
 from experiments.choices import PRETRAINED
 from experiments.cli import presets
 from experiments.cli.hyper_parameters import method_options
+from experiments.cli.parser import option_words
 from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import assignments, parse
 from experiments.papers import published, settings
@@ -90,7 +91,13 @@ def test_embedded_data_shrinks_what_was_not_given():
         ("cifar10", "--method local", 65.43),
         ("emnist", "--method fedavg_ft", 84.56),
         ("fashion_mnist", "--method fedpac --num-clients 100 --participation 0.3 --full-last-round", 92.72),
-        ("cifar100", "--method fedas --no-drop-last --shuffle", 52.41),
+        ("cifar100", "--method fedas", 52.41),
+        ("cifar100", "--method fedas --procedure print", 52.41),
+        # FedAvg-P as released, and as printed.
+        ("cifar100", "--method fedavg", 27.61),
+        ("cifar100", "--method fedavg_ft --procedure print", 27.61),
+        # A method has the preset of its own paper.
+        ("cifar10", "--method fedas", 89.92),
         ("cifar100", "--method fedper --participation 0.2", 44.96),
         ("cifar10", "--method fedper --preset fedas --seed 7 --chunk 4", 88.51),
         ("cinic10", "", 74.96),
@@ -145,9 +152,22 @@ def test_no_figure_for_any_other_setting(dataset, words):
     assert figure(dataset, words) is None
 
 
-def test_the_preset_of_fedas_is_neither_its_print_nor_its_release():
-    # Batches of the release with the alignment as printed.
-    assert figure("cifar100", "--method fedas") is None
+def test_the_preset_is_that_of_the_methods_paper_unless_another_is_given():
+    def preset(dataset, words):
+        return parse(dataset, words.split()).options.preset
+
+    assert preset("cifar10", "--method fedas") == preset("fashion_mnist", "--method fedas_cd2") == "fedas"
+    assert preset("cifar100", "--method fedpac") == preset("cifar10", "--method fedper") == "fedpac"
+    assert preset("cifar10", "--method fedas --preset fedpac") == "fedpac"
+    # Data of neither paper has one setting, in which methods can be compared.
+    assert preset("digits", "--method fedas") == preset("digits", "--method fedpac") == "fedpac"
+
+
+def test_what_is_neither_printed_nor_released_has_no_figure():
+    # Batches as printed with the alignment of the release; an average over fewer rounds; another procedure's method.
+    assert figure("cifar100", "--method fedas --no-drop-last --shuffle") is None
+    assert figure("cifar100", "--method fedas --eval-every 5") is None
+    assert figure("cifar100", "--method fedavg --procedure print") is None
     # Nor has embedded data a figure, nor what is in no paper.
     assert figure("fashion_mnist", "", is_real=False) is None
     assert figure("digits", "") is None
@@ -164,7 +184,7 @@ ROWS = published.load()
 
 def test_every_published_accuracy_has_one_place_and_a_known_setting():
     places = [(row.paper, row.table, row.dataset, row.clients, row.setting, row.method) for row in ROWS]
-    assert len(set(places)) == len(places) == 556
+    assert len(set(places)) == len(places) == 564
     assert all(0 < row.accuracy_percent < 100 for row in ROWS)
     assert {(row.paper, row.table) for row in ROWS} == set(settings.TABLES)
     assert {row.setting for row in ROWS} == set(settings.SETTINGS)
@@ -189,7 +209,7 @@ def test_every_method_is_a_command_line(method):
     assert len(own) == len({settings.PRESET[row.paper] for row in rows})
     row = next(row for row in rows if row.setting == "grouped s=20" or "beta" in row.setting)
     request = parse(row.dataset, row.arguments)
-    assert request.options.method == settings.method_name(method)
+    assert request.options.method == settings.method_name(method, row.procedure)
     expected = {"fedem_3": ("learners", 3), "fedem_ft_5": ("learners", 5), "hypcluster_5": ("clusters", 5)}.get(method)
     if expected:
         assert request.hyper_parameters[expected[0]] == expected[1]
@@ -213,7 +233,7 @@ def test_a_run_finds_its_published_figure(name, table, method):
     rows = [row for row in ROWS if (row.paper, row.table, row.method) == (name, table, method)]
     row = next(row for row in rows if row.dataset in DEFAULT_PRESET)
     # FedAS's by both of its procedures.
-    for name in settings.PROCEDURES if row.procedure else [""]:
+    for name in presets.PROCEDURES if row.procedure else [""]:
         found = published.find(row._replace(procedure=name).cell(seed=3).request(), is_real=True)
         assert found is not None
         assert found.accuracy_percent == row.accuracy_percent
@@ -224,6 +244,7 @@ def test_a_mixture_of_the_print_and_the_release_is_not_the_papers():
     printed = row._replace(procedure="print").cell()
     assert published.find(printed.request(), is_real=True) is not None
     # As printed, with the batches of the release; and all but the alignment in place.
-    released_batches = dataclasses.replace(printed, arguments=(*printed.arguments, "--drop-last", "--no-shuffle"))
-    for cell in (released_batches, dataclasses.replace(row.cell(), procedure="")):
+    for words in (("--drop-last", "--no-shuffle"), presets.PROCEDURES["release"].fedas):
+        more = words if isinstance(words, tuple) else option_words(words)
+        cell = dataclasses.replace(printed, arguments=(*printed.arguments, *more))
         assert published.find(cell.request(), is_real=True) is None

@@ -42,8 +42,6 @@ def runs(monkeypatch):
     stand_in = FakeRuns()
     stand_in.accuracies = accuracies
     monkeypatch.setattr(run, "run", stand_in)
-    # What a command of the laboratory would run in a process of its own.
-    monkeypatch.setattr(cached_runs, "run_as_command", lambda cell, folder: stand_in(cell.request(folder), None))
     return stand_in
 
 
@@ -224,8 +222,9 @@ def test_a_copy_of_a_dataset_is_named_beside_the_papers_figures(runs, tmp_path, 
 
 def test_beside_a_stand_in_a_place_without_result_has_no_figure_of_the_paper():
     there, missing, *_ = (row for row in ROWS if (row.paper, row.table, row.dataset) == ("fedpac", 5, "fashion_mnist"))
-    entries = [Entry(there, {0: 50.0}, "digits", False, {}), Entry(missing, {}, None, None, {})]
-    table = compare("fedpac", 5, entries, settings.MEASURES["fedpac"], 1)
+    measure = settings.MEASURES["fedpac"]
+    entries = [Entry(there, {0: 50.0}, "digits", False, {}, measure), Entry(missing, {}, None, None, {}, measure)]
+    table = compare("fedpac", 5, entries, 1)
     assert len(table.columns) == 1
     assert [entry.published for entry in table.entries] == [None, None]
 
@@ -316,15 +315,14 @@ def test_a_table_of_fedas_is_wholly_as_printed_or_as_released(runs, tmp_path, wo
     assert tables.main([*command, "--procedure", other]) == 2
 
 
-def test_alignment_in_place_is_another_run_and_has_a_command_of_its_own(runs, tmp_path):
+def test_alignment_in_place_is_another_run(runs, tmp_path):
     words = [*FEDAS_4, "--method", "fedas"]
     order = batch.read(tables.Tables, words)
     ((cell, *_),) = order.jobs_of(order.shown[0])
-    module = "experiments.lab.fedas_ablation.released"
-    assert cell.command("x").startswith(f"python -m {module} cifar10 --preset fedas --method fedas")
-    plain = dataclasses.replace(cell, procedure="")
+    assert cell.command("x").startswith("python -m experiments.cifar10 --preset fedas --method fedas")
+    plain = dataclasses.replace(cell, arguments=(*cell.arguments, "--procedure", "print"))
     for one, other in ((cell, plain), (plain, cell)):
-        folder = tmp_path / (one.procedure or "plain")
+        folder = tmp_path / (one.request().procedure or "plain")
         cached_runs.run_cell(one, folder, Console(quiet=True))
         assert cached_runs.inspect(one, folder) == "finished"
         with pytest.raises(InvalidInput, match="alignment in place"):
@@ -332,6 +330,49 @@ def test_alignment_in_place_is_another_run_and_has_a_command_of_its_own(runs, tm
     # Its folder by default is that of the table; of the other procedure, another one.
     assert batch.read(tables.Tables, [*words, "--procedure", "release"]).folder.name == "fedas-4"
     assert batch.read(tables.Tables, [*words, "--procedure", "print"]).folder.name == "fedas-4-procedure-print"
+
+
+def test_each_method_of_fedas_is_measured_as_its_code_does(runs, tmp_path):
+    runs.accuracies = lambda options: [0.6, 0.5]
+    setting = ["--setting", "beta=0.1", "participation=0.2"]
+    command = ["--paper", "fedas", "--table", "3", *setting, "--out", str(tmp_path)]
+    assert tables.main(command) == 0
+    table = json.loads((tmp_path / "table.json").read_text())
+    protocols = {place["method"]: place["protocol"] for place in table["places"]}
+    middle = ("fedavg_ft", "fedprox_ft", "fedper")
+    assert protocols == dict.fromkeys(protocols, "trained") | dict.fromkeys(middle, "before_aggregation") | {
+        "fedala": "received"
+    }
+    means = {place["method"]: place["mean"] for place in table["places"]}
+    # Half of the clients are better by 0.05 and have three times as many examples.
+    assert [means[name] for name in ("fedala", "fedas", "fedper")] == pytest.approx([62.5, 52.5, 42.5], abs=1e-3)
+    # The code's FedAvg-P is FedAvg.
+    assert {"fedavg", "fedprox"} <= {request.options.method for request in runs.done}
+    text = (tmp_path / "table.md").read_text()
+    assert "Accuracy in percent in the best evaluated round, pooled" in text
+    assert (
+        "- Measured between local training and aggregation (before_aggregation): fedavg_ft, fedprox_ft, fedper." in text
+    )
+    assert "- Measured after aggregation (received): fedala." in text
+    assert "taken to be" not in text
+    assert "FedPAC's head keeps its own 0.1" in text
+    # One for all by request.
+    assert tables.main([*command, "--eval-protocol", "received"]) == 0
+    table = json.loads((tmp_path / "table.json").read_text())
+    assert {place["protocol"] for place in table["places"]} == {"received"}
+    text = (tmp_path / "table.md").read_text()
+    assert "- The paper's figures of fedavg_ft, fedprox_ft, fedper are taken to be between local training" in text
+    # As printed, their global models are fine-tuned.
+    printed = batch.read(tables.Tables, [*command[:-2], "--procedure", "print"])
+    found = {row.method: row.cell().request().options.method for row in printed.shown}
+    assert (found["fedavg_ft"], found["fedprox_ft"]) == ("fedavg_ft", "fedprox_ft")
+
+
+def test_sizes_that_are_drawn_are_no_deviation(runs, tmp_path):
+    runs.is_real = False
+    words = ["--paper", "fedpac", "--table", "6", "--dataset", "fashion_mnist", "--method", "local"]
+    assert tables.main([*words, "--out", str(tmp_path)]) == 0
+    assert "--train-size" not in (tmp_path / "table.md").read_text()
 
 
 def test_the_third_protocol_is_measured_by_request(runs, tmp_path, capsys):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.cli.request import IN_PLACE, RunCommand
+from experiments.cli.request import RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import rounded
 from experiments.folder.version import method_version
@@ -38,7 +38,7 @@ class Step:
       name: its name in file names.
       title: its name in tables; for FedAS, its difference from the step before.
       words: options of the run.
-      in_place: whether clients align one shared backbone, see `released`.
+      in_place: whether clients align one shared backbone, see `experiments.run.in_place`.
     """
 
     letter: str
@@ -97,8 +97,9 @@ class AblationRun(NamedTuple):
             *self.step.words,
             *COMMON,
             *("--participation", f"{self.participation:g}", "--source", SOURCES[self.dataset]),
+            *("--procedure", "release" if self.step.in_place else "print"),
         )
-        return RunCommand(self.dataset, arguments, self.seed, IN_PLACE if self.step.in_place else "")
+        return RunCommand(self.dataset, arguments, self.seed)
 
     @property
     def command(self) -> str:
@@ -190,8 +191,10 @@ def read(run: AblationRun, file: Path) -> Record | None:
 
 
 def _arguments(command: str) -> list[str]:
-    # Without the module, whose name has changed.
-    return command.split()[3:]
+    """Options of a command; of the procedure only what it stands for, since earlier commands have no name for it."""
+    words = command.replace(" --procedure print", "").replace(" --procedure release", "").split()[3:]
+    # The data set was once an argument of the released procedure.
+    return [word for word in words if word not in SOURCES]
 
 
 def value(record: Record, measure: str, average: str, score: str) -> float | None:

@@ -42,6 +42,7 @@ from experiments.lab.queue.planned import (
     FEDAS_METHODS,
     FEDAS_PARTICIPATIONS,
     SEEDS,
+    cifar10_of_fedas,
     fedas_run,
     reading_run,
 )
@@ -51,7 +52,7 @@ from experiments.run import committed
 from experiments.run.committed import Library
 from experiments.show import tables
 from experiments.show.tables import NOTHING, number
-from experiments.tables.comparison import Entry, difference_text
+from experiments.tables.comparison import Entry, difference_text, entry
 from pfl_jax.networks.pretrained import BertClassifier, BertConfig, BertEncoder
 from pfl_jax.networks.vit import VitClassifier, VitConfig
 from pfl_jax.primitives.tree import byte_count
@@ -102,6 +103,7 @@ def page(library: Library, found: Found, released: Sequence[Released]) -> str:
         single=[[f"{one.entry.row.source}; {one.entry.row.clients} clients", *_row(one)] for one in single],
         cifar10=[[one.entry.row.source, *_row(one)] for one in cifar10],
         cifar10_data=_data(cifar10),
+        cifar10_of_fedas=_cifar10_of_fedas(library),
         collaboration=_collaboration(found[SECTIONS[1]]),
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
         fedas=_fedas(library),
@@ -142,6 +144,17 @@ def _cifar10(library: Library) -> list[Compared]:
     """Rows of FedPAC's tables and its replication's on CIFAR-10 that have a run; a run of several tables in each."""
     found = compared(library, [], CIFAR10_SECTIONS)
     return [one for rows in found.values() for one in rows if one.last]
+
+
+def _cifar10_of_fedas(library: Library) -> list[list[str]]:
+    """Rows of FedAS's Table 3 that have a run, each by the measure of its method."""
+    found = []
+    for row in cifar10_of_fedas():
+        if (run := library.find(row.cell())) is not None:
+            one = entry(row, [run], row.measure)
+            words = [row.setting, f"`{row.method}`", row.procedure, f"`{row.measure.protocol}`"]
+            found.append([*words, *_numbers(one)])
+    return found
 
 
 def _data(rows: Sequence[Compared]) -> str:

@@ -86,7 +86,7 @@ FIELDS = {
     "field": Field(
         DATASET,
         DATASET,
-        ("--num-clients", "20", "--s", "20", "--val-fraction", "0.1", *_EVERY_RATE_ENDS),
+        ("--preset", "fedpac", "--num-clients", "20", "--s", "20", "--val-fraction", "0.1", *_EVERY_RATE_ENDS),
         *(50, 20, ("0.01", "0.03", "0.1")),
     ),
     "field-texts": Field(

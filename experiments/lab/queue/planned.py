@@ -39,7 +39,9 @@ CIFAR10_OF_FEDAS = ("fedas", "fedper", "fedala", "fedavg_ft", "fedproto")
 """Methods of FedAS's Table 3, likewise; `fedas` is also run as printed."""
 
 FEDAS_METHODS = ("fedas", "fedper", "fedala", "fedavg")
-FEDAS_BETAS = (0.1, 0.5, 1.0)
+ALL_PROTOCOLS = ("--eval-protocol", "before_aggregation")
+"""FedAS's tables measure their methods by three protocols."""
+FEDAS_BETAS = (0.1, 0.3, 0.5)
 FEDAS_PARTICIPATIONS = (0.2, 1.0, 0.4, 0.6)
 FEDAS_CLIENTS = 20
 
@@ -107,7 +109,10 @@ def _all() -> Iterator[PlannedRun]:
     yield from _without_causes()
     yield from (reading_run(reading) for reading in readings.READINGS)
     yield from _of("cifar10", _chosen(_rows([*main, ("fedpac", 2)], 20, CIFAR10), CIFAR10_METHODS), 0)
-    yield from _cifar10_of_fedas()
+    for row in cifar10_of_fedas():
+        name = row.method if row.procedure == "release" else f"{row.method} printed"
+        where = f"{place(row).parent.as_posix()}/{slug(name)}/seed-0"
+        yield PlannedRun("cifar10-fedas", row.cell(words=ALL_PROTOCOLS), name, where)
     yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
     yield from _of("tables-4-10", _rows([("fedpac", table) for table in (4, 5, 6, 10)], 20), 0)
     repeated = _chosen(_rows([*main, ("fedpac", 2)], 20), SEVERAL_SEEDS)
@@ -137,11 +142,12 @@ def reading_run(reading: str) -> PlannedRun:
 
 def fedas_run(beta: float, participation: float, method: str) -> PlannedRun:
     """Run in one of FedAS's settings, as in its tables; evaluated in every round because the best round counts."""
-    words = f"--preset fedas --method {method} --num-clients {FEDAS_CLIENTS} --eval-every 1"
-    words = (*words.split(), *settings.fedas_setting(beta, participation).split(), *settings.RELEASE.words(method))
+    words = f"--preset fedas --method {method} --num-clients {FEDAS_CLIENTS} --procedure release"
+    words = (*words.split(), *settings.fedas_setting(beta, participation).split())
+    # FedAS itself is measured as trained, and its first run has the usual protocols only.
+    words += () if method == "fedas" else ALL_PROTOCOLS
     column = slug(f"{DATASET} {FEDAS_CLIENTS} clients dirichlet beta={beta} participation={participation}")
-    cell = RunCommand(DATASET, words, procedure=settings.RELEASE.rounds(method))
-    return PlannedRun("fedas", cell, method, f"{column}/{method}/seed-0")
+    return PlannedRun("fedas", RunCommand(DATASET, words), method, f"{column}/{method}/seed-0")
 
 
 def _rows(tables: Sequence[tuple[str, int]], clients: int, dataset: str = DATASET) -> list[Published]:
@@ -155,17 +161,15 @@ def _chosen(rows: Sequence[Published], methods: Sequence[str]) -> list[Published
     return [next(row for row in rows if row.method == method) for method in methods]
 
 
-def _cifar10_of_fedas() -> Iterator[PlannedRun]:
-    """FedAS's rows, evaluated by all protocols: its table has three of them."""
+def cifar10_of_fedas() -> list[Published]:
+    """Places of FedAS's Table 3 that are run, FedAS itself by either procedure."""
+    found = []
     for participation in (0.2, 0.4):
         setting = f"dirichlet beta=0.1 participation={participation}"
         there = [row for row in _rows([("fedas", 3)], FEDAS_CLIENTS, CIFAR10) if row.setting == setting]
-        # The released code's FedAvg-P is FedAvg, evaluated between local training and aggregation.
-        released = [row._replace(method=row.method.removesuffix("_ft")) for row in _chosen(there, CIFAR10_OF_FEDAS)]
-        for row in (released[0], released[0]._replace(procedure="print"), *released[1:]):
-            cell = row.cell() if row.cell().procedure else row.cell(words=("--eval-protocol", "before_aggregation"))
-            name = row.method if row.procedure == "release" else f"{row.method} printed"
-            yield PlannedRun("cifar10-fedas", cell, name, f"{place(row).parent.as_posix()}/{slug(name)}/seed-0")
+        own, *others = _chosen(there, CIFAR10_OF_FEDAS)
+        found += [own, own._replace(procedure="print"), *others]
+    return found
 
 
 def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[PlannedRun]:

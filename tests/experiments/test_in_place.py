@@ -1,5 +1,7 @@
 """FedAS with the alignment in place: the method where a cohort has one client, NumPy where it has more."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,13 @@ import reference
 from problems import tiny_federation, tiny_model
 from trees import assert_flat
 
+from experiments.cifar100 import main
+from experiments.cli.request import IN_PLACE, parse
+from experiments.folder.load import read_config, read_metrics, read_summary
 from experiments.lab.fedas_ablation import released
-from pfl_jax import Settings, simulate
+from experiments.run import in_place
+from experiments.run.loaded_run import load_run
+from pfl_jax import InvalidInput, Settings, simulate
 from pfl_jax.data import client_data
 from pfl_jax.methods import make_method
 from pfl_jax.primitives import LocalTraining
@@ -32,7 +39,7 @@ OPTIONS = {
 
 def both(settings, **options):
     aligned, plain = (make_method("fedas", tiny_model(), **OPTIONS | options, alignment=on) for on in (True, False))
-    return aligned, released.procedure(aligned, plain, settings)
+    return aligned, in_place.engine(aligned, plain, settings)
 
 
 @pytest.mark.slow
@@ -42,17 +49,18 @@ def test_cohorts_of_one_client_are_the_method():
     counts = jnp.asarray([3, 0, 5, 2], jnp.int32)
     data = data._replace(validation_index=data.test_index[:, :5], validation_count=counts)
     settings = Settings(rounds=5, participation=0.25)
-    method, procedure = both(settings, **RELEASED)
+    settings = dataclasses.replace(settings, before_aggregation=True)
+    method, engine = both(settings, **RELEASED)
     *_, last = simulate.run(method, data, settings, KEY)
-    state, round_ = procedure.init(data, KEY), jax.jit(procedure.round, static_argnums=2)
-    for _ in range(5):
-        state, cohort, info = round_(data, state, 1)
-    chex.assert_trees_all_close((state.server, state.clients), (last.state.server, last.state.clients), rtol=1e-5)
-    np.testing.assert_allclose(info["trace"], last.info["trace"], rtol=1e-5)
-    np.testing.assert_allclose(state.trained["loss"], last.trained["loss"], rtol=1e-5)
-    assert cohort.clients.tolist() == last.cohort.tolist()
-    received = jax.jit(procedure.evaluate, static_argnums=2)(data, state, 1)
-    for scores, others in ((received, last.received), (received.validation, last.received.validation)):
+    *_, own = simulate.run(method, data, settings, KEY, engine=engine.jit())
+    chex.assert_trees_all_close(
+        (own.state.server, own.state.clients), (last.state.server, last.state.clients), rtol=1e-5
+    )
+    np.testing.assert_allclose(own.info["trace"], last.info["trace"], rtol=1e-5)
+    np.testing.assert_allclose(own.trained["loss"], last.trained["loss"], rtol=1e-5)
+    np.testing.assert_allclose(own.before_aggregation["loss"], last.before_aggregation["loss"], rtol=1e-5)
+    assert (own.cohort.tolist(), own.examples) == (last.cohort.tolist(), last.examples)
+    for scores, others in ((own.received, last.received), (own.received.validation, last.received.validation)):
         np.testing.assert_allclose(scores["loss"], others["loss"], rtol=1e-5)
 
 
@@ -72,9 +80,11 @@ def test_each_client_receives_what_the_one_before_has_aligned():
     shifts = np.array([0.5, -0.4, 0.3])
     backbone = jax.tree.map(lambda leaf: leaf + shifts.reshape(-1, *[1] * (leaf.ndim - 1)), state.clients.backbone)
     state = state._replace(clients=state.clients._replace(backbone=backbone))
-    next_state, cohort, info = procedure.round(data, state, 3)
-    w, trained, traces = dict(start), {}, []
-    for client in cohort.clients.tolist():
+    next_state, outcome = procedure.round(data, state, 3)
+    assert outcome.finite.all()
+    assert outcome.server_finite
+    info, w, trained, traces = outcome.info, dict(start), {}, []
+    for client in outcome.cohort.clients.tolist():
         x, y = reference.examples(data, client)
         own = {name: value + shifts[client] if name.startswith("backbone") else value for name, value in start.items()}
         targets = reference.features(own, x)
@@ -168,19 +178,66 @@ def test_the_first_alignment_is_with_the_initial_backbone():
     assert_flat(got, want, rtol=2e-4, atol=2e-5)
 
 
+def test_a_client_that_diverges_is_named():
+    data = tiny_federation((9, 20, 14))
+    _, engine = both(Settings(rounds=1))
+    state = engine.init(data, KEY)
+    head = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), state.clients.head)
+    _, outcome = engine.round(data, state._replace(clients=state.clients._replace(head=head)), 3)
+    finite = dict(zip(outcome.cohort.clients.tolist(), outcome.finite.tolist(), strict=True))
+    assert finite == {0: True, 1: False, 2: True}
+    assert not outcome.server_finite
+
+
+SMALL = ["--source", "embedded", "--model", "mlp", "--epochs", "1", "--train-size", "40", "--test-size", "10"]
+SMALL += ["--num-clients", "5", "--participation", "0.4", "--no-compilation-cache"]
+
+
+@pytest.mark.without_f1_auc
+def test_the_preset_of_fedas_is_its_release_and_resumes(tmp_path, capsys):
+    """The command that the README names, small: it is interrupted, goes on, and is the uninterrupted run."""
+    command = ["--method", "fedas", *SMALL, "--rounds", "3"]
+    assert main("cifar100", [*command, "--out", str(tmp_path / "whole")]) == 0
+    assert f"preset fedas, procedure release ({IN_PLACE}): fedas(" in " ".join(capsys.readouterr().out.split())
+    config = read_config(tmp_path / "whole")
+    assert config["procedure"] == IN_PLACE
+    assert (config["options"]["devices"], config["options"]["procedure"]) == (1, "release")
+    assert {name: config["hyper_parameters"][name] for name in OPTIONS.keys() & {"target", "reduction"}} == {
+        "target": "class_mean",
+        "reduction": "batch_means",
+    }
+    words = [*command[:-1], "2", "--keep-state", "always", "--out", str(tmp_path / "part")]
+    assert main("cifar100", words) == 0
+    assert load_run(tmp_path / "part").state.round == 2
+    assert main("cifar100", ["--resume", str(tmp_path / "part"), "--rounds", "3"]) == 0
+    names = ("received_per_client", "trained_per_client", "cohort", "info")
+    assert [[line.get(name) for name in names] for line in read_metrics(tmp_path / "part")][2:] == [
+        [line.get(name) for name in names] for line in read_metrics(tmp_path / "whole")
+    ][2:]
+    # As printed it is another run, which this folder is not.
+    assert main("cifar100", ["--resume", str(tmp_path / "part"), "--rounds", "4", "--procedure", "print"]) == 2
+    assert "alignment in place, not usual rounds" in capsys.readouterr().err
+
+
+def test_its_former_command_is_the_same_run(tmp_path):
+    assert released.main(["cifar100", *SMALL, "--rounds", "1", "--out", str(tmp_path / "run")]) == 0
+    assert read_summary(tmp_path / "run")["procedure"] == IN_PLACE
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("digts", "did you mean digits?"),
-        ("digits --method fedper", "the released procedure is of fedas, not fedper"),
-        ("digits --no-alignment", "alignment in place needs --alignment"),
-        ("digits --manner parallel", "--manner serial"),
-        ("digits --target global_class_mean", "--target example or class_mean"),
-        ("digits --eval-protocol before_aggregation", "measures received and trained"),
-        ("digits --drop-rate 0.5", "--drop-rate is not an option of alignment in place"),
+        ("--manner parallel", "--manner parallel cannot be used with the alignment in place of --procedure release"),
+        ("--target global_class_mean", "--target global_class_mean cannot be used"),
+        ("--drop-rate 0.5", "--drop-rate 0.5 cannot be used with the alignment in place of --procedure release: give"),
+        ("--attack signs --attackers 0.2", "--attack signs cannot be used"),
+        ("--held-out-clients 2", "--held-out-clients 2 cannot be used"),
     ],
 )
-def test_what_cannot_be_asked_for(words, message, capsys):
-    assert released.main(words.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+def test_what_cannot_be_asked_for(words, message):
+    with pytest.raises(InvalidInput, match=message):
+        parse("cifar100", ["--method", "fedas", *words.split()])
+    # As printed, and without alignment, it can.
+    assert parse("cifar100", ["--method", "fedas", "--procedure", "print", *words.split()]).procedure == ""
+    if "manner" not in words and "target" not in words:
+        assert parse("cifar100", ["--method", "fedas", "--no-alignment", *words.split()]).procedure == ""
