@@ -108,7 +108,8 @@ def test_chosen_methods_rounds_and_words_reach_every_run(tmp_path):
 
 
 def test_examples_visited(tmp_path):
-    for short, wanted in ((True, 12 * 12 * 100 * 5), (False, 40 * 12 * 45_000 // 20 * 5)):
+    # As released, an incomplete batch is left out: of 16.
+    for short, wanted in ((True, 12 * 12 * 96 * 5), (False, 40 * 12 * (2250 - 2250 % 16) * 5)):
         (job,) = runs_of("fedas", "5", folder=tmp_path, short=short).jobs["fedas",]
         assert examples_visited(job.cell.request()) == wanted
     embedded, _ = RunCommand("fashion_mnist", ("--method", "fedavg")).request().on_embedded_data()

@@ -107,6 +107,7 @@ def test_the_steps_differ_in_one_choice():
         {"target", "align_loss"},
         {"reduction"},
         {"first_alignment"},
-        set(),
+        # One client after another.
+        {"procedure", "devices", "chunk"},
     ]
     assert [step.in_place for step in STEPS] == [False] * 7 + [True]

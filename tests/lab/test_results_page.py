@@ -41,7 +41,7 @@ def store(tmp_path, name, level, note="", **rounds):
     means = accuracies.mean(1)
     record["rounds"]["received"]["mean"], record["rounds"]["trained"]["mean"] = means.tolist(), (means - 1).tolist()
     record["rounds"] |= rounds
-    record["config"] |= {"procedure": run.cell.procedure} if run.cell.procedure else {}
+    record["config"] |= {"procedure": name} if (name := run.cell.request().procedure) else {}
     results.store(run, record | {"commit": None, "summary": {"seconds": 3600.0}}, tmp_path / "results")
     shutil.rmtree(folder)
     return means[-1]
@@ -335,7 +335,7 @@ def test_a_difference_of_a_point_is_close():
     row = published_in(SECTIONS[0])[0]
 
     def is_close(difference):
-        entry = Entry(row, {0: row.accuracy_percent + difference}, "fashion_mnist", True, {})
+        entry = Entry(row, {0: row.accuracy_percent + difference}, "fashion_mnist", True, {}, row.measure)
         return compared.is_close(entry)
 
     # As the page shows it, with two decimals.

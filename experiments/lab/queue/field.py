@@ -7,6 +7,7 @@ they come.
 from typing import NamedTuple
 
 from experiments.choices import CUSTOM, Protocol
+from experiments.cli.presets import DEFAULT_PRESET, preset_of
 from experiments.cli.request import RunCommand
 from experiments.comparison import BASELINE
 from experiments.folder.load import Result
@@ -86,7 +87,7 @@ FIELDS = {
     "field": Field(
         DATASET,
         DATASET,
-        ("--preset", "fedpac", "--num-clients", "20", "--s", "20", "--val-fraction", "0.1", *_EVERY_RATE_ENDS),
+        ("--num-clients", "20", "--s", "20", "--val-fraction", "0.1", *_EVERY_RATE_ENDS),
         *(50, 20, ("0.01", "0.03", "0.1")),
     ),
     "field-texts": Field(
@@ -187,8 +188,11 @@ def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, searc
     if rounds < field.rounds:
         name += " search"
     own = VARIANTS.get(method, (method, *_OWN_STEPS.get(method, ())))
+    # All in the setting of the data set, also those whose own paper has another.
+    usual = DEFAULT_PRESET[field.dataset]
+    preset = () if preset_of(field.dataset, own[0]) == usual else ("--preset", usual)
     # What a variant has of its own comes last, and counts.
-    arguments = ("--method", own[0], "--lr", rate, *field.words, *own[1:], "--rounds", str(rounds))
+    arguments = ("--method", own[0], "--lr", rate, *preset, *field.words, *own[1:], "--rounds", str(rounds))
     return PlannedRun(block, RunCommand(field.dataset, arguments, seed), name, f"{block}/{slug(name)}/seed-{seed}")
 
 
