@@ -65,9 +65,14 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
+def options_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Options of a run; of one from before --procedure, with what its rounds say."""
+    return {"procedure": "release" if config.get("procedure") else None} | config["options"]
+
+
 def _of_a_run(config: dict[str, Any]) -> dict[str, Any]:
     """Names and values of a run's configuration: that of its results, and the kind of its data."""
-    values = json.loads(content(config[DATASET], config["options"], config["hyper_parameters"]))
+    values = json.loads(content(config[DATASET], options_of(config), config["hyper_parameters"]))
     if config["data"]["source"] == "embedded":
         values["source"] = "embedded"
     return values

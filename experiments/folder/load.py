@@ -67,11 +67,6 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return _parse_json(_text(Path(path)), Path(path))
 
 
-def options_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Options of a run; of one from before --procedure, with what its rounds say."""
-    return {"procedure": "release" if config.get("procedure") else None} | config["options"]
-
-
 def task_of(config: dict[str, Any]) -> dict[str, Any]:
     """Scores of a run, the primary one first, those in percent, and whether high values of the primary one are good."""
     usual = {"scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": ["accuracy", "macro_f1", "auc"]}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.choices import Protocol
+from experiments.cli.config_file import options_of
 from experiments.cli.effects import relevant_options
 from experiments.cli.hyper_parameters import defaults
 from experiments.cli.own_code import label
@@ -190,7 +191,7 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
     """Run in a folder; `headline` is the protocol that is reported first, by default the run's own."""
     config = load.read_config(folder)
     try:
-        options = load.options_of(config)
+        options = options_of(config)
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
         own = config["hyper_parameters"], frozenset(config["given"]), dict(config.get("own_code", {}))
         request = Request(config["dataset"], Options(**values), *own)

@@ -333,8 +333,7 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
         named["train_size"] = allocation.draw_sizes(options.size_choices or (), options.num_clients, options.seed)
     sizes, there = named.get("train_size"), len(dataset.train_y)
     total = int(np.broadcast_to(0 if sizes is None else sizes, options.num_clients).sum())
-    # Sizes are upper bounds with dirichlet, which never runs out. Test examples may be shared, as in the papers, and of
-    # a stand-in, which has fewer than the data set, all.
+    # Sizes are upper bounds with dirichlet, which never runs out. Shared may be test examples, and all of a stand-in.
     if dataset.is_real and total > MOST_HOLDERS.get(options.partition, math.inf) * there:
         raise InvalidInput(
             f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.cli.config_file import options_of
 from experiments.cli.effects import difference, fixed_rounds
 from experiments.cli.own_code import CODE, check_unchanged, is_own, label
 from experiments.cli.parser import option_words
 from experiments.cli.request import Request, parse
 from experiments.fields import Mark, flag, marked
-from experiments.folder.load import options_of, read_config, read_json
+from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
 from experiments.run.build import Experiment
