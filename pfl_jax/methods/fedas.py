@@ -151,15 +151,13 @@ def fedas(
       as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a are normalized to sum to 1.
       The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
       `reduction="batch_means"` with `LocalTraining(drop_last=True, shuffle=False)`. In addition it aligns one shared
-      model in place, client after client, where here every client aligns its own copy. That cannot be written as
-      functions of single clients; `python -m experiments.cifar100 --method fedas --procedure release` runs it.
-      Without synchronization clients are weighted by their numbers of examples, as in the released code, where Eq. 1
-      and Section 3.1 weight all alike. Eq. 6 sums over d_w entries, which in Section 3.1 are those of the head alone;
-      here, as for Eq. 5 and in the released code, over all parameters.
-      The paper gives no equations for the other alignments of Fig. 4b: here the parallel manner adds lam times the loss
-      above to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without classes that have
-      occurred in no cohort yet. Its "6-layer CNN" is not described further: the experiments have that of the released
-      code, `fedavg_cnn`. The "learning rate decay value" of Section 4.1 is left out: its use is not said.
+      model in place, client after client, which `python -m experiments.cifar100 --method fedas --procedure release`
+      runs. Without synchronization clients count by their examples, where Eq. 1 counts all alike. Eq. 6 sums over d_w
+      entries, in Section 3.1 those of the head; here over all parameters. Both are as in the released code. Of the
+      other alignments of Fig. 4b the paper gives no equations: here the parallel manner adds lam times the loss above
+      to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without classes that have occurred
+      in no cohort yet. Its "6-layer CNN" is taken to be the released code's, `fedavg_cnn`. The "learning rate decay
+      value" of Section 4.1 is left out: its use is not said.
     """
     if alignment and (target != "example" or align_loss == "class_sum"):
         needs_classes(model, "fedas", "target and align_loss are given by classes; choose example and mean")

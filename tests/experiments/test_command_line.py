@@ -99,7 +99,7 @@ def test_a_run_leaves_its_files(finished):
 def test_a_run_says_what_it_does(finished):
     folder, out, err = finished
     assert err == ""
-    assert out.startswith("digits (scikit-learn digits): fedavg(")
+    assert out.startswith("digits (scikit-learn digits), preset fedpac: fedavg(")
     assert "round 1/3 · received" in out
     assert "examples/s" in out
     assert "left" in out
