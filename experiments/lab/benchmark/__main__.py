@@ -1,6 +1,8 @@
 """Benchmark of this machine: prints tables, and stores them with --out; --only selects sections.
 
-python -m experiments.lab.benchmark --out results/benchmark.jsonl
+    python -m experiments.lab.benchmark --out results/benchmark.jsonl
+
+training is local training beside PyTorch, and FedPAC's rounds; own_networks is local training by library.
 """
 
 import importlib
