@@ -3,6 +3,8 @@
 docs/primitives.md shows all of them, with formulas and examples.
 """
 
+from optax.projections import projection_simplex as projection_simplex
+
 from pfl_jax.outputs import cross_entropy as cross_entropy
 from pfl_jax.outputs import macro_auc as macro_auc
 from pfl_jax.outputs import macro_f1 as macro_f1
@@ -79,6 +81,7 @@ from pfl_jax.primitives.robust_means import geometric_median as geometric_median
 from pfl_jax.primitives.robust_means import krum as krum
 from pfl_jax.primitives.robust_means import robust_mean as robust_mean
 from pfl_jax.primitives.robust_means import trimmed_mean as trimmed_mean
+from pfl_jax.primitives.simplex import mirror_descent as mirror_descent
 from pfl_jax.primitives.simplex_qp import SimplexSolution as SimplexSolution
 from pfl_jax.primitives.simplex_qp import map_simplex_qp as map_simplex_qp
 from pfl_jax.primitives.simplex_qp import solve_simplex_qp as solve_simplex_qp
@@ -155,6 +158,7 @@ __all__ = [
     "mean_by_size",
     "merge",
     "merge_centroids",
+    "mirror_descent",
     "mix",
     "mix_adapters",
     "negative_log_likelihood",
@@ -164,6 +168,7 @@ __all__ = [
     "order_by_fingerprint",
     "pooled",
     "private_gradient",
+    "projection_simplex",
     "proximal",
     "quantizing_compressor",
     "robust_mean",
