@@ -117,7 +117,7 @@ def fedas(
       alignment: whether to align the received backbone with the client's previous one.
       synchronization: whether clients are weighted by their Fisher trace; if not, by their number of examples.
       manner: alignment before the training on labels (serial), or as an additional term of its loss (parallel).
-      lam: strength of that additional term; used only by the parallel manner.
+      lam: strength of that additional term.
       target: target of the alignment of an example: its own previous embedding, the mean previous embedding of its
         class, or the mean embedding of its class over all clients after the last round (global_class_mean).
       align_loss: distance to the targets as a mean over the examples of a batch, or as the sum over its classes of the
@@ -142,22 +142,21 @@ def fedas(
     Deviations:
       Eq. 4 is the squared distance itself; here, as in the released code, it is divided by the number d of features.
       Eq. 3 has no learning rate, and the paper names neither batch size nor epochs of the alignment: the defaults are
-      the released code's. Eq. 3 overwrites theta before Algorithm 1 forms Delta theta = theta_i - theta, which leaves
-      open whether Delta theta contains the alignment; here it does, as in the released code. The paper does not say
-      what a client without a previous backbone does; here it uses the received backbone without alignment. Eq. 5 as
-      printed squares the gradient of the log-likelihood of all of a client's data, in which the gradients of its
-      examples cancel; here the gradient of every example is squared, as in the Fisher information. Eq. 8 also divides
-      by m although the weights already sum to 1, which would make every step m times smaller; this factor is left out,
-      as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a are normalized to sum to 1.
-      The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True` and
-      `reduction="batch_means"` with `LocalTraining(drop_last=True, shuffle=False)`. In addition it aligns one shared
-      model in place, client after client, which `python -m experiments.cifar100 --method fedas --procedure release`
-      runs. Without synchronization clients count by their examples, where Eq. 1 counts all alike. Eq. 6 sums over d_w
-      entries, in Section 3.1 those of the head; here over all parameters. Both are as in the released code. Of the
-      other alignments of Fig. 4b the paper gives no equations: here the parallel manner adds lam times the loss above
-      to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without classes that have occurred
-      in no cohort yet. Its "6-layer CNN" is taken to be the released code's, `fedavg_cnn`. The "learning rate decay
-      value" of Section 4.1 is left out: its use is not said.
+      the released code's. Eq. 3 overwrites theta before Algorithm 1 forms Delta theta = theta_i - theta, so Delta theta
+      may contain the alignment or not; here it does, as in the released code. A client without a previous backbone, of
+      which the paper says nothing, does not align. Eq. 5 as printed squares the gradient of the log-likelihood of all
+      of a client's data, in which the gradients of its examples cancel; here the gradient of every example is squared,
+      as in the Fisher information. Eq. 8 also divides by m although the weights already sum to 1, which would make
+      every step m times smaller; left out, as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a
+      are normalized to sum to 1. The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`,
+      `first_alignment=True` and `reduction="batch_means"` with `LocalTraining(drop_last=True, shuffle=False)`. In
+      addition it aligns one shared model in place, client after client, which `python -m experiments.cifar100 --method
+      fedas --procedure release` runs. Without synchronization clients count by their examples, where Eq. 1 counts all
+      alike. Eq. 6 sums over d_w entries, in Section 3.1 those of the head; here over all parameters. Both are as in the
+      released code. Of the other alignments of Fig. 4b the paper gives no equations: here the parallel manner adds lam
+      times the loss above to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without
+      classes that have occurred in no cohort yet. Its "6-layer CNN" is taken to be the released code's, `fedavg_cnn`.
+      The "learning rate decay value" of Section 4.1, whose use is not said, is left out.
     """
     if alignment and (target != "example" or align_loss == "class_sum"):
         needs_classes(model, "fedas", "target and align_loss are given by classes; choose example and mean")
