@@ -142,22 +142,20 @@ def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns
                 f"{_listed(first.columns)}: name them alike, or say which are the inputs"
             )
     _check_names(first, chosen)
+    for names in (labels, chosen):
+        if len(names) > 1 and any(first.columns[name].ndim > 1 for name in names):
+            raise InvalidInput(f"{first.source} has several columns of arrays ({_listed(names)}): leave one")
     found = {name: _joined(tables, name) for name in (*special, *chosen)}
     form = first.form if len({one.form for one in tables}) == 1 else "arrays"
     inputs = {name: _input(found[name], form) for name in chosen}
-    _check_alone(first.source, inputs)
     for name in special:
         if form == "texts" and name != roles.time:
             found[name] = _names_of_texts(found[name], decimals=name in labels)
         _check_complete(first.source, name, found[name])
-    targets = [found[name] for name in labels]
-    if len(targets) > 1:
-        _check_alone(first.source, {name: found[name] for name in labels})
-        targets = [np.stack(targets, axis=1)]
     return Columns(
         source=first.source,
         inputs=inputs,
-        labels=targets[0],
+        labels=found[labels[0]] if len(labels) == 1 else np.stack([found[name] for name in labels], axis=1),
         client=None if roles.client is None else found[roles.client],
         time=None if roles.time is None else _times(first.source, roles.time, _input(found[roles.time], form)),
         num_train=sum(map(len, train)),
@@ -188,12 +186,6 @@ def _check_names(first: Table, chosen: Sequence[str]) -> None:
                 f"{first.source}: column {name or number} has no name of its own, like the row numbers that pandas "
                 "writes: leave it out (df.to_csv(..., index=False)), or name it"
             )
-
-
-def _check_alone(source: str, named: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for an array of rank 2 or more beside other columns."""
-    if len(named) > 1 and any(column.ndim > 1 for column in named.values()):
-        raise InvalidInput(f"{source} has several columns of arrays ({_listed(named)}): leave one")
 
 
 def _joined(tables: Sequence[Table], name: str) -> Any:
