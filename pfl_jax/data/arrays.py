@@ -139,7 +139,7 @@ def from_tables(
     parts = {"": slice(0, joined.num_train)} | ({"test ": slice(joined.num_train, None)} if test else {})
     if isinstance(roles.labels, str) and num_classes is None:
         _check_kinds(train, roles.labels)
-    check_numbers(joined, impute=impute is not None, encode=encode is not None)
+    check_numbers(joined.source, joined.inputs, joined.num_train, impute=impute is not None, encode=encode is not None)
     ys, classes = _targets(joined, parts, num_classes)
     clients, owners = _clients(joined, parts, client_names)
     if not test:

@@ -42,24 +42,19 @@ def stack(named: Iterable[tuple[object, Any]], mode: str | None = None) -> np.nd
       >>> found[:, 0, 0].tolist()
       [[255, 0, 0], [255, 0, 0], [76, 76, 76]]
     """
-    images: list[np.ndarray] = []
-    cut: dict[str, list[object]] = {}
-    first: object = None
-    for name, picture in named:
-        image, losses = _read(name, picture, mode)
-        first = first if images else name
-        (height, width), (others, across) = image.shape[1:3], (images or [image])[0].shape[1:3]
+    read = [(name, *_read(name, picture, mode)) for name, picture in named]
+    for name, image, _ in read:
+        (height, width), (others, across) = image.shape[1:3], read[0][1].shape[1:3]
         if (height, width) != (others, across):
             raise InvalidInput(
-                f"{name} has {width} x {height} pixels, and {first} {across} x {others}: all images must have one size"
+                f"{name} has {width} x {height} pixels, and {read[0][0]} {across} x {others}: all images must have one "
+                "size"
             )
-        images.append(image)
-        for loss in losses:
-            cut.setdefault(loss, []).append(name)
-    for loss, names in cut.items():
+    for loss in dict.fromkeys(loss for *_, losses in read for loss in losses):
+        names = [name for name, _, losses in read if loss in losses]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         warnings.warn(f"{names[0]}{more}: {loss}", stacklevel=2)
-    return np.concatenate(alike(images))
+    return np.concatenate(alike([image for _, image, _ in read]))
 
 
 def alike(arrays: Sequence[Any]) -> list[Any]:

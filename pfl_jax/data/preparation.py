@@ -11,7 +11,7 @@ import numpy as np
 from pfl_jax.data import checks, columns
 from pfl_jax.data.rows import Rows, blocks
 from pfl_jax.data.sources import Dataset
-from pfl_jax.data.table import Columns, check_numbers, table
+from pfl_jax.data.table import check_numbers, table
 from pfl_jax.errors import InvalidInput, imported
 
 Impute: TypeAlias = Literal["mean", "median", "most_frequent"]
@@ -93,9 +93,9 @@ class Preparation:
         for one in self.columns:
             if one.kind == "dates" and columns.kind(inputs[one.name]) == "words":
                 inputs[one.name] = columns.dated(inputs[one.name])
-        there = Columns("the table", inputs, np.zeros(0), None, None, len(inputs[self.columns[0].name]))
         impute = all(one.fill is not None for one in self.columns)
-        check_numbers(there, impute=impute, encode=self.encode is not None)
+        rows = len(inputs[self.columns[0].name])
+        check_numbers("the table", inputs, rows, impute=impute, encode=self.encode is not None)
         x = checks.inputs(self.side_by_side(inputs), "the table")
         return x if self.mean is None else _scaled(x, np.asarray(self.mean), np.asarray(self.std))
 

@@ -148,9 +148,9 @@ def image_folder(path: Path, label: str | None, client: str | None) -> tuple[lis
     Folders are [split/][client/]class/: a first level of names like train and test are splits. Of two further levels
     the first are the clients if `client` is given, and the classes if `label` is, which takes what is below as one.
     """
-    files = [one for one in regular_files(path) if one.suffix.lower() in pictures.ENDINGS]
-    levels = {one: one.relative_to(path).parts[:-1] for one in files}
-    files = [one for one in files if levels[one]]
+    images = [one for one in regular_files(path) if one.suffix.lower() in pictures.ENDINGS]
+    levels = {one: folders for one in images if (folders := one.relative_to(path).parts[:-1])}
+    files = list(levels)
     if not files:
         raise InvalidInput(f"{path} has no images: give a folder with a sub-folder of images for each class")
     first = {levels[one][0].lower() for one in files}

@@ -272,13 +272,13 @@ def _odd(column: np.ndarray) -> tuple[int, str]:
     return row, _sample(column, row)
 
 
-def check_numbers(joined: Columns, *, impute: bool, encode: bool) -> None:
+def check_numbers(source: str, inputs: Mapping[str, Any], num_train: int, *, impute: bool, encode: bool) -> None:
     """Raise InvalidInput that names every column of inputs which holds words, dates, or nothing in some row.
 
     Unless missing values are filled in (`impute`), and words and dates become numbers (`encode`).
     """
     odd = []
-    for name, column in joined.inputs.items():
+    for name, column in inputs.items():
         kind = columns.kind(column)
         if kind == "numbers" and column.ndim > 1:
             # `checks.inputs` looks for NaN, block by block.
@@ -290,10 +290,10 @@ def check_numbers(joined: Columns, *, impute: bool, encode: bool) -> None:
             row, found = int(np.argmax(gone)), "nothing"
         else:
             continue
-        place = f"row {row}" if row < joined.num_train else f"test row {row - joined.num_train}"
+        place = f"row {row}" if row < num_train else f"test row {row - num_train}"
         odd.append(f"{name} ({found} in {place})")
     if odd:
         raise InvalidInput(
-            f"{joined.source}: not numeric (rows are counted from 0): {', '.join(odd)}. Leave columns out (--drop), "
+            f"{source}: not numeric (rows are counted from 0): {', '.join(odd)}. Leave columns out (--drop), "
             "encode words and dates (--encode), fill in missing values (--impute), or write numbers"
         )
