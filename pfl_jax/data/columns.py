@@ -15,14 +15,14 @@ from pfl_jax.data import pictures
 from pfl_jax.data.rows import Rows
 from pfl_jax.errors import InvalidInput
 
-Kind = Literal["numbers", "dates", "words", "neither"]
+Kind = Literal["numbers", "dates", "words", "values of several types"]
 
 NO_VALUE = ("", "na", "n/a", "nan", "null", "none", "?")
 """Texts, in lower case, that stand for a missing number."""
 
 
 def plain(values: Any, what: str = "a column") -> Any:
-    """A column as an array of its kind; objects of several types stay what they are, of the kind "neither".
+    """A column as an array of its kind; objects of several types stay what they are, a kind of its own.
 
     Args:
       values: the column; pictures become arrays as of `pictures.stack`.
@@ -104,13 +104,13 @@ def kind(column: Any) -> Kind:
     if column.dtype.kind in "biuf":
         return "numbers"
     if column.ndim > 1:
-        return "neither"
+        return "values of several types"
     if column.dtype.kind == "M":
         return "dates"
     is_words = column.dtype.kind == "U" or (
         column.dtype.kind == "O" and all(value is None or isinstance(value, str) for value in column)
     )
-    return "words" if is_words else "neither"
+    return "words" if is_words else "values of several types"
 
 
 def missing(column: np.ndarray) -> np.ndarray:

@@ -13,9 +13,6 @@ from pfl_jax.errors import InvalidInput, imported, one_line
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 """Endings of files with pictures."""
 
-GRAY = frozenset({"1", "L", "LA"})
-"""Pillow's modes of 8 bits and less without color."""
-
 
 def stack(named: Iterable[tuple[object, Any]], mode: str | None = None) -> np.ndarray:
     """Pictures of one size, uint8 [P, H, W, 1], or [P, H, W, 3] if any of them has color.
@@ -113,7 +110,7 @@ def _decoded(pillow: Any, opened: Any, mode: str | None) -> tuple[np.ndarray, li
         return (np.asarray(opened) >> 8).astype(np.uint8)[None, ..., None], losses
     if opened.mode in ("I", "F"):
         raise ValueError(f"mode {opened.mode}: its numbers have no brightness; give them as arrays in an .npz file")
-    is_gray = opened.mode in GRAY
+    is_gray = opened.mode in ("1", "L", "LA")
     if opened.has_transparency_data:
         opened = opened.convert("RGBA")
         opened = pillow.alpha_composite(pillow.new("RGBA", opened.size, "white"), opened)

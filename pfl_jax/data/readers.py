@@ -130,10 +130,10 @@ def regular_files(path: Path) -> list[Path]:
     found, seen = [], set()
     for folder, names, files in os.walk(path, followlinks=True):
         # A link may lead to a folder that it lies in.
-        names[:] = [] if os.path.realpath(folder) in seen else [name for name in names if not name.startswith(".")]
-        if os.path.realpath(folder) not in seen:
-            found += [Path(folder, name) for name in files if not name.startswith(".")]
-        seen.add(os.path.realpath(folder))
+        is_new = (real := os.path.realpath(folder)) not in seen
+        seen.add(real)
+        names[:] = [name for name in names if is_new and not name.startswith(".")]
+        found += [Path(folder, name) for name in files if is_new and not name.startswith(".")]
     for one in found:
         if not os.fsencode(one).decode("utf-8", "ignore") == str(one):
             raise InvalidInput(

@@ -201,7 +201,7 @@ def _joined(tables: Sequence[Table], name: str) -> Any:
         part = columns.nothing_like(some, len(part)) if columns.is_nothing(part) else part
         one, other = columns.kind(part), columns.kind(some)
         if one != other:
-            raise InvalidInput(f"{source} has {_words(one)} in {name}, and {usual} {_words(other)}: give all the same")
+            raise InvalidInput(f"{source} has {one} in {name}, and {usual} {other}: give all the same")
         # Never pixels beside other images.
         if part.shape[1:] != some.shape[1:] or (part.ndim == 4 and part.dtype != some.dtype):
             one, other = (f"{who} {what.dtype} {list(what.shape[1:])}" for who, what in ((usual, some), (source, part)))
@@ -209,10 +209,6 @@ def _joined(tables: Sequence[Table], name: str) -> Any:
         joined.append(part)
     common = np.result_type(*(part.dtype for part in joined))
     return concatenate([part.astype(common, copy=False) for part in joined])
-
-
-def _words(kind: columns.Kind) -> str:
-    return "values of several types" if kind == "neither" else kind
 
 
 def _input(column: Any, form: Form) -> Any:
@@ -283,8 +279,9 @@ def check_numbers(source: str, inputs: Mapping[str, Any], num_train: int, *, imp
         if kind == "numbers" and column.ndim > 1:
             # `checks.inputs` looks for NaN, block by block.
             continue
-        gone = np.zeros(len(column), bool) if kind == "neither" else columns.missing(column)
-        if kind == "neither" or (kind != "numbers" and not encode and not gone.all()):
+        is_mixed = kind == "values of several types"
+        gone = np.zeros(len(column), bool) if is_mixed else columns.missing(column)
+        if is_mixed or (kind != "numbers" and not encode and not gone.all()):
             row, found = _odd(column)
         elif gone.any() and not impute:
             row, found = int(np.argmax(gone)), "nothing"
