@@ -4,6 +4,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 
+from pfl_jax.lapack import keep_to_one_thread
+
+keep_to_one_thread()
+
 Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 """Of matrix products and convolutions; a CPU computes in float32 whatever is asked for."""
 

@@ -25,10 +25,7 @@ import jax.numpy as jnp
 
 from pfl_jax.fast.rewrite import with_fast
 from pfl_jax.frozen import Frozen
-from pfl_jax.lapack import keep_to_one_thread
 from pfl_jax.tasks import CLASSIFICATION, Scores, Task
-
-keep_to_one_thread()
 
 STATISTICS = "batch_stats"
 """Key of the running statistics of batch normalization in a backbone, see `pfl_jax.networks.batch_norm`."""

@@ -17,7 +17,7 @@ def keep_to_one_thread() -> None:
 
     With them batched factorizations take many times as long on a busy machine. SciPy's library is loaded with the
     variable THREADS at 1, which then is as it was: NumPy's library keeps its threads, where it is another one. A value
-    of the user's own stays and holds for all. `pfl_jax.base` calls this when it is imported.
+    of the user's own stays and holds for all. `pfl_jax.backends`, which `pfl_jax.base` imports, calls this.
     """
     if THREADS in os.environ:
         return

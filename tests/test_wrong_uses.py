@@ -261,7 +261,7 @@ REFUSED = {
     ),
     "rows without clients": (
         lambda: data.federate(data.from_arrays(TRAIN_X, TRAIN_Y)),
-        "no clients of its own: give from_arrays the client of each row, client=, or",
+        "name the client of each row, in from_arrays by client=, or take another partition",
     ),
     "a dataset for a federation": (
         lambda: pfl_jax.run(made(), dataset(), Settings(rounds=1), KEY),

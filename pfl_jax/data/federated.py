@@ -161,11 +161,6 @@ def federate(
         dataset = from_clients(dataset, seed=seed, **columns)
     elif columns:
         raise InvalidInput(f"{next(iter(columns))} is not for a Dataset, whose columns have their places already")
-    if partition is None and dataset.train_client is None:
-        raise InvalidInput(
-            f"{dataset.description} has no clients of its own: give from_arrays the client of each row, client=, or "
-            "federate a partition, such as data.partition.iid(dataset, 10)"
-        )
     partition = natural(dataset) if partition is None else partition
     pool, (clients,) = _fields(dataset, [partition], shift, num_groups, [seed])
     return FederatedData(**pool, **clients, client_names=ClientNames(partition.client_names))

@@ -212,7 +212,10 @@ def natural(dataset: Dataset) -> Partition:
     """
     train, test = dataset.train_client, dataset.test_client
     if train is None or test is None:
-        raise InvalidInput(f"{dataset.description} has no clients of its own for the partition natural")
+        raise InvalidInput(
+            f"{dataset.description} has no clients of its own for the partition natural: name the client of each row, "
+            "in from_arrays by client=, or take another partition, such as iid"
+        )
     names = dataset.client_names or np.arange(1 + max(np.max(train), np.max(test)))
     return allocation.by_client(train, test, names)
 
