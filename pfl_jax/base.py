@@ -261,6 +261,7 @@ class _Functions(NamedTuple):
     personalize: Callable[[PRNGKey, Server, Client, ClientData], Personal]
     predict: Callable[[Personal, jax.Array], jax.Array]
     download: Callable[[Server, Client], PyTree] | None = None
+    trained_from: Callable[[Server, Client], PyTree] | None = None
     survey: Survey | None = None
     encoded: Callable[[PyTree], PyTree] | None = None
     averaged: bool = False
@@ -282,9 +283,13 @@ class Method(_Functions):
       personalize: (key, Server, Client, ClientData) -> Personal. Model that the client would deploy now, given the
         server's state and its own; fine-tuning belongs here. Evaluation protocol `received`.
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K]; outputs of the model's task.
-      download: (Server, Client) -> message of the server to one client before local training. Attacks, compression and
-        client privacy take the update of a client as the difference to it, and communication counts its bytes. None
-        means the whole server state.
+      download: (Server, Client) -> message of the server to one client before local training, whose bytes communication
+        counts. None means the whole server state.
+      trained_from: (Server, Client) -> tree like the message, with the parameters that the client received, and trained
+        to the value, in place of each `Mean`; zeros if the value is a change already. None stands for any part without
+        them: what a client measures anew, such as class means, and all that is no `Mean`. Attacks, compression,
+        client privacy and asynchronous rounds take the update of a client as the difference to them. Without this
+        function, the message is one `Mean` of what `download` gives. `_replace` keeps it, as it keeps `download`.
       survey: what the server asks of all clients once, before their states are initialized; None for nothing.
       encoded: value of a `Mean` -> arrays that are sent for it; only their shapes are used, to count bytes. None means
         the value itself.

@@ -1,16 +1,17 @@
 """Messages of clients: `Mean`s, which the server gets summed over the cohort, and other parts, which it gets as sent.
 
 A client's message is split into the terms of its means and its other parts. Terms are added up as clients finish, and
-`join` makes the means of their sums. What client and server both know before the round is `reference`.
+`join` makes the means of their sums. From which received parameters a client trained a value, says `trained_from`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Client, Mean, Message, Method, PyTree, Server
+from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import add_trailing_axes
 
 
@@ -24,7 +25,7 @@ class Unsummed(Mean):
 
 
 class Update(Mean):
-    """`Mean` whose value is what is added to received parameters, not such parameters themselves."""
+    """`Mean` of updates that were clipped for differential privacy, with noise that is for this mean alone."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -120,83 +121,49 @@ def received(method: Method, server: Server, client: Client) -> PyTree:
     return server if method.download is None else method.download(server, client)
 
 
-def reference(value: PyTree, known: PyTree) -> tuple[PyTree, PyTree]:
-    """Received parameters that a client trained to the value of a `Mean`, as far as they can be told.
-
-    They are the only subtree of `known` with the structure, the shapes and the types of the value; if there are
-    several, the only one of the same name. Where there is none, each part of the value is looked up by itself. Single
-    arrays, such as class means, have no received parameters: their shape alone says too little.
-
-    Args:
-      value: value of one client's `Mean`.
-      known: what the client received, see `received`.
-
-    Returns:
-      Tree of the value's structure with the received parameters, zeros for parts without any; and one with a Python
-      bool for each array: whether it was received.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from pfl_jax.messages import reference
-      >>> server = {"params": {"w": jnp.ones(2)}, "round": jnp.zeros(())}
-      >>> reference({"w": jnp.zeros(2)}, server)[1], reference(jnp.zeros(2), server)[1]
-      ({'w': True}, False)
-    """
-    candidates = [(name, tree, _signature(tree)) for name, tree in _subtrees(known, "")]
-
-    def find(part, name):
-        if not jax.tree.leaves(part):
-            return part, part
-        here = _signature(part)
-        same = [(other, tree) for other, tree, signature in candidates if signature == here]
-        if len(same) > 1:
-            same = [(other, tree) for other, tree in same if other == name]
-        if len(same) == 1:
-            return same[0][1], jax.tree.map(lambda _: True, part)
-        if _is_array(part):
-            return jnp.zeros_like(part), False
-        children = _children(part)
-        found = [find(child, own) for own, child in children]
-        outer = jax.tree.structure(part, is_leaf=lambda node: node is not part)
-        return tuple(jax.tree.unflatten(outer, list(column)) for column in zip(*found, strict=True))
-
-    return find(value, "")
+def said(method: Method, server: Server, client: Client) -> PyTree:
+    """What `Method.trained_from` says: a tree like the message, None where nothing was received; as for `received`."""
+    return received(method, server, client) if method.trained_from is None else method.trained_from(server, client)
 
 
-def references(message: Message, known: PyTree) -> tuple[PyTree, PyTree]:
-    """`reference` of every `Mean` of a message, which is looked up as a whole first.
-
-    Of several `Mean`s of one shape, such as adapters of equal layers, the place in the message tells which is which.
+def trained_from(method: Method, server: Server, client: Client, message: Message) -> tuple[PyTree, PyTree]:
+    """Received parameters from which a client trained the values of its `Mean`s, as the method says.
 
     Args:
-      message: message of one client.
-      known: what the client received, see `received`.
+      method: the method.
+      server: the server's state when the client received them.
+      client: the client's state before its training.
+      message: message of the client.
 
     Returns:
-      The two trees of `reference`, of the message's structure with the value in place of each `Mean`.
+      Tree of the message's structure, with the value in place of each `Mean`: the received parameters, zeros for arrays
+      without any; and one with a Python bool for each array: whether it was received.
+
+    Raises:
+      InvalidInput: what the method says is not like the message.
     """
-    return reference(map_means(lambda part: part.value, message, rest=lambda leaf: leaf), known)
+    values, bases = map_means(lambda part: part.value, message, rest=lambda leaf: leaf), said(method, server, client)
 
+    def fill(of_array, of_none):
+        def filled(base, value):
+            return jax.tree.map(of_none, value) if base is None else of_array(base)
 
-def _is_array(tree: PyTree) -> bool:
-    return jax.tree_util.treedef_is_leaf(jax.tree.structure(tree))
+        return jax.tree.map(filled, bases, values, is_leaf=lambda base: base is None)
 
-
-def _children(tree: PyTree) -> list[tuple[str, PyTree]]:
-    """Direct children of a tree with their names."""
-    paths = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: node is not tree)
-    return [(jax.tree_util.keystr(path, simple=True), child) for path, child in paths]
-
-
-def _subtrees(tree: PyTree, name: str) -> Iterator[tuple[str, PyTree]]:
-    """A tree and all below it with their names, except single arrays and trees without any."""
-    if _is_array(tree) or not jax.tree.leaves(tree):
-        return
-    yield name, tree
-    for own, child in _children(tree):
-        yield from _subtrees(child, own)
+    try:
+        known = fill(lambda base: base, jnp.zeros_like)
+        # Where a single array stands for several, or has another shape or type.
+        fits = _signature(known) == _signature(values)
+    except ValueError:  # of other structures
+        fits = False
+    if not fits:
+        raise InvalidInput(
+            "what a client receives is not like its message: Method.trained_from must give a tree like the message, "
+            "with the received parameters in place of each Mean, and None where there are none"
+        )
+    return known, fill(lambda base: True, lambda value: False)
 
 
 def _signature(tree: PyTree) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(tree)
-    return structure, *((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
+    return structure, *((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)

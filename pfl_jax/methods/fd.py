@@ -117,5 +117,6 @@ def fd(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegat
         personalize=lambda key, server, client, data: client.params,
         predict=model.apply,
         download=lambda server, client: (server.outputs, server.holders),
+        trained_from=lambda server, client: None,
         privacy=Privacy(training.most_passes, (CLASS_SIZES, "mean output for each class: sent")),
     )

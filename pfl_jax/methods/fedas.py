@@ -205,6 +205,7 @@ def fedas(
         predict=model.apply,
         # Clients need the server's head only before their first round.
         download=lambda server, client: server._replace(head=()),
+        trained_from=lambda server, client: FedASMessage(server.backbone, None, None),
         privacy=Privacy(
             training.most_passes + (align_epochs if serial else 0),
             (

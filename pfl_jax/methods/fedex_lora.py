@@ -91,5 +91,6 @@ def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server,
         predict=lambda personal, inputs: model.apply(whole(personal), inputs),
+        trained_from=lambda server, client: merge(None, server.params["head"]),
         privacy=Privacy(training.most_passes, (SIZE,)),
     )

@@ -29,6 +29,13 @@ class FedKDClient(NamedTuple):
     mapping: jax.Array
 
 
+class FedKDMessage(NamedTuple):
+    """Change of the student in the form of its factors' product, and how many numbers the factors have; two `Mean`s."""
+
+    change: Mean
+    numbers: Mean
+
+
 def low_rank(change: PyTree, energy: float | jax.Array) -> tuple[PyTree, jax.Array]:
     """Changes with the smallest ranks that keep a share of each array's energy, and the numbers that are then sent.
 
@@ -137,7 +144,7 @@ def fedkd(
         start = client.teacher, server.student, client.mapping
         teacher, student, mapping = fit_two(model, training, key, start, data, value)
         change, numbers = low_rank(jax.tree.map(jnp.subtract, student, server.student), energy(server))
-        message = mean_by_size(change, data), Mean(numbers, jnp.ones(()))
+        message = FedKDMessage(mean_by_size(change, data), Mean(numbers, jnp.ones(())))
         return LocalResult(FedKDClient(teacher, mapping), message, teacher)
 
     def aggregate(key, server, clients, messages, cohort):
@@ -155,5 +162,7 @@ def fedkd(
         personalize=lambda key, server, client, data: client.teacher,
         predict=model.apply,
         download=lambda server, client: server.student,
+        # What is sent is a change already.
+        trained_from=lambda server, client: FedKDMessage(jax.tree.map(jnp.zeros_like, server.student), None),
         privacy=Privacy(refused="its loss divides by the mean losses of a mini-batch"),
     )

@@ -217,6 +217,8 @@ def align_and_combine(
         personalize=lambda key, server, client, data: merge(server.backbone, client),
         predict=model.apply,
         download=download,
+        # The means of classes are measured anew.
+        trained_from=lambda server, client: FedPACMessage(server.backbone, None, None, None),
         privacy=Privacy(
             head_training.most_passes + training.most_passes,
             (

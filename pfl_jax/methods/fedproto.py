@@ -127,6 +127,7 @@ def fedproto_g(
         personalize=lambda key, server, client, data: client,
         predict=model.apply,
         download=lambda server, client: server.prototypes,
+        trained_from=lambda server, client: None,
         privacy=Privacy(training.most_passes, (CLASS_SIZES, CLASS_MEANS)),
     )
 

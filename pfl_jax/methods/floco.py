@@ -262,6 +262,7 @@ def floco(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: at(server.backbone, server.heads, client.point),
         download=lambda server, client: (server.backbone, server.heads, client.point),
+        trained_from=lambda server, client: FlocoMessage(server.backbone, None),
         averaged=False,
         privacy=Privacy(refused=OWN_GRADIENTS),
     )

@@ -307,6 +307,8 @@ def pfedfda(
         local=train,
         aggregate=aggregate,
         personalize=personalize,
+        # The distribution too: it is the received one, moved toward the client's own.
+        trained_from=lambda server, client: server,
         predict=lambda personal, inputs: model.features(personal.backbone, inputs) @ personal.kernel + personal.bias,
         privacy=Privacy(
             training.most_passes,

@@ -166,6 +166,7 @@ def scaffold(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server.params,
         predict=model.apply,
+        trained_from=lambda server, client: ScaffoldMessage(server.params, None),
         privacy=Privacy(
             training.most_passes,
             ("number of examples: the number of steps",),

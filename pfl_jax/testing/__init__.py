@@ -26,13 +26,13 @@ def check_method(
     """Check that a method keeps the rules of `pfl_jax.base.Method`.
 
     On a federation of four clients, three of them in a round: structure, shapes and types of the state never change,
-    and nothing is NaN; a round is traced once; neither chunks, padding, devices nor the order of clients have an
-    effect; nor does the test set have one on the states; clients outside the cohort stay as they are; those whose
-    message does not arrive have no effect on the server and on the others' `Info`, nor has padding or the order of the
-    clients, with any other value of a `Literal` or bool among the hyper-parameters either; a saved and restored run
-    ends as the uninterrupted one; a seed determines the result; runs can be vmapped over seeds and real-valued
-    hyper-parameters; and the clients learn. Takes the time to compile about ten small programs, and one for each of
-    these other values.
+    and nothing is NaN; `Method.trained_from` is like the messages; a round is traced once; neither chunks, padding,
+    devices nor the order of clients have an effect; nor does the test set have one on the states; clients outside the
+    cohort stay as they are; those whose message does not arrive have no effect on the server and on the others' `Info`,
+    nor has padding or the order of the clients, with any other value of a `Literal` or bool among the hyper-parameters
+    either; a saved and restored run ends as the uninterrupted one; a seed determines the result; runs can be vmapped
+    over seeds and real-valued hyper-parameters; and the clients learn. Takes the time to compile about ten small
+    programs, and one for each of these other values.
 
     Args:
       factory: (model, training: LocalTraining = LocalTraining(), *, ...) -> Method, as those of `pfl_jax.METHODS`.

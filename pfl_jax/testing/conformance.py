@@ -16,7 +16,7 @@ from pfl_jax.base import PyTree
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine import simulate
 from pfl_jax.engine.simulate import Settings
-from pfl_jax.messages import is_mean, is_summed
+from pfl_jax.messages import has_means, is_mean, is_summed, trained_from
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.primitives.tree import choose, gather
 from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, rows
@@ -57,6 +57,22 @@ def check_structure(subject: Subject) -> None:
         assert outcome.finite.all(), "a client's state or message is NaN or infinite"
         assert outcome.server_finite, "the server's state is NaN or infinite"
     assert int(state.round) == 2
+
+
+def check_trained_from(subject: Subject) -> None:
+    """What a method says that its clients train from is like their messages.
+
+    Args:
+      subject: method under test.
+    """
+    method, start = subject.build(), subject.start
+
+    def trace(data, server, clients):
+        client = gather(clients, 0)
+        message = method.local(jax.random.key(0), server, client, client_data(data, 0, "train")).message
+        return trained_from(method, server, client, message)[0] if has_means(message) else ()
+
+    jax.eval_shape(trace, subject.data(), start.server, start.clients)
 
 
 def check_one_trace(subject: Subject) -> None:
@@ -325,6 +341,7 @@ def check_learning(subject: Subject, accuracy: float = 0.85) -> None:
 
 CHECKS: dict[str, Callable[[Subject], None]] = {
     "structure": check_structure,
+    "trained_from": check_trained_from,
     "one_trace": check_one_trace,
     "chunks_and_padding": check_chunks_and_padding,
     "devices": check_devices,

@@ -13,7 +13,7 @@ from jax.random import fold_in
 
 from pfl_jax.base import Client, Message, Method, PRNGKey, Server
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import Update, has_means, map_means, received, references
+from pfl_jax.messages import has_means, map_means, trained_from
 from pfl_jax.streams import ATTACK
 
 Attack: TypeAlias = Literal["labels", "signs", "noise"]
@@ -31,7 +31,7 @@ def attacked(
         signs: r - scale (v - r);   noise: r + scale rms(v - r) z with standard normal z
 
     where r are the received parameters that it trained to v, zero for values that have none, such as class means; see
-    `pfl_jax.messages.references`. rms is the root mean square over an array, so that noise with scale 1 is as
+    `trained_from` of `pfl_jax.base.Method`. rms is the root mean square over an array, so that noise with scale 1 is as
     long as the update that it replaces. Weights and other parts of its messages stay.
 
     Args:
@@ -84,7 +84,7 @@ def _perturbed(
             f"attack {attack} is for methods that send a Mean, and the messages of this one have none: attack labels "
             "is for all methods"
         )
-    (known, _), counter = references(message, received(method, server, client)), itertools.count()
+    (known, _), counter = trained_from(method, server, client, message), itertools.count()
 
     def of_array(value, base):
         change = value - base
@@ -95,8 +95,6 @@ def _perturbed(
         return base + scale * length * noise
 
     def of_mean(part, base):
-        # An update has no received parameters: it is a difference from them already.
-        base = jax.tree.map(jnp.zeros_like, part.value) if isinstance(part, Update) else base
         wrong = jax.tree.map(of_array, part.value, base)
         return part._replace(value=jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, part.value))
 

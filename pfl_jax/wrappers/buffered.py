@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Mean, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import Update, has_means, map_means, received, references
+from pfl_jax.messages import has_means, map_means, trained_from
 from pfl_jax.wrappers.server_state import ExtendedServer, with_server_state
 
 
@@ -38,9 +38,9 @@ def stale(method: Method, staleness: jax.Array) -> Method:
 
         r + s (v - r');   s = 1 / sqrt(1 + staleness)
 
-    where r' are the parameters that it received and r those that it would receive now. An update is sent as s times
-    itself. A `Mean` without received parameters, such as class means, has s times its weight instead. See
-    `pfl_jax.messages.references`; parts without any, beside others that were received, and parts that are no `Mean`,
+    where r' are the parameters that it received and r those that it would receive now, see `trained_from` of
+    `pfl_jax.base.Method`. A `Mean` without received parameters, such as class means, has s times its weight instead.
+    Arrays without any, beside others that were received, and parts that are no `Mean`,
     are sent as they are. A client that is not stale sends what that of `method` does, bit for bit.
 
     Args:
@@ -69,13 +69,11 @@ def stale(method: Method, staleness: jax.Array) -> Method:
             raise InvalidInput(
                 "asynchronous rounds are for methods that send a Mean, and the messages of this one have none"
             )
-        old, found = references(result.message, received(method, begun, client))
-        new, _ = references(result.message, received(method, server, client))
+        old, found = trained_from(method, begun, client, result.message)
+        new, _ = trained_from(method, server, client, result.message)
         factor = jax.lax.rsqrt(1 + staleness.astype(jnp.float32))
 
         def of_mean(part: Mean, found: PyTree, old: PyTree, new: PyTree) -> Mean:
-            if isinstance(part, Update):
-                return part._replace(value=jax.tree.map(lambda leaf: factor * leaf, part.value))
             if not any(jax.tree.leaves(found)):
                 return part._replace(weight=factor * part.weight)
 

@@ -1,7 +1,7 @@
 """Differential privacy for whole clients: clipped updates, and noise that the server adds to their sum."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import optax
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
-from pfl_jax.messages import MEAN_OF_UPDATES, Update, received, reference
+from pfl_jax.messages import MEAN_OF_UPDATES, Update, said, trained_from
 from pfl_jax.streams import CLIENT_NOISE
 
 
@@ -39,8 +39,9 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
     deploy what they deploy, without clipping and noise.
 
     Args:
-      method: the method to derive from. Its message is one `Mean` of the parameters that `Method.download` gives, or
-        has a field `backbone`, a `Mean` of the backbone among them; other fields are sent unchanged.
+      method: the method to derive from. Its message is one `Mean`, or has a field `backbone` that is one; other fields
+        are sent unchanged. By `Method.trained_from`, the whole value of this `Mean` was received, and by every client
+        the same.
       recipe: clipping and noise; without clipping the method is returned as it is.
 
     Raises:
@@ -63,14 +64,14 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
 
     def local(key, server, client, data):
         result = method.local(key, server, client, data)
-        known = _reference(method, result.message, server)
-        update = jax.tree.map(jnp.subtract, _mean_of(result.message).value, known)
+        mean, known = _mean_of(result.message), _received(method, result.message, server)
+        update = jax.tree.map(jnp.subtract, mean.value, known)
         factor = clip / jnp.maximum(optax.tree.norm(update), clip)
         clipped = Update(jax.tree.map(lambda leaf: factor * leaf, update), jnp.ones(()))
         return result._replace(message=_with_mean(result.message, clipped))
 
     def aggregate(key, server, clients, messages, cohort):
-        mean, known = _mean_of(messages), _reference(method, messages, server)
+        mean, known = _mean_of(messages), _received(method, messages, server)
         leaves, structure = jax.tree.flatten(mean.value)
         keys = jax.random.split(jax.random.fold_in(key, CLIENT_NOISE), len(leaves))
         size = cohort.clients.shape[0]
@@ -81,12 +82,17 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
         private = Mean(jax.tree.unflatten(structure, moved), mean.weight)
         return method.aggregate(key, server, clients, _with_mean(messages, private), cohort)
 
-    return method._replace(local=local, aggregate=aggregate)
+    return method._replace(
+        local=local,
+        aggregate=aggregate,
+        # A clipped update is a change already.
+        trained_from=lambda server, client: jax.tree.map(jnp.zeros_like, said(method, server, client)),
+    )
 
 
 def _mean_of(message: Message) -> Mean:
     """The `Mean` of parameters in a message."""
-    part: Any = message if isinstance(message, Mean) else getattr(message, "backbone", None)
+    part = message if isinstance(message, Mean) else getattr(message, "backbone", None)
     # Neither one that is clipped already, nor one for another statistic.
     if type(part) is not Mean:
         raise InvalidInput("client_clip is for methods whose server takes a mean of parameters")
@@ -98,16 +104,15 @@ def _with_mean(message: Message, mean: Mean) -> Message:
     return mean if isinstance(message, Mean) else message._replace(backbone=mean)
 
 
-def _reference(method: Method, message: Message, server: Server) -> PyTree:
+def _received(method: Method, message: Message, server: Server) -> PyTree:
     """Parameters that a client received, as a tree like those that it sends."""
-    value = _mean_of(message).value
     # These methods send the same parameters to every client.
-    known = received(method, server, ())
+    known, found = trained_from(method, server, (), message)
     if isinstance(message, Mean):
-        is_received = jax.tree.structure(known) == jax.tree.structure(value)
+        others = False
     else:
-        known, found = reference(value, known)
-        is_received = all(jax.tree.leaves(found))
-    if not is_received:
+        others = any(jax.tree.leaves(found._replace(backbone=())))
+        known, found = known.backbone, found.backbone
+    if others or not all(jax.tree.leaves(found)):
         raise InvalidInput("client_clip is for methods whose clients send the parameters that they received")
     return known

@@ -11,7 +11,7 @@ from jax.random import fold_in
 from pfl_jax.base import Client, LocalResult, Mean, Method, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import AboveZero, Range, Words
-from pfl_jax.messages import MEAN_OF_UPDATES, Update, has_means, map_means, received, references
+from pfl_jax.messages import MEAN_OF_UPDATES, Update, has_means, map_means, received, said, trained_from
 from pfl_jax.primitives import compressors
 from pfl_jax.streams import COMPRESSION
 
@@ -61,7 +61,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
 
         c = C(v - h);   h <- h + c;   the server has h
 
-    Received are the parts that `pfl_jax.messages.references` finds. Weights, parts of the message that are no
+    What was received, says `trained_from` of `pfl_jax.base.Method`. Weights, parts of the message that are no
     `Mean`, and what the server sends are not compressed.
 
     Args:
@@ -105,7 +105,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
 
     def local(key, server, client, data):
         result, counter = method.local(key, server, client.state, data), itertools.count()
-        known = references(result.message, received(method, server, client.state))
+        known = trained_from(method, server, client.state, result.message)
         rounding = fold_in(key, COMPRESSION)
 
         def send(part, memory, *known):
@@ -133,6 +133,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
         aggregate=aggregate,
         personalize=personalize,
         download=lambda server, client: received(method, server, client.state),
+        trained_from=lambda server, client: said(method, server, client.state),
         encoded=encoding.encoded,
     )
 
@@ -147,7 +148,7 @@ class _Sent(NamedTuple):
 def _send(
     encoding: compressors.Compressor, key: PRNGKey, part: Mean, memory: PyTree, base: PyTree, is_received: PyTree
 ) -> _Sent:
-    """What the server has of a `Mean` after decoding, and the next memory of it; the rest as of `references`."""
+    """What the server has of a `Mean` after decoding, and the next memory of it; the rest as of `trained_from`."""
     base = _choose(is_received, base, memory)
     error = _choose(is_received, memory, jax.tree.map(jnp.zeros_like, memory))
     change = jax.tree.map(lambda v, r, e: v - r + e, part.value, base, error)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pfl_jax.base import Method, PyTree, Server, Survey
-from pfl_jax.messages import received
+from pfl_jax.messages import received, said
 
 
 class ExtendedServer(NamedTuple):
@@ -75,6 +75,7 @@ def with_server_state(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: method.personalize(key, server.plain, client, data),
         download=lambda server, client: received(method, server.plain, client),
+        trained_from=lambda server, client: said(method, server.plain, client),
         survey=None if method.survey is None else wrapped(method.survey),
         averaged=False,
         privacy=method.privacy,

@@ -20,7 +20,6 @@ from pfl_jax.base import ClientData, LocalResult, Mean
 from pfl_jax.engine.clock import Devices, Timetable, read_devices, timetable
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import Update
 from pfl_jax.methods import make_method
 from pfl_jax.privacy import budgets
 from pfl_jax.streams import INITIALIZATION
@@ -69,15 +68,18 @@ def first_key():
 
 @jax.jit
 def sent(staleness):
-    """What leaves a client with a model, class means, an update and an array, and the server then and now."""
+    """What leaves a client with a model, class means, a change and an array, and the server then and now."""
     method, data = make_method("fedavg", tiny_model()), ClientData(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
 
     def local(key, server, client, data):
         model = Mean(jax.tree.map(lambda leaf: leaf + 2, server), jnp.float32(3))
         own = Mean(jnp.array([1.0, -2.0]), jnp.array([4.0, 2.0]))
-        return LocalResult((), {"model": model, "own": own, "update": Update(server, jnp.ones(())), "row": server}, ())
+        return LocalResult((), {"model": model, "own": own, "change": Mean(server, jnp.ones(())), "row": server}, ())
 
-    versioned = with_versions(method._replace(local=local), 2)
+    def from_these(server, client):
+        return {"model": server, "own": None, "change": jax.tree.map(jnp.zeros_like, server), "row": None}
+
+    versioned = with_versions(method._replace(local=local, trained_from=from_these), 2)
     server = versioned.init_server(jax.random.key(0))
     # Now everything is one more than a round ago, and two more than two rounds ago.
     server = server._replace(
@@ -93,7 +95,7 @@ def test_parts_of_a_late_message(tau):
     then = jax.tree.map(lambda leaf: leaf - tau, now)
     close = functools.partial(chex.assert_trees_all_close, rtol=1e-6, atol=1e-6)
     close(message["model"].value, jax.tree.map(lambda leaf: leaf + factor * 2, now))
-    close(message["update"].value, jax.tree.map(lambda leaf: factor * leaf, then))
+    close(message["change"].value, jax.tree.map(lambda leaf: factor * leaf, then))
     close(message["row"], then)
     assert float(message["model"].weight) == 3
     close(message["own"], Mean(jnp.array([1.0, -2.0]), factor * jnp.array([4.0, 2.0])))

@@ -49,7 +49,10 @@ def message_of(attack, scale, attacks):
         "alike": Mean(jnp.array([1.0, -2.0]), jnp.ones(2)),
         "flag": jnp.ones(2),
     }
-    honest = method._replace(local=lambda key, server, client, data: LocalResult((), message, ()))
+    honest = method._replace(
+        local=lambda key, server, client, data: LocalResult((), message, ()),
+        trained_from=lambda server, client: {"model": server, "own": None, "alike": None, "flag": None},
+    )
     sent = attacked(honest, attack, attacks, scale=scale, num_classes=0).local(key, server, (), None).message
     return server, message, sent
 

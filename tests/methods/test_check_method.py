@@ -78,6 +78,11 @@ def sends_the_model(base, share, key, server, client, data):
     return result._replace(message=result.message.value)
 
 
+def sends_more(base, share, key, server, client, data):
+    result = base.local(key, server, client, data)
+    return result._replace(message=(result.message, result.message.weight))
+
+
 SLOW = pytest.mark.slow
 
 
@@ -94,6 +99,7 @@ SLOW = pytest.mark.slow
             "count as if they had not been drawn",
             marks=SLOW,
         ),
+        ("trained_from", {"local": sends_more}, "must give a tree like the message"),
         ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
         pytest.param("vmap", {"local": branches}, "TracerBoolConversionError", marks=SLOW),
         pytest.param(

@@ -6,19 +6,23 @@ import jax
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax.data import client_data
-from pfl_jax.messages import received
+from pfl_jax.messages import has_means, trained_from
 from pfl_jax.methods import make_method
 
 
 @functools.cache
 def message_shapes(name):
-    """Shapes of (server, client, message, what the client received) of a method on the tiny problem."""
+    """Of a method on the tiny problem: shapes of (server, client, message), and the flags of `trained_from`."""
     method, one = make_method(name, tiny_model(), **HYPER_PARAMETERS), client_data(tiny_federation(), 0, "train")
+
+    flags = {}
 
     def trace(key):
         server = method.init_server(key)
         client = method.init_client(key, server, one)
         message = method.local(key, server, client, one).message
-        return server, client, message, received(method, server, client)
+        if has_means(message):
+            _, flags["found"] = trained_from(method, server, client, message)
+        return server, client, message
 
-    return jax.eval_shape(trace, jax.random.key(0))
+    return *jax.eval_shape(trace, jax.random.key(0)), flags.get("found")

@@ -1,4 +1,4 @@
-"""The tables of docs/tasks.md and docs/privacy.md, from what methods say; run by itself, this file writes them anew."""
+"""Tables of docs/tasks.md, docs/privacy.md and docs/robustness.md, from what methods say; run it to write them anew."""
 
 import sys
 from pathlib import Path
@@ -6,9 +6,12 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
+import jax
+from message_shapes import message_shapes
 from problems import HYPER_PARAMETERS, tiny_model
 
 from pfl_jax import InvalidInput
+from pfl_jax.messages import has_means, is_mean
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import on_linear_model
 from pfl_jax.tasks import TASKS
@@ -35,8 +38,26 @@ def _privacy(name):
     return [examples, "no such option" if privacy.clients is None else "; ".join(privacy.clients) or "nothing"]
 
 
+def _received(name):
+    _, _, message, flags = message_shapes(name)
+    if not has_means(message):
+        return ["no `Mean`", "no `Mean`"]
+    parts = {True: {}, False: {}}
+
+    def note(path, part, flags):
+        if is_mean(part):
+            for inner, flag in jax.tree_util.tree_leaves_with_path(flags):
+                names = [key.name for key in (*path, *inner) if isinstance(key, jax.tree_util.GetAttrKey)]
+                parts[flag][f"`{names[0]}`" if names else "all"] = None
+
+    jax.tree_util.tree_map_with_path(note, message, flags, is_leaf=is_mean)
+    cells = [", ".join(parts[flag]) or "nothing" for flag in (True, False)]
+    return ["all" if cells[1 - at] == "nothing" else cell for at, cell in enumerate(cells)]
+
+
 TABLES = {
     "tasks": ([*TASKS, "otherwise"], _tasks),
+    "robustness": (["received", "not received"], _received),
     "privacy": (["examples: not covered", "clients: not covered"], _privacy),
 }
 """Page -> headings after the method's, and the cells of a method."""

@@ -54,7 +54,7 @@ def test_values_that_were_not_received_follow_by_their_changes():
         return LocalResult(client + 1, (Mean(jnp.asarray(values)[client], jnp.float32(7)), client), ())
 
     plain = make_method("local", tiny_model())._replace(
-        local=local, init_client=lambda *_: jnp.zeros((), jnp.int32), download=None
+        local=local, init_client=lambda *_: jnp.zeros((), jnp.int32), trained_from=lambda *_: (None, None)
     )
     method = compressed(plain, Compression("sign"))
     key, server = jax.random.key(0), {"w": jnp.ones((2, 2))}
