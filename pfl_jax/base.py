@@ -37,23 +37,20 @@ PyTree: TypeAlias = Any
 """Any nesting of tuples, lists, dictionaries and named tuples of arrays."""
 
 Backbone: TypeAlias = PyTree
-"""Parameters theta of the feature extractor; those with batch normalization also have its running statistics, under
-STATISTICS."""
+"""Parameters theta of the feature extractor, and under STATISTICS those of batch normalization, if there are any."""
 
 Head: TypeAlias = PyTree
 """Parameters phi of the classifier on top of the features."""
 
 Params: TypeAlias = dict[str, PyTree]
-"""Parameters of a whole model: {"backbone": Backbone, "head": Head}; see `split` and `merge` in
-`pfl_jax.primitives.tree`."""
+"""Whole model: {"backbone": Backbone, "head": Head}; see `split` and `merge` in `pfl_jax.primitives.tree`."""
 
 Server: TypeAlias = PyTree
 """State of the server between rounds; its type depends on the method. Its leaves are arrays of numbers or booleans; of
 a key, keep `jax.random.key_data`."""
 
 Client: TypeAlias = PyTree
-"""State of one client between rounds, of leaves like those of `Server`; its type depends on the method, () for no
-state."""
+"""State of one client between rounds, of leaves like those of `Server`, or (); its type depends on the method."""
 
 Message: TypeAlias = PyTree
 """Message of one client to the server after local training; its type depends on the method."""
@@ -62,8 +59,8 @@ Personal: TypeAlias = PyTree
 """Model that one client would deploy, in any form that the method's `predict` accepts."""
 
 Info: TypeAlias = dict[str, PyTree]
-"""Diagnostics of a round by name, such as head weights or Fisher traces. No later round reads them. Rows of clients are
-in the order of the cohort, that of client numbers. A factory's docstring lists the entries under "Info"."""
+"""Diagnostics of a round by name, which no later round reads. Rows of clients are in the order of the cohort, that of
+client numbers. A factory's docstring lists the entries under "Info"."""
 
 
 @with_fast("features", "classify", "batch_features")
@@ -205,8 +202,7 @@ class Survey(NamedTuple):
 
     Attributes:
       local: (key, Server, ClientData) -> message of one client, a tree of `Mean`s.
-      aggregate: (Server, means) -> Server. The server's state before the first round, from its initial state and the
-        means over all clients.
+      aggregate: (initial Server, means over all clients) -> Server before the first round.
     """
 
     local: Callable[[PRNGKey, Server, ClientData], PyTree]
@@ -283,19 +279,15 @@ class Method(_Functions):
       personalize: (key, Server, Client, ClientData) -> Personal. Model that the client would deploy now, given the
         server's state and its own; fine-tuning belongs here. Evaluation protocol `received`.
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K]; outputs of the model's task.
-      download: (Server, Client) -> message of the server to one client before local training, whose bytes communication
-        counts. None means the whole server state.
+      download: (Server, Client) -> message of the server to one client before local training; None: the whole state.
       trained_from: (Server, Client) -> tree like the message, with the parameters that the client received, and trained
-        to the value, in place of each `Mean`; zeros if the value is a change already. None stands for any part without
-        them: what a client measures anew, such as class means, and all that is no `Mean`. Attacks, compression,
-        client privacy and asynchronous rounds take the update of a client as the difference to them. Without this
-        function, the message is one `Mean` of what `download` gives. `_replace` keeps it, as it keeps `download`.
+        to the value, in place of each `Mean` (zeros if the value is a change), and None for what it measures anew and
+        for other parts. Attacks, compression, client privacy and asynchronous rounds take differences to them. Without
+        it the message is one `Mean` of the download. `_replace` keeps it.
       survey: what the server asks of all clients once, before their states are initialized; None for nothing.
-      encoded: value of a `Mean` -> arrays that are sent for it; only their shapes are used, to count bytes. None means
-        the value itself.
+      encoded: value of a `Mean` -> arrays sent for it, of which only shapes are used, to count bytes; None: the value.
       averaged: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that clients
-        send, so that `pfl_jax.wrappers.server_optimizer` applies. What is derived from such a method by `_replace` is
-        one too, unless it says otherwise.
+        send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
       privacy: what differential privacy covers, and what not; None is unknown. It is said of the functions that see a
         client's data (`init_client`, `local`, `personalize`, `survey`): `_replace` of one of them drops it, unless it
         is said anew.

@@ -30,6 +30,9 @@ class Update(Mean):
     __slots__: tuple[str, ...] = ()
 
 
+NOT_RECEIVED: Any = None
+"""What stands in `Method.trained_from` for a part of a message; a name, because the part's type is another one."""
+
 MEAN_OF_UPDATES = "its noise is for a mean of clipped updates"
 """Why updates that were clipped for differential privacy are neither compressed nor combined by another statistic."""
 
@@ -150,6 +153,7 @@ def trained_from(method: Method, server: Server, client: Client, message: Messag
 
         return jax.tree.map(filled, bases, values, is_leaf=lambda base: base is None)
 
+    known = ()
     try:
         known = fill(lambda base: base, jnp.zeros_like)
         # Where a single array stands for several, or has another shape or type.

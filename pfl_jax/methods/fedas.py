@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
+from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import checked, needs_classes
 from pfl_jax.primitives import losses
 from pfl_jax.primitives.aggregation import mean_by_size, normalize_weights, weighted_mean
@@ -34,8 +35,7 @@ class FedASServer(NamedTuple):
     Attributes:
       backbone: theta.
       head: initial head of all clients.
-      centroids: mean embedding of each class over the clients of the last round [K, d], if clients are aligned with
-        global class means; () otherwise.
+      centroids: class means over the clients of the last round [K, d], if clients are aligned with them; or ().
       centroid_counts: examples in each centroid [K], or ().
     """
 
@@ -65,8 +65,7 @@ class FedASMessage(NamedTuple):
     Attributes:
       backbone: theta_i; a `Mean`, except with normalizations that need the traces of the whole cohort first.
       trace: trace alpha_i of the client's Fisher information.
-      centroids: class means under theta_i [K, d] and class counts [K], if clients are aligned with global class means;
-        () otherwise.
+      centroids: class means under theta_i [K, d] and class counts [K], if clients are aligned with them; or ().
     """
 
     backbone: Mean | Backbone
@@ -205,7 +204,7 @@ def fedas(
         predict=model.apply,
         # Clients need the server's head only before their first round.
         download=lambda server, client: server._replace(head=()),
-        trained_from=lambda server, client: FedASMessage(server.backbone, None, None),
+        trained_from=lambda server, client: FedASMessage(server.backbone, *[NOT_RECEIVED] * 2),
         privacy=Privacy(
             training.most_passes + (align_epochs if serial else 0),
             (

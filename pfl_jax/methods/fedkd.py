@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy, PyTree
 from pfl_jax.hyper_parameters import AboveZero, Count
+from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import checked, needs_classes, needs_vectors
 from pfl_jax.methods.fml import divergence, fit_two
 from pfl_jax.primitives.aggregation import mean_by_size
@@ -163,6 +164,6 @@ def fedkd(
         predict=model.apply,
         download=lambda server, client: server.student,
         # What is sent is a change already.
-        trained_from=lambda server, client: FedKDMessage(jax.tree.map(jnp.zeros_like, server.student), None),
+        trained_from=lambda server, client: FedKDMessage(jax.tree.map(jnp.zeros_like, server.student), NOT_RECEIVED),
         privacy=Privacy(refused="its loss divides by the mean losses of a mini-batch"),
     )

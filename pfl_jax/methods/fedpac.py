@@ -20,6 +20,7 @@ from pfl_jax.base import (
     TrainingLoss,
 )
 from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
+from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import CLASS_SIZES, SIZE, checked, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
 from pfl_jax.primitives.feature_statistics import (
@@ -218,7 +219,7 @@ def align_and_combine(
         predict=model.apply,
         download=download,
         # The means of classes are measured anew.
-        trained_from=lambda server, client: FedPACMessage(server.backbone, None, None, None),
+        trained_from=lambda server, client: FedPACMessage(server.backbone, *[NOT_RECEIVED] * 3),
         privacy=Privacy(
             head_training.most_passes + training.most_passes,
             (

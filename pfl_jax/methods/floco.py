@@ -8,6 +8,7 @@ import optax
 
 from pfl_jax.base import Backbone, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import Count, NotNegative
+from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import OWN_GRADIENTS, checked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
@@ -262,7 +263,7 @@ def floco(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: at(server.backbone, server.heads, client.point),
         download=lambda server, client: (server.backbone, server.heads, client.point),
-        trained_from=lambda server, client: FlocoMessage(server.backbone, None),
+        trained_from=lambda server, client: FlocoMessage(server.backbone, NOT_RECEIVED),
         averaged=False,
         privacy=Privacy(refused=OWN_GRADIENTS),
     )

@@ -8,6 +8,7 @@ import optax
 
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, TrainingLoss
 from pfl_jax.hyper_parameters import NotNegative
+from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import checked
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -166,7 +167,7 @@ def scaffold(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server.params,
         predict=model.apply,
-        trained_from=lambda server, client: ScaffoldMessage(server.params, None),
+        trained_from=lambda server, client: ScaffoldMessage(server.params, NOT_RECEIVED),
         privacy=Privacy(
             training.most_passes,
             ("number of examples: the number of steps",),

@@ -32,3 +32,14 @@ def kinds(state: State) -> dict[str, Any]:
     return {
         jax.tree_util.keystr(path): (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for path, leaf in leaves
     }
+
+
+def like(fewer: PyTree, tree: PyTree, places: Any = slice(3)) -> PyTree:
+    """The rows of these places of the cohort: along all axes along which a leaf is shorter in `fewer`."""
+
+    def taken(leaf, less):
+        for axis in np.flatnonzero(np.not_equal(leaf.shape, less.shape)):
+            leaf = np.moveaxis(np.moveaxis(leaf, axis, 0)[places], 0, axis)
+        return leaf
+
+    return jax.tree.map(taken, tree, fewer)

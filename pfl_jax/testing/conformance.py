@@ -5,21 +5,19 @@ settings allow.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import PyTree
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine import simulate
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.messages import has_means, is_mean, is_summed, trained_from
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.primitives.tree import choose, gather
-from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, rows
+from pfl_jax.testing.comparison import LOOSE, TOLERANCE, assert_close, kinds, like, rows
 from pfl_jax.testing.problems import permute_clients
 from pfl_jax.testing.subject import Subject, play
 
@@ -214,26 +212,15 @@ def check_absent(subject: Subject) -> None:
     data = data._replace(train_count=jnp.minimum(data.train_count, jnp.array([7, 8, 6, 5])))
     (server, clients), found = played(data)
     alone, info = found["alone"], found["alone"][2]
-    chex.assert_trees_all_close(_like(alone, found["all"]), alone, **TOLERANCE)
+    chex.assert_trees_all_close(like(alone, found["all"]), alone, **TOLERANCE)
     is_real = jnp.arange(data.train_index.shape[1]) < data.train_count[:, None]
     states, found = played(data._replace(train_index=jnp.where(is_real, data.train_index, data.x.shape[0] - 1)))
     chex.assert_trees_all_close(states, (server, clients), **TOLERANCE)
-    chex.assert_trees_all_close(_like(info, found["all"][2]), info, **TOLERANCE)
+    chex.assert_trees_all_close(like(info, found["all"][2]), info, **TOLERANCE)
     order = np.array([1, 2, 0, 3])
     states, found = played(permute_clients(data, order))
     chex.assert_trees_all_close(states, (server, rows(clients, order)), **LOOSE)
-    chex.assert_trees_all_close(_like(info, found["all"][2], np.argsort(order)[:3]), info, **LOOSE)
-
-
-def _like(fewer: PyTree, tree: PyTree, places: Any = slice(3)) -> PyTree:
-    """The rows of these places of the cohort: along all axes along which a leaf is shorter in `fewer`."""
-
-    def taken(leaf, less):
-        for axis in np.flatnonzero(np.not_equal(leaf.shape, less.shape)):
-            leaf = np.moveaxis(np.moveaxis(leaf, axis, 0)[places], 0, axis)
-        return leaf
-
-    return jax.tree.map(taken, tree, fewer)
+    chex.assert_trees_all_close(like(info, found["all"][2], np.argsort(order)[:3]), info, **LOOSE)
 
 
 def check_options(subject: Subject) -> None:
