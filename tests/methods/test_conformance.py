@@ -53,6 +53,10 @@ def test_structure_shapes_and_types_stay_the_same(subject):
     conformance.check_structure(subject)
 
 
+def test_what_clients_trained_from_is_like_their_messages(subject):
+    conformance.check_trained_from(subject)
+
+
 def test_a_round_is_traced_once(subject):
     conformance.check_one_trace(subject)
 
