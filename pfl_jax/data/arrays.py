@@ -142,13 +142,12 @@ def from_tables(
     check_numbers(joined.source, joined.inputs, joined.num_train, impute=impute is not None, encode=encode is not None)
     ys, classes = _targets(joined, parts, num_classes)
     clients, owners = _clients(joined, parts, client_names)
+    rows: Sequence[Any] = (slice(None), slice(None))
     if not test:
         group = clients[0] if clients else ys[0] if len(classes) and joined.time is None else None
         rows = _divided(group, joined.time, len(ys[0]), 0.25 if test_fraction is None else test_fraction, owners, seed)
-    else:
-        rows = [slice(None), slice(None)]
-        if clients:
-            by_client(clients[0], clients[1], owners)
+    elif clients:
+        by_client(clients[0], clients[1], owners)
 
     def chosen(values: list[Any]) -> list[Any]:
         return [take(value, some) for value, some in zip(values if test else values * 2, rows, strict=True)]

@@ -340,14 +340,6 @@ def class_table(data: FederatedData, split: Split = "train") -> np.ndarray:
     Args:
       data: the federation's data.
       split: "train", "test" or "validation".
-
-    Example:
-      >>> from pfl_jax import data
-      >>> dataset = data.load("digits")
-      >>> parts = data.partition.grouped(dataset, 2, s=0, train_size=30, test_size=10)
-      >>> print(data.class_table(data.federate(dataset, parts)))
-      [[10 10 10  0  0  0  0  0  0  0]
-       [ 0  0 10 10 10  0  0  0  0  0]]
     """
     if not data.num_classes:
         raise InvalidInput("the targets of this federation are no classes, which could be counted")

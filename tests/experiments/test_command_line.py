@@ -192,7 +192,7 @@ def test_embedded_data_is_announced(tmp_path, monkeypatch):
     request = parse("cifar10", ["--source", "embedded", "--beta", "0.5", "--num-clients", "3"])
     experiment = build.build_experiment(request, Console(file=text, width=200))
     assert experiment.dataset.description == "cifar10 (embedded digits)"
-    assert "Smaller defaults on cifar10 (embedded digits): --rounds" in text.getvalue()
+    assert "Smaller defaults on cifar10 (embedded digits): --train-size 300" in text.getvalue()
     assert "--beta has no effect with --partition grouped" in text.getvalue()
     assert experiment.settings.rounds < request.options.rounds
 
