@@ -21,7 +21,7 @@ OWN_PRESET = {"fedpac": "fedpac", "fedpac_proto": "fedpac", "fedas": "fedas", "f
 """Method -> preset of its own paper."""
 
 PRESETS: dict[str, Values] = {
-    # Xu, Tong, Huang. ICLR 2023. Appendix B.2 (data), B.3 (training); C.1 and the released code (network). 600 test
+    # Xu, Tong, Huang. ICLR 2023. Appendix B.2 (data), B.3 (training); B.1 and the released code (network). 600 test
     # examples are the released code's. 100 clients: --num-clients 100 --participation 0.3 --full-last-round.
     "fedpac": {
         "method": "fedpac",

@@ -74,7 +74,7 @@ class Request:
     @property
     def procedure(self) -> str:
         """IN_PLACE, or "" for the rounds of `pfl_jax.simulate.run`."""
-        is_aligned = self.options.method == "fedas" and self.hyper_parameters["alignment"]
+        is_aligned = self.options.method == "fedas" and self.hyper_parameters.get("alignment")
         return IN_PLACE if self.options.procedure == "release" and is_aligned else ""
 
     def real_numbers(self) -> dict[str, float]:

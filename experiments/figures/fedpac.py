@@ -146,7 +146,7 @@ FIGURES = (
     _sweep("fedpac", 1, "data heterogeneity and of local data size", "s", "train_size")(
         methods=COMPARED,
         short_methods=FEW,
-        note="The paper's text names neither all methods and values of s nor the sizes.",
+        note="The paper's text names FedPAC and FedAvg for (b), not all methods and values of s of (a), nor the sizes.",
     ),
     _heat("fedpac", 2, datasets=("emnist",)),
     _heat("fedpac", 3),
