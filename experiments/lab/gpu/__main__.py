@@ -1,7 +1,7 @@
 """The hour with a GPU: its figures, then the runs of the queue that are missing.
 
-    python -m experiments.lab.gpu.carried --cifar10 FILE.npz  # lays out what the other machine lacks, says what to type
     python -m experiments.lab.gpu --minutes 9 --out FOLDER    # on the machine with the GPU; ends by itself
+    python -m experiments.lab.gpu.carried --cifar10 FILE.npz  # before: what that machine lacks, what to type
     python -m experiments.lab.gpu --out FOLDER --keep         # afterwards: into results/, to be committed
 
 Parts: machine (versions, peaks, rounds equal to the CPU's), training (local training by network, form of the
