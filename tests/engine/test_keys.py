@@ -80,6 +80,7 @@ def test_attackers_send_noise_of_their_own():
         local=lambda key, server, client, data: LocalResult(client, Unsummed(jnp.ones(9), jnp.ones(())), jnp.zeros(())),
         aggregate=lambda key, server, clients, messages, cohort: (server, clients, {"sent": messages.value}),
         survey=None,
+        trained_from=lambda server, client: jnp.zeros(9),
     )
     settings = Settings(rounds=2, attack="noise", attackers=0.6)
     sent = [
