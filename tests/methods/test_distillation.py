@@ -69,6 +69,7 @@ def test_fd():
     full.assert_received(last, models, models, rtol=1e-3)
     holders = [sum(k in p for p in sent) for k in range(CLASSES)]
     np.testing.assert_array_equal(last.state.server.holders, holders)
+    np.testing.assert_array_equal(last.info["holders"], holders)
 
 
 def test_a_class_that_no_other_client_holds_is_not_distilled():
