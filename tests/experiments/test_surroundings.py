@@ -180,10 +180,14 @@ def test_an_interrupted_command_does_not_wait_for_xla_on_pythons_way_out(code, p
     assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
 
 
+CHILDREN = ("child.py", "parts.py", "queued.py", "pfllib.py")
+"""Programs that another one of ours starts, or that run elsewhere."""
+
+
 def test_every_command_leaves_like_that():
     for path in sorted((ROOT / "experiments").rglob("*.py")):
         _, is_command, last = path.read_text().rpartition('\nif __name__ == "__main__":\n')
-        assert not is_command or "leave(main(" in last or path.name in ("child.py", "pfllib.py"), path
+        assert not is_command or "leave(main(" in last or path.name in CHILDREN, path
 
 
 @pytest.mark.slow
