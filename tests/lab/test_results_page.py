@@ -9,6 +9,7 @@ import pytest
 from run_folders import write_run
 
 from experiments import comparison, fashion_mnist
+from experiments.cli.config_file import options_of as stored_options
 from experiments.cli.parser import option_words
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
@@ -307,7 +308,7 @@ def test_each_committed_result_is_the_run_that_its_name_says():
                 assert options_of(record["command"]) == options_of(run.cell.command())
                 continue
             config, asked = record["config"], options_of(run.cell.command())
-            had = options_of(" ".join(["", *option_words(config["options"] | config["hyper_parameters"])]))
+            had = options_of(" ".join(["", *option_words(stored_options(config) | config["hyper_parameters"])]))
             # To look for every run would take its time: one of each block, and those with options beyond the queue's.
             if name in library.named and (run.block not in found_in or not options_of(record["command"]) <= asked):
                 found_in.add(run.block)
