@@ -1,10 +1,10 @@
 """Networks of the papers and others by name, as `Model(init, features, classify)` of pure functions.
 
 ResNets are in `pfl_jax.networks.resnet`, networks for tokens in `pfl_jax.networks.text`, for series of numbers in
-`pfl_jax.networks.series`; `pfl_jax.networks.from_flax`
-makes models from other Flax modules. The features, which are the input of the head, are the activations of the last
-hidden layer. Convolution blocks pool before they add the bias and apply the activation: the result is the same because
-the activations are monotone, and only a quarter of the elements are processed.
+`pfl_jax.networks.series`; `pfl_jax.networks.from_flax` makes models from other Flax modules. The features, which are
+the input of the head, are the activations of the last hidden layer. Convolution blocks pool before they add the bias
+and apply the activation: the result is the same because the activations are monotone, and only a quarter of the
+elements are processed.
 """
 
 from collections.abc import Callable, Sequence
