@@ -96,6 +96,14 @@ def _drop_programs():
         jax.clear_caches()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _precision():
+    """Puts back the precision of products, which commands that run within the tests set for their process."""
+    before = jax.config.jax_default_matmul_precision
+    yield
+    jax.config.update("jax_default_matmul_precision", before)
+
+
 def _zero(*_):
     return jnp.float32(0)
 
