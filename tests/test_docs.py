@@ -1,5 +1,7 @@
 """The documentation: every method has its rows, links lead somewhere, commands are accepted."""
 
+import ast
+import contextlib
 import importlib
 import re
 import shlex
@@ -31,18 +33,31 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def docstrings():
+    """All docstrings of the code, those of attributes too."""
+    for file in sorted(path for package in ("experiments", "pfl_jax") for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                yield str(node.value.value).replace("\\\n", " ")
+
+
 def commands():
-    """(module, words) of every command of the pages that stands in a block of its own."""
+    """(module, words) of every command in a block of a page, and on a line or between backticks of a docstring."""
+    blocks = [
+        text for page in PAGES for text in re.findall(r"```(?:sh|console|bash)\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    for text in docstrings():
+        lines += re.findall(r"^ *(python -m .*)$", text, re.MULTILINE)
+        lines += (" ".join(words.split()) for words in re.findall(r"(?<!`)`(python -m [^`]*)`", text))
     found = []
-    for page in PAGES:
-        for block in re.findall(r"```(?:sh|console|bash)\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                for command in re.findall(r"python -m experiments\.([\w.]+)([^&]*)", line):
-                    words = shlex.split(command[1], comments=True)
-                    # Files of the user's own are those of a page, whose test follows it.
-                    made = any(word.startswith("$") or word == "RUN..." or ".py:" in word for word in words)
-                    if not made and not any(word.endswith(".json") for word in words):
-                        found.append((command[0], words))
+    for line in lines:
+        for command in re.findall(r"python -m experiments\.([\w.]+)([^&]*)", line):
+            words = shlex.split(command[1], comments=True)
+            # Files of the user's own are those of a page, whose test follows it; DATASET stands for any.
+            made = any(word.startswith("$") or word == "RUN..." or ".py:" in word for word in words)
+            if not made and not command[0].isupper() and not any(word.endswith(".json") for word in words):
+                found.append((command[0], words))
     return found
 
 
@@ -106,15 +121,15 @@ def test_commands_are_accepted(capsys):
             if hasattr(program, "__path__"):
                 program = importlib.import_module(f"experiments.{module}.__main__")
             checked += 1
-            with pytest.raises(SystemExit):
+            with contextlib.suppress(SystemExit):
                 program.main(["--help"])
             text = capsys.readouterr().out
             # Every other word of these is an option of a run.
-            is_of_runs = module in ("sweep", "partition")
+            is_of_runs = module in ("sweep", "partition", "lab.fedas_ablation.released")
             known = text + " ".join(flag(field.name) for field in fields(Options) if is_of_runs)
             ours = [word for word in words if word.startswith("--")]
             assert all(option in known for option in ours if option != "--method"), (module, words)
-    assert checked > 20
+    assert checked > 60
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""Parts of the hour that measure, each in a process of its own: `python -m experiments.lab.gpu.parts`."""
+"""Parts of the hour that measure, each in a process of its own that `experiments.lab.gpu` starts."""
 
 import dataclasses
 import functools

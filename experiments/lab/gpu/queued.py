@@ -1,4 +1,4 @@
-"""Runs of the queue that are missing, each in a process of its own: `python -m experiments.lab.gpu.queued`."""
+"""Runs of the queue that are missing, each in a process of its own that `experiments.lab.gpu` starts."""
 
 import json
 import sys
