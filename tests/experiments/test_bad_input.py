@@ -1,11 +1,15 @@
 """Bad input of every kind is refused in one line that says what is wrong, with exit code 2."""
 
+import bad_commands
+import bad_data_files
+import bad_folders
 import bad_input
+import bad_own_code
+import bad_own_data
 import pytest
 
-EXPECTED = dict(line.split(" => ") for line in bad_input.REFUSALS.read_text().splitlines())
-"""Command and state of files -> part of the message."""
-WITH_FILES = bad_input.cases()
+LISTS = (bad_commands, bad_data_files, bad_folders, bad_own_code, bad_own_data)
+CASES = [case for each in LISTS for case in each.cases()]
 
 
 @pytest.fixture(scope="module")
@@ -16,18 +20,19 @@ def run(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_it_is_one_line(name, run, tmp_path):
-    code, text = bad_input.answer(WITH_FILES.get(name) or bad_input.Case(name), run, tmp_path)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_one_line(case, run, tmp_path):
+    code, text = bad_input.answer(case, run, tmp_path)
     assert code == 2
     assert text.startswith("error: ")
     assert text.count("\n") == 1
     assert text.endswith("\n")
-    assert EXPECTED[name] in text
+    assert case.message
+    assert case.message in text
     # No pickle was executed, no folder made for a run that never was.
     assert not (tmp_path / "pickles-are-executed").exists()
     assert not (tmp_path / "runs").exists()
 
 
-def test_every_case_with_files_is_in_the_list():
-    assert WITH_FILES.keys() <= EXPECTED.keys()
+def test_no_case_is_there_twice():
+    assert len({*map(str, CASES)}) == len(CASES)
