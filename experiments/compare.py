@@ -7,7 +7,6 @@ Runs of one setting differ in their seed; runs of two settings with the same see
 compared one by one after the last round that all have. Intervals are over seeds, with a single one over its clients.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from experiments.comparison import ranks, read, table, with_target, written
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_text
-from experiments.show.curves import one_per_method
+from experiments.show.curves import chosen
 from experiments.show.pictures import ENDINGS, save
 from experiments.show.tables import terminal
 
@@ -58,11 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups, _ = stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(options.runs)])
         notes = []
         if options.select is not None:
-            tried, groups = groups, one_per_method([one for one in groups if one.is_finished], options.eval_protocol)
-            notes.append(
-                f"Chosen on validation examples of {len(tried)} settings: {', '.join(g.label for g in groups)}."
-            )
-            groups = [dataclasses.replace(one, label=one.method) for one in groups]
+            groups, said = chosen(groups, options.eval_protocol)
+            notes.append(said)
         groups = stored_runs.renamed(groups, options.name)
         compared = read(groups, options.eval_protocol)
         heads, rows, more = table(compared, options.reference)

@@ -2,8 +2,8 @@
 
     python -m experiments.export runs/digits-fedper-seed0-001 --client 3 --to model.safetensors
 
-In a notebook, `from experiments.export import load_run, load_runs, read_metrics` loads a run, a table of many runs, and
-the evaluations of one run.
+In a notebook, `from experiments.export import load_run, load_runs, plot_curves, read_metrics` loads a run, a table of
+many runs, draws curves for a paper, and reads the evaluations of one run.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,11 @@ from experiments.folder.load import read_metrics
 from experiments.folder.stored_runs import load_runs
 from experiments.host.console import Terminal, print_line
 from experiments.run.loaded_run import LoadedRun, load_run
+from experiments.show.column import plot_curves
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.files import save_model
 
-__all__ = ["LoadedRun", "load_run", "load_runs", "main", "read_metrics"]
+__all__ = ["LoadedRun", "load_run", "load_runs", "main", "plot_curves", "read_metrics"]
 
 ENDINGS = (".safetensors", ".msgpack")
 

@@ -135,14 +135,6 @@ class Group:
         table = [self.values(number, protocol, name) for number in kept]
         return kept, np.asarray(table, np.float64).reshape(len(kept), len(runs)).T
 
-    def last_info(self) -> tuple[Run, dict[str, Any]] | None:
-        """Latest evaluation with Info of its round, and its run."""
-        for run in self.counted:
-            for line in reversed(run.lines):
-                if line.get("info"):
-                    return run, line
-        return None
-
     def command(self) -> str:
         """Command line of the first run, without its folder."""
         request = self.runs[0].request
@@ -228,9 +220,14 @@ def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
         by_data.setdefault(members[0].data, []).append(members)
     groups = []
     for here in by_data.values():
-        names = _labels([members[0].setting for members in here])
-        groups += [Group(name, members) for name, members in zip(names, here, strict=True)]
+        groups += labelled([Group("", members) for members in here])
     return groups, repeated
+
+
+def labelled(groups: Sequence[Group]) -> list[Group]:
+    """Groups with labels that say what distinguishes them from each other."""
+    names = _labels([one.setting for one in groups])
+    return [replace(one, label=name) for one, name in zip(groups, names, strict=True)]
 
 
 def _progress(run: Run) -> tuple[bool, int]:

@@ -3,15 +3,17 @@
     python -m experiments.report runs/digits-fedpac-seed0-001
     python -m experiments.report runs/sweeps/digits --out sweep.html
     python -m experiments.report runs/digits-fedpac-seed0-001 --plot curves.svg
+    python -m experiments.report runs/sweeps/digits --plot curves.pdf --width 3.3 --band interval
 
 Folders of sweeps, tables and figures are searched for runs. Runs that differ only in their seed are one line with a
 band. The page is one file that needs no network.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from experiments.choices import Protocol
 from experiments.cli.exit_codes import exit_code, leave
@@ -19,10 +21,12 @@ from experiments.cli.parser import Argument, check_new, parse
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_line
-from experiments.report import page
-from experiments.show.curves import picture
+from experiments.report import info, page
+from experiments.show import curves
+from experiments.show.column import Band, save_column
 from experiments.show.pictures import ENDINGS, save
 from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import Positive, Range
 
 OURS = "pfl_jax · report".encode()
 """Text contained in every page."""
@@ -38,8 +42,24 @@ class Options:
     """The page; None writes report.html."""
     plot: Annotated[Path | None, Argument(metavar="FILE")] = None
     """Write only a picture of the curves: .png, .svg or .pdf."""
+    width: Positive | None = None
+    """Width of the --plot in inches, for a column of a paper (3.3, for example): one protocol, a band over seeds, a
+    serif font."""
+    band: Band | None = None
+    """Band over the seeds (with --width): the standard deviation, the 95 % interval of the mean, or the range; None is
+    deviation."""
     eval_protocol: Protocol | None = None
     """Accuracy that comes first; None is that of most of the runs."""
+    select: Literal["validation"] | None = None
+    """Show one setting of each method, the best one on validation examples."""
+    name: Annotated[tuple[str, ...], Argument("repeated", "SHORT=NAME")] = ()
+    """Short names for methods or settings; may be repeated."""
+    client: Annotated[int, Range(0)] | None = None
+    """Add a section on this client: its labels, its scores, and whom it learns from."""
+    features: bool = False
+    """Add the features of the clients' models by PCA; of runs that kept their state (--keep-state always)."""
+    trust: bool = False
+    """With --features: execute the files of own methods, models and losses that the folders name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None and options.plot is not None:
             raise InvalidInput("--out is for the page and --plot for a picture: give one of them")
         out, headline = (options.out or Path("report.html")).expanduser(), options.eval_protocol
+        for name, needed in (("width", "plot"), ("band", "width"), ("trust", "features")):
+            if getattr(options, name) and not getattr(options, needed):
+                raise InvalidInput(f"--{name} needs --{needed}")
         check_new("--plot", options.plot, *ENDINGS)
         # A page may be overwritten while its runs continue; a picture does not show what made it.
         if options.plot is None and out.exists() and not (out.is_file() and OURS in out.read_bytes()):
@@ -58,23 +81,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if headline is not None and not any(headline in line for run in found for line in run.lines):
             raise InvalidInput(f"--eval-protocol {headline}: none of the runs has been evaluated by it")
         groups, repeated = stored_runs.group(found)
+        notes, of_kinds = [], page.kinds(groups)
+        if options.select is not None:
+            for heading, some in of_kinds.items():
+                of_kinds[heading], said = curves.chosen(some, curves.headline(some))
+                notes.append(f"{heading}: {said}" if len(of_kinds) > 1 else said)
+        elif options.plot is None:
+            of_kinds = {heading: stored_runs.labelled(some) for heading, some in of_kinds.items()}
+        groups = stored_runs.renamed([one for some in of_kinds.values() for one in some], options.name)
         if options.plot is None:
-            write_text(out, page.page(groups, repeated))
+            write_text(out, page.page(groups, repeated, notes, more=_more(options)))
         else:
-            _draw(groups, options.plot.expanduser())
+            _draw(groups, options.plot.expanduser(), options)
         runs = sum(len(group.runs) for group in groups)
         print_line(Terminal(), f"{runs} run{'s' if runs > 1 else ''}: saved {options.plot or out}")
 
     return exit_code(work)
 
 
-def _draw(groups: Sequence[stored_runs.Group], path: Path) -> None:
+def _more(options: Options) -> dict[str, Any]:
+    """Sections that are there on request: heading -> maker of their charts."""
+    found: dict[str, Any] = {}
+    if options.client is not None:
+        found[f"Client {options.client}"] = functools.partial(info.client, number=options.client)
+    if options.features:
+        # Imported now: it loads models, and other reports only read JSON.
+        from experiments.report.models import features
+
+        found["Features"] = functools.partial(features, trust=options.trust)
+    return found
+
+
+def _draw(groups: Sequence[stored_runs.Group], path: Path, options: Options) -> None:
     for what, kinds in (("kind of data", {one.data: 0 for one in groups}), ("score", {one.axis: 0 for one in groups})):
         if len(kinds) > 1:
             raise InvalidInput(f"--plot draws one {what}, and these are {'; '.join(kinds)}")
+    if len({one.label for one in groups}) < len(groups):
+        raise InvalidInput(f"--plot draws one setting of each method, and these are {'; '.join(page.kinds(groups))}")
     if not any(group.rounds for group in groups):
         raise InvalidInput("no run has been evaluated yet: there is nothing to draw")
-    save(picture(groups), path)
+    if options.width is None:
+        save(curves.picture(groups), path)
+    else:
+        save_column(groups, path, width=options.width, band=options.band or "deviation")
 
 
 if __name__ == "__main__":

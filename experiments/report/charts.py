@@ -1,19 +1,19 @@
-"""Charts of a report: curves, accuracies of the clients, Info of the rounds, and partitions."""
+"""Charts of a report: curves, accuracies of the clients, and partitions."""
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.cli.own_code import label
+from experiments.folder import load
 from experiments.folder.run_folder import VIRTUAL
 from experiments.folder.stored_runs import Group, Run
 from experiments.show import curves as by_round
 from experiments.show.curves import headline, shown
-from experiments.show.pictures import Bars, Heat, Lines, Panel, Series, over_seeds
+from experiments.show.pictures import Heat, Lines, Panel, Series, over_seeds
 
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 500
@@ -23,23 +23,25 @@ PROTOCOL_TITLES: dict[str, str] = {
     "trained": "After own training (trained)",
     "before_aggregation": "Between the round's training and its aggregation (before_aggregation)",
 }
-MOST_BARS = 100
-"""Entries of a vector that are drawn."""
-INFO = {
-    "head_weights": "Head weights",
-    "weights": "Aggregation weights",
-    "trace": "Fisher traces",
-    "mixture": "Mixture weights",
-    "alpha": "Share of the own model",
-}
-"""Name in Info -> title; other entries have their name as title. Captions are what the method's docstring says."""
 
 
 class Chart(NamedTuple):
-    """Panel with a caption in sentences."""
+    """Panels in reading order under one title, with a caption in sentences."""
 
-    panel: Panel
+    title: str
+    panels: Sequence[Panel]
     caption: str = ""
+    columns: int = 1
+
+    @property
+    def panel(self) -> Panel:
+        """The first panel."""
+        return self.panels[0]
+
+
+def alone(panel: Panel, caption: str = "") -> Chart:
+    """Chart of one panel."""
+    return Chart(panel.title, [panel], caption)
 
 
 def curves(groups: Sequence[Group]) -> list[Chart]:
@@ -47,7 +49,16 @@ def curves(groups: Sequence[Group]) -> list[Chart]:
     protocol."""
     panels = [dataclasses.replace(one, title=PROTOCOL_TITLES[one.title]) for one in by_round.curves(groups)]
     others = [_against(shown(groups), panel, *axis) for axis in _AXES for panel in panels]
-    return [Chart(panel) for panel in [*panels, *others] if panel is not None]
+    some = {name: _fewer(groups, protocol) for protocol, name in PROTOCOL_TITLES.items()}
+    return [alone(one, some.get(one.title.partition(", by")[0], "")) for one in [*panels, *others] if one is not None]
+
+
+def _fewer(groups: Sequence[Group], protocol: str) -> str:
+    """Over how many clients the means of a curve are, in a sentence; "" where over all."""
+    everyone = load.number_of_clients(groups[0].runs[0].config)
+    lines = [line for one in shown(groups) for run in one.counted for line in run.lines if protocol in line]
+    over = load.over([line[protocol] for line in lines], everyone)
+    return f"Means over {over}." if over else ""
 
 
 _AXES = (
@@ -85,8 +96,8 @@ def clients(groups: Sequence[Group]) -> list[Chart]:
         mean = np.mean([np.histogram(values, edges)[0] for values in runs], axis=0)
         counts.append(Series(line.label, middles, mean.tolist(), is_main=line.is_main))
     return [
-        Chart(Lines(f"Clients in order of their {name} ({protocol})", "share of the clients in %", axis, lines)),
-        Chart(Lines(f"How many clients have which {name} ({protocol})", axis, "clients", counts, least=0.0)),
+        alone(Lines(f"Clients in order of their {name} ({protocol})", "share of the clients in %", axis, lines)),
+        alone(Lines(f"How many clients have which {name} ({protocol})", axis, "clients", counts, least=0.0)),
     ]
 
 
@@ -100,66 +111,6 @@ def _in_order(group: Group, runs: Sequence[np.ndarray], *, is_alone: bool) -> Se
         x = np.linspace(0, 100, 101)
         table = np.stack([np.quantile(values, x / 100) for values in runs])
     return over_seeds(group.label, x.tolist(), table.tolist(), is_main=is_alone)
-
-
-def information(groups: Sequence[Group]) -> list[Chart]:
-    """Vectors and matrices of Info, such as head weights, the latest of each group."""
-    charts = []
-    for group in groups:
-        found = group.last_info()
-        if found is None:
-            continue
-        run, line = found
-        said = run.config.get("info", {})
-        # Those of the papers' figures first: a solver's gap says nothing about who works with whom.
-        for name, entry in sorted(line["info"].items(), key=lambda item: item[0] not in INFO):
-            values = _numbers(entry)
-            if values is not None:
-                where = f"{INFO.get(name, name)}: {group.label}, round {line['round']}, seed {run.seed}"
-                text = said.get(name, "")
-                cohort = _cohorts(text, values.shape, line.get("cohort") or [])
-                charts.append(Chart(_information(where, name, values, cohort), text))
-    return charts
-
-
-def _cohorts(text: str, shape: tuple[int, ...], cohort: Sequence[int]) -> list[Sequence[int] | None]:
-    """Clients along each axis, None where an axis has something else, as a text such as "[M, K], ..." says.
-
-    Without a shape in the text, axes as long as the cohort have its clients.
-    """
-    named = re.match(r"\[(.*?)\]", text)
-    letters = named[1].split(", ") if named else []
-    clients = "cohort" if "cohort" in letters else "M"
-    if len(letters) != len(shape):
-        letters = [clients] * len(shape)
-    return [
-        cohort if letter == clients and size == len(cohort) else None
-        for letter, size in zip(letters, shape, strict=True)
-    ]
-
-
-def _numbers(entry: Any) -> np.ndarray | None:
-    """Vector or matrix of finite numbers; None of anything else."""
-    try:
-        values = np.asarray(entry, np.float64)
-    except (TypeError, ValueError):
-        return None
-    return values if values.ndim in (1, 2) and values.size and np.isfinite(values).all() else None
-
-
-def _information(title: str, name: str, values: np.ndarray, cohorts: Sequence[Sequence[int] | None]) -> Panel:
-    kinds, names = [], []
-    for axis, cohort in enumerate(cohorts):
-        numbers = np.asarray(range(values.shape[axis]) if cohort is None else cohort, np.int64)
-        # The cohorts of older runs stand in another order.
-        values = np.take(values, np.argsort(numbers), axis)
-        kinds.append("entry" if cohort is None else "client")
-        names.append([str(number) for number in np.sort(numbers)])
-    if values.ndim == 1:
-        level = float(values.mean()) if name == "weights" else None
-        bars = names[0][:MOST_BARS], values[:MOST_BARS].tolist()
-        return Bars(title, kinds[0], name, [name], [bars[0]], [bars[1]], level, "if all counted the same")
-    return Heat(title, kinds[1], kinds[0], values.tolist(), rows=names[0], columns=names[1], unit=name)
 
 
 def partitions(groups: Sequence[Group]) -> list[Chart]:
@@ -203,4 +154,5 @@ def classes_by_clients(table: Any, title: str, names: Sequence[str] = ()) -> Cha
         words += f" The first {len(some)} clients."
     rows, columns = ([str(place) for place in range(size)] for size in some.T.shape)
     totals = () if equal else some.sum(1).tolist()
-    return Chart(Heat(title, "client", "class", some.T.tolist(), (), names or rows, columns, totals, "examples"), words)
+    heat = Heat(title, "client", "class", some.T.tolist(), (), names or rows, columns, totals, "examples")
+    return alone(heat, words)

@@ -72,7 +72,7 @@ def _result(group: Group, protocol: Protocol) -> Row:
     mean = mean_text(values, percent=primary in percents).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
     summaries = [line[protocol] for line in group.lines(last) if protocol in line]
-    row["over"] = load.over(summaries, load.number_of_clients(config)) or None
+    row["clients"] = load.over(summaries, load.number_of_clients(config)).removesuffix(" clients") or None
     row[VALIDATION] = text(group.values(last, protocol, on=VALIDATION))
     for name, heading in (_SCORES | {name: _HEADINGS.get(name, name) for name in others}).items():
         row[heading] = _mean(group.values(last, protocol, name), percent=is_percent[name])
@@ -126,10 +126,8 @@ def _best(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
 
 
 def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:
-    """Options that differ or that not all settings have, by setting; and options that all share."""
-    labels = [group.label for group in groups]
-    # Labels tell groups on the same data apart.
-    names = {g.label if labels.count(g.label) == 1 else f"{g.label}, {g.data}": g.setting for g in groups}
+    """Options that differ or that not all of some settings side by side have; and options that all share."""
+    names = {group.label: group.setting for group in groups}
     every = dict.fromkeys(itertools.chain.from_iterable(names.values()))
     values = {name: [plain(of.get(name)) for of in names.values()] for name in every}
     alike = {_named(name): of[0] for name, of in values.items() if len(set(of)) == 1}
@@ -162,13 +160,15 @@ def _timing(label: str, run: Run) -> Row:
     }
 
 
-def versions(groups: Sequence[Group]) -> tuple[Table | None, dict[str, Any]]:
-    """Versions and devices that differ between runs, with their runs, and those that all runs share."""
-    runs = [(group, run) for group in groups for run in group.runs]
+def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[str, Any]]:
+    """Versions and devices that differ between runs, with their runs, and those that all runs share; groups by the
+    headings under which they stand side by side."""
+    runs = [(heading, group, run) for heading, groups in kinds.items() for group in groups for run in group.runs]
     found: dict[str, dict[str, list[str]]] = {}
-    for group, run in runs:
+    for heading, group, run in runs:
+        who = f"{group.label}, seed {run.seed}" + (f", {heading}" if len(kinds) > 1 else "")
         for name, value in [*run.config.get("versions", {}).items(), ("device", run.config.get("device"))]:
-            found.setdefault(name, {}).setdefault(str(value), []).append(f"{group.label}, seed {run.seed}")
+            found.setdefault(name, {}).setdefault(str(value), []).append(who)
     apart = {name: of for name, of in found.items() if len(of) > 1 or sum(map(len, of.values())) < len(runs)}
     rows: list[Row] = [
         {"program": name, "version": value, "runs": f"{len(who)} of {len(runs)} runs" if who[3:] else "; ".join(who)}

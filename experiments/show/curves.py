@@ -75,6 +75,17 @@ def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
     return list(best.values())
 
 
+def chosen(groups: Sequence[Group], protocol: Protocol) -> tuple[list[Group], str]:
+    """The best finished setting of each method, see `one_per_method`, named by it; and which they are, in words.
+
+    Raises:
+      InvalidInput: see `one_per_method`.
+    """
+    best = one_per_method([one for one in groups if one.is_finished], protocol)
+    said = f"Chosen on validation examples of {len(groups)} settings: {', '.join(one.label for one in best)}."
+    return [dataclasses.replace(one, label=one.method) for one in best], said
+
+
 def shown(groups: Sequence[Group]) -> list[Group]:
     """Groups that a chart shows, in their order: the best ones."""
     there = [one for one in groups if one.rounds]

@@ -6,13 +6,15 @@ import hashlib
 import io
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from experiments.show.names import LINE, name_ends
+from experiments.show.scatter import Scatter
 from pfl_jax.atomic_write import write_binary
 
 if TYPE_CHECKING:
@@ -45,14 +47,8 @@ STYLE: dict[Any, Any] = {
 }
 
 
-_NAME = 18
-"""Characters of a line of a name."""
-
 ENDINGS = (".png", ".svg", ".pdf")
 """Kinds of files of pictures."""
-
-LINE = 0.135
-"""Inches of a line of text."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +153,8 @@ class Bars:
 
 @dataclass(frozen=True)
 class Heat:
-    """Matrix [R, C] of numbers; lines divide `blocks` of rows and columns, bars above the columns are their `totals`
-    [C]."""
+    """Matrix [R, C] of numbers, white where NaN; lines divide `blocks` of rows and columns, bars above the columns are
+    their `totals` [C]."""
 
     title: str
     x_label: str
@@ -172,12 +168,16 @@ class Heat:
 
     @property
     def inches(self) -> tuple[float, float]:
+        return (2.5 if self.has_square_cells() else 4.3, 2.5)
+
+    def has_square_cells(self) -> bool:
+        """Whether its cells are drawn as squares."""
         rows, columns = np.shape(self.matrix)
-        return (2.5 if rows == columns else 4.3, 2.5)
+        return rows == columns
 
     def draw(self, axes: "Axes") -> None:
         rows, columns = np.shape(self.matrix)
-        aspect = "equal" if rows == columns else "auto"
+        aspect = "equal" if self.has_square_cells() else "auto"
         axes.imshow(self.matrix, "Greys", interpolation="none", aspect=aspect)  # pyright: ignore
         axes.spines[:].set_visible(True)
         for border in np.cumsum(self.blocks)[:-1] - 0.5:
@@ -190,6 +190,14 @@ class Heat:
             above = axes.inset_axes((0, 1.03, 1, 0.22), sharex=axes)
             above.bar(range(columns), self.totals, color="#bbbbbb")
             above.set_axis_off()
+
+
+@dataclass(frozen=True)
+class OverRounds(Heat):
+    """Matrix whose columns are rounds."""
+
+    def has_square_cells(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -217,35 +225,7 @@ class Ranks:
         axes.invert_yaxis()
 
 
-def name_ends(axes: "Axes", height: float, ends: Sequence[tuple[str, tuple[float, float], Any]]) -> None:
-    """Write (name, point, color) beside axes of a panel of some inches, as near to the points as names find room."""
-    if not ends:
-        return
-    low, high = axes.get_ylim()
-    names = ["\n".join(textwrap.wrap(name, _NAME, break_on_hyphens=False)) for name, *_ in ends]
-    share = LINE / (height - 0.65)
-    places = apart([(y - low) / (high - low) for _, (_, y), _ in ends], [share * (n.count("\n") + 1.15) for n in names])
-    for name, (_, point, color), place in zip(names, ends, places, strict=True):
-        lead = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
-        look = {"color": color, "va": "center", "arrowprops": lead, "annotation_clip": False}
-        axes.annotate(name, point, (1.04, place), textcoords="axes fraction", fontsize=8, **look)
-
-
-def apart(wanted: Sequence[float], sizes: Sequence[float]) -> np.ndarray:
-    """Centers of intervals as near to the wanted ones as possible, in their order, in [0, 1] if all have room there."""
-    # Imported now, as matplotlib.
-    from scipy.optimize import isotonic_regression
-
-    order = np.argsort(wanted, kind="stable")
-    packed = np.cumsum(np.take(sizes, order)) - np.take(sizes, order) / 2
-    # Of the gap below each: neighbours that would overlap share their mean.
-    gaps = isotonic_regression(np.take(wanted, order) - packed).x
-    found = np.empty(len(order))
-    found[order] = packed + np.clip(gaps, 0, max(0.0, 1 - sum(sizes)))
-    return found
-
-
-Panel: TypeAlias = Lines | Bars | Heat
+Panel: TypeAlias = Lines | Bars | Heat | Scatter
 
 
 @dataclass(frozen=True)
@@ -311,7 +291,7 @@ def draw(picture: Picture) -> "Figure":
         heats = [panel for panel in picture.panels if isinstance(panel, Heat)]
         images = [image for axes in grid.flat for image in axes.images]
         if heats:
-            least, greatest = (pick(pick(np.ravel(one.matrix)) for one in heats) for pick in (min, max))
+            least, greatest = (float(pick([pick(one.matrix) for one in heats])) for pick in (np.nanmin, np.nanmax))
             grays = Normalize(min(0.0, least), max(0.0, greatest) or 1.0)
             for image in images:
                 image.set_norm(grays)
@@ -323,22 +303,28 @@ def draw(picture: Picture) -> "Figure":
 
 def save(picture: Picture, *paths: Path) -> None:
     """Draw a picture into files, each written atomically; their names end in .png, .svg or .pdf."""
-    import matplotlib as mpl
-
-    figure = draw(picture)
+    figure, about = draw(picture), {"Description": picture.digest()}
     for path in paths:
-        kind = path.suffix[1:]
-        # Without the time, so that equal pictures give equal files.
-        about = {"svg": {"Date": None, "Description": picture.digest()}, "png": {"Description": picture.digest()}}
-        with mpl.rc_context(STYLE):
-            write_binary(path, functools.partial(figure.savefig, format=kind, dpi=200, metadata=about.get(kind)))
+        save_figure(figure, path, {"svg": about, "png": about}.get(path.suffix[1:], {}))
 
 
-def as_svg(panel: Panel) -> str:
-    """The panel as an SVG file without a background and a title, for a page."""
+def save_figure(figure: "Figure", path: Path, about: Mapping[str, str] = {}, style: Mapping[Any, Any] = STYLE) -> None:
+    """Write a figure into a file atomically, without the time, so that equal pictures give equal files."""
     import matplotlib as mpl
 
-    figure, text = draw(Picture("", "", [dataclasses.replace(panel, title="")])), io.StringIO()
+    kind = path.suffix[1:]
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    metadata = {**dates.get(kind, {}), **about}
+    with mpl.rc_context({**style}):
+        write_binary(path, functools.partial(figure.savefig, format=kind, dpi=200, metadata=metadata or None))
+
+
+def as_svg(panels: Sequence[Panel], columns: int = 1) -> str:
+    """Panels as an SVG file without a background, a single one without its title, for a page."""
+    import matplotlib as mpl
+
+    some = [dataclasses.replace(panels[0], title="")] if len(panels) == 1 else panels
+    figure, text = draw(Picture("", "", some, columns)), io.StringIO()
     with mpl.rc_context(STYLE):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return text.getvalue()

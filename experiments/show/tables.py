@@ -103,7 +103,8 @@ def terminal(heads: Sequence[Any], rows: Iterable[Sequence[str]], **options: Any
     """Table for rich: the first column has words, the others numbers; `options` are those of `rich.table.Table`."""
     table = Table(**options)
     for index, head in enumerate(heads):
-        table.add_column(head, justify="right" if index else "left", overflow="fold")
+        widest = max((len(word) for word in str(head).split()), default=0)
+        table.add_column(head, justify="right" if index else "left", overflow="fold", min_width=widest)
     for row in rows:
         table.add_row(*row)
     return table

@@ -13,7 +13,8 @@ from experiments.compare import main
 from experiments.comparison import Compared, read, table, with_target, written
 from experiments.folder import stored_runs
 from experiments.run import build
-from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, apart, as_svg, draw, over_seeds, save
+from experiments.show.names import apart
+from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, as_svg, draw, over_seeds, save
 from pfl_jax import InvalidInput
 from pfl_jax.compare import difference
 from pfl_jax.data import partition_files, sources
@@ -379,6 +380,6 @@ def test_a_mark_has_the_color_of_its_line_and_the_axis_its_least():
 
 
 def test_a_panel_of_a_page_has_no_title_of_its_own():
-    text = as_svg(everything().panels[0])
+    text = as_svg(everything().panels[:1])
     assert "accuracy in %" in text
     assert "lines" not in "".join(ElementTree.fromstring(text).itertext()).split()

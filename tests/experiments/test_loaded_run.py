@@ -17,6 +17,9 @@ from trees import assert_flat
 from experiments import export
 from experiments.cli.request import parse
 from experiments.export import load_run, load_runs
+from experiments.folder import stored_runs
+from experiments.report import models
+from experiments.report.__main__ import main as main_of_report
 from experiments.run import memory, rounds, run
 from experiments.run.command import main
 from pfl_jax import InvalidInput
@@ -183,3 +186,24 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, capsys, 
     assert len(ours) == 2
     assert [one["received_per_client"] for one in ours] == [one["received_per_client"] for one in theirs]
     assert load_run(folder).state.round == 2
+
+
+def test_features_of_the_clients_are_drawn_by_principal_components(local, tmp_path):
+    groups, _ = stored_runs.group([stored_runs.read(local)])
+    (chart,) = models.features(groups, trust=False)
+    loaded, points = load_run(local), chart.panel.points
+    assert chart.panel.names == [f"client {client}" for client in range(4)]
+    assert [list(classes) for classes in chart.panel.classes] == [loaded.client_data(c).y.tolist() for c in range(4)]
+    features = [
+        np.asarray(loaded.model.features(loaded.params(client)["backbone"], loaded.client_data(client).x))
+        for client in range(4)
+    ]
+    centred = np.concatenate(features) - np.concatenate(features).mean(0)
+    # As far apart as their two largest directions say; signs are free.
+    sizes = np.linalg.svd(centred, compute_uv=False)[:2]
+    np.testing.assert_allclose(np.linalg.norm(np.concatenate(points), axis=0), sizes, rtol=1e-3)
+    assert main_of_report([str(local), "--features", "--out", str(tmp_path / "r.html")]) == 0
+    assert "colors are classes" in (tmp_path / "r.html").read_text()
+    shutil.copytree(local, tmp_path / "stateless", ignore=shutil.ignore_patterns("checkpoints"))
+    (note,) = models.features(stored_runs.group([stored_runs.read(tmp_path / "stateless")])[0], trust=False)
+    assert (note.panels, "kept no state" in note.caption) == ([], True)

@@ -14,9 +14,12 @@ import pytest
 from run_folders import SMALL, write_run
 
 from experiments.folder import stored_runs
-from experiments.report import charts, page, tables
+from experiments.report import charts, info, page, tables
 from experiments.report.__main__ import main
+from experiments.show import column
+from experiments.show.column import plot_curves
 from experiments.show.curves import ordered, picture, shown
+from pfl_jax.errors import InvalidInput
 
 PAPER = ("--method", "fedper", "--num-clients", "20")
 """FedPAC's Table 1 on Fashion-MNIST, whole: 87.43."""
@@ -37,7 +40,7 @@ def drawings():
 def _without_drawings(request, monkeypatch):
     """Matplotlib draws a page in seconds: only the tests that have a browser, or all of a page, need that."""
     if "drawings" not in request.fixturenames:
-        monkeypatch.setattr(page, "as_svg", lambda panel: f"<svg>{panel.title}</svg>")
+        monkeypatch.setattr(page, "as_svg", lambda panels, columns: f"<svg>{panels[0].title}</svg>")
 
 
 @pytest.fixture
@@ -51,12 +54,15 @@ def runs(tmp_path):
 
 def test_a_mean_over_some_of_the_clients_says_so(runs):
     (group, _), _ = groups_of(runs)
-    assert "over" not in tables.results([group])["trained"].columns
+    assert "clients" not in tables.results([group])["trained"].columns
     for run, count in zip(group.runs, (3, 4), strict=True):
         run.lines[-1]["trained"]["clients"] = count
     made = tables.results([group])
-    assert dict(zip(made["trained"].columns, *made["trained"].rows, strict=True))["over"] == "3 to 4 of 5 clients"
-    assert "over" not in made["received"].columns
+    assert dict(zip(made["trained"].columns, *made["trained"].rows, strict=True))["clients"] == "3 to 4 of 5"
+    assert "clients" not in made["received"].columns
+    curve = next(one for one in charts.curves([group]) if one.title == charts.PROTOCOL_TITLES["trained"])
+    assert curve.caption == "Means over 3 to 5 of 5 clients."
+    assert charts.curves([group])[0].caption == ""
 
 
 class Reader(HTMLParser):
@@ -134,13 +140,14 @@ def test_settings_of_one_label_on_different_data_are_told_apart(tmp_path):
     for name, lam in (("a", "0.5"), ("b", "0.25")):
         write_run(tmp_path / name, (*SMALL, "--lam", lam), description=f"digits {name}")
     write_run(tmp_path / "c", ("--method", "fedper", *SMALL[2:]), description="digits a")
-    apart, alike = tables.options(groups_of(tmp_path)[0])
-    (row,) = [row for row in apart.rows if "--lam<" in row[0]]
-    assert dict(zip(apart.columns[1:], row[1:], strict=True)) == {
-        "fedpac, digits a": "0.5",
-        "fedpac, digits b": "0.25",
-        "fedper": "—",
+    of_kinds = page.kinds(groups_of(tmp_path)[0])
+    assert {heading: [one.label for one in some] for heading, some in of_kinds.items()} == {
+        "digits a": ["fedpac", "fedper"],
+        "digits b": ["fedpac"],
     }
+    apart, alike = tables.options(of_kinds["digits a"])
+    (row,) = [row for row in apart.rows if "--lam<" in row[0]]
+    assert dict(zip(apart.columns[1:], row[1:], strict=True)) == {"fedpac": "0.5", "fedper": "—"}
     assert (alike["--rounds"], alike["dataset"]) == ("4", "digits")
 
 
@@ -293,7 +300,8 @@ def test_clients_are_shown_in_order_whatever_their_number(tmp_path):
 def test_what_a_method_of_ones_own_tells_is_shown_as_its_docstring_says(tmp_path):
     write_run(tmp_path / "a")
     (group,), _ = groups_of(tmp_path)
-    run, line = group.last_info()
+    (run,) = group.runs
+    line = run.lines[-1]
     cohort, matrix = line["cohort"], np.arange(25.0).reshape(5, 5) - 3
     run.config["info"] = {"drift": "[M, K], per class.", "counts": "[K], examples.", "mixture": "[cohort, M], shares."}
     line["info"] = {
@@ -308,8 +316,9 @@ def test_what_a_method_of_ones_own_tells_is_shown_as_its_docstring_says(tmp_path
         "hole": [1.0, None],
         "number": 3.0,
     }
-    found = {chart.panel.title.partition(":")[0]: chart for chart in charts.information([group])}
-    assert list(found) == ["Mixture weights", "drift", "counts", "said_nowhere", "<b>"]
+    found = {chart.title.partition(":")[0]: chart for chart in info.information([group])}
+    # The first is of the evaluation before; what is within rounding of zero everywhere, as its gap, is not drawn.
+    assert list(found) == ["Head weights", "Mixture weights", "drift", "counts", "said_nowhere", "<b>"]
     order = np.argsort(cohort)
     for name in ("drift", "Mixture weights"):
         panel = found[name].panel
@@ -322,6 +331,84 @@ def test_what_a_method_of_ones_own_tells_is_shown_as_its_docstring_says(tmp_path
     whole = page.page([group])
     assert "<b>" not in whole
     assert "&lt;b&gt;" in whole
+
+
+def test_info_is_shown_over_the_rounds_and_seeds(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), seed=seed, rounds=(1, 2, 3, 4, 5, 6))
+    (group,), _ = groups_of(tmp_path)
+    for run in group.runs:
+        run.config["info"] = {"head_weights": "[M, M], alpha.", "trace": "[M], traces."}
+        for line in run.lines:
+            line["info"]["trace"] = [line["round"] + client / 10 for client in line["cohort"]]
+        # Who was not there has no weight.
+        del run.lines[2]["cohort"][1:], run.lines[2]["info"]["trace"][1:]
+    weights, traces = info.information([group])
+    titles = [f"seed {seed}, round {number}" for seed in (0, 1) for number in (1, 3, 4, 6)]
+    assert [panel.title for panel in weights.panels] == titles
+    last, line = weights.panels[-1].matrix, group.runs[1].lines[-1]
+    order = np.argsort(line["cohort"])
+    np.testing.assert_array_equal(last, np.take(np.take(line["info"]["head_weights"], order, 0), order, 1))
+    (first, _), alone = traces.panels, group.runs[0].lines[2]["cohort"]
+    expected = np.arange(1, 7) + np.arange(5)[:, None] / 10
+    expected[:, 2] = np.where(np.arange(5) == alone[0], expected[:, 2], np.nan)
+    np.testing.assert_allclose(first.matrix, expected)
+    assert (list(first.columns), first.x_label, weights.columns) == (list("123456"), "round", 4)
+    assert "seed 1" in page.page([group])
+
+
+def test_a_client_has_a_section(tmp_path, capsys):
+    values = write_run(tmp_path / "a")
+    write_run(tmp_path / "b", ("--method", "fedas", *SMALL[2:]))
+    group, _ = groups_of(tmp_path)[0]
+    (run,) = group.runs
+    run.config["info"] = {"head_weights": "[M, M], alpha."}
+    labels, scores, teachers = info.client([group], 3)
+    assert list(map(list, labels.panel.values)) == [run.config["class_table"][3]]
+    assert list(scores.panel.series[0].y) == values[:, 3].tolist()
+    place = run.lines[-1]["cohort"].index(3)
+    by_client = dict(zip(run.lines[-1]["cohort"], run.lines[-1]["info"]["head_weights"][place], strict=True))
+    assert teachers.panel.values == [[by_client[client] for client in range(5)]]
+    out = str(tmp_path / "r.html")
+    assert main([str(tmp_path), "--client", "3", "--out", out]) == 0
+    assert '<section id="Client-3"><h2>Client 3</h2>' in (tmp_path / "r.html").read_text()
+    assert main([str(tmp_path), "--client", "5", "--out", out]) == 2
+    assert "the clients of fedpac are 0 to 4" in capsys.readouterr().err
+
+
+def test_runs_of_other_clients_or_rounds_are_in_no_ranking(tmp_path):
+    write_run(tmp_path / "a", level=60.0)
+    write_run(tmp_path / "b", ("--method", "fedas", *SMALL[2:]), level=70.0)
+    write_run(tmp_path / "c", (*SMALL, "--num-clients", "6"), level=90.0)
+    write_run(tmp_path / "d", (*SMALL, "--rounds", "8"), rounds=(4, 8), level=90.0)
+    assert main([str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    text = (tmp_path / "r.html").read_text()
+    results = text[text.index('id="results"') : text.index('id="curves"')]
+    headings = re.findall("<h3>(.*?)</h3>", results)
+    assert sorted(headings) == [
+        f"digits (files), rounds={rounds}, num_clients={clients}" for rounds, clients in ((4, 5), (4, 6), (8, 5))
+    ]
+    # Of each protocol: only two runs stand side by side.
+    assert results.count('class="strong"') == 2
+    assert len(re.findall('class="strong">\\s*<th scope="row">fedas</th>', results)) == 2
+
+
+def test_one_setting_of_each_method_is_chosen_on_validation_examples(tmp_path, capsys):
+    for name, method, lr, level in (("a", "fedpac", 0.1, 60.0), ("b", "fedpac", 0.2, 70.0), ("c", "fedas", 0.1, 65.0)):
+        write_run(tmp_path / name, ("--method", method, *SMALL[2:], "--lr", str(lr)), level=level)
+    command = [str(tmp_path), "--select", "validation", "--name", "Ours=fedpac", "--out", str(tmp_path / "r.html")]
+    assert main(command) == 2
+    assert "needs runs with validation examples" in capsys.readouterr().err
+    for name, value in (("a", 90.0), ("b", 50.0), ("c", 70.0)):
+        path = tmp_path / name / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines[-1]["validation"] = {name: {"mean": value} for name in ("received", "trained")}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(command) == 0
+    text = (tmp_path / "r.html").read_text()
+    assert "Chosen on validation examples of 3 settings: fedpac lr=0.1, fedas." in text.replace("&#39;", "'")
+    names = re.findall('<th scope="row">(.*?)</th>', text[text.index('id="results"') : text.index('id="curves"')])
+    assert names == ["Ours", "fedas"] * 2
 
 
 def test_equal_partitions_are_one_picture(tmp_path):
@@ -341,7 +428,7 @@ def test_a_version_that_not_all_runs_have_is_told(tmp_path):
     write_run(tmp_path / "1", seed=1)
     run = stored_runs.read(tmp_path / "1")
     run.config["versions"]["flax"] = "0.12"
-    table, alike = tables.versions([stored_runs.Group("fedpac", (stored_runs.read(tmp_path / "0"), run))])
+    table, alike = tables.versions({"": [stored_runs.Group("fedpac", (stored_runs.read(tmp_path / "0"), run))]})
     assert table.rows[0] == ["flax", "0.12", "fedpac, seed 1"]
     assert "flax" not in alike
 
@@ -413,3 +500,31 @@ def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
     table = tables.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
     best = int(means[0].argmax())
     assert table.rows[0][table.columns.index("best (round)")] == f"{means[0][best]:.2f} ({rounds[best]})"
+
+
+@pytest.mark.usefixtures("drawings")
+def test_curves_for_a_paper_have_the_band_that_is_asked_for(tmp_path, capsys):
+    table = np.array([write_run(tmp_path / "runs" / str(seed), seed=seed).mean(1) for seed in range(3)])
+    write_run(tmp_path / "runs" / "b", ("--method", "fedas", *SMALL[2:]))
+    groups, _ = groups_of(tmp_path / "runs")
+    mean, deviation = table.mean(0), table.std(0, ddof=1)
+    # 4.303 is the 97.5 % quantile of Student's t with two degrees of freedom.
+    halves = {"deviation": deviation, "interval": 4.303 * deviation / np.sqrt(3)}
+    for band, half in halves.items():
+        figure = column._figure(groups, "received", 3.3, band)
+        (axes,) = figure.axes
+        (drawn,) = axes.collections
+        edges = drawn.get_paths()[0].vertices
+        for at, low, high in zip((2, 4), mean - half, mean + half, strict=True):
+            heights = edges[edges[:, 0] == at, 1]
+            np.testing.assert_allclose([heights.min(), heights.max()], [low, high], rtol=1e-3)
+        assert figure.get_figwidth() == 3.3
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedpac", "fedas"]
+    plot_curves(tmp_path / "runs", tmp_path / "a.pdf", names=["Ours=fedpac"])
+    command = [str(tmp_path / "runs"), "--plot", str(tmp_path / "b.pdf"), "--width", "3.3", "--name", "Ours=fedpac"]
+    assert main(command) == 0
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+    # No Type 3 fonts, which publishers refuse.
+    assert b"/FontType 3" not in (tmp_path / "a.pdf").read_bytes()
+    with pytest.raises(InvalidInput, match="the name ends in"):
+        plot_curves(tmp_path / "runs", tmp_path / "a.tif")

@@ -202,6 +202,9 @@ MESSAGES = {
     "report": {
         "": "missing: RUN...; see --help",
         "absent": "absent is not a folder: give those of runs, or one above them",
+        "run --width 3.3": "--width needs --plot",
+        "run --band range": "--band needs --width",
+        "run --trust": "--trust needs --features",
         "run --out run": "run is there already and not a report's page",
         "run --out run/config.json": "run/config.json is there already and not a report's page",
         "run --out /dev/full": "/dev/full is there already and not a report's page",

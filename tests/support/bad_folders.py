@@ -171,6 +171,9 @@ def _report() -> Iterator[Case]:
     yield Case("report other --out missing/r.html", "it is a run", "cannot write missing/r.html", one)
     protocol = "--eval-protocol before_aggregation"
     yield Case(f"report other {protocol}", "it is a run", "none of the runs has been evaluated by it", one)
+    select, without = "report other --select validation", "--select validation needs runs with validation examples"
+    yield Case(select, "it is a run", without, one)
+    yield Case("report other --client 99", "it is a run", "--client 99: the clients of", one)
     yield Case("compare other", "it is a run", "a comparison needs finished runs of two settings at least", one)
     two = lambda here: [write_run(here / "other" / name, description=name) for name in "ab"]  # noqa: E731
     yield Case("report other --plot x.png", "runs on two kinds of data", "--plot draws one kind of data", two)
