@@ -125,7 +125,7 @@ def test_commands_are_accepted(capsys):
                 program.main(["--help"])
             text = capsys.readouterr().out
             # Every other word of these is an option of a run.
-            is_of_runs = module in ("sweep", "partition", "lab.fedas_ablation.released")
+            is_of_runs = module in ("sweep", "partition")
             known = text + " ".join(flag(field.name) for field in fields(Options) if is_of_runs)
             ours = [word for word in words if word.startswith("--")]
             assert all(option in known for option in ours if option != "--method"), (module, words)

@@ -13,8 +13,7 @@ from trees import assert_flat
 
 from experiments.cifar100 import main
 from experiments.cli.request import IN_PLACE, parse
-from experiments.folder.load import read_config, read_metrics, read_summary
-from experiments.lab.fedas_ablation import released
+from experiments.folder.load import read_config, read_metrics
 from experiments.run import in_place
 from experiments.run.loaded_run import load_run
 from pfl_jax import InvalidInput, Settings, simulate
@@ -217,11 +216,6 @@ def test_the_preset_of_fedas_is_its_release_and_resumes(tmp_path, capsys):
     # As printed it is another run, which this folder is not.
     assert main("cifar100", ["--resume", str(tmp_path / "part"), "--rounds", "4", "--procedure", "print"]) == 2
     assert "alignment in place, not usual rounds" in capsys.readouterr().err
-
-
-def test_its_former_command_is_the_same_run(tmp_path):
-    assert released.main(["cifar100", *SMALL, "--rounds", "1", "--out", str(tmp_path / "run")]) == 0
-    assert read_summary(tmp_path / "run")["procedure"] == IN_PLACE
 
 
 @pytest.mark.parametrize(

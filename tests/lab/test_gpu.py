@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import itertools
 import json
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from PIL import Image
 from experiments.lab.benchmark import records, workload
 from experiments.lab.gpu import __main__ as gpu
 from experiments.lab.gpu import carried, parts, queued
-from experiments.lab.gpu.log import Log, OutOfTime, read
+from experiments.lab.gpu.log import Log, OutOfTime
 from experiments.lab.pages import performance
 from experiments.lab.queue.planned import planned_runs
 from experiments.run import committed
@@ -50,20 +49,20 @@ def test_what_is_measured_is_not_measured_again_and_an_error_costs_only_itself(t
         for number in (1, 0, 2):
             log.add(str(number), work, number)
     assert calls == [1, 0, 2]
-    assert [line["name"] for line in read(file)] == ["training/1", "training/0", "training/2"]
-    assert read(file)[1]["error"] == "ZeroDivisionError: division by zero"
+    there = committed.read(file)
+    assert list(there) == ["training/0", "training/1", "training/2"]
+    assert there["training/0"]["error"] == "ZeroDivisionError: division by zero"
     assert "training/2: s 0.5" in capsys.readouterr().out
     with pytest.raises(OutOfTime):
         Log(file, "training", time.time()).add("3", work, 3)
     Log(file, "training", time.time()).add("2", work, 2)
 
 
-def test_a_line_that_a_kill_cut_is_measured_again(tmp_path):
+def test_numbers_of_every_kind_are_kept(tmp_path):
     file = tmp_path / "measurements.jsonl"
-    file.write_text('{"name": "rounds/a", "s": 1}\n{"name": "rou')
-    assert read(file) == [{"name": "rounds/a", "s": 1}]
-    Log(file, "rounds", SOON).add("b", dict)
-    assert [line["name"] for line in read(file)] == ["rounds/a", "rounds/b"]
+    Log(file, "rounds", SOON).add("a", lambda: {"s": np.float32(0.5), "apart": float("nan"), "by": "x", "clients": 3})
+    found = committed.read(file)["rounds/a"]
+    assert found | {"took, s": 0.0} == {"s": 0.5, "apart": "nan", "by": "x", "clients": 3, "took, s": 0.0}
 
 
 def test_every_part_ends_in_its_share_of_the_time(tmp_path, monkeypatch):
@@ -122,7 +121,7 @@ def test_one_run_after_another_is_finished_and_told(tmp_path, monkeypatch, capsy
     assert gpu.main(["--parts", "runs", "--at-once", "1", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "two: not finished; left out: --lr 0.01 is too large" in out
-    assert [line["run"] for line in read(tmp_path / "measurements.jsonl")] == ["one", "three"]
+    assert list(committed.read(tmp_path / "measurements.jsonl")) == ["runs/one", "runs/three"]
 
 
 # What is kept.
@@ -157,7 +156,7 @@ def test_figures_and_runs_are_kept_and_become_the_page(tmp_path):
     assert "| peak tf32 | 300 |" in text
     assert "on NVIDIA H100 x 1, jax 0.11.2" in text
     assert performance.gpu({}) == performance.UNTESTED
-    file.write_text(json.dumps({"name": "machine/machine"} | MACHINE | {"quick": True}) + "\n")
+    committed.write(file, "machine/machine", MACHINE | {"quick": True})
     with pytest.raises(InvalidInput, match="no measurements to keep"):
         gpu.keep(out, root)
 
@@ -165,7 +164,7 @@ def test_figures_and_runs_are_kept_and_become_the_page(tmp_path):
 # What is carried.
 
 
-def test_cifar10_is_carried_without_what_its_files_share(tmp_path):
+def test_cifar10_is_carried_compressed(tmp_path):
     draw, arrays = np.random.default_rng(0), {}
     for split, number in (("train", 20), ("test", 10)):
         images = []
@@ -220,14 +219,13 @@ def test_every_part_measures(tmp_path, monkeypatch):
     for name, value in {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PFL_JAX_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     assert gpu.main(["--quick", "--minutes", "20", "--parts", *parts.PARTS, "--out", str(tmp_path)]) == 0
-    lines = read(tmp_path / "measurements.jsonl")
-    assert not [line for line in lines if "error" in line]
-    assert {line["name"].split("/")[0] for line in lines} == set(parts.PARTS)
-    trained = [line for line in lines if line["name"].startswith("training/")]
+    lines = committed.read(tmp_path / "measurements.jsonl")
+    assert not [line for line in lines.values() if "error" in line]
+    assert {name.split("/")[0] for name in lines} == set(parts.PARTS)
+    trained = [line for name, line in lines.items() if name.startswith("training/")]
     assert {line["network"] for line in trained} == {name for name, _ in parts.NETWORKS}
     for column, number in {"form": 3, "precision": 3, "chunk": 3}.items():
         assert len({line[column] for line in trained}) == number
     assert all(line["of peak %"] > 0 for line in trained)
-    beside = [line for line in lines if line["name"].endswith("beside the CPU")]
-    assert [line["within 1e-4"] for line in beside] == ["yes", "yes"]
-    assert len(list(itertools.takewhile(lambda line: line["name"].startswith("machine/"), lines))) == 7
+    assert [line["within 1e-4"] for name, line in lines.items() if name.endswith("beside the CPU")] == ["yes", "yes"]
+    assert sum(name.startswith("machine/") for name in lines) == 7

@@ -9,6 +9,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from experiments.lab.fedas_ablation.measured import fedas_measured
 from experiments.lab.fedas_ablation.premise import Run
 from experiments.lab.pages import premise
+from experiments.run import committed
 from pfl_jax import LocalTraining, Settings, methods, run
 from pfl_jax.data import client_data
 from pfl_jax.primitives import losses, squared_gradient_norms
@@ -77,3 +78,16 @@ def test_the_page_compares_online_clients_with_stragglers():
         *(("online", [2, 4], [6.0, 2.0]), ("straggler", [4], [3.0]))
     ]
     assert [one.y for one in ratios.series] == [[1.5], [pytest.approx(2 / 3)], [pytest.approx(1 / 9)]]
+
+
+def test_the_part_of_the_page_is_there_once_there_are_runs(tmp_path):
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs/fedas.md"
+    page.write_text("before\n<!-- made: premise -->\n<!-- end of made -->\nafter\n")
+    assert premise.made(tmp_path).texts == {page: page.read_text()}
+    for weighed_by in ("example", "size"):
+        committed.write(tmp_path / "results/premise.jsonl", f"cifar10-{weighed_by}", RECORD)
+    texts, pictures = premise.made(tmp_path)
+    assert texts[page].startswith("before\n<!-- made: premise -->\n## Do stragglers weigh less?\n")
+    assert "| cifar10 | number of examples | 85.0 | 45.0 | 90.0 | 55.0 |" in texts[page]
+    assert [path.name for path in pictures] == ["fedas-premise.svg"]

@@ -13,7 +13,7 @@ from experiments.cli.config_file import options_of as stored_options
 from experiments.cli.parser import option_words
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
-from experiments.lab.pages.compared import SECTIONS, load_released, published_in
+from experiments.lab.pages.compared import SECTIONS, published_in
 from experiments.lab.pages.picture import METHODS, picture
 from experiments.lab.pages.results import compared_clients, page, readme_table
 from experiments.lab.queue.field import FIELDS, Comparison, possible_runs, search_runs, tuned_run
@@ -48,10 +48,10 @@ def store(tmp_path, name, level, note="", **rounds):
     return means[-1]
 
 
-def made(tmp_path, causes=(), released=()):
+def made(tmp_path, causes=()):
     library = Library(tmp_path / "results")
     found = compared.compared(library, causes)
-    return page(library, found, released), readme_table(library, found)
+    return page(library, found), readme_table(library, found)
 
 
 def line_of(text, start, section=None):
@@ -277,18 +277,6 @@ def test_fedas_columns_are_pooled_as_its_tables_are(tmp_path):
         store(tmp_path, place.replace("fedas", method), 80.0, **pooled)
     line = line_of(made(tmp_path)[0], "| 0.1 | 0.2 |", "FedAS's Dirichlet partitions")
     assert line == f"| 0.1 | 0.2 |{' 71.50 / 73.25 |' * 4}"
-
-
-def test_released_code_stands_beside_ours(tmp_path):
-    released, _ = load_released(committed.ROOT)
-    assert (released.row.paper, released.row.table, released.row.method) == ("fedpac", 1, "fedpac")
-    mean = store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
-    text = made(tmp_path, released=[released])[0]
-    assert line_of(text, "| 200 |") == (
-        f"| 200 | {mean:.2f} | 91.3 | {mean - 91.3:+.2f} | {mean - 1:.2f} | 91.2 | {mean - 1 - 91.2:+.2f} |"
-    )
-    # Where ours was not evaluated.
-    assert line_of(text, "| 20 |") == "| 20 | — | 88.5 | — | — | 87.8 | — |"
 
 
 def options_of(command):

@@ -1,28 +1,31 @@
-"""Benchmark of this machine: prints tables, and stores them with --out; --only selects sections.
+"""Benchmark of this machine: local training beside PyTorch, and FedPAC's rounds; --out stores the table that it prints.
 
-    python -m experiments.lab.benchmark --out results/benchmark.jsonl
-
-training is local training beside PyTorch, and FedPAC's rounds; own_networks is local training by library.
+python -m experiments.lab.benchmark --out results/benchmark.jsonl
 """
 
-import importlib
+import functools
+import importlib.util
 import os
-import sys
-import time
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
+from jax.sharding import Mesh
 from rich.console import Console
 
 from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import Argument, choose, parse
+from experiments.cli.parser import Argument, parse
+from experiments.host import jax_config
 from experiments.host.console import print_line
+from experiments.lab.benchmark import measure, workload
+from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
+from experiments.lab.benchmark.records import Row, Section, store
+from experiments.lab.benchmark.workload import FULL, QUICK, Scale
+from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
-
-SECTIONS = {"training": "sections", "own_networks": "own_networks"}
-"""Name of a section, and of the function that measures it -> its module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,62 +33,9 @@ class Options:
     """Command line of the benchmark."""
 
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
-    """File of measurements, a line of JSON for each section; those that are measured take the place of older ones."""
+    """File of measurements, a line of JSON for each section; the section training is replaced."""
     quick: bool = False
     """Tiny sizes, which only show that it runs."""
-    only: Annotated[tuple[str, ...], Argument(metavar="SECTION", text=f"Some of {', '.join(SECTIONS)}.")] = ()
-    pythons: Annotated[tuple[Path, ...], Argument(metavar="PYTHON")] = (Path(sys.executable),)
-    """Interpreters, each with a version of JAX, that the section own_networks compares."""
-
-    def check(self) -> None:
-        """Raise InvalidInput for values that cannot be used."""
-        choose("section", self.only, SECTIONS)
-        if self.out is not None and not os.access(self.out.absolute().parent, os.W_OK):
-            raise InvalidInput(f"the folder of {self.out} is not there or cannot be written")
-
-
-def benchmark(options: Options, console: Console) -> None:
-    """Measure the sections that are asked for, print them, and store them.
-
-    Raises:
-      InvalidInput: a section cannot be measured, or the file cannot be written.
-    """
-    began = time.perf_counter()
-    # Imported now, so that errors and --help do not wait for it.
-    from experiments.host import jax_config
-    from experiments.lab.benchmark import measure, workload
-    from experiments.lab.benchmark.records import store
-    from pfl_jax import simulate
-
-    jax_config.prepare_jax()
-    machine = measure.machine()
-    print_line(console, headline(machine))
-    scale, mesh = workload.QUICK if options.quick else workload.FULL, simulate.client_mesh()
-
-    def notify(what: str) -> None:
-        print_line(console, f"[{time.perf_counter() - began:4.0f} s] {what}", "dim")
-
-    notify("the peak of matrix products")
-    peak = measure.matmul_peak(scale.matmul, mesh)
-    setup = workload.Setup(scale, mesh, peak, notify, options.pythons)
-    machine |= {"quick": options.quick, "peak": peak}
-    for name, module in SECTIONS.items():
-        if name in (options.only or SECTIONS):
-            measured = getattr(importlib.import_module(f"experiments.lab.benchmark.{module}"), name)
-            section = measured(setup)._replace(machine=machine)
-            console.print(section.terminal())
-            if options.out is not None:
-                store(options.out, name, section)
-    print_line(console, f"{time.perf_counter() - began:.0f} s in all")
-
-
-def headline(machine: dict[str, Any]) -> str:
-    """The machine in two lines."""
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    load = f"load {machine['load']:.1f} before" + (": BUSY, times are too long" if machine["load"] > 1 else "")
-    torch = "" if "torch" in machine["versions"] else "; no PyTorch: pip install -r requirements-bench.txt to compare"
-    gpu = machine["devices"] if machine["backend"] == "gpu" else "no GPU: GPU rows need one, same command"
-    return f"{machine['cpu']}, {machine['cores']} cores, {load}; {versions}{torch}\n{gpu}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,10 +43,70 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         options, _ = parse(Options, "experiments.lab.benchmark", __doc__, arguments)
-        options.check()
-        benchmark(options, Console())
+        if options.out is not None and not os.access(options.out.absolute().parent, os.W_OK):
+            raise InvalidInput(f"the folder of {options.out} is not there or cannot be written")
+        jax_config.prepare_jax()
+        machine, console, mesh = measure.machine(), Console(), simulate.client_mesh()
+        print_line(console, headline(machine))
+        scale = QUICK if options.quick else FULL
+        peak = measure.matmul_peak(scale.matmul, mesh)
+        section = training(scale, mesh, peak["peak"])._replace(machine=machine | {"quick": options.quick, "peak": peak})
+        console.print(section.terminal())
+        if options.out is not None:
+            store(options.out, "training", section)
 
     return exit_code(work)
+
+
+def headline(machine: dict[str, Any]) -> str:
+    """The machine in two lines."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    load = f"load {machine['load']:.1f} before" + (": BUSY, times are too long" if machine["load"] > 1 else "")
+    torch = "" if "torch" in machine["versions"] else "; no PyTorch: pip install -r requirements-bench.txt to compare"
+    gpu = machine["devices"] if machine["backend"] == "gpu" else "no GPU: GPU rows need one, experiments.lab.gpu"
+    return f"{machine['cpu']}, {machine['cores']} cores, {load}; {versions}{torch}\n{gpu}"
+
+
+def training(scale: Scale, mesh: Mesh, peak: float) -> Section:
+    """Local training of all clients beside the same work in PyTorch, and whole FedPAC rounds."""
+    data = workload.federation(scale.clients, scale.examples)
+    times = measure.interleaved(scale.repetitions[0], _contestants(scale, mesh))
+    medians = {by: statistics.median(seconds) for by, seconds in times.items()}
+    rows: list[Row] = []
+    for by, seconds in medians.items():
+        rate = scale.clients * scale.examples / seconds
+        row = {"work": "local training, E = 1", "by": by, "s": seconds, "repetitions": times[by], "examples/s": rate}
+        rows.append(row | {"of peak %": 100 * rate * operations() / peak})
+    if "PyTorch" in medians:
+        rows[0]["speed-up"] = medians["PyTorch"] / medians["pfl_jax"]
+    rounds = Rounds(workload.method("fedpac", scale), data)
+    (seconds,) = measure.interleaved(scale.repetitions[1], {"": rounds.both}).values()
+    work = f"FedPAC round, E = {scale.epochs}, both evaluations"
+    rows.append({"work": work, "by": "pfl_jax", "s": statistics.median(seconds), "repetitions": seconds})
+    note = (
+        f"{scale.clients} clients of {scale.examples} examples, chunk {workload.usual_chunk() or 'all'}; medians of "
+        "interleaved repetitions"
+    )
+    return Section("Beside plain PyTorch", rows, note)
+
+
+def _contestants(scale: Scale, mesh: Mesh) -> dict[str, Callable[[], Any]]:
+    """One epoch at a time: short repetitions, and many of them, say more on a disturbed machine than few long ones."""
+    data = workload.federation(scale.clients, scale.examples)
+    ours = local_training(data, scale, clients=scale.clients, epochs=1, chunk=workload.usual_chunk(), mesh=mesh)
+    ours()
+    if importlib.util.find_spec("torch") is None:
+        return {"pfl_jax": ours}
+    from experiments.lab.benchmark import torch_rounds
+
+    network = torch_rounds.Network(workload.network().init(jax.random.key(0)))
+    start = torch_rounds.weights(network)
+    examples = torch_rounds.clients(data)
+    torch_rounds.train_clients(network, start, examples[:1], 1, scale)
+    return {
+        "pfl_jax": ours,
+        "PyTorch": functools.partial(torch_rounds.train_clients, network, start, examples, 1, scale),
+    }
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """Workload of the benchmark: sizes, the federation, the network and its operations."""
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from jax.sharding import Mesh
+import flax.linen as nn
+import jax
 
 from pfl_jax import models
 from pfl_jax.backends import choices
@@ -43,24 +42,6 @@ QUICK = Scale(clients=4, examples=30, epochs=1, repetitions=(2, 1), matmul=128)
 """For tests: every measurement in seconds, its figures mean nothing."""
 
 
-class Setup(NamedTuple):
-    """Data shared by all sections.
-
-    Attributes:
-      scale: how large everything is.
-      mesh: of all devices.
-      peak: see `measure.matmul_peak`.
-      notify: called with what is measured next.
-      pythons: interpreters, see `__main__.Options`.
-    """
-
-    scale: Scale
-    mesh: Mesh
-    peak: dict[str, float]
-    notify: Callable[[str], None]
-    pythons: Sequence[Path]
-
-
 def usual_chunk() -> int | None:
     """Clients under one vmap on this backend; None for all at once."""
     return choices().chunk
@@ -82,6 +63,17 @@ def federation(clients: int, examples: int, name: str = "fashion_mnist") -> Fede
 def network() -> Model:
     """FedPAC's CNN for Fashion-MNIST."""
     return models.fedpac_cnn(dataset().input_shape, dataset().num_classes)
+
+
+class Linen(nn.Module):
+    """The same as users write it in flax.linen, with activations before pooling."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.max_pool(nn.leaky_relu(nn.Conv(16, (5, 5), padding="VALID")(x)), (2, 2), (2, 2))
+        x = nn.max_pool(nn.leaky_relu(nn.Conv(32, (5, 5), padding=((1, 1), (1, 1)))(x)), (2, 2), (2, 2))
+        x = nn.leaky_relu(nn.Dense(128)(x.reshape(len(x), -1)))
+        return nn.Dense(10, name="head")(x)
 
 
 def method(name: str, scale: Scale, epochs: int | None = None) -> Method:

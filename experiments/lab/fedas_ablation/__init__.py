@@ -1,1 +1,1 @@
-"""Ablation of FedAS's lead over FedPer: one choice at a time, from FedPer to the released procedure."""
+"""What FedAS weighs clients by: the runs of docs/fedas.md that measure it."""

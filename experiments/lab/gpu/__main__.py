@@ -16,7 +16,6 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,10 +31,10 @@ from experiments.folder.run_folder import slug
 from experiments.host.console import print_line
 from experiments.lab import results
 from experiments.lab.benchmark.records import Section, store
-from experiments.lab.gpu import carried, log
+from experiments.lab.gpu import carried
 from experiments.lab.gpu.queued import missing
 from experiments.run import committed
-from pfl_jax.atomic_write import append_line, make_folder
+from pfl_jax.atomic_write import make_folder
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count, Positive
 
@@ -49,8 +48,6 @@ TITLES = {
     "rounds": "Rounds",
     "runs": "Runs of the papers' tables",
 }
-
-NOT_SHOWN = ("name", "took, s")
 
 ROOT = committed.ROOT.parent
 
@@ -103,13 +100,11 @@ class Hour:
     def __init__(self, options: Options):
         self.options, self.console, self.began = options, Console(), time.time()
         self.folder, self.file = options.runs or options.out / "runs", options.out / "measurements.jsonl"
-        self._writes = threading.Lock()
 
     def spend(self) -> None:
         """All parts, each until its share of the time is over."""
         make_folder(self.options.out)
         make_folder(self.folder)
-        log.read(self.file)
         seconds, unpacking = 60 * self.options.minutes - RESERVE, None
         if (ROOT / carried.FOLDER).exists() and "runs" in (self.options.parts or SHARES):
             # Beside the first measurements, which are few.
@@ -175,8 +170,7 @@ class Hour:
                 took = time.time() - began
                 if name in committed.read(self.options.out / "queue" / f"{block}.jsonl"):
                     seconds.append(took)
-                    with self._writes:
-                        append_line(self.file, json.dumps({"name": f"runs/{name}", "run": name, "s": took}))
+                    committed.write(self.file, f"runs/{name}", {"what": name, "s": took})
                     self._say(f"{name}: finished in {took:.0f} s")
                 else:
                     self._say(f"{name}: not finished; {(output.read_text().splitlines() or ['it said nothing'])[-1]}")
@@ -192,15 +186,16 @@ def keep(out: Path, root: Path = committed.ROOT) -> None:
     Raises:
       InvalidInput: there are none, or they are of --quick.
     """
-    lines = log.read(out / "measurements.jsonl")
-    machine = next((line for line in lines if line["name"] == "machine/machine"), None)
+    lines = committed.read(out / "measurements.jsonl")
+    machine = lines.pop("machine/machine", None)
     if machine is None or machine["quick"]:
         raise InvalidInput(f"{out} has no measurements to keep: none of the machine, or those of --quick")
     for part, title in TITLES.items():
-        own = [line for line in lines if line["name"].startswith(f"{part}/") and line is not machine]
-        rows = [{key: value for key, value in line.items() if key not in NOT_SHOWN} for line in own]
-        if part == "machine":
-            rows = [{"what": line["name"].partition("/")[2]} | row for line, row in zip(own, rows, strict=True)]
+        own = {name.removeprefix(f"{part}/"): line for name, line in lines.items() if name.startswith(f"{part}/")}
+        rows = [
+            ({"what": name} if part == "machine" else {}) | {key: one for key, one in line.items() if key != "took, s"}
+            for name, line in own.items()
+        ]
         if rows:
             store(root / "benchmark.jsonl", f"gpu-{part}", Section(title, rows, "", machine))
     for file in sorted(out.glob("queue/*.jsonl")):

@@ -3,7 +3,7 @@
     python -m experiments.lab.gpu.carried --cifar10 FILE.npz    # lays all into build/gpu, and prints the command
 
 FILE.npz is a JPEG copy of CIFAR-10: for "train" and "test" the bytes of all files, their sizes and their labels, as
-`train_bytes`, `train_sizes` and `train_labels`. All files begin with the same bytes, which are carried once.
+`train_bytes`, `train_sizes` and `train_labels`.
 """
 
 import gzip
@@ -116,25 +116,16 @@ def pack(folder: Path, cifar10: Path | None) -> None:
 
 
 def pack_cifar10(source: Path, file: Path) -> None:
-    """Store the JPEG copy with the common beginning of its files once, and the digest of its pixels."""
-    images = {split: _images(source, split) for split in SPLITS}
-    every = [one.decode("latin-1") for split in SPLITS for one in images[split]]
-    head = os.path.commonprefix(every).encode("latin-1")
-    arrays = {"head": np.frombuffer(head, np.uint8), "digest": np.array(_digest(records(source)))}
-    for split in SPLITS:
-        rest = [one[len(head) :] for one in images[split]]
-        arrays[f"{split}_bytes"] = np.frombuffer(b"".join(rest), np.uint8)
-        arrays[f"{split}_sizes"] = np.array([len(one) for one in rest], np.uint16)
-        arrays[f"{split}_labels"] = np.load(source)[f"{split}_labels"]
-    write_binary(file, lambda opened: np.savez(opened, **arrays))
+    """Store the JPEG copy compressed, since all its files begin alike, with the digest of its pixels."""
+    arrays = dict(np.load(source)) | {"digest": np.array(_digest(records(source)))}
+    write_binary(file, lambda opened: np.savez_compressed(opened, **arrays))
 
 
 def _images(file: Path, split: str) -> list[bytes]:
-    """JPEG files of a split, with the beginning that `pack_cifar10` took from them."""
+    """JPEG files of a split."""
     stored = np.load(file)
     content, ends = stored[f"{split}_bytes"].tobytes(), np.cumsum(stored[f"{split}_sizes"], dtype=np.int64)
-    head = stored["head"].tobytes() if "head" in stored else b""
-    return [head + content[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
+    return [content[start:end] for start, end in itertools.pairwise([0, *ends.tolist()])]
 
 
 def records(file: Path) -> dict[str, np.ndarray]:

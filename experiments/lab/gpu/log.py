@@ -1,13 +1,13 @@
-"""Measurements in a file, a line of JSON each, written as soon as it is there."""
+"""Measurements in a file of records, each written as soon as it is there."""
 
-import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from experiments.lab.benchmark.records import Row
-from pfl_jax.atomic_write import append_line
+from experiments.run import committed
 
 
 class OutOfTime(Exception):
@@ -24,7 +24,7 @@ class Log:
     """
 
     def __init__(self, file: Path, part: str, until: float):
-        self.there = {line["name"]: line for line in read(file)}
+        self.there = committed.read(file)
         self._file, self._part, self._until = file, part, until
 
     def add(self, name: str, work: Callable[..., Row], *arguments: Any) -> None:
@@ -44,17 +44,15 @@ class Log:
         except Exception as error:
             # One form that needs too much memory, say, must not cost the others.
             row = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
-        self.there[name] = {"name": name} | row | {"took, s": time.perf_counter() - began}
-        append_line(self._file, json.dumps(self.there[name], default=float))
+        row |= {key: _number(value) for key, value in row.items() if hasattr(value, "__float__")}
+        self.there[name] = row | {"took, s": time.perf_counter() - began}
+        committed.write(self._file, name, self.there[name])
         shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
         print(f"{name}: {', '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
 
 
-def read(file: Path) -> list[Row]:
-    """Measurements of a file in their order, none of a missing one; a last line that is cut is removed from it."""
-    if not file.exists():
-        return []
-    whole, _, cut = file.read_text().rpartition("\n")
-    if cut:
-        file.write_text(f"{whole}\n" if whole else "")
-    return [json.loads(line) for line in whole.splitlines()]
+def _number(value: Any) -> Any:
+    """A number as JSON has it; one that is not finite as a text."""
+    if isinstance(value, int):
+        return value
+    return float(value) if math.isfinite(value) else str(value)

@@ -19,13 +19,13 @@ import numpy as np
 
 import pfl_jax.engine.sweep
 from experiments.host.jax_config import MATMUL_PRECISION, prepare_jax
-from experiments.lab.benchmark import measure, own_networks, workload
+from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.benchmark.records import Row
 from experiments.lab.benchmark.workload import FULL, Scale
 from experiments.lab.gpu.log import Log, OutOfTime
 from experiments.run.committed import ROOT
-from pfl_jax import LocalTraining, build, data, methods, models, simulate
+from pfl_jax import LocalTraining, build, data, methods, models, networks, simulate
 from pfl_jax.backends import choices
 from pfl_jax.base import Method, Model
 from pfl_jax.data.federated import FederatedData
@@ -60,7 +60,7 @@ def network(name: str, like: str) -> Model:
     """One of NETWORKS."""
     source = workload.dataset(like)
     if name == "own flax CNN":
-        return own_networks.linen()
+        return networks.from_flax(workload.Linen(), source.input_shape, source.num_classes)
     return models.MODELS[name](source.input_shape, source.num_classes)
 
 

@@ -1,21 +1,17 @@
 """Published accuracies with ours and the causes of large differences, table by table."""
 
-import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from experiments.choices import ALWAYS, Protocol
+from experiments.choices import ALWAYS
 from experiments.folder.load import Result
 from experiments.lab.causes import Cause
 from experiments.lab.queue.planned import CIFAR10, DATASET, SEEDS
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.run import committed
 from experiments.run.committed import Library
 from experiments.tables import comparison
 from experiments.tables.comparison import Entry
-from pfl_jax.errors import InvalidInput
 
 CLOSE = 1.0
 """Largest difference in points that counts as agreement: about the effect of another seed or partition."""
@@ -103,22 +99,6 @@ def is_close(entry: Entry) -> bool | None:
     return None if entry.difference is None else round(abs(entry.difference), 2) <= CLOSE
 
 
-class Released(NamedTuple):
-    """Accuracies of a paper's released code over the rounds.
-
-    Attributes:
-      source: how the accuracies were measured.
-      row: published accuracy in the same setting.
-      rounds: [R].
-      accuracies: protocol -> means over clients [R], in percent.
-    """
-
-    source: str
-    row: Published
-    rounds: list[int]
-    accuracies: dict[str, list[float]]
-
-
 def published_in(section: Section) -> list[Published]:
     """Published accuracies of a section, in the paper's order."""
     where = (section.paper, section.table, section.clients, section.dataset)
@@ -129,13 +109,6 @@ def runs(row: Published, library: Library) -> list[Result]:
     """Finished runs beside a published accuracy, by seed."""
     found = (library.find(row.cell(seed)) for seed in SEEDS)
     return [one for one in found if one is not None]
-
-
-def mean_after(there: Sequence[Result], number: int, protocol: Protocol) -> float | None:
-    """Mean over runs after a round; None unless all of them were evaluated there."""
-    values = [one.at_round(number, protocol) for one in there]
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 Found: TypeAlias = dict[Section, list[Compared]]
@@ -157,16 +130,3 @@ def _compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compa
         run = library.find(cause.cell)
         without = comparison.entry(row, [] if run is None else [run], measure)
     return Compared(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)
-
-
-def load_released(root: Path) -> list[Released]:
-    """Known results of released code; InvalidInput if one cannot be read."""
-    found = []
-    for name, content in committed.read(root / "released.jsonl").items():
-        where = {key: value for key, value in content.items() if key in Published._fields}
-        row = next((row for row in published.load() if where.items() <= row._asdict().items()), None)
-        if row is None or not {"source", "round", *ALWAYS} <= content.keys():
-            raise InvalidInput(f"{name} in released.jsonl is not what released code reaches in a row of a table")
-        accuracies = {protocol: content[protocol] for protocol in ALWAYS}
-        found.append(Released(content["source"], row, content["round"], accuracies))
-    return found

@@ -6,8 +6,13 @@ from typing import Any
 import numpy as np
 
 from experiments.lab.fedas_ablation.premise import DATASETS, RUNS, TRACES, Record, Run
+from experiments.lab.pages.parts import FIGURES, Made, filled
 from experiments.run import committed
+from experiments.show import tables
 from experiments.show.pictures import Lines, Picture, Series
+
+TEMPLATE = Path(__file__).with_name("premise.md.jinja")
+"""Text of the part without its numbers."""
 
 GROUPS = {"online": False, "straggler": True}
 SAID = ("holds", "reversed")
@@ -19,6 +24,15 @@ WORDS = {
     "size": "number of examples",
 }
 """Definition of a trace, or what weighs instead -> its words."""
+
+
+def made(root: Path) -> Made:
+    """The page of a checkout, and its picture if there are runs; InvalidInput if a record cannot be read."""
+    found, page = load(root / committed.ROOT.name / "premise.jsonl"), root / "docs/fedas.md"
+    if not found:
+        return Made({page: filled(page, {"premise": ""})}, {})
+    text = tables.page(TEMPLATE, **values(found))
+    return Made({page: filled(page, {"premise": f"{text}\n"})}, {root / FIGURES / "fedas-premise.svg": picture(found)})
 
 
 def load(file: Path) -> dict[Run, Record]:

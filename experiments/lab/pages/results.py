@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-import jax
 import numpy as np
 
 from experiments import comparison
@@ -24,13 +23,9 @@ from experiments.lab.pages.compared import (
     SECTIONS,
     Compared,
     Found,
-    Released,
     Section,
     compared,
-    load_released,
-    mean_after,
     published_in,
-    runs,
 )
 from experiments.lab.pages.counts import by_trained, counts, different
 from experiments.lab.pages.parts import FIGURES, Made, filled
@@ -53,9 +48,6 @@ from experiments.run.committed import Library
 from experiments.show import tables
 from experiments.show.tables import NOTHING, number
 from experiments.tables.comparison import Entry, difference_text, entry
-from pfl_jax.networks.pretrained import BertClassifier, BertConfig, BertEncoder
-from pfl_jax.networks.vit import VitClassifier, VitConfig
-from pfl_jax.primitives.tree import byte_count
 
 TEMPLATE = Path(__file__).with_name("results.md.jinja")
 
@@ -66,7 +58,7 @@ def made(root: Path) -> Made:
     library = Library(results)
     found = compared(library, causes.load(DATASET))
     texts = {
-        root / "docs/results.md": page(library, found, load_released(results)),
+        root / "docs/results.md": page(library, found),
         readme: filled(readme, {"results": f"\n{readme_table(library, found)}\n"}),
     }
     fields = [(block, compared_clients(Comparison(block, library))) for block in FIELDS]
@@ -74,7 +66,7 @@ def made(root: Path) -> Made:
     return Made(texts, {root / FIGURES / "results.svg": picture(library)} | ranks)
 
 
-def page(library: Library, found: Found, released: Sequence[Released]) -> str:
+def page(library: Library, found: Found) -> str:
     """Text of docs/results.md."""
     every, cifar10 = list(library.named.values()), _cifar10(library)
     finished = {section: rows for section, rows in found.items() if all(row.last for row in rows)}
@@ -108,8 +100,6 @@ def page(library: Library, found: Found, released: Sequence[Released]) -> str:
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
         fedas=_fedas(library),
         fields=[_field(Comparison(block, library), library) for block in FIELDS],
-        released=[_released(one, library) for one in released],
-        seeds=len(SEEDS),
         runs=len(every),
         duration=duration(sum(one.seconds for one in every)),
         origins=[[f"`{commit}`", *machine, str(many)] for (commit, *machine), many in sorted(Counter(made).items())],
@@ -270,7 +260,7 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
         ],
         "is_short": is_short,
         "variants": {one: f"--method {shlex.join(own)}" for one, own in VARIANTS.items() if one in field.methods},
-        "whole": _whole_bytes(one.block),
+        "whole": WHOLE.get(one.block),
         "runs": sum(run.name in library.named for run in one.runs),
         "rows": rows,
         "tested": tested,
@@ -279,22 +269,8 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
     }
 
 
-WHOLE = {
-    "field-texts": (BertClassifier(BertEncoder(BertConfig()), 24), jax.ShapeDtypeStruct((1, 1), np.int32)),
-    "field-images": (
-        VitClassifier(VitConfig(patch=7, width=64, layers=4, heads=1, hidden=128), 10),
-        jax.ShapeDtypeStruct((1, 28, 28, 1), np.float32),
-    ),
-}
-"""Comparison of adapters -> the model beside whose frozen layers they are, and its inputs."""
-
-
-def _whole_bytes(block: str) -> int | None:
-    """Bytes of all parameters of the model of a comparison of adapters; None for another comparison."""
-    if block not in WHOLE:
-        return None
-    module, inputs = WHOLE[block]
-    return byte_count(jax.eval_shape(module.init, jax.random.key(0), inputs))
+WHOLE = {"field-texts": 90_298_464, "field-images": 556_072}
+"""Comparison of adapters -> bytes of all parameters of the model beside whose frozen layers they are."""
 
 
 def compared_clients(one: Comparison) -> comparison.Compared | None:
@@ -327,16 +303,3 @@ def _sent(one: Result) -> float:
 def _accuracy(one: Tuned, protocol: Protocol) -> str:
     """Accuracy of a method on test examples in percent, over the seeds."""
     return tables.mean_text([value for each in one.results if (value := each.accuracy(protocol)) is not None])
-
-
-def _released(released: Released, library: Library) -> dict[str, object]:
-    """Released code beside ours, for the template."""
-    there, lines = runs(released.row, library), []
-    for position, after in enumerate(released.rounds):
-        cells = [str(after)]
-        for protocol in ALWAYS:
-            ours, theirs = mean_after(there, after, protocol), released.accuracies[protocol][position]
-            cells += [number(ours), f"{theirs:.1f}", number(None if ours is None else ours - theirs, "+.2f")]
-        lines.append(cells)
-    heads = ["round", *(f"{protocol}, {what}" for protocol in ALWAYS for what in ("ours", "released", "difference"))]
-    return {"row": released.row, "source": released.source, "seeds": len(there), "heads": heads, "lines": lines}
