@@ -59,13 +59,20 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
     "—": "--",
+    "\N{MINUS SIGN}": "$-$",
 }
 """Character -> how LaTeX has it."""
 
 
 def latex_escaped(text: str) -> str:
-    """Text that LaTeX prints as it is."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    """Text that LaTeX prints as it is, with minus signs before numbers that stand alone."""
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped)
+
+
+def latex_of_text(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """`latex` of a table of text."""
+    return latex([*map(latex_escaped, heads)], [[*map(latex_escaped, row)] for row in rows], latex_escaped(caption))
 
 
 def latex(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:

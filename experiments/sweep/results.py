@@ -19,7 +19,7 @@ from experiments.host.console import print_line
 from experiments.run.batch import Job
 from experiments.show.curves import chosen_on, goodness, one_per_method, picture
 from experiments.show.pictures import save as save_picture
-from experiments.show.tables import markdown, terminal, with_deviation
+from experiments.show.tables import comma_separated, latex_of_text, markdown, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 
@@ -38,7 +38,8 @@ MOST_NAMES = 3
 
 
 def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) -> None:
-    """Print the table of a finished sweep, and save it with its picture: sweep.json, sweep.md, sweep.png, sweep.svg.
+    """Print the table of a finished sweep, and save it with its picture: sweep.json, sweep.md, sweep.tex, sweep.csv,
+    sweep.png, sweep.svg.
 
     `settings` are the runs of each setting by its name, one for each seed.
     """
@@ -76,12 +77,14 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
         "best_chosen_on": on,
         "settings": [{"setting": name} | row for name, row in values.items()],
     }
-    paths = [folder / f"{NAME}.{kind}" for kind in ("json", "md", "png", "svg")]
+    paths = [folder / f"{NAME}.{kind}" for kind in ("json", "md", "tex", "csv", "png", "svg")]
     write_text(paths[0], strict_json(record))
     write_text(paths[1], f"**{title}**\n\n{markdown(heads, texts)}\n{caption}\n")
+    write_text(paths[2], latex_of_text(heads, texts, f"{title}. {caption}"))
+    write_text(paths[3], comma_separated([dict(zip(heads, row, strict=True)) for row in texts]))
     shown = picture(groups, best)
     words = f"Black: the best, chosen on {on} examples, by {protocol}." if best else no_best
-    save_picture(dataclasses.replace(shown, title=title, caption=f"{shown.caption} {words}"), *paths[2:])
+    save_picture(dataclasses.replace(shown, title=title, caption=f"{shown.caption} {words}"), *paths[4:])
     for path in paths:
         print_line(console, f"saved {path}")
 

@@ -21,12 +21,12 @@ from experiments.folder.run_folder import rounded, slug, strict_json
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.show.tables import NOTHING, comma_separated, markdown, number, terminal, with_deviation
+from experiments.show.tables import NOTHING, comma_separated, latex_of_text, markdown, number, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
 from pfl_jax.compare import margin
 from pfl_jax.errors import InvalidInput
 
-MARKDOWN, CSV, JSON = "table.md", "table.csv", "table.json"
+MARKDOWN, LATEX, CSV, JSON = "table.md", "table.tex", "table.csv", "table.json"
 
 WIDTH = 21
 """Characters of a column on the terminal: mean, deviation, and how many seeds there are."""
@@ -275,10 +275,12 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def save(comparison: Comparison, folder: Path) -> None:
-    """Write table.md, table.csv and table.json, each atomically."""
+    """Write table.md, table.tex, table.csv and table.json, each atomically."""
     columns, measure = comparison.columns, next(iter(comparison.measures))
     heads = ["method", *(_heading(comparison, column, ", ") for column in columns)]
-    rows = [[f"`{method}`", *places] for method, *places in _rows(comparison, columns, " / ")]
+    rows = _rows(comparison, columns, " / ")
+    write_text(folder / LATEX, latex_of_text(heads, rows, " ".join([f"{comparison.title}.", *notes(comparison)])))
+    rows = [[f"`{method}`", *places] for method, *places in rows]
     lines = "\n".join(f"- {note}" for note in notes(comparison))
     write_text(folder / MARKDOWN, f"**{comparison.title}**\n\n{markdown(heads, rows)}\n{lines}\n")
     records = [_entry(entry) for entry in comparison.entries]

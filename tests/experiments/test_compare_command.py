@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from experiments.folder import stored_runs
 from experiments.run import build
 from experiments.show.names import apart
 from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, as_svg, draw, over_seeds, save
+from experiments.show.tables import latex_of_text
 from pfl_jax import InvalidInput
 from pfl_jax.compare import difference
 from pfl_jax.data import partition_files, sources
@@ -135,6 +139,23 @@ def test_a_table_for_a_paper(runs, tmp_path, ending, capsys):
     assert r"95 \% interval" in text
     # Every character that LaTeX reads otherwise is escaped.
     assert not [line for line in text.splitlines()[1:] if line.replace(r"\%", "").count("%")]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_tables_compile_with_latex(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["--name", "FedPAC_{ours} & more~50 %=fedpac", "Local#1^2$\\x=local"]
+    assert main([str(runs[0]), "--out", "table.tex", *names]) == 0
+    signs = latex_of_text(["a & b", "-1.50"], [["±", "-2 to +3"], ["\N{MINUS SIGN}4", "—"]], "100 % of them_")
+    Path("signs.tex").write_text(signs)
+    inputs = r"\input{table} \input{signs}"
+    Path("paper.tex").write_text(
+        rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{inputs}\end{{document}}"
+    )
+    done = subprocess.run(["pdflatex", "-halt-on-error", "paper.tex"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "Missing character" not in done.stdout + Path("paper.log").read_text(errors="replace")
+    assert Path("paper.pdf").stat().st_size > 10_000
 
 
 def test_the_best_is_bold_where_no_other_is_as_good():

@@ -39,6 +39,8 @@ def test_a_sweep_is_its_runs_and_makes_none_twice(tmp_path, capsys, monkeypatch)
     assert record["best"] in ("lr=0.05", "lr=0.1")
     assert f"| {record['best']} (best) |" in (out / "sweep.md").read_text()
     assert {"sweep.png", "sweep.svg"} <= {path.name for path in out.iterdir()}
+    assert rf"{record['best']} (best) & " in (out / "sweep.tex").read_text()
+    assert f"\n{record['best']} (best)," in (out / "sweep.csv").read_text()
 
     # A run alone leaves the same results.
     order = batch.read(Sweep, words)

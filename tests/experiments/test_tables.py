@@ -81,6 +81,7 @@ def test_a_table_beside_the_papers_figures(runs, tmp_path, capsys):
         assert "52.00 ± 2.00" in shown
         assert "85.68 / -33.68" in shown
         assert "Not as in the paper" not in shown
+    assert r"\toprule" in (out / "table.tex").read_text()
     with (out / "table.csv").open(newline="") as file:
         lines = {line["method"]: line for line in csv.DictReader(file)}
     assert (lines["local"]["mean"], lines["local"]["paper"], lines["local"]["score"]) == ("52.0", "85.68", "last")
