@@ -27,13 +27,16 @@ def deal(batch: ClientData, parts: int, step: int | jax.Array) -> list[ClientDat
     see the same examples, each serves all purposes in turn.
 
     Args:
-      batch: parts B rows, of which at least one is real, with y = (labels, numbers of the rows in the client's data).
+      batch: rows, of which at least one is real, with y = (labels, numbers of the rows in the client's data).
       parts: number of mini-batches.
       step: number of the step.
 
     Returns:
-      Mini-batches of B rows with y = labels. One without a real example is replaced by that of the first row.
+      Mini-batches with y = labels. One without a real example is replaced by that of the first row.
     """
+    # As many rows for each; the surplus ones are not real.
+    surplus = -batch.mask.shape[0] % parts
+    batch = jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, surplus)] + [(0, 0)] * (leaf.ndim - 1)), batch)
     labels, rows = batch.y
     order = jnp.lexsort((rows, ~batch.mask))
     dealt = jax.tree.map(lambda leaf: leaf[order].reshape(-1, parts, *leaf.shape[1:]), batch._replace(y=labels))

@@ -67,4 +67,4 @@ def map_examples(
         return jax.lax.fori_loop(0, -(-n // size) if is_static else number, body, outputs)
 
     example = jax.eval_shape(lambda x: rows(x, 0), x)
-    return differentiated_by(loop, functools.partial(loop, is_static=True), fn, example)(x, mask)
+    return differentiated_by(loop, functools.partial(loop, is_static=True), fn, (example,))(x, mask)

@@ -216,9 +216,9 @@ class LocalTraining:
           key: key of the order of the examples, of the augmentation, of the noise and of the losses.
           params: any pytree of float arrays.
           data: examples [n, ...] with their mask [n].
-          loss: (params, ClientData of batch_size rows, key) -> scalar mean over the batch's mask; with dp_clip, of any
-            number of rows. The key is another one in every step. A backbone with batch normalization needs a
-            `TrainingLoss`, such as `pfl_jax.primitives.losses.supervised_loss`.
+          loss: (params, ClientData of at most batch_size rows, key) -> scalar mean over the batch's mask. The key is
+            another one in every step. A backbone with batch normalization needs a `TrainingLoss`, such as
+            `pfl_jax.primitives.losses.supervised_loss`.
           transformation: optimizer to use in place of `transformation()`.
 
         Raises:
@@ -270,7 +270,9 @@ class LocalTraining:
           key: key of the order of the examples, of the augmentation and of the steps' keys, see `pfl_jax.streams`.
           carry: any pytree of arrays.
           data: examples [n, ...] with their mask [n].
-          step: (carry, ClientData of batch_size rows, key) -> the next carry, of the same structure, shapes and types.
+          step: (carry, ClientData, key) -> the next carry, of the same structure, shapes and types. A mini-batch has
+            batch_size rows, or n if that is less. After the last whole batch of n rows it has only the rows that are
+            left, if that saves a fifth of the rows of an epoch: 60 examples in batches of 50 are 50 rows and 10.
 
         Returns:
           The last carry; the initial one if there are no epochs.

@@ -10,7 +10,7 @@ from pfl_jax.base import PyTree
 
 
 def differentiated_by(
-    loop: Callable[..., PyTree], scan: Callable[..., PyTree], fn: Callable[..., PyTree], *example: PyTree
+    loop: Callable[..., PyTree], scan: Callable[..., PyTree], fn: Callable[..., PyTree], *examples: tuple[PyTree, ...]
 ) -> Callable[..., PyTree]:
     """Function loop(fn, ...) whose derivatives are those of scan(fn, ...), which is equal and takes longer.
 
@@ -21,17 +21,20 @@ def differentiated_by(
     Args:
       loop, scan: functions of `fn` and of further arguments, which close over no traced arrays.
       fn: what they repeat; may close over traced arrays.
-      *example: shapes and types of its arguments, or such arguments.
+      *examples: arguments of `fn`, or their shapes and types, for each set of shapes that it is called with.
 
     Returns:
       The function of the further arguments.
     """
     # The rule for derivatives needs what `fn` closes over as an argument.
-    traced, result = jax.make_jaxpr(fn, return_shape=True)(*example)
+    traced = {_shapes(example): jax.make_jaxpr(fn, return_shape=True)(*example) for example in examples}
 
-    def closed(captured: list[Any]) -> Callable[..., PyTree]:
+    def closed(captured: list[list[Any]]) -> Callable[..., PyTree]:
+        by_shapes = dict(zip(traced, captured, strict=True))
+
         def evaluate(*arguments: PyTree) -> PyTree:
-            leaves = eval_jaxpr(traced.jaxpr, captured, *jax.tree.leaves(arguments))
+            program, result = traced[_shapes(arguments)]
+            leaves = eval_jaxpr(program.jaxpr, by_shapes[_shapes(arguments)], *jax.tree.leaves(arguments))
             return jax.tree.unflatten(jax.tree.structure(result), leaves)
 
         return evaluate
@@ -44,4 +47,8 @@ def differentiated_by(
     def _(primals, tangents):
         return jax.jvp(lambda captured, *arguments: scan(closed(captured), *arguments), primals, tangents)
 
-    return lambda *arguments: run(traced.consts, *arguments)
+    return lambda *arguments: run([program.consts for program, _ in traced.values()], *arguments)
+
+
+def _shapes(arguments: tuple[PyTree, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(jax.numpy.shape(leaf) for leaf in jax.tree.leaves(arguments))

@@ -42,6 +42,11 @@ def num_steps(count: Counts, batch_size: int, epochs: int | jax.Array = 1, *, dr
     return cast(Counts, epochs * (steps + ((count % batch_size > 0) & (not drop_last or steps == 0))))
 
 
+MIN_SAVED = 0.2
+"""Share of the largest client's rows in an epoch that are saved at least where the last batch has a size of its own.
+
+The step is then compiled for two sizes."""
+
 FIXED_ORDER = 0
 """Seed of the fixed order of the examples without shuffling."""
 
@@ -96,7 +101,11 @@ def fold_batches(
       batch_size, epochs, local_steps, drop_last, shuffle, augment: fields of `pfl_jax.LocalTraining`.
     """
     (n,) = data.mask.shape
+    # Batch normalization needs two rows.
+    batch_size = min(batch_size, max(n, 2))
+    whole, rest = divmod(n, batch_size)
     padded_length = -(-n // batch_size) * batch_size
+    last = max(rest, 2) if rest and not drop_last and batch_size - rest >= MIN_SAVED * padded_length else batch_size
 
     def parts(key, data):
         count = jnp.sum(data.mask, dtype=jnp.int32)
@@ -107,8 +116,8 @@ def fold_batches(
                 return fixed
             return epoch_order(jax.random.fold_in(key, epoch_index), data.mask, padded_length)
 
-        def inputs_of_step(order, epoch_index, index):
-            rows = jax.lax.dynamic_slice(order, (index * batch_size,), (batch_size,))
+        def inputs_of_step(order, epoch_index, index, size=batch_size):
+            rows = jax.lax.dynamic_slice(order, (index * batch_size,), (size,))
             batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
 
             def step_key(stream):
@@ -116,7 +125,7 @@ def fold_batches(
 
             if augment is not None:
                 batch = batch._replace(x=augment(step_key(AUGMENTATION), batch.x))
-            mask = index * batch_size + jnp.arange(batch_size) < count
+            mask = index * batch_size + jnp.arange(size) < count
             return batch._replace(mask=mask), step_key(DROPOUT)
 
         return count, num_steps(count, batch_size, drop_last=drop_last), order_of, inputs_of_step
@@ -129,9 +138,18 @@ def fold_batches(
         def epoch(epoch_index, carry):
             order = order_of(epoch_index)
             left = steps if local_steps is None else jnp.minimum(steps, local_steps - epoch_index * steps)
-            return jax.lax.fori_loop(
-                0, left, lambda index, carry: step(carry, *inputs_of_step(order, epoch_index, index)), carry
-            )
+
+            def steps_of(size, first, end, carry):
+                def one(index, carry):
+                    return step(carry, *inputs_of_step(order, epoch_index, index, size))
+
+                return jax.lax.fori_loop(first, end, one, carry)
+
+            if last == batch_size:
+                return steps_of(batch_size, 0, left, carry)
+            # After the whole batches of n rows no client has more than the rest.
+            end = jnp.minimum(left, whole)
+            return steps_of(last, end, left, steps_of(batch_size, 0, end, carry))
 
         return jax.lax.fori_loop(0, begun, epoch, carry)
 
@@ -152,5 +170,7 @@ def fold_batches(
 
         return jax.lax.scan(one, carry, jnp.arange(most))[0]
 
-    example = jax.eval_shape(lambda: parts(key, data)[3](jnp.arange(padded_length), 0, 0))
-    return differentiated_by(loops, scan, step, carry, *example)(key, carry, data)
+    def example(size):
+        return carry, *jax.eval_shape(lambda: parts(key, data)[3](jnp.arange(padded_length), 0, 0, size))
+
+    return differentiated_by(loops, scan, step, *map(example, {batch_size, last}))(key, carry, data)

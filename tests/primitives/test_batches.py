@@ -23,9 +23,10 @@ def taken(n, key=0, padding=2, **recipe):
 
     def step(carry, batch, key):
         seen, index = carry
-        return seen.at[index].set(jnp.where(batch.mask, batch.x, -1)), index + 1
+        rows = jnp.where(batch.mask, batch.x, -1)
+        return seen.at[index, : len(rows)].set(rows), index + 1
 
-    seen, steps = jax.jit(lambda key, data: training.fold(key, (jnp.full((50, 4), -2), 0), data, step))(
+    seen, steps = jax.jit(lambda key, data: training.fold(key, (jnp.full((50, 4), -1), 0), data, step))(
         jax.random.key(key), ClientData(rows, rows, rows < n)
     )
     assert steps == training.num_steps(jnp.int32(n)) == training.num_steps(np.array([n]))[0]
@@ -96,6 +97,44 @@ def test_every_method_has_the_recipes_batches(name):
         np.testing.assert_array_equal(one, other)
     shuffled = trained(strange)
     assert any(np.abs(np.asarray(one) - other).max() > 1e-3 for one, other in zip(same[0], shuffled, strict=True))
+
+
+# Rows of the mini-batches
+
+
+@pytest.mark.parametrize(
+    ("n", "batch_size", "rows"),
+    [(60, 50, [50, 10]), (12, 4, [4]), (11, 4, [4]), (9, 8, [8, 2]), (3, 8, [3]), (1, 8, [2]), (1, 1, [1])],
+)
+def test_a_mini_batch_has_no_more_rows_than_there_can_be(n, batch_size, rows):
+    seen = []
+
+    def step(total, batch, key):
+        seen.append(len(batch.mask))
+        return total + jnp.sum(jnp.where(batch.mask, batch.x, 0))
+
+    examples = jnp.arange(n)
+    for count in {n, 1, (n + 1) // 2}:
+        data = ClientData(examples, examples, examples < count)
+        for length in ({"epochs": 2}, {"local_steps": 2 * -(-count // batch_size)}):
+            total = LocalTraining(batch_size=batch_size, **length).fold(jax.random.key(0), 0, data, step)
+            assert total == 2 * sum(range(count))
+    assert sorted(set(seen), reverse=True) == rows
+
+
+@pytest.mark.parametrize("name", ["fedper", "per_fedavg", "apfl", "pfedme", "fedas"])
+def test_fewer_rows_change_nothing(name):
+    """Nine examples in ten rows are mini-batches of 8 and of 2 rows, in sixteen rows of 8 and 8."""
+    federation, key = tiny_federation((9,), pad=7), jax.random.key(1)
+    method = make_method(name, tiny_model(), lr=0.1, batch_size=8, epochs=2)
+    server = method.init_server(key)
+    small, large = (
+        client_data(federation._replace(train_index=federation.train_index[:, :n]), 0, "train") for n in (10, 16)
+    )
+    client = method.init_client(key, server, small)
+    got, want = (jax.tree.leaves(jax.jit(method.local)(key, server, client, data).personal) for data in (small, large))
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 # A number of steps in place of epochs
