@@ -209,7 +209,7 @@ class Survey(NamedTuple):
     aggregate: Callable[[Server, PyTree], Server]
 
 
-class LocalWork(NamedTuple):
+class TrainingCost(NamedTuple):
     """What decides how clients are trained together, see `pfl_jax.engine.chunking`.
 
     Attributes:
@@ -260,9 +260,9 @@ class _Functions(NamedTuple):
     trained_from: Callable[[Server, Client], PyTree] | None = None
     survey: Survey | None = None
     encoded: Callable[[PyTree], PyTree] | None = None
-    averaged: bool = False
+    server_is_mean: bool = False
     privacy: Privacy | None = None
-    work: LocalWork | None = None
+    work: TrainingCost | None = None
 
 
 class Method(_Functions):
@@ -286,12 +286,12 @@ class Method(_Functions):
         it the message is one `Mean` of the download. `_replace` keeps it.
       survey: what the server asks of all clients once, before their states are initialized; None for nothing.
       encoded: value of a `Mean` -> arrays sent for it, of which only shapes are used, to count bytes; None: the value.
-      averaged: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that clients
-        send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
+      server_is_mean: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that
+        clients send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
       privacy: what differential privacy covers, and what not; None is unknown. It is said of the functions that see a
         client's data (`init_client`, `local`, `personalize`, `survey`): `_replace` of one of them drops it, unless it
         is said anew.
-      work: how clients train; factories decorated by `pfl_jax.methods.factories.checked` say it, None is unknown.
+      work: what local training costs, which `pfl_jax.methods.factories.method_factory` adds; None is unknown.
     """
 
     __slots__: tuple[str, ...] = ()

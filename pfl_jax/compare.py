@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import numpy as np
 from scipy import special
 
-from pfl_jax.errors import InvalidInput, word
+from pfl_jax.errors import InvalidInput, describe_value
 from pfl_jax.hyper_parameters import Count, Fraction, Range, check_arguments, check_value
 
 Probability: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
@@ -181,7 +181,7 @@ def mean_ranks(scores: np.ndarray, *, higher_is_better: bool = True) -> np.ndarr
 
     table = np.asarray(scores, np.float64)
     if table.ndim != 2 or not table.size or np.isnan(table).any():
-        raise InvalidInput(f"ranks need scores [runs, methods] without NaN, not {word(table)}")
+        raise InvalidInput(f"ranks need scores [runs, methods] without NaN, not {describe_value(table)}")
     return stats.rankdata(-table if higher_is_better else table, axis=1).mean(axis=0)
 
 

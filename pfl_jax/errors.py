@@ -78,7 +78,7 @@ def one_line(error: object, length: int = 300) -> str:
     return shortened(" ".join(str(error).split()) or type(error).__name__, length)
 
 
-def word(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A value in an error: texts, numbers and None as they are, arrays as "float32 [2]", others by their type."""
     if isinstance(getattr(value, "shape", None), tuple):
         return f"{value.dtype} {list(value.shape)}"
@@ -113,7 +113,7 @@ def described(fields: Any, about: str = "") -> str:
     for name, value in fields._asdict().items():
         if value is None or (isinstance(value, tuple | str) and not value):
             continue
-        text = word(value)
+        text = describe_value(value)
         if isinstance(value, tuple):
             text = str(tuple(value)) if len(value) <= SHORT else f"{len(value)}, the first {value[0]!r}"
         lines.append(f"{name}: {text}")

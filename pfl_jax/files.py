@@ -17,8 +17,8 @@ from pfl_jax.atomic_write import write_binary
 from pfl_jax.base import Method, MethodSchedule, Params, Personal, PyTree, State, at_round
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine.cohort import RoundSettings
-from pfl_jax.engine.rounds import Stages
-from pfl_jax.errors import InvalidInput, one_line, word
+from pfl_jax.engine.rounds import RoundProgram
+from pfl_jax.errors import InvalidInput, describe_value, one_line
 from pfl_jax.primitives.tree import gather
 
 
@@ -77,7 +77,7 @@ def client_params(
     """
     if not 0 <= client < data.num_clients:
         raise InvalidInput(f"there is no client {client}: the federation has clients 0 to {data.num_clients - 1}")
-    personal = jax.jit(Stages(method, settings or RoundSettings()).personal)
+    personal = jax.jit(RoundProgram(method, settings or RoundSettings()).personal)
     own = personal(data, state.server, state.key, state.round, client, gather(state.clients, client))
     return as_params(own, at_round(method, 0))
 
@@ -172,7 +172,7 @@ def load_state(path: str | Path, like: State) -> State:
     arrays, _ = _read(path)
     wanted = _named(jax.eval_shape(_plain, like))
     for name in {**wanted, **arrays}:
-        found, right = (word(of[name]) if name in of else "nothing" for of in (arrays, wanted))
+        found, right = (describe_value(of[name]) if name in of else "nothing" for of in (arrays, wanted))
         if found != right:
             raise InvalidInput(f"{path} is the state of another run: its {name} is {found}, and here {right}")
     state: State = jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])

@@ -17,32 +17,32 @@ class Frozen:
     """Parameters of a network that no training changes, such as a pretrained base under adapters.
 
     The functions of a `Model` read them by `read`. A function that closes over arrays has them compiled into its
-    program as constants; so the engine passes them as an argument, beside the examples, and binds them while it traces:
+    program as constants; so the engine passes them as an argument, beside the examples, and uses them while it traces:
     every client of a device then uses the same copy, under vmap too.
 
     Attributes:
       values: the parameters; inside a compiled program, tracers.
-      bound: where `read` finds what `bind` has bound, the same for all copies of these parameters; static.
+      used: where `read` finds the values that are in use, the same for all copies of these parameters; static.
     """
 
     values: Any
-    bound: "ContextVar[Any]" = field(default_factory=lambda: ContextVar("frozen parameters"), metadata={"static": True})
+    used: "ContextVar[Any]" = field(default_factory=lambda: ContextVar("frozen parameters"), metadata={"static": True})
 
     def read(self) -> Any:
-        """The parameters: those of the innermost `bind`, or their values outside."""
-        return self.bound.get(self.values)
+        """The parameters: those of the innermost `use`, or their values outside."""
+        return self.used.get(self.values)
 
     @contextmanager
-    def bind(self) -> Iterator[None]:
+    def use(self) -> Iterator[None]:
         """Let `read` give these values, in all copies, until the context ends."""
-        token = self.bound.set(self.values)
+        token = self.used.set(self.values)
         try:
             yield
         finally:
-            self.bound.reset(token)
+            self.used.reset(token)
 
 
-def bound(needed: Frozen | None, given: Frozen | None) -> AbstractContextManager[None]:
+def use(needed: Frozen | None, given: Frozen | None) -> AbstractContextManager[None]:
     """Context in which a model's frozen parameters are those that a compiled program has as an argument.
 
     Args:
@@ -53,7 +53,7 @@ def bound(needed: Frozen | None, given: Frozen | None) -> AbstractContextManager
       InvalidInput: the federation has none, and the model does.
     """
     if given is not None:
-        return given.bind()
+        return given.use()
     if needed is not None:
         raise InvalidInput(
             "the model has frozen parameters, which would be compiled in as constants: give the engine the federation "

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from pfl_jax.errors import InvalidInput, word
+from pfl_jax.errors import InvalidInput, describe_value
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -165,7 +165,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         raise InvalidInput(
             unknown(name, value, choices)
             if is_misspelled
-            else f"{name} must be {describe(kind)}{_advice(kind)}, not {word(plain)}"
+            else f"{name} must be {describe(kind)}{_advice(kind)}, not {describe_value(plain)}"
         )
     for note in notes_of(kind):
         if isinstance(note, Words):

@@ -113,7 +113,7 @@ def join(rows: PyTree, sums: PyTree) -> PyTree:
     return jax.tree.map(mean_or_row, sums, rows, is_leaf=lambda part: is_mean(part) or part == ())
 
 
-def received(method: Method, server: Server, client: Client) -> PyTree:
+def downloaded(method: Method, server: Server, client: Client) -> PyTree:
     """What a client gets from the server before its local training.
 
     Args:
@@ -124,9 +124,13 @@ def received(method: Method, server: Server, client: Client) -> PyTree:
     return server if method.download is None else method.download(server, client)
 
 
-def said(method: Method, server: Server, client: Client) -> PyTree:
-    """What `Method.trained_from` says: a tree like the message, None where nothing was received; as for `received`."""
-    return received(method, server, client) if method.trained_from is None else method.trained_from(server, client)
+received = downloaded
+"""Former name, which methods in users' own files import."""
+
+
+def bases(method: Method, server: Server, client: Client) -> PyTree:
+    """What `Method.trained_from` gives: a tree like the message, None where nothing was received; see `downloaded`."""
+    return downloaded(method, server, client) if method.trained_from is None else method.trained_from(server, client)
 
 
 def trained_from(method: Method, server: Server, client: Client, message: Message) -> tuple[PyTree, PyTree]:
@@ -145,13 +149,13 @@ def trained_from(method: Method, server: Server, client: Client, message: Messag
     Raises:
       InvalidInput: what the method says is not like the message.
     """
-    values, bases = map_means(lambda part: part.value, message, rest=lambda leaf: leaf), said(method, server, client)
+    values = map_means(lambda part: part.value, message, rest=lambda leaf: leaf)
 
     def fill(of_array, of_none):
         def filled(base, value):
             return jax.tree.map(of_none, value) if base is None else of_array(base)
 
-        return jax.tree.map(filled, bases, values, is_leaf=lambda base: base is None)
+        return jax.tree.map(filled, bases(method, server, client), values, is_leaf=lambda base: base is None)
 
     known = ()
     try:

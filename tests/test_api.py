@@ -35,7 +35,10 @@ INTERNAL = {
     "streams",
     "testing.comparison",
     "wrappers",
-    *(f"data.{name}" for name in ("allocation", "checks", "dirichlet_counts", "embedded", "files", "places", "rows")),
+    *(
+        f"data.{name}"
+        for name in ("allocation", "checks", "dirichlet_counts", "embedded", "idx_and_cifar", "places", "rows")
+    ),
     *(f"data.{name}" for name in ("pictures", "readers", "specs", "table", "tfds", "tff", "columns")),
     *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "remembered")),
     *(f"engine.{name}" for name in ("mapping", "placement", "rounds", "store")),

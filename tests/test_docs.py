@@ -85,9 +85,13 @@ def test_the_tables_say_what_a_method_keeps_and_sends(name):
 
 
 def test_the_methods_with_a_server_optimizer_are_listed():
-    (listed,) = re.findall(r"\(`Method.averaged`\): (.*?), and", (ROOT / "docs/training.md").read_text(), re.DOTALL)
+    (listed,) = re.findall(
+        r"\(`Method.server_is_mean`\): (.*?), and", (ROOT / "docs/training.md").read_text(), re.DOTALL
+    )
     made = {name: on_linear_model(factory, {}) for name, factory in METHODS.items()}
-    assert set(re.findall(r"`(\w+)`", listed)) == {name for name, method in made.items() if method and method.averaged}
+    assert set(re.findall(r"`(\w+)`", listed)) == {
+        name for name, method in made.items() if method and method.server_is_mean
+    }
 
 
 def test_nothing_is_summed_for_a_robust_mean():

@@ -7,7 +7,7 @@ import pytest
 from golden import FILE, entry, moved, numbers_of, renewed, with_version
 
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import checked, unchecked, version_of
+from pfl_jax.methods.factories import method_factory, unchecked, version_of
 
 STORED = json.loads(FILE.read_text())
 NUMBERS = {"received": [0.5, -2.0], "all/received": [0.25]}
@@ -49,5 +49,5 @@ def test_values_that_move_raise_the_version(change, where):
 def test_the_version_stands_in_the_file_of_the_method():
     factory = unchecked(METHODS["fedproto_l"])
     raised = with_version(inspect.getsource(inspect.getmodule(factory)), "fedproto_l", 2)
-    assert raised.count("@checked(version=2)\ndef fedproto_l(") == 1
-    assert version_of(checked(version=5)(factory)) == 5
+    assert raised.count("@method_factory(version=2)\ndef fedproto_l(") == 1
+    assert version_of(method_factory(version=5)(factory)) == 5

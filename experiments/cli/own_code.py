@@ -22,7 +22,7 @@ import numpy as np
 from experiments.fields import Mark, marked
 from experiments.spec import KINDS
 from pfl_jax.base import Method, Model
-from pfl_jax.errors import InvalidInput, first_line, word
+from pfl_jax.errors import InvalidInput, describe_value, first_line
 from pfl_jax.hyper_parameters import hint, parts
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import arguments, default_training
@@ -209,10 +209,12 @@ def with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype: 
         found = jax.eval_shape(loss, outputs, labels, jax.ShapeDtypeStruct((2,), bool))
     except Exception as error:
         raise InvalidInput(
-            f"--loss {name} fails for outputs {word(outputs)} and y {word(labels)}: {said(error)}"
+            f"--loss {name} fails for outputs {describe_value(outputs)} and y {describe_value(labels)}: {said(error)}"
         ) from None
     if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
-        raise InvalidInput(f"--loss {name} gives {word(found)}, not one number, the mean over the real examples")
+        raise InvalidInput(
+            f"--loss {name} gives {describe_value(found)}, not one number, the mean over the real examples"
+        )
     return model._replace(task=model.task._replace(loss=loss))
 
 

@@ -131,7 +131,7 @@ class Figures(MeasuredBatch):
     def _is_real(self, dataset: str, console: Console) -> bool:
         """Whether a run would use the real data instead of embedded data; InvalidInput if that data cannot be used."""
         # Imported now: tensorflow-datasets takes its time.
-        from pfl_jax.data import files, sources, tfds
+        from pfl_jax.data import idx_and_cifar, sources, tfds
 
         spec, notify = SPECS[dataset], functools.partial(print_notice, console)
         if spec.tfds_name is None or self.source != "auto":
@@ -139,7 +139,7 @@ class Figures(MeasuredBatch):
         if not self.dry_run:
             return sources.load(dataset, "auto", self.data_dir, notify=notify).is_real
         folder = None if self.data_dir is None else Path(self.data_dir).expanduser()
-        if files.find(spec, folder) or tfds.find(spec, folder, notify) is not None:
+        if idx_and_cifar.find(spec, folder) or tfds.find(spec, folder, notify) is not None:
             return True
         notify(f"{dataset} is not there: without a download these are the runs on embedded data")
         return False

@@ -41,7 +41,7 @@ def source_versions() -> dict[str, str]:
 
 
 def method_version(method: str) -> int | None:
-    """Version of a method's results, see `pfl_jax.methods.factories.checked`; None for a user's own method."""
+    """Version of a method's results, see `pfl_jax.methods.factories.method_factory`; None for a user's own method."""
     return version_of(METHODS[method]) if method in METHODS else None
 
 

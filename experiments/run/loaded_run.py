@@ -19,7 +19,7 @@ from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Pers
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
-from pfl_jax.engine.rounds import Stages
+from pfl_jax.engine.rounds import RoundProgram
 from pfl_jax.errors import InvalidInput
 from pfl_jax.files import as_params
 from pfl_jax.primitives.tree import gather
@@ -55,7 +55,7 @@ class LoadedRun:
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:
         """What a client does before it deploys, compiled."""
-        return jax.jit(Stages(self.method, self.settings).personal)
+        return jax.jit(RoundProgram(self.method, self.settings).personal)
 
     def predict(self, client: int, inputs: Any) -> jax.Array:
         """Logits or log-probabilities [B, K] of a client's model for inputs [B, ...] as in `client_data`."""

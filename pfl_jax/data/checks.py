@@ -9,9 +9,9 @@ import numpy as np
 
 from pfl_jax.data import columns, pictures
 from pfl_jax.data.allocation import Partition
-from pfl_jax.data.rows import Rows, blocks
+from pfl_jax.data.rows import LazyArray, blocks
 from pfl_jax.data.sources import Dataset
-from pfl_jax.errors import InvalidInput, word
+from pfl_jax.errors import InvalidInput, describe_value
 from pfl_jax.hyper_parameters import check_value
 
 SPLITS = {"train": "training", "test": "test", "validation": "validation"}
@@ -20,7 +20,7 @@ SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 
 def inputs(x: Any, what: str) -> Any:
     """Inputs [P, ...] as float32 or integers of at most 32 bits; `what` is their name, for errors."""
-    x = x if isinstance(x, Rows) else pictures.as_array(x, what)
+    x = x if isinstance(x, LazyArray) else pictures.as_array(x, what)
     input_shape(x, what)
     return _numbers(x, what)
 
@@ -142,7 +142,7 @@ def dataset(given: Dataset) -> Dataset:
     found: dict[str, Any] = {}
     for split, x, y in (("train", given.train_x, given.train_y), ("test", given.test_x, given.test_y)):
         # What stays in its file was checked when that was opened.
-        x = x if isinstance(x, Rows) else inputs(x, f"{split}_x")
+        x = x if isinstance(x, LazyArray) else inputs(x, f"{split}_x")
         y = labels(y, given.num_classes, f"{split}_y") if given.num_classes else values(y, f"{split}_y")
         if len(x) != len(y):
             raise InvalidInput(f"there are {len(x)} rows in {split}_x, and {len(y)} labels in {split}_y")
@@ -207,6 +207,7 @@ def _indices(given: Any, client: int, split: str) -> np.ndarray:
         return np.zeros(0, np.int64)
     if row.ndim != 1 or row.dtype.kind not in "iu":
         raise InvalidInput(
-            f"client {client} has {SPLITS[split]} indices {word(row)}: give whole numbers [n], of a mask np.flatnonzero"
+            f"client {client} has {SPLITS[split]} indices {describe_value(row)}: give whole numbers [n], of a mask "
+            "np.flatnonzero"
         )
     return row.astype(np.int64, copy=False)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.data import pictures
-from pfl_jax.data.rows import Rows
+from pfl_jax.data.rows import LazyArray
 from pfl_jax.errors import InvalidInput
 
 Kind = Literal["numbers", "dates", "words", "values of several types"]
@@ -28,7 +28,7 @@ def plain(values: Any, what: str = "a column") -> Any:
       values: the column; pictures become arrays as of `pictures.stack`.
       what: its name, for errors.
     """
-    if isinstance(values, Rows):
+    if isinstance(values, LazyArray):
         return values
     if isinstance(values, np.ma.MaskedArray):
         if not np.ma.getmaskarray(values).any():

@@ -14,7 +14,7 @@ from pfl_jax.data import shift as shifts
 from pfl_jax.data.clients import from_clients
 from pfl_jax.data.partition import Partition, natural
 from pfl_jax.data.places import spread
-from pfl_jax.data.rows import Rows, concatenate, take
+from pfl_jax.data.rows import LazyArray, concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, described
 from pfl_jax.frozen import Frozen
@@ -40,7 +40,7 @@ class FederatedData(NamedTuple):
 
     Attributes:
       x: [P, ...], the inputs of the pool: training examples, then test examples. uint8 [P, H, W, C] for images,
-        otherwise float32 or integers. Of a dataset that was loaded by rows, `pfl_jax.data.rows.Rows`, which only
+        otherwise float32 or integers. Of a dataset that was loaded by rows, `pfl_jax.data.rows.LazyArray`, which only
         `pfl_jax.engine.placement.place` can use.
       y: [P], int32, the labels of the pool; or other targets, float32 [P] or numbers [P, ...].
       train_index, train_count: int32 [N, n_max] and [N].
@@ -258,7 +258,7 @@ def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:
     from_test = from_test - len(dataset.train_y)
     x = concatenate([take(dataset.train_x, from_train), take(dataset.test_x, from_test)])
     return {
-        "x": x if isinstance(x, Rows) else jnp.asarray(x),
+        "x": x if isinstance(x, LazyArray) else jnp.asarray(x),
         "y": jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]])),
         "num_classes": NumClasses(dataset.num_classes),
         "mean": None if dataset.mean is None else jnp.asarray(dataset.mean, jnp.float32),

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from pfl_jax.data import checks, columns
-from pfl_jax.data.rows import Rows, blocks
+from pfl_jax.data.rows import LazyArray, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import check_numbers, table
 from pfl_jax.errors import InvalidInput, imported
@@ -181,7 +181,7 @@ def normalized(made: Dataset, prepared: Preparation) -> tuple[Dataset, Preparati
         return made._replace(mean=tuple((mean / 255).tolist()), std=tuple(std.tolist())), prepared
     found: list[Any] = [
         part.map(lambda rows: _scaled(rows, mean, std), part.shape[1:], np.float32)
-        if isinstance(part, Rows)
+        if isinstance(part, LazyArray)
         else _scaled(part, mean, std)
         for part in (train_x, made.test_x)
     ]

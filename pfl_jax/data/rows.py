@@ -18,7 +18,7 @@ BLOCK = 2**22
 """Bytes that are read at a time."""
 
 
-class Rows:
+class LazyArray:
     """Array [P, ...] whose rows are read when they are asked for, a block at a time.
 
     Args:
@@ -60,11 +60,11 @@ class Rows:
         """The whole array, for functions that need it in memory."""
         return self[:] if dtype is None else self[:].astype(dtype, copy=False)
 
-    def take(self, numbers: np.ndarray) -> "Rows":
+    def take(self, numbers: np.ndarray) -> "LazyArray":
         """Rows of these numbers, still unread."""
-        return Rows((len(numbers), *self.shape[1:]), self.dtype, lambda rows: self.read(numbers[rows]))
+        return LazyArray((len(numbers), *self.shape[1:]), self.dtype, lambda rows: self.read(numbers[rows]))
 
-    def map(self, change: Callable[[np.ndarray], np.ndarray], shape: Sequence[int], dtype: Any) -> "Rows":
+    def map(self, change: Callable[[np.ndarray], np.ndarray], shape: Sequence[int], dtype: Any) -> "LazyArray":
         """Rows changed as they are read.
 
         Args:
@@ -72,9 +72,9 @@ class Rows:
           shape: of one row of the result.
           dtype: of the result.
         """
-        return Rows((len(self), *shape), dtype, lambda rows: change(self.read(rows)))
+        return LazyArray((len(self), *shape), dtype, lambda rows: change(self.read(rows)))
 
-    def astype(self, dtype: Any, copy: bool = True) -> "Rows":
+    def astype(self, dtype: Any, copy: bool = True) -> "LazyArray":
         """Rows of another type; `copy` is there for NumPy's sake."""
         return self.map(lambda part: part.astype(dtype), self.shape[1:], dtype)
 
@@ -88,30 +88,30 @@ class Rows:
         return np.max(found if initial is None else [*found, initial])
 
 
-def _rows_of_a_block(x: np.ndarray | Rows) -> int:
+def _rows_of_a_block(x: np.ndarray | LazyArray) -> int:
     return max(1, BLOCK // max(1, int(np.prod(x.shape[1:], dtype=np.int64)) * x.dtype.itemsize))
 
 
-def blocks(x: np.ndarray | Rows) -> Iterator[tuple[int, np.ndarray]]:
+def blocks(x: np.ndarray | LazyArray) -> Iterator[tuple[int, np.ndarray]]:
     """Consecutive parts of an array, each with the number of its first row; the same parts for both kinds of arrays."""
     size = _rows_of_a_block(x)
     for start in range(0, len(x), size):
         yield start, x[start : start + size]
 
 
-def as_rows(x: Any) -> Rows:
-    """An array in memory as `Rows`, `Rows` as they are."""
-    return x if isinstance(x, Rows) else Rows(x.shape, x.dtype, lambda rows: x[rows])
+def as_rows(x: Any) -> LazyArray:
+    """An array in memory as `LazyArray`, `LazyArray` as they are."""
+    return x if isinstance(x, LazyArray) else LazyArray(x.shape, x.dtype, lambda rows: x[rows])
 
 
 def take(x: Any, rows: Any) -> Any:
-    """Rows of an array by a slice or by their numbers; unread for `Rows`."""
-    return x.take(np.arange(len(x))[rows]) if isinstance(x, Rows) else x[rows]
+    """Rows of an array by a slice or by their numbers; unread for `LazyArray`."""
+    return x.take(np.arange(len(x))[rows]) if isinstance(x, LazyArray) else x[rows]
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Arrays one after another; `Rows` if one of them is."""
-    if not any(isinstance(part, Rows) for part in parts):
+    """Arrays one after another; `LazyArray` if one of them is."""
+    if not any(isinstance(part, LazyArray) for part in parts):
         return np.concatenate(parts)
     starts = np.cumsum([0, *map(len, parts)])
     shape, dtype = parts[0].shape[1:], parts[0].dtype
@@ -123,10 +123,10 @@ def concatenate(parts: Sequence[Any]) -> Any:
             found[mine] = part[rows[mine] - start]
         return found
 
-    return Rows((int(starts[-1]), *shape), dtype, read)
+    return LazyArray((int(starts[-1]), *shape), dtype, read)
 
 
-def of_file(path: str | Path, offset: int, shape: Sequence[int], dtype: Any) -> Rows:
+def of_file(path: str | Path, offset: int, shape: Sequence[int], dtype: Any) -> LazyArray:
     """Rows of an uncompressed file, in which the array begins at the byte `offset`, in C order."""
 
     def read(rows):
@@ -143,11 +143,11 @@ def of_file(path: str | Path, offset: int, shape: Sequence[int], dtype: Any) -> 
             raise InvalidInput(f"{path} cannot be read: {error}") from error
         return found
 
-    return Rows(shape, dtype, read)
+    return LazyArray(shape, dtype, read)
 
 
 def of_npz(path: str | Path, name: str) -> Any:
-    """An array of an .npz file: `Rows` if it is stored uncompressed, as `np.savez` does, otherwise in memory.
+    """An array of an .npz file: `LazyArray` if it is stored uncompressed, as `np.savez` does, otherwise in memory.
 
     Errors are those of `pfl_jax.safe_read.BAD_NPZ`.
     """

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfl_jax.data import embedded, files, tfds
+from pfl_jax.data import embedded, idx_and_cifar, tfds
 from pfl_jax.data.specs import SPECS, Arrays, DatasetSpec, PixelNormalization, Source
 from pfl_jax.data.tfds import Notify
 from pfl_jax.errors import InvalidInput, described
@@ -29,7 +29,7 @@ class Dataset(NamedTuple):
         embedded data.
       is_real: False for synthetic images in place of the dataset.
       train_x, test_x: [P, ...], both float32 or integers of at most 32 bits; images are uint8 [P, H, W, C]. If loaded
-        by rows, `pfl_jax.data.rows.Rows` of this shape and type.
+        by rows, `pfl_jax.data.rows.LazyArray` of this shape and type.
       train_y, test_y: int32 [P], the classes; or other targets, float32 [P] or numbers [P, ...].
       num_classes: K; 0 for targets that are no classes.
       mean, std: those of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
@@ -38,7 +38,7 @@ class Dataset(NamedTuple):
       class_names: names of the classes 0 to K - 1; () if the names are the numbers.
       train_client, test_client: int32 [P], client of each example if the data has its own clients, otherwise None.
       client_names: names of the data's own clients.
-      note: what files are that are not the published ones, such as "JPEG copy", see `pfl_jax.data.files.note`.
+      note: what files are that are not the published ones, such as "JPEG copy", see `pfl_jax.data.idx_and_cifar.note`.
       preparation: how rows of a user's table become inputs, `pfl_jax.data.preparation.Preparation`; None for what needs
         none.
     """
@@ -108,7 +108,7 @@ def load(
       notify: function that receives messages before slow steps, and if "auto" selects embedded images.
       normalization: paper whose released code defines the mean and standard deviation that normalize pixels: for CIFAR
         0.5 ("fedas"), or those of CIFAR-10's training pixels ("fedpac"). The other datasets have only one.
-      by_rows: whether the inputs stay in their file (`pfl_jax.data.rows.Rows`), so that
+      by_rows: whether the inputs stay in their file (`pfl_jax.data.rows.LazyArray`), so that
         `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. This is for uncompressed
         IDX files, and for tensorflow-datasets once a first run has cached it; all else is in memory.
 
@@ -135,11 +135,11 @@ def load(
     # Unusable data is an error; only missing data is skipped.
     if source != "files" and (prepared := tfds.find(spec, folder, notify, by_rows=by_rows)) is not None:
         return _real(spec, "tfds", *prepared, notify)
-    if source != "tfds" and (paths := files.find(spec, folder)):
-        dataset = _real(spec, "files", *files.load(spec, paths, by_rows=by_rows), notify)
-        return dataset._replace(note=files.note(spec, paths[0].parent, dataset.test_y))
+    if source != "tfds" and (paths := idx_and_cifar.find(spec, folder)):
+        dataset = _real(spec, "files", *idx_and_cifar.load(spec, paths, by_rows=by_rows), notify)
+        return dataset._replace(note=idx_and_cifar.note(spec, paths[0].parent, dataset.test_y))
     if source == "files":
-        raise InvalidInput(files.missing(spec, folder))
+        raise InvalidInput(idx_and_cifar.missing(spec, folder))
     try:
         return _real(spec, "tfds", *tfds.download(spec, folder, notify), notify)
     except InvalidInput as error:

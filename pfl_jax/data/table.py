@@ -30,7 +30,7 @@ class Table:
 
     Attributes:
       source: what has them, for errors.
-      columns: name -> [P, ...], an array as of `columns.plain`, or `pfl_jax.data.rows.Rows`.
+      columns: name -> [P, ...], an array as of `columns.plain`, or `pfl_jax.data.rows.LazyArray`.
       form: what the columns come from.
       pictures: columns that are the inputs where none are named.
     """

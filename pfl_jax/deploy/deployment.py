@@ -23,8 +23,8 @@ from pfl_jax.atomic_write import write_binary
 from pfl_jax.base import ClientData, Cohort, Method, MethodSchedule, PRNGKey, PyTree, Scores, at_round
 from pfl_jax.engine.cohort import Settings, evaluated_clients, sample_cohort
 from pfl_jax.engine.communication import Traffic
-from pfl_jax.errors import Diverged, InvalidInput, word
-from pfl_jax.frozen import Frozen, bound
+from pfl_jax.errors import Diverged, InvalidInput, describe_value
+from pfl_jax.frozen import Frozen, use
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite
@@ -80,7 +80,7 @@ def _program(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @partial(jax.jit, static_argnums=0)
     def compiled(self: "Deployment", frozen: Frozen | None, *arguments: Any) -> Any:
-        with bound(None, frozen):
+        with use(None, frozen):
             return function(self, *arguments)
 
     @wraps(function)
@@ -326,7 +326,10 @@ def _as_tree(shapes: PyTree, arrays: Arrays) -> PyTree:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         array = arrays.get(name)
         if array is None or (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
-            raise InvalidInput(f"{name}: expected {word(leaf)}, got {word(array)}: is it of the same method and model?")
+            raise InvalidInput(
+                f"{name}: expected {describe_value(leaf)}, got {describe_value(array)}: is it of the same method and "
+                "model?"
+            )
         return array
 
     return jax.tree_util.tree_map_with_path(find, shapes)

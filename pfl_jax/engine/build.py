@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from pfl_jax.base import Method, MethodSchedule, PRNGKey, Scores, State
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.remembered import MakeMethod, Same, is_input, remembered
-from pfl_jax.engine.rounds import Outcome, Stages, replicated
+from pfl_jax.engine.rounds import Outcome, RoundProgram, replicated
 from pfl_jax.engine.store import ClientStore, Federation, OnDevice, Places
 
 
@@ -94,53 +94,53 @@ def build(
       (2, (4,))
     """
     store = OnDevice() if store is None else store
-    stages: Any = Stages(method, settings, mesh)
+    program: Any = RoundProgram(method, settings, mesh)
     if not store.is_traced:
-        stages = _compiled_stages(Same(method), settings.of_a_round(), mesh, donate)
+        program = _compiled_program(Same(method), settings.of_a_round(), mesh, donate)
     # The places of an evaluation are the same in all rounds of a run. To draw some of very many clients takes longer
     # than a round, so that a store outside the device, whose calls are not traced, remembers them.
     drawn: list[tuple[Federation, PRNGKey, Places]] = []
 
     def evaluated(data, key):
         if store.is_traced:
-            return stages.evaluated(data, key)
+            return program.evaluated(data, key)
         if not drawn or drawn[0][0] is not data or drawn[0][1] is not key:
-            drawn[:] = [(data, key, stages.evaluated(data, key))]
+            drawn[:] = [(data, key, program.evaluated(data, key))]
         return drawn[0][2]
 
     def init(data, key):
-        server = stages.init_server(data, key)
-        blocks = store.blocks(stages.everyone(data))
-        rows = ((places, stages.init_clients(data, server, key, places)) for places in blocks)
+        server = program.init_server(data, key)
+        blocks = store.blocks(program.everyone(data))
+        rows = ((places, program.init_clients(data, server, key, places)) for places in blocks)
         clients = store.create(data, data.mesh or mesh, rows)
         # A separate array for each field: every buffer is donated once.
-        return State(server, clients, stages.unscored(data), key, jnp.zeros_like(data.train_count[0]))
+        return State(server, clients, program.unscored(data), key, jnp.zeros_like(data.train_count[0]))
 
     def round_(data, state, size):
-        cohort, places = stages.sample(data, state.key, state.round, size)
+        cohort, places = program.sample(data, state.key, state.round, size)
         rows = store.read(data, data.mesh or mesh, state.clients, places)
-        server, trained, rows, outcome = stages.train(
+        server, trained, rows, outcome = program.train(
             data, state.server, state.trained, rows, state.key, state.round, cohort
         )
         clients = store.write(data, state.clients, cohort.clients, rows)
         return State(server, clients, trained, state.key, state.round + 1), outcome
 
     def evaluate(data, state):
-        scores = stages.unscored(data)
+        scores = program.unscored(data)
         for places in store.blocks(evaluated(data, state.key)):
             rows = store.read(data, data.mesh or mesh, state.clients, places)
-            scores = stages.evaluate(data, state.server, state.key, state.round, places, rows, scores)
+            scores = program.evaluate(data, state.server, state.key, state.round, places, rows, scores)
         return scores
 
     def evaluate_new(data, state):
-        return stages.evaluate_new(data, state.server, state.key, state.round)
+        return program.evaluate_new(data, state.server, state.key, state.round)
 
     return Engine(init, round_, evaluate, evaluate_new, method, settings, mesh, store)
 
 
 @remembered
-def _compiled_stages(method: Same, settings: RoundSettings, mesh: Mesh | None, donate: bool) -> Any:
-    return Stages(method.it, settings, mesh).compiled(donate=donate)
+def _compiled_program(method: Same, settings: RoundSettings, mesh: Mesh | None, donate: bool) -> Any:
+    return RoundProgram(method.it, settings, mesh).compiled(donate=donate)
 
 
 def compiled(

@@ -27,7 +27,7 @@ import numpy as np
 from pfl_jax.atomic_write import cannot_write, make_folder, write_binary
 from pfl_jax.base import State
 from pfl_jax.engine import disk_state
-from pfl_jax.errors import InvalidInput, one_line, word
+from pfl_jax.errors import InvalidInput, describe_value, one_line
 from pfl_jax.primitives.tree import gather
 from pfl_jax.safe_read import open_npz
 
@@ -246,7 +246,7 @@ def _state_from(leaves: dict[str, Any], like: State, what: str) -> State:
     """State from leaves by path, the clients' part as it is there; InvalidInput if they are not as those of `like`."""
     wanted = _leaves(jax.eval_shape(_plain, like))
     for path in [*wanted, *leaves]:
-        found, right = (word(part[path]) if path in part else "nothing" for part in (leaves, wanted))
+        found, right = (describe_value(part[path]) if path in part else "nothing" for part in (leaves, wanted))
         if found != right:
             raise InvalidInput(f"{what} is of another run: its {path} is {found}, and here {right}")
     state = jax.tree.unflatten(jax.tree.structure(like), [leaves[path] for path in wanted])

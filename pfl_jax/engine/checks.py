@@ -19,7 +19,7 @@ from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.mapping import AXIS
 from pfl_jax.engine.store import Federation
-from pfl_jax.errors import NO_FEATURES, InvalidInput, first_line, word
+from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_line
 from pfl_jax.hyper_parameters import check_values
 from pfl_jax.primitives.local_training import LocalTraining
 
@@ -112,7 +112,7 @@ def typed_key(key: Any, name: str = "key", *, axes: int = 0) -> jax.Array:
     if not is_key or key.ndim != axes or not key.size:
         wanted = "keys [R], such as jax.random.split(key, R)" if axes else "a key, such as jax.random.key(0)"
         raw = f": a raw {GENERATOR} key is uint32 [2]" if is_raw else ""
-        raise InvalidInput(f"{name} must be {wanted}, not {word(key)}{raw}")
+        raise InvalidInput(f"{name} must be {wanted}, not {describe_value(key)}{raw}")
     if (found := str(jax.random.key_impl(key))) != GENERATOR:
         raise InvalidInput(
             f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "

@@ -9,7 +9,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine.build import build
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.store import Federation
-from pfl_jax.messages import is_mean, received
+from pfl_jax.messages import downloaded, is_mean
 from pfl_jax.primitives.tree import byte_count, gather
 
 
@@ -55,6 +55,6 @@ def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, P
         state = build(method, RoundSettings()).init(data, key)
         client = gather(state.clients, 0)
         result = method.local(key, state.server, client, client_data(data.on_device(), 0, "train"))
-        return result.message, received(method, state.server, client)
+        return result.message, downloaded(method, state.server, client)
 
     return jax.eval_shape(exchange, data.with_frozen(method.frozen))

@@ -25,7 +25,7 @@ import numpy as np
 
 from pfl_jax.atomic_write import cannot_write
 from pfl_jax.base import PyTree
-from pfl_jax.data.rows import Rows
+from pfl_jax.data.rows import LazyArray
 from pfl_jax.errors import InvalidInput
 
 NAME = "clients.rows"
@@ -169,7 +169,7 @@ class Table:
         return (int(self.planes[client]) * len(self.planes) + client) * self.row.itemsize
 
 
-class DiskLeaf(Rows):
+class DiskLeaf(LazyArray):
     """One leaf [N, ...] of the states of all clients on disk; `np.asarray` and an index read it.
 
     Args:

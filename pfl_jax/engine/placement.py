@@ -1,7 +1,7 @@
 """Placement of a federation: each device holds only the examples of its own clients, in one process or many.
 
 Clients are dealt to the devices of a mesh by size, and no device gets more than ceil(N / D) clients. A process reads
-only the examples of its own devices' clients; with `pfl_jax.data.rows.Rows` as inputs these alone ever are in its
+only the examples of its own devices' clients; with `pfl_jax.data.rows.LazyArray` as inputs these alone ever are in its
 memory. In a round, each device trains its own clients of the cohort. Their rows are then replicated, and all devices do
 the rest (aggregation, the next state) alike.
 
@@ -93,7 +93,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     """Assign a federation's clients to the devices of a mesh; this process stores those of its own devices.
 
     Args:
-      data: data of all clients, the same in all processes; x may be `pfl_jax.data.rows.Rows`.
+      data: data of all clients, the same in all processes; x may be `pfl_jax.data.rows.LazyArray`.
       mesh: mesh with the single axis "clients", over devices of one or more processes.
     """
     devices, num_clients = mesh.size, data.num_clients

@@ -23,7 +23,7 @@ from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, l
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
 from pfl_jax.engine.store import Federation, Places
 from pfl_jax.errors import InvalidInput
-from pfl_jax.frozen import bound
+from pfl_jax.frozen import use
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
@@ -69,7 +69,7 @@ class Training(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stages:
+class RoundProgram:
     """Stages of a round as pure functions of some clients' states, wherever the states are stored between rounds.
 
     Their arguments are data, server, key and rounds (or round_index) of a run; places [D, W] of some clients, with
@@ -104,7 +104,7 @@ class Stages:
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
         """The server's state before the first round."""
         method, num_clients = self._method(0), data.num_clients
-        with bound(method.frozen, data.frozen):
+        with use(method.frozen, data.frozen):
             server = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
         survey = method.survey
         if survey is None:
@@ -297,7 +297,7 @@ class Stages:
         def one(arguments, client):
             data, shared, attacks = arguments
             data, (index, *rows) = data.on_device(), client
-            with bound(method.frozen, data.frozen):
+            with use(method.frozen, data.frozen):
                 return fn(self._of_client(method, attacks, data, index), data, shared, index, *rows)
 
         mesh, chunk = data.mesh or self.mesh, self.settings.chunk

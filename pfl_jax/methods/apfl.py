@@ -8,7 +8,7 @@ import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Fraction
-from pfl_jax.methods.factories import OWN_GRADIENTS, checked
+from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory
 from pfl_jax.primitives.aggregation import follow_mixture, mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -23,7 +23,7 @@ class APFLClient(NamedTuple):
     alpha: jax.Array
 
 
-@checked
+@method_factory
 def apfl(
     model: Model,
     training: LocalTraining = LocalTraining(),
@@ -108,6 +108,6 @@ def apfl(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: interpolate(client.alpha, client.own, server),
         predict=model.apply,
-        averaged=True,
+        server_is_mean=True,
         privacy=Privacy(refused=OWN_GRADIENTS, clients=()),
     )

@@ -8,7 +8,7 @@ import optax
 
 from pfl_jax.base import Cohort, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
-from pfl_jax.methods.factories import IDENTITY, checked
+from pfl_jax.methods.factories import IDENTITY, method_factory
 from pfl_jax.primitives.aggregation import follow_mixture, weighted_mean
 from pfl_jax.primitives.fingerprints import WORDS, fingerprint, fingerprint_key, same_fingerprint
 from pfl_jax.primitives.local_training import LocalTraining
@@ -113,7 +113,7 @@ def download(
     return next_client._replace(relations=jnp.where(new, shares, left * client.relations))
 
 
-@checked(version=2)
+@method_factory(version=2)
 def apple(
     model: Model,
     training: LocalTraining = LocalTraining(momentum=0.9),

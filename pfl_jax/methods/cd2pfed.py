@@ -9,7 +9,7 @@ import optax
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import Epochs, Fraction, NotNegative
-from pfl_jax.methods.factories import SIZE, checked, needs_classes
+from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
@@ -81,7 +81,7 @@ def distillation(model: Model, params: Params, personal: PyTree, batch: ClientDa
     return 0.5 * masked_mean(both, batch.mask)
 
 
-@checked
+@method_factory
 def cd2pfed(
     model: Model,
     training: LocalTraining = LocalTraining(),

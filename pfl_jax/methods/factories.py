@@ -9,7 +9,7 @@ from typing import Any, get_type_hints, overload
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalWork, Method, Model
+from pfl_jax.base import Method, Model, TrainingCost
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Arguments, Count, check_values, hint
 from pfl_jax.primitives.local_training import LocalTraining
@@ -28,16 +28,16 @@ WHOLE_BATCH = "its loss compares the examples of a mini-batch with each other"
 
 
 @overload
-def checked(factory: Callable[Arguments, Method], *, version: int = 1) -> Callable[Arguments, Method]: ...
+def method_factory(factory: Callable[Arguments, Method], *, version: int = 1) -> Callable[Arguments, Method]: ...
 
 
 @overload
-def checked(
+def method_factory(
     *, version: int = 1, adapters: bool = False
 ) -> Callable[[Callable[Arguments, Method]], Callable[Arguments, Method]]: ...
 
 
-def checked(factory: Any = None, *, version: int = 1, adapters: bool = False) -> Any:
+def method_factory(factory: Any = None, *, version: int = 1, adapters: bool = False) -> Any:
     """Decorate a factory so that it checks its arguments first, see `pfl_jax.hyper_parameters`.
 
     Args:
@@ -52,7 +52,7 @@ def checked(factory: Any = None, *, version: int = 1, adapters: bool = False) ->
       of a wrong type or out of its range, and for `dp_clip` where `Method.privacy` refuses it.
     """
     if factory is None:
-        return functools.partial(checked, version=version, adapters=adapters)
+        return functools.partial(method_factory, version=version, adapters=adapters)
 
     @functools.wraps(factory)
     def with_checks(model: Any, training: Any = None, **values: Any) -> Any:
@@ -73,7 +73,9 @@ def checked(factory: Any = None, *, version: int = 1, adapters: bool = False) ->
         made: Method = factory(model, recipe, **values)
         if recipe.dp_clip is not None and made.privacy is not None and made.privacy.refused:
             raise InvalidInput(f"{factory.__name__} cannot train with dp_clip: {made.privacy.refused}")
-        return made._replace(work=LocalWork(model, recipe.batch_size, recipe.drop_last, recipe.local_steps is not None))
+        return made._replace(
+            work=TrainingCost(model, recipe.batch_size, recipe.drop_last, recipe.local_steps is not None)
+        )
 
     vars(with_checks).update(version=version, adapters=adapters)
     return with_checks
@@ -90,7 +92,7 @@ def is_for_adapters(factory: Callable[..., Method]) -> bool:
 
 
 def unchecked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]:
-    """Factory without the checks of `checked`, for other factories: a phase of theirs may have no epochs."""
+    """Factory without the checks of `method_factory`, for other factories: a phase of theirs may have no epochs."""
     return inspect.unwrap(factory)
 
 
@@ -199,7 +201,7 @@ def recipes_of(factory: Callable[..., Method]) -> list[type]:
     method, own = on_linear_model(factory, {}), arguments(factory).keys()
     privacy = None if method is None else method.privacy
     refused = set() if privacy is not None and privacy.clients is not None else {ClientPrivacy}
-    refused |= set() if method is not None and method.averaged else {ServerOptimizer}
+    refused |= set() if method is not None and method.server_is_mean else {ServerOptimizer}
     return [one for one in RECIPES if one not in refused and not own & {field.name for field in fields(one)}]
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative
-from pfl_jax.methods.factories import CLASS_SIZES, checked, needs_classes
+from pfl_jax.methods.factories import CLASS_SIZES, method_factory, needs_classes
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_training import LocalTraining
@@ -46,7 +46,7 @@ class FDClient(NamedTuple):
     round: jax.Array
 
 
-@checked
+@method_factory
 def fd(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegative = 1.0) -> Method:
     r"""FD (federated distillation): clients learn from the mean output that the others have for each class.
 

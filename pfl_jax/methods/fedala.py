@@ -9,7 +9,7 @@ import optax
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count, Epochs, Fraction, NotNegative, ReadWith
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.holdout import fixed_subset
@@ -83,7 +83,7 @@ class _InterpolationLoss(NamedTuple):
         return self.model.task.loss(outputs, data.y, data.mask)
 
 
-@checked
+@method_factory
 def fedala(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative, Positive
-from pfl_jax.methods.factories import checked
+from pfl_jax.methods.factories import method_factory
 from pfl_jax.primitives.aggregation import mix
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
@@ -50,7 +50,7 @@ def attention(models: Params, present: jax.Array, alpha_k: float | jax.Array, si
     return jnp.where(own, 1 - jnp.sum(others, axis=1, keepdims=True), others)
 
 
-@checked
+@method_factory
 def fedamp(
     model: Model,
     training: LocalTraining = LocalTraining(),

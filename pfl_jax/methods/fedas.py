@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.messages import NOT_RECEIVED
-from pfl_jax.methods.factories import checked, needs_classes
+from pfl_jax.methods.factories import method_factory, needs_classes
 from pfl_jax.primitives import losses
 from pfl_jax.primitives.aggregation import mean_by_size, normalize_weights, weighted_mean
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
@@ -77,7 +77,7 @@ MIN_TRACE = 1e-30
 """Lower bound on a client's weight, so that clients have equal weights if all traces are zero."""
 
 
-@checked
+@method_factory
 def fedas(
     model: Model,
     training: LocalTraining = FEDAS_TRAINING,

@@ -1,13 +1,13 @@
 """Federated averaging: one global model (McMahan et al. 2017)."""
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 
 
-@checked
+@method_factory
 def fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """FedAvg: clients train the received model, the server averages the results.
 
@@ -39,6 +39,6 @@ def fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method:
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server,
         predict=model.apply,
-        averaged=True,
+        server_is_mean=True,
         privacy=Privacy(training.most_passes, (SIZE,), clients=()),
     )

@@ -2,7 +2,7 @@
 
 from pfl_jax.base import LocalResult, Method, Model
 from pfl_jax.hyper_parameters import Epochs
-from pfl_jax.methods.factories import checked
+from pfl_jax.methods.factories import method_factory
 from pfl_jax.methods.fedavg_ft import fedavg_ft
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
@@ -10,7 +10,7 @@ from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
 
-@checked
+@method_factory
 def fedbabu(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import jax
 
 from pfl_jax.base import STATISTICS, LocalResult, Method, Model, Params, Privacy
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
@@ -51,7 +51,7 @@ def join_normalization(params: Params, normalization: Leaves | None = None, othe
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
-@checked
+@method_factory
 def fedbn(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """FedBN: clients keep the parameters of their normalization layers and share all others.
 

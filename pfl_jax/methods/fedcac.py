@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PyTree
 from pfl_jax.hyper_parameters import Count, Fraction, ReadWith
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mix, size_weights, weighted_mean
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -117,7 +117,7 @@ def collaborators(overlap: jax.Array, present: jax.Array, progress: float | jax.
     return own | (pairs & (overlap >= threshold))
 
 
-@checked
+@method_factory
 def fedcac(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, Head, LocalResult, Method, Model, Privacy, PyTree
 from pfl_jax.hyper_parameters import NotNegative
-from pfl_jax.methods.factories import WHOLE_BATCH, checked, needs_vectors
+from pfl_jax.methods.factories import WHOLE_BATCH, method_factory, needs_vectors
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.features import extract_features
@@ -83,7 +83,7 @@ def discrepancy(left: jax.Array, right: jax.Array, mask: jax.Array) -> jax.Array
     return total / jnp.maximum(jnp.sum(pairs), 1)
 
 
-@checked
+@method_factory
 def fedcp(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegative = 5.0) -> Method:
     r"""FedCP: a policy network decides for each example which share of each feature goes to which of two heads.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, Survey
 from pfl_jax.hyper_parameters import NotNegative, Range
-from pfl_jax.methods.factories import OWN_GRADIENTS, checked, needs_vectors
+from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory, needs_vectors
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.optimizers import descend, initial_state
@@ -32,7 +32,7 @@ class FedDBEModel(NamedTuple):
     bias: jax.Array
 
 
-@checked
+@method_factory
 def feddbe(
     model: Model,
     training: LocalTraining = LocalTraining(),

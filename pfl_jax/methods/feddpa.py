@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.errors import NO_FEATURES, InvalidInput
 from pfl_jax.hyper_parameters import Count, Fraction
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -30,7 +30,7 @@ class DualParams(NamedTuple):
     references: jax.Array
 
 
-@checked(adapters=True)
+@method_factory(adapters=True)
 def feddpa(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -8,7 +8,7 @@ import optax
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative
-from pfl_jax.methods.factories import checked
+from pfl_jax.methods.factories import method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
@@ -39,7 +39,7 @@ class FedDynClient(NamedTuple):
     trained: Params
 
 
-@checked
+@method_factory
 def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), *, lam: NotNegative = 0.01) -> Method:
     r"""FedDyn: the clients' regularizers change so that their minima agree with that of the mean loss.
 
@@ -102,6 +102,6 @@ def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), 
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server.params,
         download=lambda server, client: server.params,
-        averaged=False,
+        server_is_mean=False,
         privacy=Privacy(training.most_passes, clients=()),
     )

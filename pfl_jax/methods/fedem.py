@@ -8,7 +8,7 @@ import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count
-from pfl_jax.methods.factories import SIZE, checked, needs_classes
+from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_training import LocalTraining
@@ -22,7 +22,7 @@ class Mixture(NamedTuple):
     log_weights: jax.Array
 
 
-@checked
+@method_factory
 def fedem(
     model: Model,
     training: LocalTraining = LocalTraining(),
@@ -104,7 +104,7 @@ def fedem(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: Mixture(server, client),
         predict=predict,
-        averaged=True,
+        server_is_mean=True,
         privacy=Privacy(
             training.most_passes,
             (SIZE, "losses on the examples: the mixture's weights and those of the examples in the loss"),

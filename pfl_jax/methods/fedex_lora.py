@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -26,7 +26,7 @@ class ExactParams(NamedTuple):
     residuals: list[jax.Array]
 
 
-@checked(adapters=True)
+@method_factory(adapters=True)
 def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """FedEx-LoRA: FedAvg of low-rank adapters, and the error of averaging A and B apart goes into the frozen kernels.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count, Fraction, NotNegative
-from pfl_jax.methods.factories import IDENTITY, checked
+from pfl_jax.methods.factories import IDENTITY, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
 from pfl_jax.primitives.aggregation import normalize_weights, weighted_mean
@@ -82,7 +82,7 @@ def combine_models(
     return weighted_mean(shares, models), shares
 
 
-@checked(version=2)
+@method_factory(version=2)
 def fedfomo(
     model: Model,
     training: LocalTraining = LocalTraining(),
@@ -194,7 +194,7 @@ def fedfomo(
         personalize=lambda key, server, client, data: combine(client, data)[0],
         # The first of the D models is the client's own.
         download=lambda server, client: jax.tree.map(lambda leaf: leaf[1:], client.models),
-        averaged=False,
+        server_is_mean=False,
         privacy=Privacy(
             training.most_passes,
             (

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
-from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checked, needs_classes
+from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, method_factory, needs_classes
 from pfl_jax.methods.lg_fedavg import lg_fedavg
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.features import extract_features, fit_head
@@ -31,7 +31,7 @@ class FedGHMessage(NamedTuple):
     identity: jax.Array
 
 
-@checked(version=2)
+@method_factory(version=2)
 def fedgh(
     model: Model,
     training: LocalTraining = LocalTraining(),
@@ -101,6 +101,6 @@ def fedgh(
     return lg_fedavg(model, training)._replace(
         local=train,
         aggregate=aggregate,
-        averaged=False,
+        server_is_mean=False,
         privacy=Privacy(training.most_passes, (IDENTITY, CLASS_SIZES, CLASS_MEANS)),
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy, PyTree
 from pfl_jax.hyper_parameters import AboveZero, Count
 from pfl_jax.messages import NOT_RECEIVED
-from pfl_jax.methods.factories import checked, needs_classes, needs_vectors
+from pfl_jax.methods.factories import method_factory, needs_classes, needs_vectors
 from pfl_jax.methods.fml import divergence, fit_two
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
@@ -69,7 +69,7 @@ def low_rank(change: PyTree, energy: float | jax.Array) -> tuple[PyTree, jax.Arr
     return jax.tree.unflatten(structure, [leaf for leaf, _ in found]), numbers
 
 
-@checked
+@method_factory
 def fedkd(
     model: Model,
     training: LocalTraining = LocalTraining(),

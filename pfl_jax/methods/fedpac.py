@@ -21,7 +21,7 @@ from pfl_jax.base import (
 )
 from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
 from pfl_jax.messages import NOT_RECEIVED
-from pfl_jax.methods.factories import CLASS_SIZES, SIZE, checked, needs_classes
+from pfl_jax.methods.factories import CLASS_SIZES, SIZE, method_factory, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
 from pfl_jax.primitives.feature_statistics import (
     class_centroids,
@@ -73,7 +73,7 @@ class FedPACMessage(NamedTuple):
     statistics: PyTree
 
 
-@checked
+@method_factory
 def fedpac(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Head, Method, Model
 from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
-from pfl_jax.methods.factories import checked, needs_classes
+from pfl_jax.methods.factories import method_factory, needs_classes
 from pfl_jax.methods.fedpac import align_and_combine
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy
@@ -61,7 +61,7 @@ def prototype_losses(model: Model, heads: Head, centroids: jax.Array, class_weig
     return jax.lax.map(row, heads)
 
 
-@checked
+@method_factory
 def fedpac_proto(
     model: Model,
     training: LocalTraining = LocalTraining(),

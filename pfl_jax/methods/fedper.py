@@ -1,14 +1,14 @@
 """Shared backbone with personal heads (Arivazhagan et al. 2019)."""
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
 
-@checked
+@method_factory
 def fedper(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """FedPer: the backbone is averaged, each client keeps its head, both are trained together.
 
@@ -43,6 +43,6 @@ def fedper(model: Model, training: LocalTraining = LocalTraining()) -> Method:
         personalize=lambda key, server, client, data: merge(server["backbone"], client),
         predict=model.apply,
         download=lambda server, client: server["backbone"],
-        averaged=True,
+        server_is_mean=True,
         privacy=Privacy(training.most_passes, (SIZE,), clients=()),
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import BelowOne, Count, Fraction, Positive, ReadWith
-from pfl_jax.methods.factories import SIZE, WHOLE_BATCH, checked, needs_classes, needs_vectors
+from pfl_jax.methods.factories import SIZE, WHOLE_BATCH, method_factory, needs_classes, needs_vectors
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedcp import discrepancy
 from pfl_jax.primitives.aggregation import mean_by_size
@@ -23,7 +23,7 @@ class FedPHPClient(NamedTuple):
     trainings: jax.Array
 
 
-@checked
+@method_factory
 def fedphp(
     model: Model,
     training: LocalTraining = LocalTraining(),

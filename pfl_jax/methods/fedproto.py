@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
 from pfl_jax.hyper_parameters import NotNegative
-from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, checked, needs_classes
+from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, method_factory, needs_classes
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_training import LocalTraining
@@ -69,7 +69,7 @@ def _init(model, key):
     return ProtoState(model.init(key), Prototypes(centroids, jnp.zeros(model.num_classes)))
 
 
-@checked
+@method_factory
 def fedproto_g(
     model: Model,
     training: LocalTraining = LocalTraining(),
@@ -132,7 +132,7 @@ def fedproto_g(
     )
 
 
-@checked
+@method_factory
 def fedproto_l(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -2,14 +2,14 @@
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.hyper_parameters import NotNegative
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
 
 
-@checked
+@method_factory
 def fedprox(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -6,7 +6,7 @@ import jax
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedper import fedper
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.features import extract_features, fit_head
@@ -15,7 +15,7 @@ from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
 
-@checked
+@method_factory
 def fedrep(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -6,7 +6,7 @@ import jax
 import optax
 
 from pfl_jax.base import Head, LocalResult, Method, Model, Params, Privacy
-from pfl_jax.methods.factories import SIZE, checked, needs_classes
+from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
 from pfl_jax.primitives.local_training import LocalTraining
@@ -25,7 +25,7 @@ class FedRoDModel(NamedTuple):
     head: Head
 
 
-@checked
+@method_factory
 def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """Fed-RoD: a shared model that corrects for class imbalance, and personal heads that fit each client's classes.
 
@@ -85,7 +85,7 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
         aggregate=aggregate,
         personalize=lambda key, server, client, data: FedRoDModel(server, client),
         predict=predict,
-        averaged=True,
+        server_is_mean=True,
         privacy=Privacy(
             training.most_passes,
             (SIZE, "numbers of examples of each class: the loss of the shared head"),

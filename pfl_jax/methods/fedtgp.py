@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey
 from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, Positive, ReadWith
-from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, checked, needs_classes
+from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, method_factory, needs_classes
 from pfl_jax.methods.fedproto import Prototypes, local_step
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.fingerprints import fingerprint, order_by_fingerprint
@@ -106,7 +106,7 @@ def adaptive_margin(prototypes: Prototypes, threshold: float | jax.Array) -> jax
     return jnp.minimum(jnp.max(jnp.where(present, nearest, 0.0)), threshold)
 
 
-@checked(version=2)
+@method_factory(version=2)
 def fedtgp(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -9,7 +9,7 @@ import optax
 from pfl_jax.base import Backbone, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import Count, NotNegative
 from pfl_jax.messages import NOT_RECEIVED
-from pfl_jax.methods.factories import OWN_GRADIENTS, checked
+from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.ensembles import init_models
@@ -163,7 +163,7 @@ def nearby(key: PRNGKey, point: jax.Array, radius: float | jax.Array) -> jax.Arr
     return point + radius * jax.random.uniform(distance_key) * direction / jnp.sum(jnp.abs(direction))
 
 
-@checked(version=2)
+@method_factory(version=2)
 def floco(
     model: Model,
     training: LocalTraining = LocalTraining(),
@@ -264,7 +264,7 @@ def floco(
         personalize=lambda key, server, client, data: at(server.backbone, server.heads, client.point),
         download=lambda server, client: (server.backbone, server.heads, client.point),
         trained_from=lambda server, client: FlocoMessage(server.backbone, NOT_RECEIVED),
-        averaged=False,
+        server_is_mean=False,
         privacy=Privacy(refused=OWN_GRADIENTS),
     )
 

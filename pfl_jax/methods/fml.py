@@ -7,7 +7,7 @@ import optax
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import Fraction
-from pfl_jax.methods.factories import SIZE, checked, needs_classes
+from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
@@ -66,7 +66,7 @@ def fit_two(
     return training.fit(key, start, data, loss, transformation=optimizer)
 
 
-@checked
+@method_factory
 def fml(
     model: Model, training: LocalTraining = LocalTraining(), *, alpha: Fraction = 0.5, beta: Fraction = 0.5
 ) -> Method:

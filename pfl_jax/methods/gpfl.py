@@ -9,7 +9,7 @@ import optax
 
 from pfl_jax.base import Backbone, ClientData, Head, LocalResult, Method, Model, Privacy, PyTree
 from pfl_jax.hyper_parameters import NotNegative
-from pfl_jax.methods.factories import WHOLE_BATCH, checked, needs_classes
+from pfl_jax.methods.factories import WHOLE_BATCH, method_factory, needs_classes
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_counts
@@ -95,7 +95,7 @@ def cosine_logits(features: jax.Array, embeddings: jax.Array) -> jax.Array:
     return left @ right.T
 
 
-@checked
+@method_factory
 def gpfl(
     model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegative = 0.01, mu: NotNegative = 0.1
 ) -> Method:

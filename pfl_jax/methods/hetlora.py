@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Count, Fraction, NotNegative
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -13,7 +13,7 @@ from pfl_jax.primitives.low_rank import A, B, adapter_squared_norm, find_adapter
 from pfl_jax.primitives.tree import merge, split
 
 
-@checked(adapters=True)
+@method_factory(adapters=True)
 def hetlora(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mix, size_weights
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_training import LocalTraining
@@ -22,7 +22,7 @@ class ClusterMessage(NamedTuple):
     cluster: jax.Array
 
 
-@checked
+@method_factory
 def hypcluster(
     model: Model,
     training: LocalTraining = LocalTraining(),

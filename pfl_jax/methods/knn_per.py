@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import Count, Fraction, ReadWith
-from pfl_jax.methods.factories import SIZE, checked, needs_classes
+from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.features import extract_features
@@ -80,7 +80,7 @@ def neighbor_probabilities(
     return votes / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
 
 
-@checked
+@method_factory
 def knn_per(
     model: Model,
     training: LocalTraining = LocalTraining(),

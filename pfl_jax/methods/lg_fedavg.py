@@ -1,14 +1,14 @@
 """Personal backbones with a shared head (Liang et al. 2020)."""
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
 
 
-@checked
+@method_factory
 def lg_fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """LG-FedAvg: the head is averaged, each client keeps its backbone, both are trained together.
 
@@ -52,6 +52,6 @@ def lg_fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method
         predict=model.apply,
         # Clients need the initial backbone only before their first round.
         download=lambda server, client: server["head"],
-        averaged=True,
+        server_is_mean=True,
         privacy=Privacy(training.most_passes, (SIZE,), clients=()),
     )

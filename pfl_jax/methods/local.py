@@ -1,12 +1,12 @@
 """Local training without communication: the baseline that shows the benefit of federated training."""
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
-from pfl_jax.methods.factories import checked
+from pfl_jax.methods.factories import method_factory
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 
 
-@checked
+@method_factory
 def local(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     """Local-only training: each client trains its own model and sends nothing.
 

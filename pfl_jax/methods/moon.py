@@ -8,7 +8,7 @@ import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
-from pfl_jax.methods.factories import SIZE, checked, needs_vectors
+from pfl_jax.methods.factories import SIZE, method_factory, needs_vectors
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
@@ -48,7 +48,7 @@ def contrastive_loss(
     return masked_mean(jax.nn.softplus((far - near) / temperature), mask)
 
 
-@checked
+@method_factory
 def moon(
     model: Model,
     training: LocalTraining = LocalTraining(),

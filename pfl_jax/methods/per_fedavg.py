@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
-from pfl_jax.methods.factories import OWN_GRADIENTS, checked
+from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.scaffold import mean_gradient
 from pfl_jax.primitives.local_training import LocalTraining
@@ -46,7 +46,7 @@ def deal(batch: ClientData, parts: int, step: int | jax.Array) -> list[ClientDat
     return [choose(jnp.any(one.mask), one, first) for one in batches]
 
 
-@checked
+@method_factory
 def per_fedavg(
     model: Model,
     training: LocalTraining = LocalTraining(momentum=0.0),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, ClientData, LocalResult, Mean, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Positive
-from pfl_jax.methods.factories import SIZE, checked, needs_classes
+from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_centroids, class_counts
 from pfl_jax.primitives.features import extract_features
@@ -220,7 +220,7 @@ def best_interpolation(
     return jnp.where(jnp.any(counts >= FOLDS), jnp.broadcast_to(beta, (2,)), 0.0)
 
 
-@checked
+@method_factory
 def pfedfda(
     model: Model,
     training: LocalTraining = LocalTraining(),

@@ -8,7 +8,7 @@ import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PyTree
 from pfl_jax.hyper_parameters import NotNegative, Positive
-from pfl_jax.methods.factories import SIZE, checked
+from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mix, size_weights
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -76,7 +76,7 @@ def collaboration_graph(similarity: jax.Array, counts: jax.Array, prior: float |
     return jax.vmap(optax.projections.projection_simplex)(targets)
 
 
-@checked
+@method_factory
 def pfedgraph(
     model: Model, training: LocalTraining = LocalTraining(), *, prior: Positive = 0.8, lam: NotNegative = 0.01
 ) -> Method:

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.hyper_parameters import BelowOne, Count, NotNegative
-from pfl_jax.methods.factories import IDENTITY, checked
+from pfl_jax.methods.factories import IDENTITY, method_factory
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
@@ -72,7 +72,7 @@ def init_hypernetwork(
     return [*layers[:-1], (layers[-1][0], start)]
 
 
-@checked(version=2)
+@method_factory(version=2)
 def pfedhn(
     model: Model,
     training: LocalTraining = LocalTraining(),

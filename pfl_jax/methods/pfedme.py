@@ -4,7 +4,7 @@ import jax
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.hyper_parameters import Count, NotNegative
-from pfl_jax.methods.factories import OWN_GRADIENTS, checked
+from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
@@ -12,7 +12,7 @@ from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import interpolate
 
 
-@checked
+@method_factory
 def pfedme(
     model: Model,
     training: LocalTraining = LocalTraining(momentum=0.0),

@@ -9,7 +9,7 @@ import optax
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, TrainingLoss
 from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.messages import NOT_RECEIVED
-from pfl_jax.methods.factories import checked
+from pfl_jax.methods.factories import method_factory
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import interpolate
@@ -95,7 +95,7 @@ def _change_by_steps(training: LocalTraining, server: ScaffoldServer, params: Pa
     )
 
 
-@checked
+@method_factory
 def scaffold(
     model: Model,
     training: LocalTraining = LocalTraining(),

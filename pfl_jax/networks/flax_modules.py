@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import STATISTICS, ClientData, Model, Params
-from pfl_jax.errors import InvalidInput, word
+from pfl_jax.errors import InvalidInput, describe_value
 from pfl_jax.networks import module_checks
 from pfl_jax.networks.passes import DROPOUT_LAYERS, apply_backbone, init_backbone, one_pass
 from pfl_jax.tasks import CLASSIFICATION, Task
@@ -75,7 +75,8 @@ def from_flax(
         )
     if not callable(module):
         raise InvalidInput(
-            f"{word(module)} is neither a Model nor a flax.linen module nor a function rngs -> flax.nnx module"
+            f"{describe_value(module)} is neither a Model nor a flax.linen module nor a function rngs -> flax.nnx "
+            "module"
         )
     with module_checks.applied(inputs, "the module cannot be called with nothing but inputs"):
         model = _from_module(module, inputs, num_classes, head.split("/"))._replace(task=task)
@@ -136,10 +137,14 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
     places = tuple(getattr(features, "shape", ())[1:2]) if model.task.kind == "sequences" else ()
     if getattr(features, "shape", None) != (2, *places, model.num_features):
         wanted = [2, *places, model.num_features]
-        raise InvalidInput(f"two inputs have features {word(features)}, not {wanted}: flatten before the head")
+        raise InvalidInput(
+            f"two inputs have features {describe_value(features)}, not {wanted}: flatten before the head"
+        )
     if logits.shape != (2, *places, num_classes) or model.num_classes != num_classes:
         what = f"{num_classes} classes" if model.task.kind == "classes" else f"the task {model.task.name}"
-        raise InvalidInput(f"two inputs have logits {word(logits)}, not {[2, *places, num_classes]} for {what}")
+        raise InvalidInput(
+            f"two inputs have logits {describe_value(logits)}, not {[2, *places, num_classes]} for {what}"
+        )
 
 
 def _is_nnx_module(module: Any) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 
-from pfl_jax.errors import InvalidInput, one_line, word
+from pfl_jax.errors import InvalidInput, describe_value, one_line
 
 
 @contextlib.contextmanager
@@ -19,7 +19,7 @@ def applied(inputs: jax.ShapeDtypeStruct, cannot: str = "the model cannot be app
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error, 200)}"
-        raise InvalidInput(f"{cannot} {word(inputs)}: {reason}") from None
+        raise InvalidInput(f"{cannot} {describe_value(inputs)}: {reason}") from None
 
 
 def refuse_variables(collections: Iterable[str]) -> None:

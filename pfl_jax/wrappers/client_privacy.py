@@ -10,7 +10,7 @@ import optax
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
-from pfl_jax.messages import MEAN_OF_UPDATES, Update, said, trained_from
+from pfl_jax.messages import MEAN_OF_UPDATES, Update, bases, trained_from
 from pfl_jax.streams import CLIENT_NOISE
 
 
@@ -86,7 +86,7 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
         local=local,
         aggregate=aggregate,
         # A clipped update is a change already.
-        trained_from=lambda server, client: jax.tree.map(jnp.zeros_like, said(method, server, client)),
+        trained_from=lambda server, client: jax.tree.map(jnp.zeros_like, bases(method, server, client)),
     )
 
 

@@ -11,7 +11,7 @@ from jax.random import fold_in
 from pfl_jax.base import Client, LocalResult, Mean, Method, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import AboveZero, Range, Words
-from pfl_jax.messages import MEAN_OF_UPDATES, Update, has_means, map_means, received, said, trained_from
+from pfl_jax.messages import MEAN_OF_UPDATES, Update, bases, downloaded, has_means, map_means, trained_from
 from pfl_jax.primitives import compressors
 from pfl_jax.streams import COMPRESSION
 
@@ -132,8 +132,8 @@ def compressed(method: Method, recipe: Compression) -> Method:
         local=local,
         aggregate=aggregate,
         personalize=personalize,
-        download=lambda server, client: received(method, server, client.state),
-        trained_from=lambda server, client: said(method, server, client.state),
+        download=lambda server, client: downloaded(method, server, client.state),
+        trained_from=lambda server, client: bases(method, server, client.state),
         encoded=encoding.encoded,
     )
 

@@ -104,7 +104,7 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
     momentum this is `method`, bit for bit; with momentum it is FedAvgM (Hsu, Qi, Brown 2019).
 
     Args:
-      method: the method to derive from, one that is `averaged`.
+      method: the method to derive from, one that is `server_is_mean`.
       recipe: the optimizer; without one the method is returned as it is.
 
     Returns:
@@ -112,7 +112,7 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
 
     Raises:
       InvalidInput: an unknown optimizer, a number for an optimizer where there is none, or a method that is not
-        `averaged`.
+        `server_is_mean`.
 
     Reference:
       Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021.
@@ -130,7 +130,7 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
             raise InvalidInput(f"{given[0]} needs a server_optimizer")
         return method
     optimizer = recipe.transformation()
-    if not method.averaged:
+    if not method.server_is_mean:
         raise InvalidInput("server_optimizer is for methods whose server keeps the parameters of a model only")
 
     def step(opt_state, params, target):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pfl_jax.base import Method, PyTree, Server, Survey
-from pfl_jax.messages import received, said
+from pfl_jax.messages import bases, downloaded
 
 
 class ExtendedServer(NamedTuple):
@@ -37,7 +37,7 @@ def with_server_state(
       step: (e, w, w') -> (next w, next e). It sees only what the server knows.
 
     Returns:
-      A `Method` with an `ExtendedServer`, which keeps more than parameters: it is not `averaged`.
+      A `Method` with an `ExtendedServer`, which keeps more than parameters: it is not `server_is_mean`.
 
     Example:
       >>> import jax
@@ -74,9 +74,9 @@ def with_server_state(
         local=lambda key, server, client, data: method.local(key, server.plain, client, data),
         aggregate=aggregate,
         personalize=lambda key, server, client, data: method.personalize(key, server.plain, client, data),
-        download=lambda server, client: received(method, server.plain, client),
-        trained_from=lambda server, client: said(method, server.plain, client),
+        download=lambda server, client: downloaded(method, server.plain, client),
+        trained_from=lambda server, client: bases(method, server.plain, client),
         survey=None if method.survey is None else wrapped(method.survey),
-        averaged=False,
+        server_is_mean=False,
         privacy=method.privacy,
     )

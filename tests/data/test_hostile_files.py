@@ -9,7 +9,7 @@ import pytest
 
 from pfl_jax import InvalidInput, client_mesh, data
 from pfl_jax.data import from_arrays, from_file, rows
-from pfl_jax.data.rows import Rows
+from pfl_jax.data.rows import LazyArray
 from pfl_jax.engine import placement
 
 X = np.random.default_rng(0).normal(size=(50, 3, 2)).astype(np.float32)
@@ -72,10 +72,10 @@ def test_own_data_by_rows_is_the_same(tmp_path, monkeypatch, kind, normalize):
         from_file(tmp_path / "own.npz", client_column="client", normalize=normalize, by_rows=by_rows)
         for by_rows in (False, True)
     )
-    assert isinstance(lazy.train_x, Rows)
+    assert isinstance(lazy.train_x, LazyArray)
     assert isinstance(whole.train_x, np.ndarray)
     for one, other in zip(whole, lazy, strict=True):
-        np.testing.assert_array_equal(one, np.asarray(other) if isinstance(other, Rows) else other)
+        np.testing.assert_array_equal(one, np.asarray(other) if isinstance(other, LazyArray) else other)
     parts = data.partition.natural(whole)
     mesh = client_mesh(jax.devices()[:2])
     placed = [placement.place(data.federate(one, parts), mesh) for one in (whole, lazy)]
@@ -99,7 +99,7 @@ def test_idx_files_by_rows_are_the_same(tmp_path, compress):
     grey = (*archives.images(62, 62, (28, 28)), *archives.images(20, 62, (28, 28), 1))
     archives.write_idx(tmp_path, grey, compress=compress)
     whole, lazy = (data.load("emnist", "files", tmp_path, notify=str, by_rows=by_rows) for by_rows in (False, True))
-    assert isinstance(lazy.train_x, np.ndarray if compress else Rows)
+    assert isinstance(lazy.train_x, np.ndarray if compress else LazyArray)
     for one, other in zip(whole, lazy, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from pfl_jax import InvalidInput
-from pfl_jax.data import SPECS, embedded, files, load, tfds
+from pfl_jax.data import SPECS, embedded, idx_and_cifar, load, tfds
 
 GREY = (*archives.images(40, 10, (28, 28)), *archives.images(20, 10, (28, 28), 1))
 EMNIST = (*archives.images(124, 62, (28, 28)), *archives.images(62, 62, (28, 28), 1))
@@ -22,7 +22,7 @@ CIFAR = {
 @pytest.fixture(autouse=True)
 def _isolated(monkeypatch, tmp_path):
     """No system folders, no tfds folder of the user's, and no network."""
-    monkeypatch.setattr(files, "SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(idx_and_cifar, "SYSTEM_FOLDERS", ())
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "no_tfds"))
     monkeypatch.setattr(tfds, "_unreachable", lambda url: "the host did not answer")
 
@@ -111,7 +111,7 @@ def test_a_copy_says_what_it_is(tmp_path):
 
 
 def test_system_folders_are_searched(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "SYSTEM_FOLDERS", (tmp_path,))
+    monkeypatch.setattr(idx_and_cifar, "SYSTEM_FOLDERS", (tmp_path,))
     archives.write_idx(tmp_path / "fashion-mnist", GREY)
     for source in ("files", "auto"):
         dataset = load("fashion_mnist", source, notify=lambda text: None)

@@ -18,7 +18,7 @@ from experiments.lab.pages import performance
 from experiments.lab.queue.planned import planned_runs
 from experiments.run import committed
 from pfl_jax import InvalidInput
-from pfl_jax.data import files
+from pfl_jax.data import idx_and_cifar
 from pfl_jax.data.specs import SPECS
 
 SOON = 1e12
@@ -183,8 +183,8 @@ def test_cifar10_is_carried_compressed(tmp_path):
     # The tables of a JPEG file take some 600 bytes.
     assert source.stat().st_size - (folder / carried.CIFAR).stat().st_size > 29 * 500
     assert carried.unpack(folder, target) == f"CIFAR-10, JPEG copy unpacked in {target}"
-    loaded, _ = files.load(SPECS["cifar10"], files.find(SPECS["cifar10"], target))
-    assert (target / "cifar-10-batches-bin" / files.NOTE).read_text() == "JPEG copy\n"
+    loaded, _ = idx_and_cifar.load(SPECS["cifar10"], idx_and_cifar.find(SPECS["cifar10"], target))
+    assert (target / "cifar-10-batches-bin" / idx_and_cifar.NOTE).read_text() == "JPEG copy\n"
     assert sorted(loaded.train_y) == sorted(arrays["train_labels"])
     np.testing.assert_array_equal(loaded.test_x[0].transpose(2, 0, 1).ravel(), given["test"][0, 1:])
     assert carried.unpack(folder, target) == f"no dataset unpacked in {target}"

@@ -146,7 +146,7 @@ def test_bound_values_are_read_in_place_of_the_model_s_own():
 
     @jax.jit
     def features(frozen, x):
-        with frozen.bind():
+        with frozen.use():
             return adapted.features(backbone, x)
 
     zeros = jax.tree.map(jnp.zeros_like, adapted.frozen)

@@ -134,7 +134,7 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     from experiments.run import command as cli
     from experiments.sweep import __main__ as sweep
     from experiments.tables import __main__ as tables
-    from pfl_jax.data import files, tfds
+    from pfl_jax.data import idx_and_cifar, tfds
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}
     commands |= {"export": export.main, "report": report, "sizes": sizes.main}
@@ -145,14 +145,14 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
         case.prepare(here)
     name, *words = case.command.split()
     error, before = io.StringIO(), Path.cwd()
-    usual = tfds._unreachable, files.SYSTEM_FOLDERS
+    usual = tfds._unreachable, idx_and_cifar.SYSTEM_FOLDERS
     try:
         os.chdir(here)
-        tfds._unreachable, files.SYSTEM_FOLDERS = (lambda url: "the host did not answer"), ()
+        tfds._unreachable, idx_and_cifar.SYSTEM_FOLDERS = (lambda url: "the host did not answer"), ()
         with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
             code = commands[name](words) if name in commands else cli.main(name, words)
     finally:
-        tfds._unreachable, files.SYSTEM_FOLDERS = usual
+        tfds._unreachable, idx_and_cifar.SYSTEM_FOLDERS = usual
         os.chdir(before)
         while HELD:
             HELD.pop().close()

@@ -78,9 +78,12 @@ def renewed(stored, got, version):
 def with_version(source, name, version):
     """Source of a method's file with another version of its results."""
     changed, count = re.subn(
-        rf"^@checked(\(version=\d+\))?\n(?=def {name}\()", f"@checked(version={version})\n", source, flags=re.MULTILINE
+        rf"^@method_factory(\(version=\d+\))?\n(?=def {name}\()",
+        f"@method_factory(version={version})\n",
+        source,
+        flags=re.MULTILINE,
     )
-    assert count == 1, f"no @checked above def {name}("
+    assert count == 1, f"no @method_factory above def {name}("
     return changed
 
 

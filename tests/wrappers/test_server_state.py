@@ -16,7 +16,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import InvalidInput, LocalResult, Mean
 from pfl_jax.engine import simulate
-from pfl_jax.messages import join, received, split
+from pfl_jax.messages import downloaded, join, split
 from pfl_jax.methods import METHODS, fedavg, fedbabu, feddbe, fedpac, fedper, make_method, recipes_of
 from pfl_jax.methods.fedpac import FedPACMessage
 from pfl_jax.primitives import LocalTraining
@@ -67,12 +67,12 @@ def test_clients_see_the_plain_server(factory):
     extended = jax.eval_shape(method.init_server, KEY)
     client = object()
     assert extended.plain == server
-    assert received(method, extended, client) == received(plain, server, client)
+    assert downloaded(method, extended, client) == downloaded(plain, server, client)
 
 
 def test_it_is_no_mean_of_parameters_any_more():
-    assert fedavg(tiny_model()).averaged
-    assert not momentum_fedavg(tiny_model()).averaged
+    assert fedavg(tiny_model()).server_is_mean
+    assert not momentum_fedavg(tiny_model()).server_is_mean
     assert ClientPrivacy in recipes_of(momentum_fedavg)
 
 
@@ -168,8 +168,8 @@ def test_the_methods_are_those_whose_server_only_takes_a_mean_of_parameters():
         server, _, message, _ = message_shapes(name)
         if jax.tree.structure(server) == params and isinstance(message, Mean):
             found.add(name)
-    # What a new one is derived from may be `averaged`, or it has its own step, as above.
-    assert found == {name for name in METHODS if make_method(name, tiny_model()).averaged} | OWN_STEP
+    # What a new one is derived from may be `server_is_mean`, or it has its own step, as above.
+    assert found == {name for name in METHODS if make_method(name, tiny_model()).server_is_mean} | OWN_STEP
     assert found == {name for name, factory in METHODS.items() if ServerOptimizer in recipes_of(factory)} | OWN_STEP
 
 

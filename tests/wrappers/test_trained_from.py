@@ -9,7 +9,7 @@ from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import InvalidInput, Mean
 from pfl_jax.data import client_data
-from pfl_jax.messages import has_means, map_means, said, trained_from
+from pfl_jax.messages import bases, has_means, map_means, trained_from
 from pfl_jax.methods import METHODS, fedavg, fedpac, make_method
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.wrappers import with_server_state
@@ -95,14 +95,14 @@ def test_what_is_not_like_the_message_is_refused(bases):
 def test_wrappers_keep_it():
     plain = fedpac(tiny_model(), LocalTraining())
     server = plain.init_server(KEY)
-    want = said(plain, server, server.head)
+    want = bases(plain, server, server.head)
     extended = with_server_state(plain, lambda server: (), lambda extra, old, new: (new, extra))
-    chex.assert_trees_all_equal(said(extended, extended.init_server(KEY), server.head), want)
+    chex.assert_trees_all_equal(bases(extended, extended.init_server(KEY), server.head), want)
     small, data = compressed(plain, Compression("sign")), client_data(tiny_federation(), 1, "train")
-    chex.assert_trees_all_equal(said(small, server, small.init_client(KEY, server, data)), want)
+    chex.assert_trees_all_equal(bases(small, server, small.init_client(KEY, server, data)), want)
     # A clipped update is a change.
-    private = said(private_clients(plain, ClientPrivacy(1.0)), server, server.head)
+    private = bases(private_clients(plain, ClientPrivacy(1.0)), server, server.head)
     chex.assert_trees_all_equal(private, jax.tree.map(jnp.zeros_like, want))
     small = compressed(make_method("fedper", tiny_model()), Compression("sign"))
     server = small.init_server(KEY)
-    chex.assert_trees_all_equal(said(small, server, small.init_client(KEY, server, data)), server["backbone"])
+    chex.assert_trees_all_equal(bases(small, server, small.init_client(KEY, server, data)), server["backbone"])

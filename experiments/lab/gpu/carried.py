@@ -27,7 +27,7 @@ from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import Folder, parse
 from experiments.run.committed import ROOT
 from pfl_jax.atomic_write import write_binary
-from pfl_jax.data import files
+from pfl_jax.data import idx_and_cifar
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 
@@ -101,9 +101,9 @@ def pack(folder: Path, cifar10: Path | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--upgrade", "--target"]
     subprocess.run([*words, str(folder / SITE), *PACKAGES], check=True)
-    found = files.find(SPECS["fashion_mnist"], None)
+    found = idx_and_cifar.find(SPECS["fashion_mnist"], None)
     if not found:
-        raise InvalidInput(files.missing(SPECS["fashion_mnist"], None))
+        raise InvalidInput(idx_and_cifar.missing(SPECS["fashion_mnist"], None))
     if not (folder / FASHION).exists():
         with tarfile.open(folder / FASHION, "w:xz") as archive:
             for path in found:
@@ -157,11 +157,11 @@ def unpack(folder: Path, target: Path) -> str:
         with tarfile.open(folder / FASHION) as archive:
             archive.extractall(target, filter="data")
         said.append("Fashion-MNIST")
-    layout = files.CIFAR["cifar10"]
+    layout = idx_and_cifar.CIFAR["cifar10"]
     if (folder / CIFAR).exists() and not (target / layout.folder).exists():
         rows = records(folder / CIFAR)
         (target / layout.folder).mkdir(parents=True)
-        (target / layout.folder / files.NOTE).write_text("JPEG copy\n")
+        (target / layout.folder / idx_and_cifar.NOTE).write_text("JPEG copy\n")
         for names, part in ((layout.train, rows["train"]), (layout.test, rows["test"])):
             for name, some in zip(names, np.split(part, len(names)), strict=True):
                 some.tofile(target / layout.folder / name)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfl_jax.data import rows
-from pfl_jax.data.rows import Rows
+from pfl_jax.data.rows import LazyArray
 from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import InvalidInput
 
@@ -92,8 +92,8 @@ def find(spec: DatasetSpec, data_dir: Path | None) -> tuple[Path, ...]:
 def load(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool = False) -> tuple[Arrays, str]:
     """Examples, of which EMNIST's images become upright, in the files that `find` found; and the folder or archive.
 
-    With `by_rows`, images of uncompressed IDX files are `pfl_jax.data.rows.Rows`, which are read later. InvalidInput if
-    a file is damaged or of another dataset.
+    With `by_rows`, images of uncompressed IDX files are `pfl_jax.data.rows.LazyArray`, which are read later.
+    InvalidInput if a file is damaged or of another dataset.
     """
     origin = paths[0] if len(paths) == 1 else paths[0].parent
     try:
@@ -136,7 +136,7 @@ def _load_idx(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool) -> A
         x, y = _read_idx(images, spec.shape[:2], by_rows=by_rows), _read_idx(labels, (), by_rows=False)
         if len(x) != len(y):
             raise InvalidInput(f"{images} holds {len(x)} images, but {labels} holds {len(y)} labels")
-        x = x.map(upright, spec.shape, np.uint8) if isinstance(x, Rows) else np.ascontiguousarray(upright(x))
+        x = x.map(upright, spec.shape, np.uint8) if isinstance(x, LazyArray) else np.ascontiguousarray(upright(x))
         arrays += [x, y.astype(np.int32)]
     return Arrays(*arrays)
 
