@@ -195,6 +195,9 @@ class Training:
         Literal["float32", "bfloat16"], ReadWith("adapter", (*OF_LAYERS, "linear_probe", "prompts"))
     ] = "float32"
     """Type in which the parameters below an --adapter are held; bfloat16 halves their memory."""
+    head: str | None = None
+    """Part of your own flax module that is the head, such as Dense_2 or decoder/out (only with --model FILE.py:NAME);
+    None is head."""
     personal: str | None = None
     """Regular expression, searched for in the paths of parameters: those that count as the head, which methods like
     fedper keep at the clients, such as lora_b|^head; None is the model's own head."""
@@ -297,6 +300,10 @@ class Output:
     ] = False
     """Also send the evaluations to Weights & Biases, which its own environment variables configure; needs pip install
     wandb."""
+    tracker: Annotated[str | None, Mark.NEUTRAL, Mark.CODE] = None
+    """FILE.py:NAME of your own function, which is called with the run's configuration and returns a function
+    (round, scores) that gets each evaluation: names such as received/mean -> numbers. It is executed only where a
+    command line names it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,8 @@ Names that most programs use:
 - `run`, `Settings`, `RoundResult`, `Scores`, `client_mesh`: run a federation round by round, on one or more devices.
 - `InvalidInput`: error for invalid input. Its subclass `Diverged`: error for a run with NaN or infinite values.
 
-- `frame`: results as a table of pandas; `files` keeps states and clients' models (docs/keep.md).
+- `frame`: results as a table of pandas; `mean_scores` of a round, for trackers of experiments (docs/interoperate.md);
+  `files` keeps states and clients' models (docs/keep.md).
 
 All other names are in modules. `pfl_jax.engine` runs single runs (`pfl_jax.simulate`) and many runs as one program
 (`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`).
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from pfl_jax.engine.build import Engine, build
     from pfl_jax.engine.simulate import RoundResult, Settings, client_mesh, run
     from pfl_jax.errors import Diverged, InvalidInput
-    from pfl_jax.frames import frame
+    from pfl_jax.frames import frame, mean_scores
     from pfl_jax.methods import METHODS, make_method
     from pfl_jax.networks import models
     from pfl_jax.primitives.local_training import LocalTraining
@@ -79,6 +80,7 @@ __all__ = [
     "files",
     "frame",
     "make_method",
+    "mean_scores",
     "methods",
     "models",
     "networks",
@@ -99,6 +101,7 @@ _HOME = {
     **dict.fromkeys(("Engine", "build"), "engine.build"),
     "LocalTraining": "primitives.local_training",
     "frame": "frames",
+    "mean_scores": "frames",
 }
 
 # Modules that fewer programs use; loaded on first use too.

@@ -55,6 +55,24 @@ def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[st
     return table[[*(name for name in table.columns if name not in names), *names]]
 
 
+def mean_scores(result: "RoundResult") -> dict[str, float]:
+    """Means over clients of a round's scores by names such as "received/accuracy", for trackers of experiments.
+
+    Args:
+      result: what `pfl_jax.run` yields; a round without an evaluation gives {}.
+
+    Returns:
+      Name -> mean over the clients that have the score; shares such as accuracies are in [0, 1]. Means on validation
+      examples are "validation/received/accuracy", ... A score that no client has is left out.
+    """
+    found: dict[str, float] = {}
+    for part in _of_round(result, {}):
+        if np.size(part["value"]):
+            split = "" if part["split"] == "test" else f"{part['split']}/"
+            found[f"{split}{part['protocol']}/{part['score']}"] = float(np.mean(part["value"]))
+    return found
+
+
 def _of_round(result: "RoundResult", columns: Mapping[str, Any]) -> Iterator[Columns]:
     measured = {name: getattr(result, name) for name in PROTOCOLS}
     if result.newcomers is not None:

@@ -283,3 +283,59 @@ def test_the_page_of_your_own_code(tmp_path, monkeypatch):
     assert (run.model.apply(params, test.x) == run.predict(3, test.x)).all()
     executed(FILES["test_my_method.py"])["test_slow_fedavg"]()
     sys.modules.pop("my_method", None)
+
+
+# docs/interoperate.md
+
+INTEROPERATE = "docs/interoperate.md"
+
+
+def test_a_round_goes_to_trackers_and_a_model_into_a_file(tmp_path, monkeypatch):
+    event_file_loader = pytest.importorskip("tensorboardX.proto.event_pb2")
+    assert event_file_loader
+    monkeypatch.chdir(tmp_path)
+    names = executed(block("README.md", "simulate.run("))
+    logged = []
+    monkeypatch.setattr("tensorboardX.SummaryWriter.add_scalar", lambda self, *words: logged.append(words))
+    names = executed(block(INTEROPERATE, 'SummaryWriter("runs'), block(INTEROPERATE, "export.symbolic_shape"), **names)
+    result = names["result"]
+    scores = {name: value for name, value, number in logged if number == 3}
+    assert scores["received/accuracy"] == pytest.approx(result.received["accuracy"].mean())
+    assert {number for *_, number in logged} == {1, 2, 3}
+    own = np.asarray(names["logits"])
+    expected = names["method"].predict(names["deployed"], names["train"].x[:5])
+    np.testing.assert_allclose(own, expected, atol=1e-5)
+
+
+class Anything:
+    """Stands in for a tracker that is not installed: takes all, and keeps what it was called with."""
+
+    def __init__(self, calls, name=""):
+        self.calls, self.name = calls, name
+
+    def __getattr__(self, name):
+        return Anything(self.calls, name)
+
+    def __call__(self, *arguments, **options):
+        self.calls.append((self.name, arguments, options))
+        return Anything(self.calls, self.name)
+
+    def __setitem__(self, name, value):
+        self.calls.append((name, value, {}))
+
+
+def test_trackers_of_the_page_get_each_evaluation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_trackers.py").write_text(block(INTEROPERATE, "def mlflow("))
+    (command,) = [line for text in blocks(INTEROPERATE, "sh") for line in text.splitlines() if "--tracker" in line]
+    words = shlex.split(command)[3:]
+    small = ["--num-clients", "3", "--train-size", "10", "--test-size", "5", "--no-compilation-cache"]
+    assert main("digits", [*words, *small, "--out", "run"]) == 0
+    assert list(Path("run/events").iterdir())
+    for kind, called in (("mlflow", "log_metric"), ("aim", "track"), ("wandb", "log")):
+        calls = []
+        monkeypatch.setitem(sys.modules, kind, Anything(calls))
+        track = executed(block(INTEROPERATE, "def mlflow("))[kind]
+        about = {"options": {"method": "fedper"}, "hyper_parameters": {"lr": 0.1}, "folder": "runs/a"}
+        track(about)(3, {"received/mean": 80.0})
+        assert [options["step"] for name, _, options in calls if name == called] == [3]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.own_code import CODE, is_own, read
+from experiments.cli.own_code import EXECUTED, is_own, read
 from experiments.cli.parser import option_words
 from experiments.fields import Mark, flag, marked
 from experiments.spec import KINDS
@@ -32,7 +32,7 @@ def words(path: str, dataset: str, named: Mapping[str, Any], *, trust: bool) -> 
     if (of := values.pop(DATASET, dataset)) != dataset:
         raise InvalidInput(f"--config {path} is for {of}, not {dataset}")
     values = {name: value for name, value in values.items() if name not in named}
-    for name in CODE:
+    for name in EXECUTED:
         if is_own(values.get(name)) and not trust:
             raise InvalidInput(
                 f"--config {path} names {values[name]}, which would be executed: give {flag(name)} yourself, or --trust"

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.fields import Mark, marked
-from experiments.spec import KINDS
+from experiments.spec import KINDS, RESULT_NEUTRAL
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput, describe_value, first_line
 from pfl_jax.hyper_parameters import hint, parts
@@ -32,8 +32,10 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.metrics import Summary
 from pfl_jax.tasks import CLASSIFICATION, Task
 
-CODE = marked(KINDS, Mark.CODE)
+EXECUTED = marked(KINDS, Mark.CODE)
 """Options that take FILE.py:NAME."""
+CODE = tuple(name for name in EXECUTED if name not in RESULT_NEUTRAL)
+"""Those on which results depend."""
 OTHER_FILES = marked(KINDS, Mark.FILE)
 """Options with the name of a file that is no code."""
 FILES = (*CODE, "partition", *OTHER_FILES)
@@ -63,6 +65,8 @@ def identifier(name: str) -> str:
 def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Files that options name, for a run's configuration: option -> its path and the digest of its text."""
     found = {}
+    if (tracker := values["tracker"]) is not None:
+        function("tracker", tracker)
     for kind in CODE:
         name = values[kind]
         if kind == "loss" and name is not None and not is_own(name):
@@ -101,7 +105,7 @@ def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> d
 
 
 def function(kind: str, name: str) -> Callable[..., Any]:
-    """Function of an option (of CODE) with the value FILE.py:NAME."""
+    """Function of an option (of EXECUTED) with the value FILE.py:NAME."""
     _, colon, attribute = name.rpartition(":")
     if not colon or not attribute:
         raise InvalidInput(f"--{kind} {name} lacks the name of a function in the file: {name.rstrip(':')}:NAME")
@@ -156,11 +160,13 @@ def make_model(
     input_dtype: Any = jnp.float32,
     *,
     task: Task | None = None,
+    head: str | None = None,
     **own: Any,
 ) -> Model:
     """Model, built in or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model` or a flax module.
 
-    Its task is `task`, None for its own one; `own` are further arguments of a built-in model.
+    Its task is `task`, None for its own one; `head` names that of a flax module; `own` are further arguments of a
+    built-in model.
     """
     if not is_own(name):
         model = MODELS[name](input_shape, num_classes, **own)
@@ -172,7 +178,11 @@ def make_model(
         raise InvalidInput(f"--model {name} fails for inputs of shape {tuple(input_shape)}: {said(error)}") from None
     try:
         if not isinstance(made, Model):
-            return from_flax(made, input_shape, num_classes, input_dtype=input_dtype, task=task or CLASSIFICATION)
+            own_task = task or CLASSIFICATION
+            named = {} if head is None else {"head": head}
+            return from_flax(made, input_shape, num_classes, input_dtype=input_dtype, task=own_task, **named)
+        if head is not None:
+            raise InvalidInput("it is a Model, which has its head already: --head is for flax modules")
         # The data says how many classes there are, but not how many outputs a model's own task has.
         outputs = num_classes if task is not None or made.task.kind == "classes" else made.num_classes
         made = made if task is None else made._replace(task=task)

@@ -237,7 +237,11 @@ def _value(option: Option, kind: Any, text: str) -> Any:
             return text
     if choices and not {int, float, types.NoneType} & {*members}:
         raise InvalidInput(unknown(flag(option.name).removeprefix("--"), text, choices))
-    raise InvalidInput(f"{flag(option.name)} must be {describe(option.kind)}, not '{text}'{hint(text, choices)}")
+    # Half an epoch is a number of steps.
+    instead = "; for a part of an epoch give --local-steps" if option.name == "epochs" else ""
+    raise InvalidInput(
+        f"{flag(option.name)} must be {describe(option.kind)}, not '{text}'{hint(text, choices)}{instead}"
+    )
 
 
 def unknown_option(word: str, options: Mapping[str, Option]) -> str:

@@ -1,6 +1,7 @@
 """Command lines of runs, checked: the options of all runs and those of their methods, with the preset's defaults."""
 
 import dataclasses
+import difflib
 import functools
 import shlex
 from collections.abc import Mapping, Sequence
@@ -134,6 +135,8 @@ def parse(dataset: str, arguments: Sequence[str]) -> Request:
             # Absolute: a run is resumed and exported from other folders too.
             options = dataclasses.replace(options, **{name: str(weights_file(file))})
     options.check()
+    if options.head is not None and not is_own(options.model):
+        raise InvalidInput(f"--head is for a flax module of your own (--model FILE.py:NAME), not for {options.model}")
     # What the library refuses is refused now, before any data is loaded and any folder made.
     settings_of(options)
     LocalTraining(dp_clip=options.dp_clip, dp_noise=options.dp_noise)
@@ -295,6 +298,14 @@ def _unknown_run_option(word: str, options: Mapping[str, Option], method: str) -
         for here, names in SYNONYMS.items():
             if head in map(flag, names):
                 return f"unknown option {head}: here it is {flag(here)}"
+        # The nearest one may be of another method.
+        of_methods = {flag(option) for name in METHODS for option in method_options(name)}
+        own = {name for option in options.values() for name in option.flags}
+        near = difflib.get_close_matches(head, sorted(of_methods | own), n=1)
+        if near and near[0] not in own:
+            owners = [name for name in METHODS if near[0] in map(flag, method_options(name))]
+            some = f"{', '.join(owners[:3])}, ..." if owners[3:] else listed(owners, "and")
+            return f"unknown option {head}; did you mean {near[0]}? It is an option of {some}, not of {method}"
     return unknown_option(word, options)
 
 

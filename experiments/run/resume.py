@@ -124,6 +124,8 @@ def request_of(
             "out": None,
             "trust": False,
             "config": None,
+            # Executed only where the command itself names it.
+            "tracker": None,
         }
         for kind, entry in config.get("own_code", {}).items():
             if kind not in CODE:

@@ -57,7 +57,7 @@ def run(request: Request, console: Console, processes: Processes | None = None) 
             results, save = _engine_rounds(run, place, state), functools.partial(_save, work, run)
             loop = {"began": began, "stop": stop, "save": save, "processes": processes}
             with contextlib.ExitStack() as tracked:
-                if options.tensorboard or options.wandb:
+                if options.tensorboard or options.wandb or options.tracker:
                     from experiments.run.trackers import open_trackers
 
                     opened = open_trackers(run.folder, options, configuration(experiment))

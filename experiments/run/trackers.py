@@ -1,4 +1,5 @@
-"""Trackers that receive a run's evaluations: TensorBoard (--tensorboard) and Weights & Biases (--wandb)."""
+"""Trackers that receive a run's evaluations: TensorBoard (--tensorboard), Weights & Biases (--wandb), the user's own
+(--tracker)."""
 
 import contextlib
 import importlib
@@ -9,10 +10,11 @@ from typing import Any
 
 import jax
 
+from experiments.cli.own_code import function, said
 from experiments.folder.load import read_json, read_metrics
 from experiments.folder.run_folder import TENSORBOARD, WANDB_ID, Line, RunFolder
 from experiments.spec import Options
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, word
 
 PROJECT = "pfl_jax"
 """Project at W&B, unless $WANDB_PROJECT names another."""
@@ -40,6 +42,7 @@ def open_trackers(folder: RunFolder, options: Options, configuration: dict[str, 
     """Receiver of a run's evaluations beside its log: the trackers that the options ask for."""
     opened = [_tensorboard(folder)] if options.tensorboard else []
     opened += [_wandb(folder, configuration)] if options.wandb else []
+    opened += [_own(options.tracker, folder, configuration)] if options.tracker else []
     with contextlib.ExitStack() as stack:
         tracks = [stack.enter_context(one) for one in opened]
         yield lambda line: [track(line) for track in tracks]
@@ -65,6 +68,24 @@ def _tensorboard(folder: RunFolder) -> Iterator[Track]:
 
     with writer:
         yield track
+
+
+@contextlib.contextmanager
+def _own(name: str, folder: RunFolder, configuration: dict[str, Any]) -> Iterator[Track]:
+    """Tracker FILE.py:NAME, a function of the configuration, with the run's folder, that returns a function (round,
+    scores)."""
+
+    def called(of: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return of(*arguments)
+        except Exception as error:
+            raise InvalidInput(f"--tracker {name}: {said(error)}") from error
+
+    about = {key: value for key, value in configuration.items() if key not in LONG} | {"folder": str(folder.path)}
+    receive = called(function("tracker", name), about)
+    if not callable(receive):
+        raise InvalidInput(f"--tracker {name} returns {word(receive)}, not a function (round, scores)")
+    yield lambda line: called(receive, line["round"], scalars(line))
 
 
 @contextlib.contextmanager

@@ -177,7 +177,8 @@ def _run(group: Group, used: Sequence[Any], console: Console) -> None:
             rest = {"stop": stop, "save": functools.partial(_save, group), "processes": Processes()}
             with contextlib.ExitStack() as tracked:
                 for one in runs:
-                    one.track = tracked.enter_context(open_trackers(one.folder, one.experiment.request.options, {}))
+                    opened = open_trackers(one.folder, one.experiment.request.options, configuration(one.experiment))
+                    one.track = tracked.enter_context(opened)
                 last = run_rounds(runs, _rounds(group, states, used, console), states, console, began=began, **rest)
             for index, one in enumerate(runs):
                 _finish(one, last, index, notify)

@@ -131,7 +131,8 @@ def fedtgp(
 
     Args:
       training: recipe of local training.
-      lam: strength lambda of the alignment with the prototypes.
+      lam: strength lambda of the alignment with the prototypes; 10 is for ten classes. With many classes and few of
+        them at each client it can keep the accuracy at chance, where 1 trains: tune it.
       margin: largest margin tau between classes in the server's training.
       server_lr: learning rate of the server's training, plain SGD.
       server_batch_size: clients' prototypes in a mini-batch of the server's training.

@@ -40,7 +40,7 @@ def require_part(path: Sequence[str], parts: Sequence[str], *, there: bool) -> N
     """Raise InvalidInput unless the part with this path is `there`; `parts` are the paths of all parts."""
     if not there:
         raise InvalidInput(
-            f"the module has no part {'/'.join(path)} with parameters: name its head with head=, one of "
+            f"the module has no part {'/'.join(path)} with parameters: name its head with head= (--head), one of "
             f"{', '.join(parts) or 'none'}"
         )
 

@@ -4,11 +4,13 @@ import json
 import re
 import sys
 
+import jax
 import pytest
 from run_folders import summary
 
 from experiments import export
 from experiments.cli import own_code, request
+from experiments.cli.effects import relevant_options
 from experiments.cli.request import RunCommand, parse
 from experiments.folder import stored_runs
 from experiments.report.__main__ import main as report
@@ -207,3 +209,23 @@ def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
     forget()
     with pytest.raises(InvalidInput, match=r"made with another text of mine\.py:slow"):
         inspect(RunCommand("digits", moved), here / "run")
+
+
+def test_the_head_of_a_flax_module_is_named_on_the_command_line(tmp_path, capsys):
+    file = tmp_path / "nets.py"
+    file.write_text(
+        "import flax.linen as nn\n"
+        "def net(input_shape, num_classes):\n"
+        "    return nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(num_classes)])\n"
+        "from pfl_jax import networks\n"
+        "def model(input_shape, num_classes):\n"
+        "    return networks.from_flax(net(input_shape, num_classes), input_shape, num_classes, head='layers_2')\n"
+    )
+    made = own_code.make_model(f"{file}:net", (8,), 3, head="layers_2")
+    shapes = jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(made.init, jax.random.key(0)))
+    assert shapes["head"] == {"bias": (3,), "kernel": (4, 3)}
+    with pytest.raises(InvalidInput, match="it is a Model, which has its head already"):
+        own_code.make_model(f"{file}:model", (8,), 3, head="layers_2")
+    # It is a part of what a run is.
+    one, other = (parse("digits", ["--model", f"{file}:net", "--head", name]) for name in ("layers_0", "layers_2"))
+    assert relevant_options(one) != relevant_options(other)

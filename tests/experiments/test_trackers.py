@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import struct
 import sys
 import types
@@ -9,10 +10,17 @@ from importlib.machinery import ModuleSpec
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scores import line_of, scores_of
 
+from experiments.cli.effects import relevant_options
+from experiments.cli.own_code import function
+from experiments.cli.request import parse
 from experiments.folder.run_folder import TENSORBOARD, WANDB, Counts, RunFolder
+from experiments.run import build
 from experiments.run.command import main
+from experiments.run.records import configuration
+from experiments.run.resume import request_of
 from experiments.run.trackers import open_trackers, scalars
 from experiments.spec import Options
 from pfl_jax import InvalidInput
@@ -185,3 +193,54 @@ def test_wandb_refusals_are_one_line(tmp_path, wandb, monkeypatch, capsys):
     assert main("digits", ["--method", "fedavg", "--wandb", "--out", str(tmp_path / "other")]) == 2
     assert capsys.readouterr().err == "error: --wandb needs a package that is not installed: pip install wandb\n"
     assert not (tmp_path / "other").exists()
+
+
+OWN = """
+received = []
+
+def keeps(configuration):
+    received.append(configuration)
+    return lambda number, scores: received.append((number, scores))
+
+def fails(configuration):
+    return lambda number, scores: 1 / 0
+
+def nothing(configuration):
+    return None
+"""
+
+
+def test_a_tracker_of_ones_own_gets_each_evaluation(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    folder = RunFolder.claim(tmp_path / "run", "")
+    config = {"options": {"method": "fedavg"}, "class_table": [[1]]}
+    with open_trackers(folder, Options(**BASE, tracker=f"{file}:keeps"), config) as track:
+        track(line := evaluation(2))
+    (about, *received) = function("tracker", f"{file}:keeps").__globals__["received"]
+    assert about == {"options": {"method": "fedavg"}, "folder": str(folder.path)}
+    assert received == [(2, scalars(line))]
+    for name, words in (("fails", "fails: ZeroDivisionError: division by zero"), ("nothing", "nothing returns None")):
+        with (
+            pytest.raises(InvalidInput, match=words),
+            open_trackers(folder, Options(**BASE, tracker=f"{file}:{name}"), config) as track,
+        ):
+            track(line)
+
+
+def test_a_tracker_is_executed_only_where_the_command_names_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "run.toml").write_text('tracker = "mine.py:keeps"\n')
+    assert main("digits", ["--config", "run.toml"]) == 2
+    assert "names mine.py:keeps, which would be executed" in capsys.readouterr().err
+    assert main("digits", ["--tracker", "mine.py:keep"]) == 2
+    assert "the file has no keep; did you mean keeps?" in capsys.readouterr().err
+    config = json.loads(json.dumps(configuration(build.build_experiment(parse("digits", SMALL), Console(quiet=True)))))
+    config["options"]["tracker"] = "mine.py:fails"
+    assert request_of(config, tmp_path).options.tracker is None
+    own = parse("digits", [*SMALL, "--tracker", "mine.py:keeps"])
+    assert relevant_options(own) == relevant_options(parse("digits", SMALL))
+
+
+SMALL = ["--method", "fedavg", "--rounds", "1", "--num-clients", "2", "--train-size", "10", "--test-size", "5"]

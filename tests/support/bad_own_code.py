@@ -88,7 +88,7 @@ def cases() -> Iterator[Case]:
     )
     yield of(
         "net's module has no part head",
-        "the module has no part head with parameters",
+        "the module has no part head with parameters: name its head with head= (--head), one of Dense_0",
         net.format("nn.Dense(10)(x)"),
         model,
     )
