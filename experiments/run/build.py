@@ -284,10 +284,6 @@ def model_of(options: Options, dataset: Dataset) -> Model:
     task = None if options.task is None else TASKS[options.task]
     outputs = _num_outputs(options.task, dataset)
     if options.model in PRETRAINED:
-        if options.head is not None:
-            raise InvalidInput(
-                f"--head is for a flax module of your own (--model FILE.py:NAME), not for {options.model}"
-            )
         from experiments.run import pretrained
 
         model = pretrained.model_of(options, dataset, outputs)

@@ -14,7 +14,7 @@ from experiments.cli.own_code import function, said
 from experiments.folder.load import read_json, read_metrics
 from experiments.folder.run_folder import TENSORBOARD, WANDB_ID, Line, RunFolder
 from experiments.spec import Options
-from pfl_jax.errors import InvalidInput, word
+from pfl_jax.errors import InvalidInput, describe_value
 
 PROJECT = "pfl_jax"
 """Project at W&B, unless $WANDB_PROJECT names another."""
@@ -84,7 +84,7 @@ def _own(name: str, folder: RunFolder, configuration: dict[str, Any]) -> Iterato
     about = {key: value for key, value in configuration.items() if key not in LONG} | {"folder": str(folder.path)}
     receive = called(function("tracker", name), about)
     if not callable(receive):
-        raise InvalidInput(f"--tracker {name} returns {word(receive)}, not a function (round, scores)")
+        raise InvalidInput(f"--tracker {name} returns {describe_value(receive)}, not a function (round, scores)")
     yield lambda line: called(receive, line["round"], scalars(line))
 
 
