@@ -6,7 +6,7 @@ from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition import PARTITIONS
 from pfl_jax.hyper_parameters import Count, Range, Words
 from pfl_jax.methods import METHODS
-from pfl_jax.networks.models import MODELS
+from pfl_jax.networks.models import HETEROGENEOUS, MODELS
 from pfl_jax.tasks import TASKS
 
 PRETRAINED = ("bert", "vit")
@@ -20,9 +20,16 @@ if TYPE_CHECKING:
 else:
     # Literal types, so that --help lists the choices. Beside a Literal, str stands for FILE.py:NAME.
     MethodName = Literal[tuple(METHODS)] | str
-    ModelName = Literal[(*MODELS, *PRETRAINED)] | str
+    ModelName = Literal[(*MODELS, *HETEROGENEOUS, *PRETRAINED)] | str
     PartitionName = Literal[(*PARTITIONS, "natural")] | str
     TaskName = Literal[tuple(TASKS)]
+
+
+def networks(model: str) -> tuple[str, ...]:
+    """Names of the networks that a value of --model deals to the clients: one, those of a list A,B,C or of a family."""
+    own_file = ".py" in model
+    return (model,) if own_file else HETEROGENEOUS.get(model, tuple(model.split(",")))
+
 
 PresetName = Literal["fedpac", "fedas"]
 ProcedureName = Literal["release", "print"]

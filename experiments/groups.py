@@ -171,7 +171,14 @@ class Training:
     of_methods: ClassVar = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
 
     model: Annotated[ModelName, Mark.CODE]
-    """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or flax module."""
+    """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or flax module; a list such as
+    fedpac_cnn,mlp,resnet8, or a family mixed_..., deals several networks to the clients in turn."""
+    features: Count | None = None
+    """Number of features: a network with another number gets a dense layer with as many (for networks whose clients
+    exchange heads or means of features); None is each network's own."""
+    networks: Annotated[str | None, Mark.FILE] = None
+    """JSON file with the position in the list of --model of each client's network, such as [0, 0, 1]; None deals them
+    in turn."""
     task: Annotated[TaskName | None, Mark.CHOOSES] = None
     """What outputs and labels mean, for your own data or model; None is the task of your model, or classification."""
     loss: Annotated[str | None, Mark.CODE] = None

@@ -8,12 +8,13 @@ import importlib.util
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
-from experiments.choices import MethodName, PresetName, ProcedureName
+from experiments.choices import MethodName, PresetName, ProcedureName, networks
 from experiments.fields import Also, Mark, flag, marked, noted
 from experiments.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
 from pfl_jax.engine.cohort import DRAWS
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import ReadWith, check_value, listed
+from pfl_jax.hyper_parameters import ReadWith, check_value, listed, unknown
+from pfl_jax.networks.models import MODELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,13 @@ class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federat
                 raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
         for name, conditions in CONDITIONS.items():
             of_models = [one.values for one in conditions if one.name == "model"]
-            if of_models and getattr(self, name) is not None and self.model not in of_models[0]:
+            if of_models and getattr(self, name) is not None and not {*networks(self.model)} & {*of_models[0]}:
                 raise InvalidInput(f"{flag(name)} is for --model {listed(of_models[0], 'and')}, not for {self.model}")
+        names = networks(self.model)
+        if strange := [name for name in names if len(names) > 1 and name not in MODELS]:
+            raise InvalidInput(unknown("model in a list", strange[0], MODELS))
+        if self.networks is not None and len(names) == 1:
+            raise InvalidInput("--networks needs a list of networks as --model, such as fedpac_cnn,mlp")
         for name in ("hidden", "size_choices"):
             if (least := min(getattr(self, name) or [1])) < 1:
                 raise InvalidInput(f"{flag(name)} must be at least 1 each, not {least}")

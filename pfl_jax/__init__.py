@@ -22,6 +22,7 @@ Names that most programs use:
 - `run`, `Settings`, `RoundResult`, `Scores`, `client_mesh`: run a federation round by round, on one or more devices.
 - `InvalidInput`: error for invalid input. Its subclass `Diverged`: error for a run with NaN or infinite values.
 
+- `mixed`: a method for clients that have different networks (docs/networks.md).
 - `frame`: results as a table of pandas; `mean_scores` of a round, for trackers of experiments (docs/interoperate.md);
   `files` keeps states and clients' models (docs/keep.md).
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pfl_jax.frames import frame, mean_scores
     from pfl_jax.methods import METHODS, make_method
     from pfl_jax.networks import models
+    from pfl_jax.networks.mixed import mixed
     from pfl_jax.primitives.local_training import LocalTraining
 
 
@@ -82,6 +84,7 @@ __all__ = [
     "make_method",
     "mean_scores",
     "methods",
+    "mixed",
     "models",
     "networks",
     "primitives",
@@ -102,6 +105,7 @@ _HOME = {
     "LocalTraining": "primitives.local_training",
     "frame": "frames",
     "mean_scores": "frames",
+    "mixed": "networks.mixed",
 }
 
 # Modules that fewer programs use; loaded on first use too.

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 
 from pfl_jax.fast.rewrite import with_fast
 from pfl_jax.frozen import Frozen
@@ -314,26 +313,13 @@ class Method(_Functions):
         return super()._replace(**(unknown | changes))
 
 
-MethodSchedule: TypeAlias = Callable[[jax.Array], Method]
-"""round -> Method with the real-valued hyper-parameters of that round; rounds are int32, counted from 0."""
-
-
-def at_round(method: Method | MethodSchedule, index: int | jax.Array) -> Method:
-    """Method of a round.
-
-    Args:
-      method: one method for all rounds, or a schedule.
-      index: number of the round, from 0; may be traced.
-    """
-    return method if isinstance(method, Method) else method(jnp.asarray(index, jnp.int32))
-
-
 class State(NamedTuple):
     """Complete state of a run; a run that is restored from it continues exactly.
 
     Attributes:
       server: the method's server state.
-      clients: states of all clients, stacked along a leading axis N.
+      clients: states of all clients, stacked along a leading axis N. Of several networks (`pfl_jax.mixed`) server and
+        clients are tuples.
       trained: leaves [N], scores of each client's model right after its own last local training; NaN for clients that
         were never trained.
       key: the run's key; the key of client i in round r is fold_in(fold_in(key, r), i).

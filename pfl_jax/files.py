@@ -14,12 +14,13 @@ import safetensors
 import safetensors.flax
 
 from pfl_jax.atomic_write import write_binary
-from pfl_jax.base import Method, MethodSchedule, Params, Personal, PyTree, State, at_round
+from pfl_jax.base import Method, Params, Personal, PyTree, State
 from pfl_jax.data.federated import FederatedData
+from pfl_jax.engine.body import network_of
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.rounds import RoundProgram
 from pfl_jax.errors import InvalidInput, describe_value, one_line
-from pfl_jax.primitives.tree import gather
+from pfl_jax.schedules import MethodSchedule, at_round
 
 
 class SavedModel(NamedTuple):
@@ -77,9 +78,10 @@ def client_params(
     """
     if not 0 <= client < data.num_clients:
         raise InvalidInput(f"there is no client {client}: the federation has clients 0 to {data.num_clients - 1}")
-    personal = jax.jit(RoundProgram(method, settings or RoundSettings()).personal)
-    own = personal(data, state.server, state.key, state.round, client, gather(state.clients, client))
-    return as_params(own, at_round(method, 0))
+    network, server, kept = network_of(method, state, data.num_clients, client)
+    personal = jax.jit(RoundProgram(method, settings or RoundSettings(), network=network).personal)
+    own = personal(data, server, state.key, state.round, client, kept)
+    return as_params(own, at_round(method, 0, network or 0))
 
 
 def as_params(personal: Personal, method: Method) -> Params:

@@ -8,6 +8,7 @@ result is taken for another's, after the text has changed. Files that it imports
 import functools
 import hashlib
 import inspect
+import json
 import sys
 import traceback
 import types
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.choices import networks
 from experiments.fields import Mark, marked
 from experiments.spec import KINDS, RESULT_NEUTRAL
 from pfl_jax.base import Method, Model
@@ -85,6 +87,22 @@ def weights_file(name: str) -> Path:
     """File of --weights, which may be its folder."""
     path = Path(name).expanduser().resolve()
     return path / "model.safetensors" if path.is_dir() else path
+
+
+def networks_file(options: Any) -> list[int] | None:
+    """Position of each client's network, of the file of --networks; None without one."""
+    if options.networks is None:
+        return None
+    name, number = options.networks, len(networks(options.model))
+    try:
+        found = json.loads(read(Path(name).expanduser()))
+    except ValueError:
+        raise InvalidInput(f"--networks {name} is no JSON") from None
+    if not isinstance(found, list) or not all(type(one) is int and 0 <= one < number for one in found):
+        raise InvalidInput(f"--networks {name} is no list of numbers from 0 to {number - 1}, one for each client")
+    if len(found) != (there := options.num_clients - options.held_out_clients):
+        raise InvalidInput(f"--networks {name} has {len(found)} entries, and there are {there} clients")
+    return found
 
 
 def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:

@@ -216,6 +216,10 @@ def _converted(option: Option, text: Any) -> Any:
     return value
 
 
+_OF_OWN = {"partition": is_partition_file, "model": lambda text: is_own(text) or "," in text}
+"""Option -> whether a text that is no choice of it is one of the user's own, where this is not `is_own`."""
+
+
 def _element(kind: Any) -> Any:
     """Type of the values of an option that has several; None for any other option."""
     return next((get_args(part)[0] for part in parts(kind) if get_origin(part) is tuple), None)
@@ -233,7 +237,7 @@ def _value(option: Option, kind: Any, text: str) -> Any:
             with contextlib.suppress(ValueError):
                 return part(text)
         # Beside choices, a text is the name of something of the user's own.
-        elif part is str and (not choices or (is_partition_file if option.name == "partition" else is_own)(text)):
+        elif part is str and (not choices or _OF_OWN.get(option.name, is_own)(text)):
             return text
     if choices and not {int, float, types.NoneType} & {*members}:
         raise InvalidInput(unknown(flag(option.name).removeprefix("--"), text, choices))

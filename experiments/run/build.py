@@ -12,18 +12,19 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments.choices import CUSTOM, PRETRAINED, TARGETS, TEXTS, WITH_FILES
+from experiments.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
 from experiments.cli import effects, own_code
 from experiments.cli.hyper_parameters import parse_schedule, scheduled
-from experiments.cli.own_code import is_own, is_partition_file, label, make_model, method_factory, said, with_loss
+from experiments.cli.own_code import is_own, is_partition_file, label, method_factory, said
 from experiments.cli.request import Request, assignments, settings_of
 from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.jax_config import devices
 from experiments.host.processes import Processes
+from experiments.run.models import model_of, models_of
 from experiments.spec import Options, read_with
 from pfl_jax import simulate
-from pfl_jax.base import Method, MethodSchedule, Model, at_round
+from pfl_jax.base import Method, Model
 from pfl_jax.data import allocation, federated, partition, partition_files, sources
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.rows import as_rows
@@ -37,10 +38,12 @@ from pfl_jax.methods import METHODS
 from pfl_jax.methods import make_method as method_of
 from pfl_jax.methods.factories import is_for_adapters
 from pfl_jax.methods.fedbn import is_normalization
+from pfl_jax.networks.mixed import mixed
 from pfl_jax.primitives import find_adapters
 from pfl_jax.privacy import Budget
 from pfl_jax.privacy import budgets as budgets_of
-from pfl_jax.tasks import CLASSIFICATION, TASKS
+from pfl_jax.schedules import MethodSchedule, Mixed, at_round
+from pfl_jax.tasks import CLASSIFICATION
 
 MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
 """partition -> largest mean number of clients that hold the same training example. FedPAC's 100 clients of 600 examples
@@ -252,12 +255,16 @@ def _values(request: Request) -> dict[str, Any]:
 def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
     """Method of the request, a schedule where hyper-parameters change with the round; `values` are in their place."""
     options = request.options
-    model, factory = model_of(options, dataset), method_factory(options.method)
+    models, factory = models_of(options, dataset), method_factory(options.method)
+    positions = own_code.networks_file(options)
     hyper_parameters = _values(request) | values
     augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
 
-    def make(**changing: Any) -> Method:
-        return method_of(factory, model, augment=augment, **hyper_parameters | changing)
+    def make(**changing: Any) -> Method | Mixed:
+        def of_model(model: Model) -> Method:
+            return method_of(factory, model, augment=augment, **hyper_parameters | changing)
+
+        return of_model(models[0]) if len(models) == 1 else mixed(of_model, models, positions)
 
     try:
         method = make()
@@ -267,45 +274,12 @@ def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | M
         if not is_own(options.method):
             raise
         raise InvalidInput(f"--method {options.method} fails: {said(error)}") from None
-    if not isinstance(method, Method):
+    if not isinstance(method, Method | Mixed):
         raise InvalidInput(f"--method {options.method} returns a {type(method).__name__}, not a Method")
     schedules = options.schedule
     if not schedules:
         return method
     return lambda index: make(**scheduled(schedules, hyper_parameters, index, options.rounds))
-
-
-def model_of(options: Options, dataset: Dataset) -> Model:
-    """Model of the options for a dataset."""
-    # Integers that are not normalized, such as tokens, stay integers.
-    kind = dataset.train_x.dtype if dataset.mean is None else np.float32
-    dtype = np.int32 if np.issubdtype(kind, np.integer) else np.float32
-    own = {name: value for name in read_with("model", options.model) if (value := getattr(options, name)) is not None}
-    task = None if options.task is None else TASKS[options.task]
-    outputs = _num_outputs(options.task, dataset)
-    if options.model in PRETRAINED:
-        from experiments.run import pretrained
-
-        model = pretrained.model_of(options, dataset, outputs)
-        model = model if task is None else model._replace(task=task)
-    else:
-        model = make_model(options.model, dataset.input_shape, outputs, dtype, task=task, head=options.head, **own)
-    if options.adapter != "none" or options.personal is not None:
-        from experiments.run import pretrained
-
-        model = pretrained.adapted(options, model, dataset.input_shape, dtype)
-    if options.loss is None:
-        return model
-    return with_loss(options.loss, model, dataset.input_shape, dtype, dataset.train_y)
-
-
-def _num_outputs(task: str | None, dataset: Dataset) -> int:
-    """Number of a model's outputs for one example, or one place, under a task: K for classes and symbols."""
-    if task == "binary":
-        return 1
-    if task == "next_symbol":
-        return 1 + max(int(dataset.train_y.max()), int(dataset.test_y.max()))
-    return math.prod(dataset.train_y.shape[1:]) if task in TARGETS else dataset.num_classes
 
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:

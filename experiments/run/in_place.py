@@ -11,14 +11,16 @@ import jax.numpy as jnp
 
 from experiments.run.build import Experiment, make_method
 from pfl_jax import simulate
-from pfl_jax.base import ClientData, Cohort, Method, PRNGKey, PyTree, State, at_round
+from pfl_jax.base import ClientData, Cohort, Method, PRNGKey, PyTree, State
 from pfl_jax.data.federated import client_data
+from pfl_jax.engine.body import Outcome
 from pfl_jax.engine.build import Engine
 from pfl_jax.engine.cohort import Settings, largest_first
 from pfl_jax.engine.mapping import add_up
-from pfl_jax.engine.rounds import Outcome, score_client
+from pfl_jax.engine.rounds import score_client
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.tree import all_finite, gather, scatter
+from pfl_jax.schedules import at_round
 from pfl_jax.streams import EVALUATION
 
 

@@ -15,14 +15,15 @@ from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.run import build
 from experiments.run.records import check_identity
 from experiments.run.resume import check_data, request_of
-from pfl_jax.base import ClientData, Method, MethodSchedule, Model, Params, Personal, State, at_round
+from pfl_jax.base import ClientData, Method, Model, Params, Personal, State
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
+from pfl_jax.engine.body import network_of
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.engine.rounds import RoundProgram
 from pfl_jax.errors import InvalidInput
 from pfl_jax.files import as_params
-from pfl_jax.primitives.tree import gather
+from pfl_jax.schedules import MethodSchedule, at_round
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,30 @@ class LoadedRun:
     def personal(self, client: int) -> Personal:
         """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it."""
         self._check_client(client)
-        state, own = self.state, gather(self.state.clients, client)
-        return self._personalize(self.data, state.server, state.key, state.round, client, own)
+        network, server, own = network_of(self.method, self.state, self.data.num_clients, client)
+        return self._personalize(network, self.data, server, self.state.key, self.state.round, client, own)
 
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:
-        """What a client does before it deploys, compiled."""
-        return jax.jit(RoundProgram(self.method, self.settings).personal)
+        """What a client does before it deploys, given the position of its network, compiled."""
+
+        def personal(network: int | None, *state: Any) -> Personal:
+            return RoundProgram(self.method, self.settings, network=network).personal(*state)
+
+        return jax.jit(personal, static_argnums=0)
+
+    def _method(self, client: int, index: int) -> Method:
+        """Method of a client in a round."""
+        return at_round(self.method, index, network_of(self.method, self.state, self.data.num_clients, client)[0] or 0)
 
     def predict(self, client: int, inputs: Any) -> jax.Array:
         """Logits or log-probabilities [B, K] of a client's model for inputs [B, ...] as in `client_data`."""
-        return at_round(self.method, max(int(self.state.round) - 1, 0)).predict(self.personal(client), inputs)
+        return self._method(client, max(int(self.state.round) - 1, 0)).predict(self.personal(client), inputs)
 
     def params(self, client: int) -> Params:
         """Parameters of a client's model, backbone and head; InvalidInput if the method's clients deploy something
         else."""
-        return as_params(self.personal(client), at_round(self.method, 0))
+        return as_params(self.personal(client), self._method(client, 0))
 
     def _check_client(self, client: int) -> None:
         if not 0 <= client < self.data.num_clients:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.choices import networks
 from experiments.cli.effects import fixed_rounds, relevant_options
 from experiments.cli.hyper_parameters import documented_info, unread_by_method
 from experiments.cli.own_code import label, method_factory
@@ -26,6 +27,7 @@ from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.engine import chunking
 from pfl_jax.errors import InvalidInput
+from pfl_jax.schedules import mixture
 from pfl_jax.tasks import CLASSIFICATION, Task
 
 MOST_TABLE_ENTRIES = 20_000
@@ -35,7 +37,9 @@ MOST_TABLE_ENTRIES = 20_000
 def configuration(experiment: Experiment) -> dict[str, Any]:
     """Configuration of a run: everything needed to repeat it."""
     request, dataset, data, counts = experiment.request, experiment.dataset, experiment.data, experiment.counts
-    table = None
+    table = names = None
+    if (mixed := mixture(experiment.method)) is not None:
+        names = [networks(request.options.model)[one] for one in mixed.networks(data.num_clients)]
     # In a distributed run no process has the labels of all clients.
     if data.mesh is None and 0 < data.num_clients * data.num_classes <= MOST_TABLE_ENTRIES:
         table = class_table(data).tolist()
@@ -66,6 +70,7 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         "procedure": request.procedure or None,
         "validation_examples": None if counts.validation is None else counts.validation.tolist(),
         "weights_digest": experiment.weights_digest,
+        "networks": names,
         "attackers": None if counts.attackers is None else np.flatnonzero(counts.attackers).tolist(),
         "task": None if counts.task.scores == CLASSIFICATION.scores else _task_record(counts.task),
     }
@@ -134,12 +139,14 @@ def _unused_shares(experiment: Experiment) -> chunking.Unused:
     """Parts of a round's work and time that train no model, for a cohort of typical sizes."""
     counts, settings, options = np.asarray(experiment.data.train_count), experiment.settings, experiment.request.options
     sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))
-    assert settings.chunk != "auto"
+    # Of several networks, one at a time wastes least.
+    chunk = min(settings.chunk) if isinstance(settings.chunk, tuple) else settings.chunk
+    assert chunk != "auto"
     return chunking.unused_shares(
         # With --local-steps all clients take as many steps: one mini-batch each stands for them.
         sizes if options.local_steps is None else np.minimum(sizes, 1),
         batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
-        chunk=settings.chunk,
+        chunk=chunk,
         devices=len(devices(options)),
         drop_last=options.drop_last,
     )

@@ -20,7 +20,7 @@ from jax.extend.core import Jaxpr, Var
 from jax.random import fold_in
 
 from pfl_jax.atomic_write import write_binary
-from pfl_jax.base import ClientData, Cohort, Method, MethodSchedule, PRNGKey, PyTree, Scores, at_round
+from pfl_jax.base import ClientData, Cohort, Method, PRNGKey, PyTree, Scores
 from pfl_jax.engine.cohort import Settings, evaluated_clients, sample_cohort
 from pfl_jax.engine.communication import Traffic
 from pfl_jax.errors import Diverged, InvalidInput, describe_value
@@ -29,6 +29,7 @@ from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite
 from pfl_jax.safe_read import BAD_NPZ, open_npz
+from pfl_jax.schedules import MethodSchedule, at_round
 from pfl_jax.streams import EVALUATION, INITIALIZATION
 
 Arrays: TypeAlias = dict[str, np.ndarray]

@@ -1,18 +1,23 @@
 """The engine: one run of a method as four pure functions, wherever the clients' states are between rounds."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
-from pfl_jax.base import Method, MethodSchedule, PRNGKey, Scores, State
+from pfl_jax.base import Method, PRNGKey, PyTree, Scores, State
+from pfl_jax.engine.body import Outcome, networks, sample, train
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.remembered import MakeMethod, Same, is_input, remembered
-from pfl_jax.engine.rounds import Outcome, RoundProgram, replicated
+from pfl_jax.engine.rounds import replicated
 from pfl_jax.engine.store import ClientStore, Federation, OnDevice, Places
+from pfl_jax.primitives.tree import choose
+from pfl_jax.schedules import MethodSchedule, mixture
 
 
 class Engine(NamedTuple):
@@ -94,53 +99,101 @@ def build(
       (2, (4,))
     """
     store = OnDevice() if store is None else store
-    program: Any = RoundProgram(method, settings, mesh)
+    stages: Any = networks(method, settings, mesh)
+    sampled, trained_by = partial(sample, stages), partial(train, stages)
     if not store.is_traced:
-        program = _compiled_program(Same(method), settings.of_a_round(), mesh, donate)
+        stages, sampled, trained_by = _compiled(Same(method), settings.of_a_round(), mesh, donate)
+    one_network = mixture(method) is None
     # The places of an evaluation are the same in all rounds of a run. To draw some of very many clients takes longer
     # than a round, so that a store outside the device, whose calls are not traced, remembers them.
-    drawn: list[tuple[Federation, PRNGKey, Places]] = []
+    drawn: list[tuple[Federation, PRNGKey, list[Places]]] = []
 
     def evaluated(data, key):
-        if store.is_traced:
-            return program.evaluated(data, key)
-        if not drawn or drawn[0][0] is not data or drawn[0][1] is not key:
-            drawn[:] = [(data, key, program.evaluated(data, key))]
-        return drawn[0][2]
+        if not store.is_traced and drawn and drawn[0][0] is data and drawn[0][1] is key:
+            return drawn[0][2]
+        places = [one.evaluated(data, key) for one in stages]
+        drawn[:] = [] if store.is_traced else [(data, key, places)]
+        return places
+
+    def each(parts):
+        """Server or clients of a state, for each network."""
+        return (parts,) if one_network else parts
+
+    def together(parts):
+        return parts[0] if one_network else tuple(parts)
+
+    def stored(data, one, places):
+        """The places with the rows of their clients in the store of one network."""
+        return dataclasses.replace(places, ids=one.rows_of(data.num_clients, places.ids))
 
     def init(data, key):
-        server = program.init_server(data, key)
-        blocks = store.blocks(program.everyone(data))
-        rows = ((places, program.init_clients(data, server, key, places)) for places in blocks)
-        clients = store.create(data, data.mesh or mesh, rows)
+        servers, clients = [one.init_server(data, key) for one in stages], []
+        for one, server in zip(stages, servers, strict=True):
+            blocks = store.blocks(one.everyone(data))
+            rows = ((stored(data, one, places), one.init_clients(data, server, key, places)) for places in blocks)
+            clients.append(store.create(one.clients(data), data.mesh or mesh, rows))
         # A separate array for each field: every buffer is donated once.
-        return State(server, clients, program.unscored(data), key, jnp.zeros_like(data.train_count[0]))
+        unscored, completed = stages[0].unscored(data), jnp.zeros_like(data.train_count[0])
+        return State(together(servers), together(clients), unscored, key, completed)
 
     def round_(data, state, size):
-        cohort, places = program.sample(data, state.key, state.round, size)
-        rows = store.read(data, data.mesh or mesh, state.clients, places)
-        server, trained, rows, outcome = program.train(
-            data, state.server, state.trained, rows, state.key, state.round, cohort
+        cohort, drawn_places = sampled(data, state.key, state.round, size)
+        before = list(zip(stages, each(state.clients), strict=True))
+        rows = [
+            store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
+            for (one, clients), places in zip(before, drawn_places, strict=True)
+        ]
+        servers, trained, written, outcome = trained_by(
+            data, each(state.server), state.trained, rows, state.key, state.round, cohort
         )
-        clients = store.write(data, state.clients, cohort.clients, rows)
-        return State(server, clients, trained, state.key, state.round + 1), outcome
+        after = [
+            store.write(one.clients(data), clients, None if ids is None else one.rows_of(data.num_clients, ids), new)
+            for (one, clients), (ids, new) in zip(before, written, strict=True)
+        ]
+        return State(together(servers), together(after), trained, state.key, state.round + 1), outcome
 
     def evaluate(data, state):
-        scores = program.unscored(data)
-        for places in store.blocks(evaluated(data, state.key)):
-            rows = store.read(data, data.mesh or mesh, state.clients, places)
-            scores = program.evaluate(data, state.server, state.key, state.round, places, rows, scores)
+        scores = stages[0].unscored(data)
+        states = zip(each(state.server), each(state.clients), strict=True)
+        for one, (server, clients), everyone in zip(stages, states, evaluated(data, state.key), strict=True):
+            for places in store.blocks(everyone):
+                rows = store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
+                scores = one.evaluate(data, server, state.key, state.round, places, rows, scores)
         return scores
 
     def evaluate_new(data, state):
-        return program.evaluate_new(data, state.server, state.key, state.round)
+        scores: Any = None
+        for one, server in zip(stages, each(state.server), strict=True):
+            # There may be fewer newcomers than networks.
+            if number := one.clients(data).num_clients:
+                found = one.evaluate_new(data, server, state.key, state.round)
+                own = one.rows_of(data.num_clients, np.arange(data.num_clients)) < number
+                scores = found if scores is None else choose(own, found, scores)
+        return scores
 
     return Engine(init, round_, evaluate, evaluate_new, method, settings, mesh, store)
 
 
+def adopted(engine: Engine, data: Federation, clients: PyTree) -> PyTree:
+    """States of all clients of the data that came from outside, in the engine's store; see `ClientStore.adopt`."""
+    mesh, parts = data.mesh or engine.mesh, networks(engine.method, engine.settings, engine.mesh)
+    if mixture(engine.method) is None:
+        return engine.store.adopt(data, mesh, clients)
+    return tuple(engine.store.adopt(one.clients(data), mesh, own) for one, own in zip(parts, clients, strict=True))
+
+
 @remembered
-def _compiled_program(method: Same, settings: RoundSettings, mesh: Mesh | None, donate: bool) -> Any:
-    return RoundProgram(method.it, settings, mesh).compiled(donate=donate)
+def _compiled(method: Same, settings: RoundSettings, mesh: Mesh | None, donate: bool) -> Any:
+    """RoundProgram of each network, `sample` and `train`, compiled; `donate`: `train` takes over server and scores."""
+    stages = networks(method.it, settings, mesh)
+    # The cohort's rows come in anew for every round. On a mesh they leave in another sharding: nothing to reuse.
+    given = (*((1, 2) if donate else ()), *(() if mesh else (3,)))
+    jit = partial(jax.jit, out_shardings=replicated(mesh))
+    return (
+        tuple(one.compiled() for one in stages),
+        jit(partial(sample, stages), static_argnums=3),
+        jit(partial(train, stages), donate_argnums=given),
+    )
 
 
 def compiled(

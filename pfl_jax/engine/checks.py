@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh
 
-from pfl_jax.base import Method, MethodSchedule, PyTree, State, at_round
+from pfl_jax.base import Cohort, Method, PyTree, State
 from pfl_jax.data.federated import FederatedData, client_data, select_run
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
@@ -21,7 +21,10 @@ from pfl_jax.engine.mapping import AXIS
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_line
 from pfl_jax.hyper_parameters import check_values
+from pfl_jax.messages import join, split
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.primitives.tree import gather
+from pfl_jax.schedules import MethodSchedule, Mixed, at_round, mixture
 
 GENERATOR = "threefry2x32"
 """Generator of random numbers of every key. The numbers of others depend under vmap on the other clients of a chunk."""
@@ -35,6 +38,7 @@ def check_run(
     state: State | None,
     state_on: str,
     folder: str | Path | None,
+    newcomers: Federation | None,
 ) -> None:
     """Raise InvalidInput unless the arguments of `pfl_jax.engine.simulate.run` fit together."""
     check_mesh(mesh)
@@ -44,8 +48,74 @@ def check_run(
         raise InvalidInput(f"state_folder is for state_on disk, not for {state_on}")
     if folder is not None and not Path(folder).is_dir():
         raise InvalidInput(f"the folder {folder} for the clients' states is not there")
+    if (mixed := mixture(method)) is not None:
+        check_networks(mixed, data, state_on, newcomers)
     if state is not None:
         check_state(method, data, settings, state)
+
+
+def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Federation | None = None) -> None:
+    """Raise InvalidInput unless clients of the mixed networks can be trained by one method on this data.
+
+    Args:
+      mixed, data, state_on, newcomers: see `pfl_jax.engine.simulate.run`.
+    """
+    number, one_process = data.num_clients, data.mesh is None or not data.mesh.is_multi_process
+    if state_on == "disk" or not one_process:
+        raise InvalidInput("several networks are for one process, with state_on device or host")
+    if mixed.network is not None:
+        if len(mixed.network) != number:
+            raise InvalidInput(f"network has {len(mixed.network)} entries, and this federation has {number} clients")
+        if newcomers is not None:
+            raise InvalidInput("newcomers are dealt a network in turn: leave out network, which says those of others")
+    clients = [mixed.members(index, number) for index in range(len(mixed.methods))]
+    if empty := [index for index, own in enumerate(clients) if not len(own)]:
+        raise InvalidInput(f"no client has network {empty[0]} of {len(clients)}: leave it out")
+    sizes = np.zeros(number, int)
+    for method, own in zip(mixed.methods, clients, strict=True):
+        sizes[own] = 0 if method.work is None else method.work.model.num_features
+    first, *others = [_exchange(method, data) for method in mixed.methods]
+    for own, other in zip(clients[1:], others, strict=True):
+        found, wanted = _kinds(other, 0), _kinds(first, 0)
+        if found == wanted:
+            continue
+        if len(set(sizes)) > 1:
+            usual = int(np.argmax(np.bincount(sizes)))
+            strange = int(np.flatnonzero(sizes != usual)[0])
+            raise InvalidInput(
+                f"client {strange}'s network gives {sizes[strange]} features, the others {usual}: "
+                f"features={usual} (--features {usual}) adds a dense layer"
+            )
+        wrong = next(path for path in [*wanted, *found] if found.get(path) != wanted.get(path))
+        raise InvalidInput(
+            f"this method needs equal parameters: client {own[0]}'s network sends {found.get(wrong, 'nothing')} as "
+            f"{wrong or 'its message'}, client {clients[0][0]}'s {wanted.get(wrong, 'nothing')}: take one for several "
+            "networks, such as fedproto_g"
+        )
+
+
+def _exchange(method: Method, data: Federation) -> PyTree:
+    """Shapes of a client's message; InvalidInput if the server needs states of clients beside their messages."""
+
+    def messages(data):
+        key = jax.random.key(0)
+        state = build(method, RoundSettings()).init(data, key)
+        result = method.local(key, state.server, gather(state.clients, 0), client_data(data.on_device(), 0, "train"))
+        row, sums = split(result.message, jnp.ones((), bool))
+        # Three messages beside the states of two clients, as of a network of two among three clients.
+        rows = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), row)
+        cohort = Cohort(jnp.arange(3), jnp.ones(3, jnp.int32), jnp.ones(3, bool), data.num_clients)
+        before = gather(state.clients, jnp.arange(2))
+        try:
+            _, after, _ = method.aggregate(key, state.server, before, join(rows, sums), cohort)
+        except (TypeError, ValueError):
+            after = None
+        if _kinds(before, 0) != _kinds(after, 0):
+            raise InvalidInput("this method is for one network: its server needs the states of all clients of a round")
+        return result.message
+
+    with explained(lambda: method, {}, data):
+        return jax.eval_shape(messages, data.with_frozen(method.frozen))
 
 
 def check_engine(

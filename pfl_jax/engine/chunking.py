@@ -6,11 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pfl_jax.backends import choices
-from pfl_jax.base import Method, MethodSchedule, at_round
+from pfl_jax.base import Method
 from pfl_jax.data.places import spread
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.networks.models import is_convolutional
 from pfl_jax.primitives.mini_batches import num_steps
+from pfl_jax.schedules import MethodSchedule, at_round, mixture
 
 MAX_WASTE = 0.1
 """Share of wasted gradient steps up to which `choose_chunk` takes a larger chunk."""
@@ -104,6 +105,11 @@ def resolved(
     """
     if settings.chunk != "auto":
         return settings
+    if (mixed := mixture(method)) is not None:
+        own = [counts[..., mixed.members(index, counts.shape[-1])] for index in range(len(mixed.methods))]
+        each = zip(mixed.methods, own, strict=True)
+        chunks = [resolved(settings, one, sizes, devices=devices, backend=backend).chunk for one, sizes in each]
+        return replace(settings, chunk=tuple(chunks))
     if one_by_one(method, backend):
         return replace(settings, chunk=1)
     work, counts = at_round(method, 0).work, np.unique(np.sort(np.atleast_2d(counts), axis=1), axis=0)
@@ -136,8 +142,9 @@ def most_clients(method: Method | MethodSchedule, backend: str | None = None) ->
       method: of the clients.
       backend: name of the backend; None for JAX's default.
     """
-    most, work = choices(backend).chunk, at_round(method, 0).work
-    return most if most and (work is None or is_convolutional(work.model)) else None
+    mixed, most = mixture(method), choices(backend).chunk
+    works = [one.work for one in ([at_round(method, 0)] if mixed is None else mixed.methods)]
+    return most if most and any(work is None or is_convolutional(work.model) for work in works) else None
 
 
 def choose_chunk(

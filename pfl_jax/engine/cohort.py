@@ -27,8 +27,8 @@ class RoundSettings:
       drop_rate: share of each cohort that drops out, in [0, 1), drawn anew in every round: these clients train and keep
         their new state, but their messages do not arrive. At least one message arrives.
       chunk: clients under one vmap on each device: 1 trains one after another, None all at once. "auto" lets
-        `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes: time and memory depend on it, results
-        do not.
+        `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes: of several networks for each, which
+        gives a tuple. Time and memory depend on it, results do not.
       attack: what attackers do, see `pfl_jax.wrappers.attacks`: "labels" (train on label K - 1 - y, of K
         classes), "signs" (send the update with the opposite sign) or "noise" (send Gaussian noise as
         long as the update); None for no attack. Without attackers, an attack is none.
@@ -44,7 +44,7 @@ class RoundSettings:
     straggler_fraction: Fraction = 0.0
     straggler_rate: AboveZero = 1.0
     drop_rate: BelowOne = 0.0
-    chunk: Count | Literal["auto"] | None = "auto"
+    chunk: Count | Literal["auto"] | tuple[int, ...] | None = "auto"
     attack: Attack | None = None
     attackers: BelowOne = 0.0
     attack_scale: Positive = 1.0

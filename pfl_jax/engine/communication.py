@@ -4,13 +4,14 @@ from typing import NamedTuple
 
 import jax
 
-from pfl_jax.base import Method, MethodSchedule, PyTree, at_round
+from pfl_jax.base import Method, PyTree
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.build import build
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.store import Federation
 from pfl_jax.messages import downloaded, is_mean
 from pfl_jax.primitives.tree import byte_count, gather
+from pfl_jax.schedules import MethodSchedule, at_round
 
 
 class Traffic(NamedTuple):

@@ -72,14 +72,14 @@ class PlacedData:
         """Table of which device trains which client: the one that owns it.
 
         Args:
-          clients: client numbers [M], in the order in which a device trains them.
+          clients: client numbers [M], in the order in which a device trains them; N in free places.
           devices: D.
 
         Returns:
           [D, W], int32: positions in `clients`; M in free places, which are the last ones of a device. W is the largest
           number of these clients that a device can own.
         """
-        owned = self.owner[clients] == jnp.arange(devices)[:, None]
+        owned = jnp.append(self.owner, -1)[clients] == jnp.arange(devices)[:, None]
         width = min(len(clients), self.own.train_index.shape[1])
         own = jnp.argsort(~owned, axis=1, stable=True)[:, :width].astype(jnp.int32)
         return jnp.where(jnp.arange(width) < jnp.sum(owned, axis=1, keepdims=True), own, len(clients))

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import numpy as np
 
-from pfl_jax.base import Method, MethodSchedule
+from pfl_jax.base import Method
+from pfl_jax.schedules import MethodSchedule
 
 MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
 """Function of hyper-parameters, as keyword arguments that may be traced, to the method or schedule of `pfl_jax.run`."""

@@ -14,79 +14,59 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.random import fold_in
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import Cohort, Info, Method, MethodSchedule, Personal, PRNGKey, PyTree, Scores, at_round
+from pfl_jax.base import Cohort, Method, Personal, PRNGKey, PyTree, Scores
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, sample_cohort, staleness
+from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, staleness
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
-from pfl_jax.engine.store import Federation, Places
+from pfl_jax.engine.store import Federation, Members, Places
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import use
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
-from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
+from pfl_jax.primitives.tree import all_finite, choose, gather
+from pfl_jax.schedules import MethodSchedule, at_round, mixture
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
 from pfl_jax.wrappers.attacks import attacked
 from pfl_jax.wrappers.buffered import stale, with_versions
 
 
-class Outcome(NamedTuple):
-    """Result of one round besides the next state.
+class Trained(NamedTuple):
+    """Local training of some clients, or of one, in any order.
 
     Attributes:
-      cohort: the participating clients; `present` marks those whose message arrived.
-      finite: [M], bool: whether a client's state and message after training are free of NaN and infinity. Other clients
-        become absent and keep their previous state. Scores do not count: nothing of the test set reaches the training.
-      server_finite: bool, the same for the server's next state and for the client states that it computed.
-      examples: training examples of the drawn cohort, each counted once; absent clients included.
-      info: the method's `Info`; rows are those of `cohort.clients`, in that order. Rows of absent clients are
-        meaningless.
-    """
-
-    cohort: Cohort
-    finite: jax.Array
-    server_finite: jax.Array
-    examples: jax.Array
-    info: Info
-
-
-class Training(NamedTuple):
-    """Local training of a cohort, in cohort order.
-
-    Attributes:
-      rows: the clients' states after training, leaves [M, ...]; the previous state for a client that diverged.
-      messages: leaves [M, ...], () for each `Mean`; zeros for absent clients.
-      scores: Scores [M] of the clients' models right after training.
-      finite: [M], see `Outcome`.
+      rows: the clients' states after training; the previous state for a client that diverged.
+      sent: what is alike for all networks: messages, with () for each `Mean`, zeros for absent clients; Scores of the
+        clients' models right after training; and whether states and messages are finite.
     """
 
     rows: PyTree
-    messages: PyTree
-    scores: Scores
-    finite: jax.Array
+    sent: tuple[PyTree, Scores, jax.Array]
 
 
 @dataclass(frozen=True)
 class RoundProgram:
-    """Stages of a round as pure functions of some clients' states, wherever the states are stored between rounds.
+    """RoundProgram of a round as pure functions of some clients' states, wherever the states are stored between rounds.
 
     Their arguments are data, server, key and rounds (or round_index) of a run; places [D, W] of some clients, with
     their states `rows`, leaves [D, W, ...]; and scores [N] of all clients, into which those of some are written.
 
     Attributes:
       method, settings, mesh: see `pfl_jax.build`.
+      network: position of the network of a `Mixed` method with whose clients alone all but `sample` and `train` deal;
+        None if all clients have the same.
     """
 
     method: Method | MethodSchedule
     settings: RoundSettings
     mesh: Mesh | None = None
+    network: int | None = None
 
-    def compiled(self, *, donate: bool) -> SimpleNamespace:
-        """The stages, compiled one by one; `donate`: whether `train` takes over the server's state and the scores."""
-        # The cohort's rows come in anew for every round. On a mesh they leave in another sharding: nothing to reuse.
-        given = (*((1, 2) if donate else ()), *(() if self.mesh else (3,)))
+    def compiled(self) -> SimpleNamespace:
+        """The stages, compiled one by one."""
         jit = partial(jax.jit, out_shardings=replicated(self.mesh))
         return SimpleNamespace(
             init_server=jit(self.init_server),
@@ -94,8 +74,8 @@ class RoundProgram:
             init_clients=jax.jit(self.init_clients),
             everyone=jit(self.everyone),
             unscored=jit(self.unscored),
-            sample=jit(self.sample, static_argnums=3),
-            train=jit(self.train, donate_argnums=given),
+            clients=self.clients,
+            rows_of=self.rows_of,
             evaluated=jit(self.evaluated),
             evaluate=jit(self.evaluate, donate_argnums=6),
             evaluate_new=jit(self.evaluate_new),
@@ -103,7 +83,7 @@ class RoundProgram:
 
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
         """The server's state before the first round."""
-        method, num_clients = self._method(0), data.num_clients
+        method, num_clients = self.method_of(0), data.num_clients
         with use(method.frozen, data.frozen):
             server = method.init_server(fold_in(fold_in(key, INITIALIZATION), num_clients))
         survey = method.survey
@@ -120,10 +100,23 @@ class RoundProgram:
         rows = in_client_order(everyone.ids, num_clients, rows, data.mesh or self.mesh)
         return survey.aggregate(server, join(rows, sums))
 
+    def clients(self, data: Federation) -> Federation | Members:
+        """The clients as `pfl_jax.engine.store` takes them."""
+        own = self._members(data.num_clients)
+        return data if own is None else Members(len(own), np.flatnonzero(np.isin(own, data.own_clients())))
+
+    def rows_of(self, num_clients: int, ids: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
+        """Rows of clients in the states of those that have this network; beyond the last row for others."""
+        own = self._members(num_clients)
+        if own is None:
+            return ids
+        rows = np.full(num_clients + 1, len(own), np.int32)
+        rows[own] = np.arange(len(own))
+        return jnp.asarray(rows)[jnp.minimum(ids, num_clients)] + jnp.maximum(ids - num_clients, 0)
+
     def everyone(self, data: Federation) -> Places:
         """Places of all clients."""
-        _, places = self._places(data, jnp.arange(data.num_clients, dtype=jnp.int32))
-        return places
+        return self.places(data, jnp.arange(data.num_clients, dtype=jnp.int32))[-1]
 
     def unscored(self, data: Federation) -> Scores:
         """Scores [N] of clients that were never scored."""
@@ -133,7 +126,7 @@ class RoundProgram:
 
     def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, places: Places) -> PyTree:
         """States before the first round of the clients in these places, leaves [D, W, ...]."""
-        method = self._method(0)
+        method = self.method_of(0)
 
         def init_one(own, data, shared, client):
             server, key = shared
@@ -142,29 +135,16 @@ class RoundProgram:
         rows, _ = self._map(init_one, method, data, key, (server, fold_in(key, INITIALIZATION)), places)
         return rows
 
-    def sample(self, data: Federation, key: PRNGKey, round_index: jax.Array, size: int) -> tuple[Cohort, Places]:
-        """Cohort of a round, and the places of its clients."""
-        cohort = sample_cohort(key, round_index, data.train_count, size, self.settings)
-        _, places = self._places(data, cohort.clients)
-        return cohort, places
-
-    def train(
-        self,
-        data: Federation,
-        server: PyTree,
-        trained: Scores,
-        rows: PyTree,
-        key: PRNGKey,
-        round_index: jax.Array,
-        cohort: Cohort,
-    ) -> tuple[PyTree, Scores, PyTree, Outcome]:
-        """Body of every round: local training and aggregation.
+    def local(
+        self, data: Federation, server: PyTree, rows: PyTree, key: PRNGKey, round_index: jax.Array, cohort: Cohort
+    ) -> tuple[jax.Array | np.ndarray, jax.Array, Trained, PyTree]:
+        """Local training of the clients of a cohort [M] that have this network.
 
         Returns:
-          The next server state, the next scores of the clients' models right after their own last training, the
-          cohort's next states, leaves [M, ...], and the outcome.
+          Their positions [W] in the cohort, ascending, M in free places; those [D, W] in these of the devices' places;
+          their training, leaves [D, W, ...]; and the sums of their messages.
         """
-        method, round_key = self._method(round_index), fold_in(key, round_index)
+        method, round_key = self.method_of(round_index), fold_in(key, round_index)
 
         def train_one(own, data, shared, index, present, late, state):
             server, round_key = shared
@@ -173,30 +153,17 @@ class RoundProgram:
             scores = score_client(method, result.personal, data, index)
             finite = all_finite((result.client, result.message))
             messages, terms = split(result.message, present & finite)
-            return Training(choose(finite, result.client, state), messages, scores, finite), terms
+            return Trained(choose(finite, result.client, state), (messages, scores, finite)), terms
 
-        positions, places = self._places(data, cohort.clients)
-        rows = (*gather((cohort.present, staleness(round_index, self.settings)), positions), rows)
+        own, order, places = self.places(data, cohort.clients)
+        late = staleness(round_index, self.settings)
+        rows = (*gather((cohort.present, late), jnp.append(own, len(cohort.clients))[order]), rows)
         training, sums = self._map(train_one, method, data, key, (server, round_key), places, *rows)
-        training = in_client_order(positions, len(cohort.clients), training, data.mesh or self.mesh)
-        present = cohort.present & training.finite
-        examples = jnp.sum(data.train_count[cohort.clients])
-        cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
-        messages = join(training.messages, sums)
-        aggregation_key = fold_in(round_key, cohort.num_clients)
-        server, rows, info = method.aggregate(aggregation_key, server, training.rows, messages, cohort)
-        rows = choose(present, rows, training.rows)
-        everyone = len(cohort.clients) == data.num_clients
-        previous = trained if everyone else gather(trained, cohort.clients)
-        scores = choose(training.finite, training.scores, previous)
-        trained = scores if everyone else scatter(trained, cohort.clients, scores)
-        outcome = Outcome(cohort, training.finite, all_finite((server, rows)), examples, info)
-        return server, trained, rows, outcome
+        return own, order, training, sums
 
     def evaluated(self, data: Federation, key: PRNGKey) -> Places:
         """Places of the clients that are evaluated by `received`."""
-        _, places = self._places(data, evaluated_clients(key, data.num_clients, self.settings))
-        return places
+        return self.places(data, evaluated_clients(key, data.num_clients, self.settings))[-1]
 
     def evaluate(
         self,
@@ -260,22 +227,42 @@ class RoundProgram:
 
     def _last_method(self, rounds: jax.Array) -> Method:
         """Method of the last of `rounds` completed rounds; of the first round if there are none."""
-        return self._method(jnp.maximum(rounds - 1, 0))
+        return self.method_of(jnp.maximum(rounds - 1, 0))
 
-    def _method(self, index: int | jax.Array) -> Method:
+    def method_of(self, index: int | jax.Array) -> Method:
         """Method of a round, whose server keeps the earlier states with which clients begin."""
-        return with_versions(at_round(self.method, index), self.settings.versions)
+        return with_versions(at_round(self.method, index, self.network or 0), self.settings.versions)
 
-    def _places(self, data: Federation, clients: jax.Array) -> tuple[jax.Array, Places]:
-        """Positions [D, W] in `clients` [M] of the clients in the devices' places, and the places."""
+    def _members(self, num_clients: int) -> np.ndarray | None:
+        """Clients that have this network, ascending; None if all have the same."""
+        mixed = None if self.network is None else mixture(self.method)
+        return None if mixed is None else mixed.members(self.network or 0, num_clients)
+
+    def places(self, data: Federation, clients: jax.Array) -> tuple[jax.Array | np.ndarray, jax.Array, Places]:
+        """The devices' places of those of some clients [M], ascending, that have this network.
+
+        Returns:
+          Their positions [W] in `clients`, ascending, with M in free places; positions [D, W] in these in the devices'
+          places, W in free ones; and the places.
+        """
+        members, size = self._members(data.num_clients), len(clients)
+        known = members is None or size == data.num_clients
+        if members is None:
+            own = np.arange(size)
+        elif known:
+            own = members
+        else:
+            has = jnp.zeros(data.num_clients, bool).at[members].set(True)
+            (own,) = jnp.nonzero(has[clients], size=min(len(members), size), fill_value=size)
+        own_ids = clients if members is None else jnp.append(clients, data.num_clients)[own]
         mesh = data.mesh or self.mesh
-        largest = largest_first(data.train_count[clients])
-        table = data.places(clients[largest], 1 if mesh is None else mesh.size)
-        positions = jnp.append(largest, len(clients))[table]
-        ids = jnp.append(clients, data.num_clients)[positions]
+        largest = largest_first(jnp.append(data.train_count, -1)[own_ids])
+        table = data.places(own_ids[largest], 1 if mesh is None else mesh.size)
+        order = jnp.append(largest, len(own))[table]
+        ids = jnp.append(own_ids, data.num_clients)[order]
         # Every device knows all places: the partitioner would exchange them otherwise.
-        positions, ids = on_every_device((positions, ids), mesh)
-        return positions, Places(ids, table < len(clients), len(clients))
+        order, ids = on_every_device((order, ids), mesh)
+        return own, order, Places(ids, table < len(own) if known else ids < data.num_clients, len(own))
 
     def _map(
         self,
@@ -304,6 +291,7 @@ class RoundProgram:
         if chunk == "auto":
             # `run` has chosen by the clients' sizes, which are not known here.
             chunk = 1 if jax.default_backend() == "cpu" else None
+        assert not isinstance(chunk, tuple)
         if chunk is None:
             chunk = -(-places.size // (1 if mesh is None else mesh.size))
         specs, clients = (data.specs, PartitionSpec(), PartitionSpec()), (places.ids, *rows)

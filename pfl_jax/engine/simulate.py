@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pfl_jax.base import Info, Method, MethodSchedule, PRNGKey, PyTree, Scores, State, at_round
+from pfl_jax.base import Info, Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine import chunking
-from pfl_jax.engine.build import Engine, build, compiled
+from pfl_jax.engine.body import Outcome
+from pfl_jax.engine.build import Engine, adopted, build, compiled
 from pfl_jax.engine.checks import (
     check_engine,
     check_not_traced,
@@ -26,11 +27,11 @@ from pfl_jax.engine.checks import (
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import client_mesh, replicate
 from pfl_jax.engine.remembered import MakeMethod
-from pfl_jax.engine.rounds import Outcome
 from pfl_jax.engine.store import ClientStore, Federation, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.hyper_parameters import check_arguments
 from pfl_jax.primitives.metrics import before_aggregation
+from pfl_jax.schedules import MethodSchedule, at_round
 
 __all__ = [
     "Engine",
@@ -135,10 +136,10 @@ def run(
     one) compiles nothing, whatever the key, the state, the number of rounds or, with `hyper_parameters`, their values.
 
     Args:
-      method: the method; or a schedule, a function from the round (counted from 0, traced) to the method of that
-        round, so that real-valued hyper-parameters can change from round to round:
-        lambda round: fedavg(model, LocalTraining(lr=optax.cosine_decay_schedule(0.1, 100)(round))). Evaluations use the
-        method of the last completed round.
+      method: the method; the method of several networks that `pfl_jax.mixed` makes; or a schedule, a function from the
+        round (counted from 0, traced) to the method of that round, so that real-valued hyper-parameters can change from
+        round to round: lambda round: fedavg(model, LocalTraining(lr=optax.cosine_decay_schedule(0.1, 100)(round))).
+        Evaluations use the method of the last completed round.
       data: the federation's examples. With `PlacedData` each device holds only the examples of its own clients, in one
         process or several.
       settings: rounds, participation, chunk, evaluation interval.
@@ -177,7 +178,7 @@ def run(
     key, values = typed_key(key), dict(hyper_parameters or {})
     make: Any = method
     made: Method | MethodSchedule = make if hyper_parameters is None else make(**values)
-    check_run(made, data, settings, mesh, state, state_on, state_folder)
+    check_run(made, data, settings, mesh, state, state_on, state_folder, newcomers)
     if data.mesh is not None and mesh not in (None, data.mesh):
         raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
     mesh = data.mesh or mesh
@@ -199,7 +200,6 @@ def run(
         engine = build(made, settings, mesh, store=stores[state_on], donate=donate)
     else:
         check_engine(engine, made, settings, mesh, state_on, donate=donate)
-    store = engine.store
 
     def begin():
         if state is None:
@@ -208,7 +208,7 @@ def run(
         else:
             # The caller's state is never donated.
             rest = replicate(jax.tree.map(jnp.copy, state._replace(clients=())), mesh)
-            first = rest._replace(clients=store.adopt(data, mesh, state.clients))
+            first = rest._replace(clients=adopted(engine, data, state.clients))
         return committed(first) if mesh is None else first
 
     explains = partial(explained, make if values else lambda: made, values, data)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,22 @@ class Places:
     size: int = dataclasses.field(metadata={"static": True})
 
 
+class Members(NamedTuple):
+    """Clients of one network, as a store sees them: rows of a table of their own.
+
+    Attributes:
+      num_clients: their number.
+      own: those whose states this process stores, ascending.
+    """
+
+    num_clients: int
+    own: np.ndarray
+
+    def own_clients(self) -> np.ndarray:
+        """Sorted rows of the clients whose states this process stores."""
+        return self.own
+
+
 class ClientStore(abc.ABC):
     """Place of the clients' states.
 
@@ -64,19 +81,22 @@ class ClientStore(abc.ABC):
         """Parts [D, B] of the places [D, W] that are on the device one after another."""
 
     @abc.abstractmethod
-    def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
+    def create(self, data: Federation | Members, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
         """States of all clients, from blocks of places [D, B] and rows [D, B, ...]."""
 
     @abc.abstractmethod
-    def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
+    def read(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
         """Rows [D, W, ...] of the clients in these places, row d for device d; arbitrary in free places."""
 
     @abc.abstractmethod
-    def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
-        """States of all clients with other rows [M, ...] for the distinct clients `ids` [M]."""
+    def write(self, data: Federation | Members, clients: PyTree, ids: jax.Array | None, rows: PyTree) -> PyTree:
+        """States of all clients with other rows [M, ...] for the distinct clients `ids` [M]; None for all in order.
+
+        Rows of ids that are no clients are left out.
+        """
 
     @abc.abstractmethod
-    def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
+    def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
         """States that came from outside, in this place; the given ones stay as they are.
 
         Args:
@@ -94,18 +114,17 @@ class OnDevice(ClientStore):
     def blocks(self, places: Places) -> Iterable[Places]:
         return [places]
 
-    def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
+    def create(self, data: Federation | Members, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
         ((places, rows),) = blocks
         return in_client_order(places.ids, data.num_clients, rows, mesh)
 
-    def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
+    def read(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
         return gather(clients, places.ids)
 
-    def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
-        # A cohort is ascending: that of all clients has their rows.
-        return rows if len(ids) == data.num_clients else scatter(clients, ids, rows)
+    def write(self, data: Federation | Members, clients: PyTree, ids: jax.Array | None, rows: PyTree) -> PyTree:
+        return rows if ids is None else scatter(clients, ids, rows)
 
-    def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
+    def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
         return replicate(jax.tree.map(lambda leaf: jnp.array(leaf, copy=self._donate), clients), mesh)
 
 
@@ -125,7 +144,7 @@ class OnHost(ClientStore):
             part = slice(start, start + width)
             yield Places(ids[:, part], is_real[:, part], devices * width)
 
-    def create(self, data: Federation, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
+    def create(self, data: Federation | Members, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
         own, clients = data.own_clients(), None
         for places, rows in blocks:
             here, positions = _stored(own, places, mesh)
@@ -135,7 +154,7 @@ class OnHost(ClientStore):
             self._fill(clients, positions, rows)
         return clients
 
-    def read(self, data: Federation, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
+    def read(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
         here, positions = _stored(data.own_clients(), places, mesh)
         devices, width = places.ids.shape
         local = (devices if mesh is None else len(own_devices(mesh)), width)
@@ -156,14 +175,15 @@ class OnHost(ClientStore):
             lambda leaf: jax.make_array_from_process_local_data(sharding, leaf, (devices, *leaf.shape[1:])), rows
         )
 
-    def write(self, data: Federation, clients: PyTree, ids: jax.Array, rows: PyTree) -> PyTree:
-        own, cohort = data.own_clients(), np.asarray(ids)
+    def write(self, data: Federation | Members, clients: PyTree, ids: jax.Array | None, rows: PyTree) -> PyTree:
+        own = data.own_clients()
+        cohort = np.arange(data.num_clients) if ids is None else np.asarray(ids)
         positions = np.searchsorted(own, cohort)
         here = np.append(own, -1)[positions] == cohort
         rows = jax.tree.map(lambda leaf: np.asarray(leaf)[here], rows)
         return self._replaced(clients, positions[here], rows)
 
-    def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
+    def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
         own = data.own_clients()
         return jax.tree.map(lambda leaf: np.array(leaf if len(leaf) == len(own) else np.asarray(leaf)[own]), clients)
 
@@ -199,7 +219,7 @@ class OnDisk(OnHost):
         super().__init__()
         self._folder = folder
 
-    def adopt(self, data: Federation, mesh: Mesh | None, clients: PyTree) -> PyTree:
+    def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
         table = disk_state.table_of(clients)
         if table is not None and self._folder is not None and table.is_in(self._folder):
             return clients

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.base import PRNGKey, PyTree, State, at_round
+from pfl_jax.base import PRNGKey, PyTree, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
@@ -27,6 +27,7 @@ from pfl_jax.engine.simulate import RoundResult, Settings
 from pfl_jax.engine.store import OnDevice
 from pfl_jax.hyper_parameters import Count, check_arguments
 from pfl_jax.primitives.tree import byte_count, gather
+from pfl_jax.schedules import at_round
 
 
 def build(

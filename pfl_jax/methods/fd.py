@@ -105,7 +105,7 @@ def fd(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegat
     def aggregate(key, server, clients, messages, cohort):
         number = server.round + 1
         server = FDServer(server.params, messages.value, messages.weight, number)
-        sent = jnp.full(cohort.clients.shape, number)
+        sent = jnp.full_like(clients.round, number)
         return server, clients._replace(round=sent), {"holders": messages.weight}
 
     zeros = jnp.zeros((size, size)), jnp.zeros(size), jnp.zeros((), jnp.int32)

@@ -189,6 +189,16 @@ MODELS: dict[str, Callable[[Sequence[int], int], Model]] = {
 }
 """name -> factory(input_shape, num_classes) -> Model"""
 
+HETEROGENEOUS: dict[str, tuple[str, ...]] = {
+    "mixed_images": ("fedavg_cnn", "lenet5", "resnet8", "resnet18"),
+    "mixed_series": ("series_cnn", "series_gru", "series_transformer"),
+    "mixed_texts": ("text_mean", "text_gru"),
+}
+"""Families of networks for `pfl_jax.mixed`: name -> names in MODELS.
+
+Those of HtFLlib in small: it deals FedAvg's CNN, GoogLeNet, MobileNetV2 and ResNet-18 (HtFE-img-4), variants of HARCNN
+(HtFE-sen-3), fastText and recurrent networks (HtFE-txt-2 to 6)."""
+
 
 def is_convolutional(model: Model) -> bool:
     """Whether a model has convolutions, which need another schedule on a CPU: see `pfl_jax.engine.chunking`.

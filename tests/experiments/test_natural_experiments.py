@@ -14,8 +14,8 @@ from experiments.partition import main as partition
 from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.run.command import main
-from pfl_jax.base import at_round
 from pfl_jax.errors import InvalidInput
+from pfl_jax.schedules import at_round
 from pfl_jax.tasks import MULTI_LABEL, NEXT_SYMBOL
 
 RUN = ["--participation", "1", "--rounds", "1", "--devices", "1", "--no-compilation-cache"]

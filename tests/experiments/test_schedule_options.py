@@ -13,10 +13,10 @@ from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_s
 from experiments.cli.request import parse
 from experiments.run import build
 from pfl_jax import Settings
-from pfl_jax.base import at_round
 from pfl_jax.data import federate, partition
 from pfl_jax.data.allocation import draw_sizes
 from pfl_jax.methods import METHODS
+from pfl_jax.schedules import at_round
 
 ROUNDS = 40
 

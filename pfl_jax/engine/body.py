@@ -1,0 +1,137 @@
+"""Body of a round over the clients of all networks, and its outcome."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial, reduce
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.random import fold_in
+from jax.sharding import Mesh
+
+from pfl_jax.base import Cohort, Info, Method, PRNGKey, PyTree, Scores, State
+from pfl_jax.engine.cohort import RoundSettings, sample_cohort
+from pfl_jax.engine.mapping import in_client_order
+from pfl_jax.engine.rounds import RoundProgram
+from pfl_jax.engine.store import Federation, Places
+from pfl_jax.messages import join
+from pfl_jax.primitives.tree import all_finite, choose, gather, scatter
+from pfl_jax.schedules import MethodSchedule, mixture
+
+
+class Outcome(NamedTuple):
+    """Result of one round besides the next state.
+
+    Attributes:
+      cohort: the participating clients; `present` marks those whose message arrived.
+      finite: [M], bool: whether a client's state and message after training are free of NaN and infinity. Other clients
+        become absent and keep their previous state. Scores do not count: nothing of the test set reaches the training.
+      server_finite: bool, the same for the server's next state and for the client states that it computed.
+      examples: training examples of the drawn cohort, each counted once; absent clients included.
+      info: the method's `Info`; rows are those of the clients of `cohort`, in that order. Rows of absent clients are
+        meaningless.
+    """
+
+    cohort: Cohort
+    finite: jax.Array
+    server_finite: jax.Array
+    examples: jax.Array
+    info: Info
+
+
+def networks(method: Method | MethodSchedule, settings: RoundSettings, mesh: Mesh | None) -> tuple[RoundProgram, ...]:
+    """RoundProgram for each network of a method: one, or those of a `Mixed`; settings and mesh are those of a run."""
+    mixed, chunk = mixture(method), settings.chunk
+    if mixed is None:
+        return (RoundProgram(method, settings, mesh),)
+    chunks = chunk if isinstance(chunk, tuple) else (chunk,) * len(mixed.methods)
+    each = (dataclasses.replace(settings, chunk=one) for one in chunks)
+    return tuple(RoundProgram(method, own, mesh, index) for index, own in enumerate(each))
+
+
+def network_of(
+    method: Method | MethodSchedule, state: State, num_clients: int, client: int
+) -> tuple[int | None, PyTree, PyTree]:
+    """Position of a client's network, None if all have the same, and the states of its server and of the client.
+
+    Args:
+      method, state: of the run.
+      num_clients: N.
+      client: number of the client.
+    """
+    mixed = mixture(method)
+    if mixed is None:
+        return None, state.server, gather(state.clients, client)
+    network = int(mixed.networks(num_clients)[client])
+    row = int(np.searchsorted(mixed.members(network, num_clients), client))
+    return network, state.server[network], gather(state.clients[network], row)
+
+
+def sample(
+    stages: Sequence[RoundProgram], data: Federation, key: PRNGKey, round_index: jax.Array, size: int
+) -> tuple[Cohort, tuple[Places, ...]]:
+    """Cohort of `size` clients of a round, and their places, for each of the stages; data, key and round_index are the
+    run's."""
+    cohort = sample_cohort(key, round_index, data.train_count, size, stages[0].settings)
+    return cohort, tuple(one.places(data, cohort.clients)[-1] for one in stages)
+
+
+def train(
+    stages: Sequence[RoundProgram],
+    data: Federation,
+    servers: Sequence[PyTree],
+    trained: Scores,
+    rows: Sequence[PyTree],
+    key: PRNGKey,
+    round_index: jax.Array,
+    cohort: Cohort,
+) -> tuple[list[PyTree], Scores, list[tuple[jax.Array, PyTree]], Outcome]:
+    """Body of every round: local training and aggregation.
+
+    Args:
+      stages: those of `networks`.
+      data, trained, key, round_index, cohort: of the run.
+      servers, rows: for each network the server's state, and the states of its clients, leaves [D, W, ...].
+
+    Returns:
+      The next server states; the next scores of the clients' models right after their own last training; for each
+      network some clients' numbers, ascending, N or more in free places, None for all of them, with their next states;
+      and the outcome.
+    """
+    mesh, size = data.mesh or stages[0].mesh, len(cohort.clients)
+    everyone = size == data.num_clients
+    parts = [
+        one.local(data, server, own, key, round_index, cohort)
+        for one, server, own in zip(stages, servers, rows, strict=True)
+    ]
+    positions = _joined([jnp.append(own, size)[order] for own, order, *_ in parts])
+    sent = _joined([training.sent for *_, training, _ in parts])
+    messages, scores, finite = in_client_order(positions, size, sent, mesh)
+    present = cohort.present & finite
+    examples = jnp.sum(data.train_count[cohort.clients])
+    cohort = dataclasses.replace(cohort, counts=jnp.where(present, cohort.counts, 0), present=present)
+    messages = join(messages, reduce(partial(jax.tree.map, jnp.add), [sums for *_, sums in parts]))
+    aggregation_key = fold_in(fold_in(key, round_index), cohort.num_clients)
+    after, written, infos = [], [], []
+    for one, server, (own, order, training, _) in zip(stages, servers, parts, strict=True):
+        before = in_client_order(order, len(own), training.rows, mesh)
+        method = one.method_of(round_index)
+        server, clients, info = method.aggregate(aggregation_key, server, before, messages, cohort)
+        clients = choose(jnp.append(present, False)[own], clients, before)
+        after, infos = [*after, server], [*infos, info]
+        # Distinct ones in free places too, as a scatter takes them.
+        ids = jnp.append(cohort.clients, cohort.num_clients)[own]
+        ids = jnp.where(ids < cohort.num_clients, ids, cohort.num_clients + jnp.arange(len(own)))
+        written.append((None if everyone else ids, clients))
+    previous = trained if everyone else gather(trained, cohort.clients)
+    scores = choose(finite, scores, previous)
+    trained = scores if everyone else scatter(trained, cohort.clients, scores)
+    outcome = Outcome(cohort, finite, all_finite((after, [rows for _, rows in written])), examples, infos[0])
+    return after, trained, written, outcome
+
+
+def _joined(parts: Sequence[PyTree]) -> PyTree:
+    """Rows [D, W, ...] of several networks in one table, next to each other."""
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), *parts)

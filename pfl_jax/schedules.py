@@ -1,0 +1,57 @@
+"""What stands for several methods: a function of the round, or a method for clients of several networks."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfl_jax.base import Method
+
+
+class Mixed(NamedTuple):
+    """Method for clients that have different networks, see `pfl_jax.mixed`.
+
+    All clients send messages of equal shapes. The state of server and clients is a tuple, with an entry for each
+    network: what its own method keeps, for its own clients, leaves [N_g, ...]. `Method.aggregate` of each network gets
+    the messages of the whole cohort, and the states of its own clients.
+
+    Attributes:
+      methods: the method with each network.
+      network: position in `methods` of each client's network, [N]; None for i modulo their number, for client i.
+    """
+
+    methods: tuple[Method, ...]
+    network: tuple[int, ...] | None = None
+
+    def networks(self, num_clients: int) -> np.ndarray:
+        """Position in `methods` of the network of each of `num_clients` clients, [N]."""
+        return np.arange(num_clients) % len(self.methods) if self.network is None else np.asarray(self.network)
+
+    def members(self, index: int, num_clients: int) -> np.ndarray:
+        """Clients, of 0 to `num_clients` - 1, that have the network `index`, ascending."""
+        return np.flatnonzero(self.networks(num_clients) == index).astype(np.int32)
+
+
+MethodSchedule: TypeAlias = Callable[[jax.Array], Method | Mixed] | Mixed
+"""What stands for several methods: a function round -> method with the real-valued hyper-parameters of that round
+(rounds are int32, counted from 0), or the method of several networks."""
+
+
+def at_round(method: Method | MethodSchedule, index: int | jax.Array, network: int = 0) -> Method:
+    """Method of a round.
+
+    Args:
+      method: one method for all rounds, or a schedule.
+      index: number of the round, from 0; may be traced.
+      network: of a `Mixed` method, the position of the network.
+    """
+    found = method if isinstance(method, Method | Mixed) else method(jnp.asarray(index, jnp.int32))
+    return found.methods[network] if isinstance(found, Mixed) else found
+
+
+def mixture(method: Method | MethodSchedule) -> Mixed | None:
+    """The method of several networks that a method is, or a schedule in its first round; None for one network."""
+    found = method if isinstance(method, Method | Mixed) else method(jnp.zeros((), jnp.int32))
+    return found if isinstance(found, Mixed) else None

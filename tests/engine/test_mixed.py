@@ -1,0 +1,227 @@
+"""Federations whose clients have several networks."""
+
+import functools
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import CLASSES, HYPER_PARAMETERS, SHAPE, tiny_federation, tiny_model
+
+from pfl_jax import InvalidInput, Settings, files, frame, make_method, mixed, models, simulate, sweep
+from pfl_jax.data import hold_out
+from pfl_jax.data.federated import client_data
+from pfl_jax.engine.checkpoint import Checkpoints
+from pfl_jax.engine.communication import traffic
+from pfl_jax.networks import with_features
+from pfl_jax.primitives.aggregation import mean_by_size
+from pfl_jax.primitives.tree import choose
+
+KEY = jax.random.key(0)
+WIDTH = tiny_model().num_features
+WIDER = models.mlp(SHAPE, CLASSES, hidden=(WIDTH + 1,))
+SOME = [
+    "fd",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("local", "lg_fedavg", "fedproto_g", "fedproto_l", "fedgh", "fedtgp")
+    ),
+]
+
+
+@functools.cache
+def networks():
+    """Three networks with as many features; the second has another depth, the third another width below."""
+    make = functools.partial(models.mlp, SHAPE, CLASSES)
+    return tiny_model(), make(hidden=(5, WIDTH)), make(hidden=(6, WIDTH))
+
+
+@functools.cache
+def method(name="lg_fedavg", several=3, network=None):
+    make = functools.partial(make_method, name, **HYPER_PARAMETERS)
+    return mixed(make, networks()[:several], network)
+
+
+def last(method, **options):
+    settings = Settings(**{"rounds": 2, "participation": 0.75, "chunk": 1} | options.pop("settings", {}))
+    (*_, result) = simulate.run(method, tiny_federation(), settings, KEY, **options)
+    return result
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_one_network_is_the_plain_method_bit_for_bit(name):
+    plain, one = last(make_method(name, tiny_model(), **HYPER_PARAMETERS)), last(method(name, 1))
+    state = one.state._replace(server=one.state.server[0], clients=one.state.clients[0])
+    chex.assert_trees_all_equal((plain.received, plain.trained, plain.info), (one.received, one.trained, one.info))
+    chex.assert_trees_all_equal(plain.state._replace(key=()), state._replace(key=()))
+
+
+@pytest.mark.parametrize("name", ["fd", pytest.param("fedgh", marks=pytest.mark.slow)])
+def test_clients_with_equal_networks_in_two_groups_are_those_of_one(name):
+    make = functools.partial(make_method, name, **HYPER_PARAMETERS)
+    plain, split = last(make(tiny_model())), last(mixed(make, [tiny_model()] * 2, [0, 1, 1, 0]))
+    for group, own in enumerate(([0, 3], [1, 2])):
+        rows = jax.tree.map(lambda leaf, own=own: leaf[jnp.array(own)], plain.state.clients)
+        chex.assert_trees_all_close(split.state.clients[group], rows, atol=1e-6)
+        chex.assert_trees_all_close(split.state.server[group], plain.state.server, atol=1e-6)
+    chex.assert_trees_all_close(split.received, plain.received, atol=1e-5)
+
+
+def test_the_shared_head_is_the_mean_over_clients_of_all_networks():
+    """One full-batch step of each client in float64: phi = sum_i n_i phi_i / sum_i n_i."""
+    sent = {}
+
+    def make(model):
+        plain = make_method("lg_fedavg", model, **HYPER_PARAMETERS)
+
+        def local(key, server, client, data):
+            result = plain.local(key, server, client, data)
+            return result._replace(personal=result.personal, message=mean_by_size(result.personal["head"], data))
+
+        return plain._replace(local=local)
+
+    several = mixed(make, networks(), [2, 0, 1, 0])
+    engine = simulate.build(several, Settings(rounds=1)).jit()
+    state = engine.init(tiny_federation(), KEY)
+    heads = [server["head"] for server in state.server]
+    chex.assert_trees_all_equal(heads[0], heads[1], heads[2])
+    after, outcome = engine.round(tiny_federation(), state, 4)
+    round_key, rows = jax.random.fold_in(KEY, 0), {2: [0], 0: [1, 3], 1: [2]}
+    for network, clients in rows.items():
+        for row, client in enumerate(clients):
+            data = client_data(tiny_federation(), client, "train")
+            own = jax.tree.map(lambda leaf, row=row: leaf[row], state.clients[network])
+            key = jax.random.fold_in(round_key, client)
+            result = several.methods[network].local(key, state.server[network], own, data)
+            sent[client] = jax.tree.map(np.float64, result.personal["head"]), int(data.mask.sum())
+            trained = jax.tree.map(lambda leaf, row=row: leaf[row], after.clients[network])
+            chex.assert_trees_all_close(trained, result.client, atol=1e-6)
+    total = sum(size for _, size in sent.values())
+    mean = jax.tree.map(
+        lambda *leaves: sum(leaves),
+        *[jax.tree.map(lambda leaf, size=size: leaf * size / total, head) for head, size in sent.values()],
+    )
+    for server in after.server:
+        chex.assert_trees_all_close(server["head"], mean, atol=1e-6)
+    assert outcome.cohort.clients.tolist() == [0, 1, 2, 3]
+
+
+def test_results_do_not_depend_on_chunks_devices_or_where_states_are():
+    several = method(several=2)
+    want = last(several)
+    for other in (
+        last(several, settings={"chunk": None}, mesh=simulate.client_mesh()),
+        last(several, state_on="host"),
+    ):
+        chex.assert_trees_all_close((other.received, other.trained), (want.received, want.trained), atol=1e-5)
+        np.testing.assert_array_equal(other.cohort, want.cohort)
+
+
+def test_clients_outside_the_cohort_keep_their_states():
+    several = method(network=(0, 0, 1, 2))
+    results = list(simulate.run(several, tiny_federation(), Settings(rounds=3, participation=0.5), KEY))
+    for before, after in itertools.pairwise(results):
+        states = [
+            jax.tree.leaves(files_of(one.state, several, client)) for one in (before, after) for client in range(4)
+        ]
+        for client in range(4):
+            same = all((a == b).all() for a, b in zip(states[client], states[4 + client], strict=True))
+            assert same == (client not in after.cohort)
+
+
+def files_of(state, several, client):
+    network = several.networks(4)[client]
+    row = np.flatnonzero(several.members(network, 4) == client)[0]
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[row], state.clients[network])
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path):
+    want, half = last(method(), settings={"rounds": 3}), last(method(), settings={"rounds": 2})
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(half.state, {}, {})
+    found = checkpoints.newest(half.state)
+    again = last(method(), settings={"rounds": 3}, state=found.state)
+    chex.assert_trees_all_equal(again.state._replace(key=()), want.state._replace(key=()))
+    chex.assert_trees_all_equal(again.received, want.received)
+
+
+def test_attacks_privacy_and_robust_means_are_those_of_each_network():
+    private = HYPER_PARAMETERS | {"server_mean": "median", "dp_clip": 1.0, "dp_noise": 0.1}
+    make = functools.partial(make_method, "lg_fedavg", **private)
+    result = last(mixed(make, networks()[:2]), settings={"attack": "signs", "attackers": 0.25, "drop_rate": 0.3})
+    assert np.isfinite(result.received["accuracy"]).all()
+
+
+def test_sweeps_take_several_networks():
+    def make(lr):
+        return mixed(functools.partial(make_method, "lg_fedavg", **HYPER_PARAMETERS | {"lr": lr}), networks()[:2])
+
+    keys = jnp.stack([KEY, KEY])
+    settings = Settings(rounds=2, participation=0.75, chunk=1)
+    *_, both = sweep.run(make, tiny_federation(), settings, keys, {"lr": jnp.array([0.1, 0.02])})
+    *_, alone = simulate.run(make, tiny_federation(), settings, KEY, {"lr": 0.02})
+    chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1], both.received), alone.received, atol=1e-5)
+
+
+def test_newcomers_are_dealt_a_network():
+    data, newcomers = hold_out(tiny_federation(), 1)
+    (result,) = simulate.run(method(several=2), data, Settings(rounds=1), KEY, newcomers=newcomers)
+    assert np.isfinite(result.newcomers[0]["accuracy"]).all()
+
+
+def test_each_clients_model_is_of_its_network():
+    result = last(method())
+    shapes = [jax.tree.map(jnp.shape, jax.eval_shape(one.init, KEY)) for one in networks()]
+    for client in range(4):
+        params = files.client_params(method(), tiny_federation(), result.state, client)
+        assert jax.tree.map(jnp.shape, params) == shapes[client % 3]
+    assert set(frame([result])["client"]) == {0, 1, 2, 3}
+    head = jax.eval_shape(tiny_model().init, KEY)["head"]
+    assert traffic(method(), tiny_federation()).up == 4 * sum(leaf.size for leaf in jax.tree.leaves(head))
+
+
+@pytest.mark.parametrize(
+    ("name", "several", "network", "options", "words"),
+    [
+        ("fedavg", networks(), None, {}, "needs equal parameters: client 1's network sends"),
+        (
+            *("lg_fedavg", [tiny_model(), WIDER], None, {}),
+            f"client 1's network gives {WIDTH + 1} features, the others {WIDTH}: features={WIDTH}",
+        ),
+        ("local", networks(), [0, 1, 2], {}, "network has 3 entries, and this federation has 4 clients"),
+        ("local", networks(), [0, 1, 0, 1], {}, "no client has network 2 of 3"),
+        ("local", networks(), None, {"state_on": "disk"}, "for one process, with state_on device or host"),
+        ("local", networks(), [0, 1, 2, 3], {}, "positions of 3 networks, from 0"),
+        ("local", [tiny_model(), models.mlp(SHAPE, CLASSES + 1)], None, {}, "have the same outputs"),
+        ("feddbe", networks(), None, {}, "asks all clients before the first round"),
+    ],
+)
+def test_refusals(name, several, network, options, words):
+    with pytest.raises(InvalidInput, match=words.replace("(", r"\(")):
+        last(mixed(functools.partial(make_method, name), several, network), **options)
+
+
+def test_methods_whose_server_works_with_the_cohorts_states_are_refused():
+    plain = make_method("local", tiny_model())
+
+    def make(model):
+        def aggregate(key, server, clients, messages, cohort):
+            return server, choose(cohort.present, clients, clients), {}
+
+        return make_method("local", model)._replace(aggregate=aggregate, privacy=plain.privacy)
+
+    with pytest.raises(InvalidInput, match="needs the states of all clients of a round"):
+        last(mixed(make, networks()))
+
+
+def test_a_network_with_another_number_of_features_gets_a_layer():
+    wide = with_features(tiny_model(), 2 * WIDTH)
+    assert wide.num_features == 2 * WIDTH
+    params, x = wide.init(KEY), jnp.ones((3, *SHAPE))
+    assert wide.features(params["backbone"], x).shape == (3, 2 * WIDTH)
+    assert wide.apply(params, x).shape == (3, CLASSES)
+    make = functools.partial(make_method, "fedproto_g", **HYPER_PARAMETERS)
+    with_layer = mixed(make, networks()[:2], features=7)
+    assert last(with_layer).state.server[1].prototypes.centroids.shape == (CLASSES, 7)
