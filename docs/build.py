@@ -34,6 +34,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "docs/tutorial.ipynb": "tutorial.md",
+    "docs/data-frame.ipynb": "data-frame.md",
     "LICENSE": "LICENSE.txt",
     "CITATION.cff": "CITATION.cff",
 }

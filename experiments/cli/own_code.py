@@ -151,7 +151,7 @@ def method_factory(name: str) -> Callable[..., Method]:
     for one in own.values():
         if one.default is inspect.Parameter.empty:
             raise InvalidInput(f"--method {name}: its option {one.name} needs a default")
-        if one.name in vars(LocalTraining()):
+        if one.name in LocalTraining.__dataclass_fields__:
             raise InvalidInput(f"--method {name}: {one.name} is a field of the recipe of local training, not its own")
         option_kind(name, one)
     return factory

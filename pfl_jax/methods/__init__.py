@@ -158,7 +158,9 @@ def make_method(
     check_hyper_parameters(factory, values, annotations(factory))
     recipe = {field.name for field in fields(LocalTraining)} & values.keys()
     check_value("training", training, LocalTraining | None)
-    training = (training or default_training(factory)).replace(**{name: values.pop(name) for name in recipe})
+    training = training or default_training(factory)
+    # Of LocalTraining(), the default of a method that wraps another, a copy would say what nobody said.
+    training = training.replace(**{name: values.pop(name) for name in recipe}) if recipe else training
     recipes = [
         recipe(**{field.name: values.pop(field.name) for field in fields(recipe) if field.name in values})
         for recipe in recipes_of(factory)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints, overload
@@ -61,6 +62,7 @@ def method_factory(factory: Any = None, *, version: int = 1, adapters: bool = Fa
         recipe = default_training(factory) if training is None else training
         check_values({"model": model, "training": recipe}, {"model": Model, "training": LocalTraining})
         taken = {field.name: values.pop(field.name) for field in fields(LocalTraining) if field.name in values}
+        _tell_of_own_recipe(factory, recipe)
         recipe = recipe.replace(**taken) if taken else recipe
         others = values.keys() - arguments(factory).keys()
         for wrapper in RECIPES:
@@ -219,6 +221,19 @@ def default_training(factory: Callable[..., Method]) -> LocalTraining:
             "default_training(fedas)"
         )
     return recipe
+
+
+def _tell_of_own_recipe(factory: Callable[..., Method], recipe: LocalTraining) -> None:
+    """Warn where a factory with a recipe of its own gets LocalTraining(), such as the default of one that wraps it."""
+    own = default_training(factory)
+    if recipe.says_nothing and recipe != own:
+        names = [field.name for field in fields(recipe) if getattr(recipe, field.name) != getattr(own, field.name)]
+        general, usual = (", ".join(f"{name} {getattr(one, name)}" for name in names) for one in (recipe, own))
+        warnings.warn(
+            f"{_name(factory)} trains with {general}, as LocalTraining() says, and not with {usual}, its own: give "
+            f"what is meant, or default_training({_name(factory)})",
+            stacklevel=3,
+        )
 
 
 def hyper_parameters(factory: Callable[..., Method]) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for a value that no recipe can have; traced numbers pass."""
+        if all(getattr(self, field.name) is field.default for field in dataclasses.fields(self)):
+            object.__setattr__(self, "_says_nothing", True)
         for name, default in RATES.items():
             given = getattr(self, name) is not None
             if given and self.has_own_optimizer:
@@ -115,9 +117,15 @@ class LocalTraining:
             object.__setattr__(self, "epochs", EPOCHS)
         elif self.local_steps is not None and self.epochs is not None:
             raise InvalidInput("epochs and local_steps exclude each other: local_steps counts mini-batches, not passes")
-        check_values({name: value for name, value in vars(self).items() if value is not None}, _kinds())
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        check_values({name: value for name, value in given.items() if value is not None}, _kinds())
         if self.dp_clip is None and isinstance(self.dp_noise, int | float) and self.dp_noise > 0:
             raise InvalidInput("dp_noise needs a dp_clip: noise alone does not make a gradient private")
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it was made without any value, as LocalTraining()."""
+        return vars(self).get("_says_nothing", False)
 
     def replace(self, **changes: Any) -> "LocalTraining":
         """Copy of this recipe with other values.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, diverging, tiny_federation, tiny_method, tiny_model
 
-from pfl_jax import InvalidInput, Settings, models, simulate
+from pfl_jax import InvalidInput, Settings, models, simulate, sweep
 from pfl_jax.data import federate
 from pfl_jax.engine import remembered
 from pfl_jax.engine.store import OnHost
@@ -236,6 +236,23 @@ def test_another_run_of_a_method_compiles_nothing(state_on):
         with compilations() as later:
             play(0, rounds=2, **changes)
         assert later
+
+
+def test_another_sweep_of_a_function_compiles_nothing():
+    def make(lr):
+        return make_method("fedavg", tiny_model(), **HYPER_PARAMETERS | {"lr": lr})
+
+    def play(seed, *rates):
+        keys = jax.vmap(jax.random.key)(jnp.full(2, seed))
+        *_, last = sweep.run(make, DATA, Settings(rounds=2, chunk=2), keys, {"lr": jnp.array(rates)})
+        return last.trained["loss"]
+
+    first = play(0, 0.1, 0.2)
+    with compilations() as later:
+        other = play(1, 0.3, 0.4)
+    # The shapes of a state are asked for, and those that the factory makes.
+    assert set(later) <= {"<lambda>", "init"}
+    assert not np.allclose(first, other)
 
 
 def test_other_values_of_hyper_parameters_compile_nothing():

@@ -47,7 +47,8 @@ FITS = []
 
 def fits_of(name, run, **values):
     """What `run` of a method, (method, server, client, data) -> anything, trains privately."""
-    recipe = dict(vars(default_training(METHODS[name])))
+    own = default_training(METHODS[name])
+    recipe = {field: getattr(own, field) for field in LocalTraining.__dataclass_fields__}
     recipe |= {**HYPER_PARAMETERS, "epochs": 3, "dp_clip": 1.0, "dp_noise": 1.0}
     recipe |= {field: values.pop(field) for field in list(values) if field in recipe}
     method = METHODS[name](tiny_model(), Counting(**recipe), **values)

@@ -53,6 +53,21 @@ def test_a_method_that_wraps_fedas_can_have_its_recipe():
     assert make_method(factory, tiny_model()).work.batch_size == 16
 
 
+def test_a_method_that_wraps_fedas_without_its_recipe_is_told_with_what_it_trains():
+    def bare(model, training=LocalTraining()):
+        return methods.fedas(model, training)
+
+    model = tiny_model()
+    for make in (bare, functools.partial(make_method, bare), lambda model: methods.fedas(model, LocalTraining())):
+        with pytest.warns(UserWarning, match=r"lr 0.01, .*batch_size 50, as .* not with lr 0.005, .* 16"):
+            assert make(model).work.batch_size == 50
+    # No warning where somebody said something, or where the method has no recipe of its own.
+    make_method(bare, model, lr=0.01)
+    bare(model, LocalTraining(batch_size=50, lr=0.01))
+    methods.fedas(model)
+    methods.fedavg(model, LocalTraining())
+
+
 DERIVED = [functools.partial(methods.fedavg), functools.partial(methods.fedavg, training=LocalTraining()), logged]
 
 PRIVATE = {"dp_clip": 0.5, "dp_noise": 0.1, "client_clip": 0.5, "client_noise": 0.1}
