@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import experiments
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 LAB = "lab."
 

@@ -7,8 +7,8 @@ FedPAC's setting: 20 clients of 600 examples, s = 20 %, everyone in each of 200 
 The paper: 81.13 %.
 """
 
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 if __name__ == "__main__":
     leave(main("cifar10"))

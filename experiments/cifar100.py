@@ -8,8 +8,8 @@ The paper: 52.41 %.
 Without CIFAR-100's files: digit pairs in its shape, whose accuracy says nothing about CIFAR-100.
 """
 
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 if __name__ == "__main__":
     leave(main("cifar100"))

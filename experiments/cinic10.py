@@ -7,8 +7,8 @@ the archive's folder train, test examples those of test.
 The paper: 74.96 %.
 """
 
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 if __name__ == "__main__":
     leave(main("cinic10"))

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from experiments.choices import Protocol
-from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import Argument, check_new, parse
+from experiments.cli.parser import check_new, parse
 from experiments.comparison import ranks, read, table, with_target, written
+from experiments.fields import Argument
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_text
+from experiments.host.exit_codes import exit_code, leave
 from experiments.show.curves import chosen
 from experiments.show.pictures import ENDINGS, save
 from experiments.show.tables import terminal

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.choices import Protocol
-from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION, VIRTUAL, score_text
 from experiments.folder.stored_runs import Group, Run
 from experiments.host.console import duration
+from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS
+from experiments.options import Options
 from experiments.show.curves import chosen_on, goodness
 from experiments.show.pictures import Picture, Ranks
 from experiments.show.tables import NOTHING, comma_separated, latex, latex_escaped, markdown, number, with_deviation
-from experiments.spec import Options
 from pfl_jax.compare import (
     FEWEST_RUNS,
     Difference,

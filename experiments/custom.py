@@ -6,8 +6,8 @@ Without --client-column a partition divides the rows over clients. By default an
 hyper-parameters of the preset; docs/your-data.md has the formats.
 """
 
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 if __name__ == "__main__":
     leave(main("custom"))

@@ -5,8 +5,8 @@
 20 clients of 60 examples in groups with common classes, an MLP, 40 rounds.
 """
 
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 if __name__ == "__main__":
     leave(main("digits"))

@@ -16,11 +16,12 @@ import numpy as np
 from flax import serialization
 from rich.console import Console
 
-from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import Argument, check_new, parse
+from experiments.cli.parser import check_new, parse
+from experiments.fields import Argument
 from experiments.folder.load import read_metrics
 from experiments.folder.stored_runs import load_runs
 from experiments.host.console import Terminal, print_line
+from experiments.host.exit_codes import exit_code, leave
 from experiments.run.loaded_run import LoadedRun, load_run
 from experiments.show.column import plot_curves
 from pfl_jax.atomic_write import write_binary

@@ -7,8 +7,8 @@ The paper: 91.83 %.
 Here: 91.29 % received.
 """
 
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 if __name__ == "__main__":
     leave(main("fashion_mnist"))

@@ -9,8 +9,8 @@ computed once: a minute the first time, then three minutes on two cores.
 All texts: --train-size 600 --test-size 200.
 """
 
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 if __name__ == "__main__":
     leave(main("fortunes"))

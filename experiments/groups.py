@@ -1,7 +1,7 @@
 """The options of all experiments in groups, each with its range, its help and what else is known of it.
 
 Beside the type, in `Annotated`, stand the values of another option with which it is read (`ReadWith`), and the notes
-of `experiments.fields`. `experiments.spec` makes one value of all of them; presets.py has the defaults.
+of `experiments.fields`. `experiments.options` makes one value of all of them; presets.py has the defaults.
 """
 
 from dataclasses import dataclass

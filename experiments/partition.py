@@ -16,10 +16,11 @@ from rich.console import Console
 
 from experiments import DATASETS
 from experiments.cli import request as parsing
-from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.own_code import label
-from experiments.cli.parser import Argument, check_new, parse
+from experiments.cli.parser import check_new, parse
+from experiments.fields import Argument
 from experiments.host.console import Terminal, print_line
+from experiments.host.exit_codes import exit_code, leave
+from experiments.own_code import label
 from experiments.report.charts import classes_by_clients
 from experiments.run.build import divide_and_tell, load_examples
 from experiments.show.pictures import ENDINGS, Picture
@@ -60,23 +61,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_new("--to", words.to, ".json")
         check_new("--picture", words.picture, *ENDINGS)
         check_new("--npz", words.npz, ".npz")
-        request = parsing.parse(words.dataset, rest)
-        if request.options.shift != "none":
+        spec = parsing.parse(words.dataset, rest)
+        if spec.shift != "none":
             raise InvalidInput("--shift changes the examples and not who has them: give it to the experiment")
-        _write(words, request, Terminal())
+        _write(words, spec, Terminal())
 
     return exit_code(work)
 
 
-def _write(words: Words, request: parsing.Request, console: Console) -> None:
-    request, dataset = load_examples(request, console)
-    parts = divide_and_tell(request.options, dataset, console)
+def _write(words: Words, spec: parsing.Spec, console: Console) -> None:
+    spec, dataset = load_examples(spec, console)
+    parts = divide_and_tell(spec, dataset, console)
     number = len(parts.train)
-    is_natural = request.options.partition == "natural"
+    is_natural = spec.partition == "natural"
     names = dataset.client_names if is_natural else [f"{one:0{len(str(number - 1))}d}" for one in range(number)]
     writers: dict[Path | None, Callable[[Path], None]] = {
         words.to: lambda path: partition_files.save(path, parts, dataset),
-        words.picture: lambda path: draw(picture(dataset, parts, label(request.options.partition)), path),
+        words.picture: lambda path: draw(picture(dataset, parts, label(spec.partition)), path),
         words.npz: lambda path: interchange.write_npz(path, dataset, parts, names),
         words.leaf: lambda path: interchange.write_leaf(path, dataset, parts, names),
         words.flower: lambda path: interchange.write_flower(path, dataset, parts),
@@ -99,8 +100,8 @@ def picture(dataset: Dataset, parts: Partition, words: str) -> Picture:
         raise InvalidInput(f"--picture: {dataset.description} has no classes, which it would show")
     y = np.concatenate([dataset.train_y, dataset.test_y])
     table = np.stack([np.bincount(y[rows], minlength=dataset.num_classes) for rows in parts.train])
-    heat, caption = classes_by_clients(table, "", dataset.class_names)
-    return Picture(f"Partition {words} of {dataset.description}", caption, [heat])
+    chart = classes_by_clients(table, "", dataset.class_names)
+    return Picture(f"Partition {words} of {dataset.description}", chart.caption, list(chart.panels))
 
 
 if __name__ == "__main__":

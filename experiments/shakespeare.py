@@ -6,8 +6,8 @@ The first 100 of 715 roles in TFF's file, or of LEAF's folder; ten of them in ea
 --num-clients 715. docs/natural.md says where the files are.
 """
 
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 if __name__ == "__main__":
     leave(main("shakespeare"))

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from experiments import DATASETS
 from experiments.cli import parser
-from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.request import parse
+from experiments.fields import Argument
 from experiments.host.console import Terminal, print_line
+from experiments.host.exit_codes import exit_code, leave
 from experiments.show.tables import markdown
+from experiments.spec import Spec
 from pfl_jax.data.federated import FederatedData, NumClasses
 from pfl_jax.data.specs import SPECS, DatasetSpec
 from pfl_jax.engine import communication
@@ -35,7 +36,7 @@ from pfl_jax.primitives.tree import byte_count
 class Words:
     """Command line."""
 
-    dataset: Annotated[str, parser.Argument(text=", ".join(SPECS))] = "fashion_mnist"
+    dataset: Annotated[str, Argument(text=", ".join(SPECS))] = "fashion_mnist"
     method: parser.Names = ()
     """By default all."""
     num_clients: Count = 1000
@@ -56,8 +57,8 @@ def sizes(dataset: str, method: str, num_clients: int, train_size: int) -> tuple
 
     Of a method with its dataset's preset, for N clients of `train_size` examples.
     """
-    request, spec = parse(dataset, ["--method", method]), SPECS[dataset]
-    made = make_method(method, MODELS[request.options.model](spec.shape, spec.num_classes), **request.hyper_parameters)
+    run, spec = Spec.of(dataset, method=method), SPECS[dataset]
+    made = make_method(method, MODELS[run.model](spec.shape, spec.num_classes), **run.hyper_parameters)
     data = _shapes(spec, num_clients, train_size)
     state = jax.eval_shape(build(made, RoundSettings()).init, data, jax.random.key(0))
     sent = communication.traffic(made, data)

@@ -1,107 +1,350 @@
-"""What a run is, as one value: the options of all experiments, and what follows from the notes beside them.
+"""A run as a value: everything that a command of one run says, checked when it is made.
 
-That is the command line and its help, the identity of a run, what has no effect, what may be changed when a run is
-resumed, and what a sweep may vary.
+    from experiments.run.run import run
+    from experiments.spec import Spec
+
+    run(Spec.of("digits", method="fedper", rounds=5, lr=0.05))
+
+Command lines, files of options and the config.json of a run are other forms of the same value.
 """
 
-import importlib.util
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_type_hints
+import dataclasses
+import difflib
+import json
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from experiments.choices import MethodName, PresetName, ProcedureName, networks
-from experiments.fields import Also, Mark, flag, marked, noted
-from experiments.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
-from pfl_jax.engine.cohort import DRAWS
+from experiments import presets
+from experiments.choices import CUSTOM, TARGETS, WITH_FILES
+from experiments.fields import Also, Mark, flag, is_own, is_partition_file, marked, noted, option_words
+from experiments.hyper_parameters import check_schedules, method_options, real_numbers
+from experiments.options import COMMON, KINDS, Options
+from experiments.own_code import EXECUTED, OTHER_FILES, files, read, weights_file
+from pfl_jax.data.natural import NATURAL
+from pfl_jax.data.partition_files import rows_of
+from pfl_jax.engine.cohort import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import ReadWith, check_value, listed, unknown
-from pfl_jax.networks.models import MODELS
+from pfl_jax.hyper_parameters import hint, listed, unknown
+from pfl_jax.methods import METHODS
+from pfl_jax.primitives.local_training import LocalTraining
+
+IN_PLACE = "alignment in place"
+"""Rounds of FedAS's released code, see `experiments.run.in_place`; their name in a run's files."""
+NOT_IN_PLACE = (
+    *("held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule", "attack", "device_trace", "state_on"),
+    *("distributed", "server_mean", "compress", "client_clip"),
+)
+"""Options, and hyper-parameters of all methods, that these rounds do not have."""
+
+SYNONYMS = {
+    **{name: names[0] for name, names in noted(KINDS, Also).items()},
+    "epochs": ("local_epochs", "local_epoch"),
+    "lr": ("local_learning_rate", "learning_rate"),
+    "batch_size": ("lbs", "local_batch_size"),
+}
+"""Option -> its names in PFLlib, FL-bench and similar code."""
+
+DATASET = "dataset"
+"""Entry of a file of options with the name of the experiment, which is not an option."""
+
+SELECTION = ("method", "preset", "procedure")
+"""Options that determine the defaults of all others; they come last in the method's own group."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federation, Data):
-    """Options that all methods have; these three determine the defaults of all others."""
+class Spec(Options):
+    """A run: its options (attributes, see `experiments.groups`), and what they are of.
 
-    method: Annotated[MethodName, Mark.CODE, Also("algorithm", "alg")]
-    """Method, built in or FILE.py:NAME of your own factory; `--method NAME --help` shows its own options."""
-    preset: PresetName
-    """Paper whose settings are the defaults of all other options; on the papers' data sets by default the method's own
-    paper."""
-    procedure: ProcedureName | None = None
-    """How FedAS's paper prints it (print) or its released code does it (release): the batches of every method, and of
-    fedas its own options and, with release, the alignment of one backbone in place, client after client. By default
-    release with --preset fedas."""
+    Attributes:
+      dataset: name of the experiment.
+      hyper_parameters: all hyper-parameters of the method; epochs is None with --local-steps.
+      given: names of the options that were given; all others have the values of the preset or the method.
+      own_code: files of the user's own method and model, see `own_code.files`.
+    """
 
-    def check(self) -> None:
-        """Raise InvalidInput for the first option that is out of range."""
-        for name, kind in KINDS.items():
-            check_value(flag(name), getattr(self, name), kind)
-        if self.accept_other_code and self.resume is None:
-            raise InvalidInput("--accept-other-code needs --resume")
-        if self.trust and self.resume is None and self.config is None:
-            raise InvalidInput("--trust needs --resume or --config")
-        for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
-            if getattr(self, name) is not None and getattr(self, needed) is None:
-                raise InvalidInput(f"{flag(name)} needs {flag(needed)}")
-        # Of --participation it takes the number of clients.
-        for name in DRAWS[1:] if self.device_trace is not None else ():
-            if getattr(self, name):
-                raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
-        for name, conditions in CONDITIONS.items():
-            of_models = [one.values for one in conditions if one.name == "model"]
-            if of_models and getattr(self, name) is not None and not {*networks(self.model)} & {*of_models[0]}:
-                raise InvalidInput(f"{flag(name)} is for --model {listed(of_models[0], 'and')}, not for {self.model}")
-        names = networks(self.model)
-        if strange := [name for name in names if len(names) > 1 and name not in MODELS]:
-            raise InvalidInput(unknown("model in a list", strange[0], MODELS))
-        if self.networks is not None and len(names) == 1:
-            raise InvalidInput("--networks needs a list of networks as --model, such as fedpac_cnn,mlp")
-        for name in ("hidden", "size_choices"):
-            if (least := min(getattr(self, name) or [1])) < 1:
-                raise InvalidInput(f"{flag(name)} must be at least 1 each, not {least}")
-        if self.wandb and importlib.util.find_spec("wandb") is None:
-            raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
-        if not 0 <= self.seed < 2**32:
-            raise InvalidInput(f"--seed must be between 0 and {2**32 - 1}, not {self.seed}")
+    dataset: str
+    hyper_parameters: dict[str, Any]
+    given: frozenset[str] = frozenset()
+    own_code: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, dataset: str, **given: Any) -> "Spec":
+        """A run of an experiment; what is not given has the values of the preset or the method.
+
+        Args:
+          dataset: a name in `experiments.DATASETS`.
+          **given: options and hyper-parameters by their names in Python; texts as on the command line will do.
+
+        Raises:
+          InvalidInput: there is no such option, or the values cannot be used, alone or together.
+
+        Example:
+          Spec.of("digits", method="fedper", rounds=5, lr=0.05)
+        """
+        usual = usual_values(dataset, {name: COMMON[name].value(given[name]) for name in SELECTION if name in given})
+        every = COMMON | (own := method_options(usual["method"]))
+        for name in given:
+            if name not in every:
+                raise InvalidInput(unknown_option(flag(name), map(flag, every), usual["method"]))
+        values = usual | {name: every[name].value(value) for name, value in given.items()}
+        common, hyper_parameters = ({name: values[name] for name in names} for names in (KINDS, own))
+        spec = cls(dataset=dataset, **common, hyper_parameters=hyper_parameters, given=frozenset(given))
+        spec = _with_rows(_checked(spec))
+        # Absolute: a run is resumed and exported from other folders too.
+        others = {name: file for name in OTHER_FILES if (file := getattr(spec, name)) is not None}
+        spec = spec.having({name: str(weights_file(file)) for name, file in others.items()})
+        spec.check()
+        if spec.head is not None and not is_own(spec.model):
+            raise InvalidInput(f"--head is for a flax module of your own (--model FILE.py:NAME), not for {spec.model}")
+        # What the library refuses is refused now, before any data is loaded and any folder made.
+        settings_of(spec)
+        LocalTraining(dp_clip=spec.dp_clip, dp_noise=spec.dp_noise)
+        _check_processes(spec)
+        if spec.local_steps is not None:
+            if "epochs" in given:
+                raise InvalidInput("--local-steps cannot be given with --epochs: it is in place of them")
+            spec = spec.having({"epochs": None})
+        spec = dataclasses.replace(spec, own_code=files(spec.options))
+        check_schedules(spec.schedule or (), spec.method, spec.real_numbers())
+        if not spec.kind_of_rounds:
+            return spec
+        _check_in_place(spec)
+        # One client after another.
+        return dataclasses.replace(spec, devices=1, chunk=1)
+
+    @classmethod
+    def stored(cls, config: Mapping[str, Any]) -> "Spec":
+        """The run of a config.json as it is, unchecked; KeyError, TypeError or AttributeError where it is no run's."""
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in stored_options(config).items()}
+        rest = {"given": frozenset(config["given"]), "own_code": dict(config.get("own_code", {}))}
+        return cls(dataset=config[DATASET], **options, hyper_parameters=config["hyper_parameters"], **rest)
+
+    @classmethod
+    def load(cls, path: str | Path, *, trust: bool = False, **given: Any) -> "Spec":
+        """A run from a file of options, .json or .toml, or again from the config.json of a run, see `values_in`.
+
+        Args:
+          path: of the file, which names its dataset.
+          trust: whether code that the file names may be executed.
+          **given: options in place of those of the file.
+        """
+        values = values_in(str(path), given, trust=trust)
+        if DATASET not in values:
+            raise InvalidInput(f"{path} names no {DATASET}")
+        return cls.of(values.pop(DATASET), **values, **given)
+
+    def save(self, path: str | Path) -> None:
+        """Write a file of options for `load` and --config."""
+        Path(path).write_text(self.as_json() + "\n", encoding="utf-8")
+
+    def as_json(self) -> str:
+        """All options on which results depend, as JSON; --print-config prints it."""
+        return json.dumps({DATASET: self.dataset, **_for_results(self.values)}, indent=2)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Values of all options that are common to all methods."""
+        return {name: getattr(self, name) for name in KINDS}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values of all options, and hyper-parameters."""
+        return self.options | self.hyper_parameters
+
+    @property
+    def kind_of_rounds(self) -> str:
+        """IN_PLACE, or "" for the rounds of `pfl_jax.simulate.run`."""
+        is_aligned = self.method == "fedas" and self.hyper_parameters.get("alignment")
+        return IN_PLACE if self.procedure == "release" and is_aligned else ""
+
+    def real_numbers(self) -> dict[str, float]:
+        """Hyper-parameters that can be inputs of a compiled program."""
+        return real_numbers(self.method, self.hyper_parameters)
+
+    def on_embedded_data(self) -> tuple["Spec", dict[str, Any]]:
+        """This run with the preset's smaller values for embedded data, and the values that changed."""
+        reduced = presets.values(self.preset, self.dataset, self.method, procedure=self.procedure, embedded=True)
+        changes = {
+            name: reduced[name]
+            for name, value in self.values.items()
+            if name not in self.given and name in reduced and reduced[name] != value and name != "method"
+        }
+        return self.having(changes), changes
+
+    def having(self, values: Mapping[str, Any]) -> "Spec":
+        """This run with other values of options and hyper-parameters, which are not checked."""
+        common = {name: value for name, value in values.items() if name in KINDS}
+        own = {name: value for name, value in values.items() if name not in common}
+        return dataclasses.replace(self, **common, hyper_parameters=self.hyper_parameters | own)
+
+    def command(self) -> str:
+        """Shell command of the same run, without its folder."""
+        names = sorted((self.given & self.values.keys()) - {"out", "resume", "method", "seed"})
+        words = option_words({"method": self.method, **{name: self.values[name] for name in names}, "seed": self.seed})
+        return shlex.join(["python", "-m", f"experiments.{self.dataset}", *words])
 
 
-_hints = get_type_hints(Options, include_extras=True)
-KINDS: dict[str, Any] = {field.name: _hints[field.name] for field in fields(Options)}
-"""Types of the options, with what is noted of them."""
-
-GROUPS: dict[str, Any] = {
-    "data": Data,
-    "client": Federation,
-    "robustness": Robustness,
-    "training": Training,
-    "privacy": Privacy,
-    "evaluation": Evaluation,
-    "result": Output,
-    "device": Engine,
-}
-"""Heading in the help, to which it adds the word "options" -> group; its docstring is there too."""
-
-CONDITIONS = noted(KINDS, ReadWith)
-"""Option -> conditions under which it is read, all of which must be met."""
-
-RESULT_NEUTRAL = frozenset(marked(KINDS, Mark.NEUTRAL, Mark.BY_DIGEST))
-"""Options that do not change the results of a run; of --source and --data, only the data that was loaded matters.
-`cli.effects.result_neutral` has an exception."""
+def usual_values(dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of all options of an experiment that are not given, by what is given of those in SELECTION."""
+    if dataset not in presets.DEFAULT_PRESET:
+        raise InvalidInput(unknown(DATASET, dataset, presets.DEFAULT_PRESET))
+    preset = given.get("preset", presets.preset_of(dataset, given.get("method")))
+    method = given.get("method", presets.values(preset, dataset)["method"])
+    chosen = presets.values(preset, dataset, method, procedure=given.get("procedure", ""))
+    chosen |= {"method": method, "preset": preset}
+    every = COMMON | method_options(method)
+    return {name: chosen.get(name, option.default) for name, option in every.items()}
 
 
-def names_of(group: type) -> list[str]:
-    """Options of a group in the order of the help; those of methods (`of_methods`) first."""
-    return [*getattr(group, "of_methods", ()), *(field.name for field in fields(group))]
+def unknown_option(word: str, known: Iterable[str], method: str) -> str:
+    """Error message for an option --NAME that a run, or this method, does not have."""
+    if owners := [name for name in METHODS if word in map(flag, method_options(name))]:
+        other = ", or --beta for the concentration of --partition dirichlet" if word == "--alpha" else ""
+        return f"{word} is an option of {listed(owners, 'and')}, not of {method}{other}"
+    for here, names in SYNONYMS.items():
+        if word in map(flag, names):
+            return f"unknown option {word}: here it is {flag(here)}"
+    # The nearest one may be of another method.
+    own, owners = {*known}, dict[str, list[str]]()
+    for name in METHODS:
+        for option in method_options(name):
+            owners.setdefault(flag(option), []).append(name)
+    near = difflib.get_close_matches(word, sorted(owners.keys() | own), n=1)
+    if near and near[0] not in own:
+        some = ", ".join([*owners[near[0]][:3], "..."]) if owners[near[0]][3:] else listed(owners[near[0]], "and")
+        return f"unknown option {word}; did you mean {near[0]}? It is an option of {some}, not of {method}"
+    return f"unknown option {word}{hint(word, own) or ': see --help'}"
 
 
-def read_with(name: str, value: Any) -> list[str]:
-    """Options that are read only with some values of an option, `name`, this value among them."""
-    return [
-        option
-        for option, conditions in CONDITIONS.items()
-        if any(one.name == name and is_met(one, value) for one in conditions)
-    ]
+def values_in(path: str, given: Mapping[str, Any], *, trust: bool = False) -> dict[str, Any]:
+    """Options in a file of names and values, .toml or .json, or in the config.json of a run, but for those given.
+
+    Raises:
+      InvalidInput: it cannot be read, or names code, which would be executed.
+    """
+    text = read(Path(path).expanduser())
+    try:
+        values = tomllib.loads(text.decode()) if path.endswith(".toml") else json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"--config {path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidInput(f"--config {path} has no names with values")
+    if {DATASET, "options", "hyper_parameters", "data"} <= values.keys():
+        source = {"source": "embedded"} if values["data"]["source"] == "embedded" else {}
+        of_results = _for_results(stored_options(values) | values["hyper_parameters"])
+        values = {DATASET: values[DATASET]} | of_results | source
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    if nested := sorted(name for name, value in values.items() if isinstance(value, dict)):
+        raise InvalidInput(f"--config {path}: {nested[0]} is no option: names stand without a section")
+    values = {name: value for name, value in values.items() if name not in given}
+    for name in EXECUTED:
+        if is_own(values.get(name)) and not trust:
+            raise InvalidInput(
+                f"--config {path} names {values[name]}, which would be executed: give {flag(name)} yourself, or --trust"
+            )
+    return values
 
 
-def is_met(condition: ReadWith, value: Any) -> bool:
-    """Whether the value of an option meets a condition: of lora:8, the kind."""
-    return condition.is_met(value.partition(":")[0] if isinstance(value, str) else value)
+def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values of a run on which its results depend."""
+    left_out = marked(KINDS, Mark.NEUTRAL)
+    # With --local-steps there are no epochs.
+    return {k: v for k, v in values.items() if k not in left_out and (k != "epochs" or v is not None)}
+
+
+def stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run; of one from before --procedure, with what its rounds say."""
+    return {"procedure": "release" if config.get("procedure") else None} | config["options"]
+
+
+def settings_of(options: Options) -> Settings:
+    """The library's settings of a run; InvalidInput where they do not fit together."""
+    named = {name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__}
+    return Settings(before_aggregation=options.eval_protocol == "before_aggregation", **named)
+
+
+def _checked(spec: Spec) -> Spec:
+    """Run whose data and task fit its dataset, with the partition that --client-column asks for."""
+    if spec.task == "next_symbol" and not is_own(spec.model) and spec.model != "char_lstm":
+        raise InvalidInput(
+            f"--task {spec.task} needs --model char_lstm, or FILE.py:NAME of one that gives logits [B, T, K]: "
+            f"{spec.model} gives one vector for each example"
+        )
+    for name in ("source", "data_dir") if spec.dataset in WITH_FILES else ():
+        if getattr(spec, name) != getattr(Options, name):
+            raise InvalidInput(f"{flag(name)} is for the papers' data sets: {spec.dataset} reads --data")
+    if spec.dataset != CUSTOM:
+        for name in marked(KINDS, Mark.OWN_DATA, *(() if spec.dataset in NATURAL else (Mark.FILES,))):
+            if getattr(spec, name) not in (None, False):
+                raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
+        if spec.dataset not in NATURAL and spec.task not in (None, "classification") and not is_own(spec.model):
+            raise InvalidInput(
+                f"--task {spec.task} is for your own data or model: labels of {spec.dataset} are classes"
+            )
+        return spec
+    if spec.client_column is None:
+        if spec.partition == "natural":
+            raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
+        # Of other targets there are no classes that rows could be divided by.
+        is_drawn = spec.task in TARGETS and "partition" not in spec.given
+        return dataclasses.replace(spec, partition="iid") if is_drawn else spec
+    if "partition" in spec.given and is_partition_file(spec.partition):
+        return spec
+    if "partition" in spec.given and spec.partition != "natural":
+        raise InvalidInput(
+            f"--client-column {spec.client_column} and --partition {spec.partition} cannot both be given: either "
+            "says which rows a client has"
+        )
+    return dataclasses.replace(spec, partition="natural")
+
+
+def _with_rows(spec: Spec) -> Spec:
+    """Run with the number of clients of its partition's file, whose name is absolute: a run is resumed from other
+    folders too."""
+    if not is_partition_file(spec.partition):
+        return spec
+    path = Path(spec.partition).expanduser().absolute()
+    number = len(rows_of(path).train)
+    if "num_clients" in spec.given and spec.num_clients != number:
+        raise InvalidInput(f"--num-clients {spec.num_clients}: {path.name} has {number} clients, leave it out")
+    return dataclasses.replace(spec, partition=str(path), num_clients=number)
+
+
+def _check_processes(spec: Spec) -> None:
+    """Raise InvalidInput unless all or none of the options that locate the processes of --distributed are given."""
+    names = ("coordinator", "num_processes", "process_id")
+    given = [name for name in names if getattr(spec, name) is not None]
+    if spec.distributed and spec.state_on == "disk":
+        raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
+    if given and not spec.distributed:
+        raise InvalidInput(f"{flag(given[0])} is for --distributed")
+    if 0 < len(given) < len(names):
+        missing = next(name for name in names if name not in given)
+        raise InvalidInput(f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler")
+    if spec.coordinator is None or spec.num_processes is None or spec.process_id is None:
+        return
+    host, colon, port = spec.coordinator.rpartition(":")
+    if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {spec.coordinator}")
+    if not 0 <= spec.process_id < spec.num_processes:
+        raise InvalidInput(
+            f"--process-id must be between 0 and {spec.num_processes - 1} with --num-processes "
+            f"{spec.num_processes}, not {spec.process_id}"
+        )
+
+
+def _check_in_place(spec: Spec) -> None:
+    """Raise InvalidInput for an option that cannot be used with alignment in place."""
+    usual = {name: option.default for name, option in (COMMON | method_options("fedas")).items()}
+    values = spec.values
+    other = {"manner": "parallel", "target": "global_class_mean"}
+    found = [name for name in NOT_IN_PLACE if name in values and values[name] != usual[name]]
+    if found := [*found, *(name for name, value in other.items() if values[name] == value)]:
+        raise InvalidInput(
+            f"{flag(found[0])} {values[found[0]]} cannot be used with the {IN_PLACE} of --procedure release: give "
+            "--procedure print"
+        )

@@ -6,8 +6,8 @@ The first 100 users of TFF's file with at most 500 training examples each; ten o
 docs/natural.md says where the file is.
 """
 
-from experiments.cli.exit_codes import leave
-from experiments.run.command import main
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
 
 if __name__ == "__main__":
     leave(main("stackoverflow_tags"))

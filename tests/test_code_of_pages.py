@@ -21,10 +21,10 @@ from rich.console import Console
 from trees import assert_same, row
 
 from experiments import export
+from experiments.cli.command import main
 from experiments.cli.request import parse
 from experiments.report.__main__ import main as report
 from experiments.run import build
-from experiments.run.command import main
 from experiments.run.estimate import examples_visited
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import Cohort, LocalTraining, primitives, simulate
@@ -66,6 +66,16 @@ def test_the_other_examples_run(name, capsys):
     names = executed(block("README.md", "simulate.run(")) if name == "sweep" else {"LocalTraining": LocalTraining}
     executed(*(block(page, marker) for marker in markers), **names)
     assert printed(capsys)
+
+
+def test_a_run_from_python(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    executed(block("docs/run-folder.md", "Spec.of("))
+    lines = capsys.readouterr().out.splitlines()
+    rounds, accuracy = next(line for line in lines if line.startswith("2 ") and len(line.split()) == 2).split()
+    assert (rounds, lines[-1]) == ("2", "60 mlp 0.02")
+    assert float(accuracy) > 30
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-fedper-seed0-001"]
 
 
 def test_devices_of_the_page_are_the_committed_ones(tmp_path, monkeypatch):
@@ -242,7 +252,7 @@ def test_the_data_of_your_data_is_what_the_page_says(names, capsys):
             assert "0.1 million training examples are left" in preview
     assert clients == [4, 5, 5, 6]
     assert names["tokens"].shape == (len(names["rows"]), 20)
-    assert experiment.request.options.vocabulary == names["tokens"].max() + 1 == 1001
+    assert experiment.spec.vocabulary == names["tokens"].max() + 1 == 1001
 
 
 @pytest.mark.slow

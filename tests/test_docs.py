@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import pytest
 from message_shapes import message_shapes
 
-from experiments.cli.presets import DEFAULT_PRESET
 from experiments.cli.request import parse
 from experiments.fields import flag
-from experiments.spec import Options
+from experiments.options import Options
+from experiments.presets import DEFAULT_PRESET
 from pfl_jax import Mean
 from pfl_jax.messages import Unsummed, map_means, split
 from pfl_jax.methods import METHODS

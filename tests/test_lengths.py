@@ -56,7 +56,7 @@ def test_no_file_and_no_function_is_long(package):
 ALLOWED = {
     "pfl_jax/methods/__init__.py": "METHODS itself",
     "experiments/papers/settings.py": "rows of the papers' tables",
-    "experiments/cli/presets.py": "presets of methods with a paper",
+    "experiments/presets.py": "presets of methods with a paper",
     "experiments/figures/fedpac.py": "curves of the papers' figures",
     "experiments/figures/fedas.py": "curves of the papers' figures",
     "experiments/lab/queue/planned.py": "runs of the laboratory's queue",

@@ -1,16 +1,14 @@
-"""Command lines with argparse: a table of options, whose values are converted and checked by their types.
+"""Command lines with argparse: a table of options, each of which converts and checks its values (`fields.Option`).
 
-The texts of the help are docstrings after the fields of a class, and entries in the sections of a Google docstring.
+The texts of the help are docstrings after the fields of a class.
 """
 
 import argparse
 import ast
-import contextlib
 import dataclasses
 import functools
 import inspect
 import itertools
-import re
 import shutil
 import sys
 import types
@@ -19,10 +17,9 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from experiments.cli.own_code import is_own, is_partition_file
-from experiments.fields import flag
+from experiments.fields import Argument, Option, element_of
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import check_value, describe, hint, listed, literals, notes_of, parts, unknown
+from pfl_jax.hyper_parameters import describe, hint, listed, notes_of, parts, unknown
 
 MAX_COLUMNS = 100
 """Maximum width of the help."""
@@ -33,36 +30,9 @@ MAX_METAVAR = 50
 _Options = TypeVar("_Options")
 
 
-class Argument(NamedTuple):
-    """How a field of a command's dataclass is given, in its `Annotated`: `form` may be an argument without a name, or
-    "none" for a field that is none of the command line's; a repeated option has all values.
-    """
-
-    form: Literal["option", "repeated", "positional", "none"] = "option"
-    metavar: str = ""
-    text: str = ""
-
-
 Names: TypeAlias = Annotated[tuple[str, ...], Argument("repeated")]
 Folder: TypeAlias = Annotated[Path | None, Argument(metavar="DIR")]
 Hidden: TypeAlias = Annotated[_Options, Argument("none")]
-
-
-class Option(NamedTuple):
-    """Option of a command: its name in Python, type with range, default (MISSING if it must be given), and text."""
-
-    name: str
-    kind: Any
-    default: Any
-    text: str = ""
-    argument: Argument = Argument()
-
-    @property
-    def flags(self) -> list[str]:
-        """All words that stand for it, such as --train-size; none for an argument without a name."""
-        if self.argument.form == "positional":
-            return []
-        return [flag(self.name), flag(f"no_{self.name}")] if parts(self.kind) == (bool,) else [flag(self.name)]
 
 
 class Group(NamedTuple):
@@ -130,7 +100,7 @@ def split(
         if parts(option.kind) == (bool,):
             raise InvalidInput(f"{name} takes no value: give {' or '.join(option.flags)}") from None
         raise InvalidInput(f"{name} needs a value: {describe(option.kind)}") from None
-    return {name: _converted(options[name], text) for name, text in vars(found).items()}, rest
+    return {name: options[name].value(text) for name, text in vars(found).items()}, rest
 
 
 def _settings(option: Option) -> dict[str, Any]:
@@ -151,7 +121,7 @@ def _settings(option: Option) -> dict[str, Any]:
         *names, last = metavar.split("|")
         text, metavar = f"{text} The names: {', '.join(names)}.", f"NAME|{last}"
     settings: dict[str, Any] = {"metavar": metavar, "help": _escaped(text + default)}
-    several = _element(option.kind) is not None
+    several = element_of(option.kind) is not None
     if form == "positional":
         return settings | {"nargs": "*" if several else "?"}
     settings |= {"nargs": "+"} if several else {}
@@ -166,7 +136,7 @@ def _escaped(text: str) -> str:
 def _metavar(kind: Any, file: str) -> str:
     """Placeholder of a value in the help, such as INT|None; `file` is that of a text beside choices."""
     names: list[str] = []
-    for part in parts(_element(kind) or kind):
+    for part in parts(element_of(kind) or kind):
         if get_origin(part) is Literal:
             names += map(str, get_args(part))
         elif part is str and names:
@@ -198,56 +168,6 @@ def _hyphenated(word: str, known: Iterable[str]) -> str:
     return head + equals + value if head in known else word
 
 
-def _converted(option: Option, text: Any) -> Any:
-    """Checked value of an option's text, or of its list of texts."""
-    element = _element(option.kind)
-    value: Any
-    if isinstance(text, bool):
-        value = text
-    elif element is None:
-        value = _value(option, option.kind, text)
-    elif text == ["None"] and types.NoneType in parts(option.kind):
-        value = None
-    else:
-        value = tuple(_value(option, element, one) for one in text)
-    if option.argument.form == "repeated":
-        value = tuple(dict.fromkeys(value))
-    check_value(flag(option.name), value, option.kind)
-    return value
-
-
-_OF_OWN = {"partition": is_partition_file, "model": lambda text: is_own(text) or "," in text}
-"""Option -> whether a text that is no choice of it is one of the user's own, where this is not `is_own`."""
-
-
-def _element(kind: Any) -> Any:
-    """Type of the values of an option that has several; None for any other option."""
-    return next((get_args(part)[0] for part in parts(kind) if get_origin(part) is tuple), None)
-
-
-def _value(option: Option, kind: Any, text: str) -> Any:
-    """Value of one text, as a type `kind` has it."""
-    members, choices = parts(kind), literals(kind)
-    if text in choices:
-        return next(word for part in members for word in get_args(part) if str(word) == text)
-    if text == "None" and types.NoneType in members:
-        return None
-    for part in members:
-        if part in (int, float, Path):
-            with contextlib.suppress(ValueError):
-                return part(text)
-        # Beside choices, a text is the name of something of the user's own.
-        elif part is str and (not choices or _OF_OWN.get(option.name, is_own)(text)):
-            return text
-    if choices and not {int, float, types.NoneType} & {*members}:
-        raise InvalidInput(unknown(flag(option.name).removeprefix("--"), text, choices))
-    # Half an epoch is a number of steps.
-    instead = "; for a part of an epoch give --local-steps" if option.name == "epochs" else ""
-    raise InvalidInput(
-        f"{flag(option.name)} must be {describe(option.kind)}, not '{text}'{hint(text, choices)}{instead}"
-    )
-
-
 def unknown_option(word: str, options: Mapping[str, Option]) -> str:
     """Error message for a word that is no option, with the nearest of those that there are."""
     known = [name for option in options.values() for name in option.flags]
@@ -255,20 +175,6 @@ def unknown_option(word: str, options: Mapping[str, Option]) -> str:
     if not head.startswith("-"):
         return f"unexpected word '{word}': options start with --, see --help"
     return f"unknown option {head}{(hint(head, known) if head.startswith('--') else '') or ': see --help'}"
-
-
-def option_words(values: Mapping[str, Any]) -> list[str]:
-    """Options as command-line arguments: ["--rounds", "30", "--size-choices", "300", "600", "--no-drop-last"]."""
-    words = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            words.append(flag(name if value else f"no_{name}"))
-        elif str(value).startswith("-"):
-            # argparse takes such a text, as -1e-05, for an option.
-            words.append(f"{flag(name)}={value}")
-        else:
-            words += [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
-    return words
 
 
 def check_new(option: str, path: Path | None, *endings: str) -> None:
@@ -285,44 +191,9 @@ def choose(name: str, asked: Iterable[str], choices: Iterable[str]) -> None:
         raise InvalidInput(unknown(name, strange[0], choices))
 
 
-def given(words: Iterable[str]) -> set[str]:
-    """Names of the options among the words; switches by the name of what they switch."""
-    heads = (word.partition("=")[0] for word in words if word.startswith("--"))
-    return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
-
-
-def by_option(words: Iterable[str]) -> list[list[str]]:
-    """Words of each option, its name first."""
-    found: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not found:
-            found.append([])
-        found[-1].append(word)
-    return found
-
-
 def summary(entity: Any) -> str:
     """First line of a docstring; "" without one."""
     return inspect.cleandoc(entity.__doc__ or "").partition("\n")[0]
-
-
-def entries(entity: Any, section: str) -> dict[str, str]:
-    """Name -> text of each entry in a section of a docstring, such as "Args"."""
-    found: dict[str, list[str]] = {}
-    indent, inside, text = 0, False, []
-    for line in filter(str.strip, inspect.cleandoc(entity.__doc__ or "").splitlines()):
-        depth = len(line) - len(line.lstrip())
-        if depth == 0:
-            inside, indent = line.rstrip() == f"{section}:", 0
-        elif inside:
-            indent = indent or depth
-            entry = re.match(r"([^:]+?)(?: \([^)]*\))?: *(.*)", line.strip()) if depth == indent else None
-            if entry:
-                text = [entry[2]]
-                found |= dict.fromkeys(entry[1].split(", "), text)
-            else:
-                text.append(line.strip())
-    return {name: " ".join(text) for name, text in found.items()}
 
 
 def field_texts(kind: type) -> dict[str, str]:

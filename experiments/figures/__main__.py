@@ -18,17 +18,16 @@ from typing import Annotated, ClassVar
 
 from rich.console import Console
 
-from experiments.cli import parser
-from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Argument, Names, choose
-from experiments.fields import flag
+from experiments.cli import batch
+from experiments.cli.batch import MeasuredBatch
+from experiments.cli.parser import Names, choose
+from experiments.fields import Argument, flag, given
 from experiments.figures import fedas, fedpac
 from experiments.figures.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder
 from experiments.host.console import print_line, print_notice
+from experiments.host.exit_codes import leave
 from experiments.papers.settings import Paper
-from experiments.run import batch
-from experiments.run.batch import MeasuredBatch
 from experiments.show.pictures import save
 from pfl_jax.data.specs import SPECS, Source
 from pfl_jax.errors import InvalidInput
@@ -80,7 +79,7 @@ class Figures(MeasuredBatch):
         for dataset in self.datasets:
             runs = self.runs_on(dataset, real=True)
             own = runs.varied | {*self.content.fixed, "seed", "out", "resume", "method", "preset", "target_accuracy"}
-            if fixed := sorted(parser.given(self.words) & own):
+            if fixed := sorted(given(self.words) & own):
                 why = "whose runs have all their rounds" if fixed[0] == "target_accuracy" else "which sets it itself"
                 raise InvalidInput(f"{flag(fixed[0])} cannot be given for {self.content.title}, {why}")
             # Words that mean nothing are refused now, before a folder is made.

@@ -10,18 +10,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from experiments.cli import presets
-from experiments.cli.effects import relevant_options
-from experiments.cli.own_code import label
-from experiments.cli.parser import by_option, given, option_words
+from experiments import presets
+from experiments.cli.batch import Job, jobs_of_seeds
 from experiments.cli.request import RunCommand
+from experiments.fields import by_option, given, option_words
 from experiments.folder import load
 from experiments.folder.run_folder import slug
+from experiments.identity import relevant_options
+from experiments.options import read_with
+from experiments.own_code import label
 from experiments.papers import settings
 from experiments.papers.settings import PAPERS, Measure
-from experiments.run.batch import Job, jobs_of_seeds
 from experiments.show.pictures import Panel, Picture
-from experiments.spec import read_with
 from pfl_jax.errors import InvalidInput
 
 Key: TypeAlias = tuple[str, ...]
@@ -129,7 +129,7 @@ class Runs:
             shared = {name: value for name, value in self.values.items() if name not in own}
             arguments = (*option_words(shared), *self.words, *option_words(own))
             command = RunCommand(self.dataset, arguments)
-            relevant = json.dumps(relevant_options(command.request()), sort_keys=True)
+            relevant = json.dumps(relevant_options(command.spec()), sort_keys=True)
             name = folders.setdefault(relevant, slug(" ".join([self.dataset, *key])))
             found[key] = jobs_of_seeds(command, self.seeds, self.folder / name, name)
         return found

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, Score
-from experiments.cli.own_code import read
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
@@ -17,6 +16,7 @@ from experiments.folder.run_folder import (
     digest,
     digest_of_content,
 )
+from experiments.own_code import read
 from pfl_jax.errors import InvalidInput
 
 COUNTERS = ("bytes_up", "bytes_down", "seconds", VIRTUAL)

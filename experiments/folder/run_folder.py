@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from experiments.choices import FIELD, Average, Protocol
-from experiments.cli.own_code import read
+from experiments.own_code import read
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
 from pfl_jax.engine import disk_state
@@ -171,11 +171,13 @@ class RunFolder:
         """Write a JSON file atomically."""
         write_text(self.path / name, strict_json(content))
 
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Write the summary of a finished run, with the digests of its files."""
+    def finish(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Write the summary of a finished run, with the digests of its files; return what is written."""
         digests = {name: digest(read(self.path / name)) for name in (CONFIG, METRICS)}
         digests[SUMMARY] = digest_of_content(strict(summary))
-        self.write(SUMMARY, summary | {DIGESTS: digests})
+        summary |= {DIGESTS: digests}
+        self.write(SUMMARY, summary)
+        return summary
 
     def log(self, line: Line, *, is_last: bool = False) -> None:
         """Append a line to the metrics log; of very many clients only the last line has the scores of each."""

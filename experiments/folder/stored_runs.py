@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 
 from experiments.choices import Protocol
-from experiments.cli.config_file import options_of
-from experiments.cli.effects import relevant_options
-from experiments.cli.hyper_parameters import defaults
-from experiments.cli.own_code import label
-from experiments.cli.parser import option_words
-from experiments.cli.request import Request, RunCommand
 from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
+from experiments.hyper_parameters import defaults
+from experiments.identity import relevant_options
+from experiments.options import Options
+from experiments.own_code import label
 from experiments.papers import published
-from experiments.spec import Options
+from experiments.spec import Spec
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -34,7 +32,7 @@ class Run:
 
     folder: Path
     config: dict[str, Any]
-    request: Request
+    spec: Spec
     setting: dict[str, Any]
     data: str
     is_real: bool
@@ -44,7 +42,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        return self.request.options.seed
+        return self.spec.seed
 
     @property
     def round(self) -> int:
@@ -55,7 +53,7 @@ class Run:
     def state(self) -> str:
         if self.summary is not None:
             return "finished"
-        return f"unfinished: round {self.round} of {self.request.options.rounds}"
+        return f"unfinished: round {self.round} of {self.spec.rounds}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Group:
 
     @property
     def method(self) -> str:
-        return label(self.runs[0].request.options.method)
+        return label(self.runs[0].spec.method)
 
     @property
     def axis(self) -> str:
@@ -110,7 +108,7 @@ class Group:
     @property
     def published(self) -> published.Published | None:
         """Published accuracy for exactly this setting."""
-        return published.find(self.runs[0].request, is_real=self.is_real)
+        return published.find(self.runs[0].spec, is_real=self.is_real)
 
     def lines(self, number: int) -> list[dict[str, Any]]:
         """Evaluation of each counted run in a round."""
@@ -137,11 +135,7 @@ class Group:
 
     def command(self) -> str:
         """Command line of the first run, without its folder."""
-        request = self.runs[0].request
-        values = {**vars(request.options), **request.hyper_parameters}
-        names = sorted((request.given & set(values)) - {"out", "resume", "method", "seed"})
-        words = ("--method", request.options.method, *option_words({name: values[name] for name in names}))
-        return RunCommand(request.dataset, words, self.runs[0].seed).command()
+        return self.runs[0].spec.command()
 
 
 def renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
@@ -183,11 +177,8 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
     """Run in a folder; `headline` is the protocol that is reported first, by default the run's own."""
     config = load.read_config(folder)
     try:
-        options = options_of(config)
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-        own = config["hyper_parameters"], frozenset(config["given"]), dict(config.get("own_code", {}))
-        request = Request(config["dataset"], Options(**values), *own)
-        setting = {"dataset": request.dataset} | relevant_options(request)
+        spec = Spec.stored(config)
+        setting = {"dataset": spec.dataset} | relevant_options(spec)
         data, is_real = config["data"]["description"], config["data"]["is_real"]
     except (KeyError, TypeError, AttributeError):
         raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
@@ -196,8 +187,8 @@ def read(folder: Path, headline: Protocol | None = None) -> Run:
     lines = load.read_metrics(folder)
     if not all(isinstance(line, dict) and "round" in line and "received" in line for line in lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
-    first = headline or request.options.eval_protocol
-    return Run(folder, config, request, setting, data, bool(is_real), first, lines, summary)
+    first = headline or spec.eval_protocol
+    return Run(folder, config, spec, setting, data, bool(is_real), first, lines, summary)
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:

@@ -13,8 +13,11 @@ from pfl_jax.methods.factories import version_of
 PACKAGE = Path(pfl_jax.__file__).parent
 
 EXPERIMENTS = Path(__file__).parents[1]
-BUILDING = ("cli", "run", "sweep")
-"""Folders of `experiments` that build and train runs; all others read them."""
+BUILDING = (
+    *("cli", "run", "sweep", "choices.py", "fields.py", "groups.py", "hyper_parameters.py", "identity.py"),
+    *("options.py", "own_code.py", "own_data.py", "presets.py", "spec.py"),
+)
+"""Folders and files of `experiments` that say what a run is, build and train it; all others read runs."""
 
 Trust: TypeAlias = Literal["sources", "version", "all"]
 """Code that counts as today's: the same sources, any with the same version of the method, or all."""
@@ -66,7 +69,7 @@ def by_other_code(config: Mapping[str, Any], trust: Trust) -> bool:
 
 
 def _sources(folder: Path, root: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
-    for path in folder.rglob("*.py"):
+    for path in [folder] if folder.suffix else folder.rglob("*.py"):
         yield PurePosixPath(path.relative_to(root).as_posix()), path.read_bytes()
 
 

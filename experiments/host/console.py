@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from experiments.cli.exit_codes import close_output
 from experiments.folder.run_folder import score_text
+from experiments.host.exit_codes import close_output
 from pfl_jax.tasks import CLASSIFICATION, Score
 
 

@@ -6,7 +6,6 @@ computation, ends the others within a minute: JAX's runtime aborts them from C++
 therefore a parent that runs the same command in a child, and says in one line how that was ended.
 """
 
-import dataclasses
 import json
 import os
 import signal
@@ -25,13 +24,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import experiments
-from experiments.cli.exit_codes import INVALID, print_line
-from experiments.cli.own_code import by_content
-from experiments.cli.request import Request
 from experiments.fields import flag
+from experiments.host.exit_codes import INVALID, print_line
 from experiments.host.jax_config import devices
 from experiments.host.processes import LOST, EndedAlone, Processes, lost, without_output
 from experiments.host.signals import wait
+from experiments.own_code import by_content
+from experiments.spec import Spec
 from pfl_jax.engine.mapping import AXIS, client_mesh
 from pfl_jax.errors import InvalidInput
 
@@ -77,7 +76,7 @@ def _ended(code: int, errors: str) -> int:
     return 128 - code
 
 
-def work_as_child(work: Callable[[Processes], None], request: Request) -> None:
+def work_as_child(work: Callable[[Processes], None], spec: Spec) -> None:
     """Do the work of one process of a run.
 
     A process that fails alone ends at once, so that the others do not wait for it; JAX's own end would wait for all.
@@ -90,7 +89,7 @@ def work_as_child(work: Callable[[Processes], None], request: Request) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        work(_start(request))
+        work(_start(spec))
     except EndedAlone as error:
         print_line(f"error: {error}")
         os._exit(INVALID)
@@ -105,19 +104,18 @@ def work_as_child(work: Callable[[Processes], None], request: Request) -> None:
         os._exit(1)
 
 
-def _start(request: Request) -> Processes:
+def _start(spec: Spec) -> Processes:
     """Connect the processes of a run, after `jax_config.prepare` and before JAX's first computation."""
-    options = request.options
     # CPUs need Gloo for collectives between processes; it has no effect on other devices.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # SIGTERM ends a round and writes a checkpoint, see `signals.stoppable`.
     jax.config.update("jax_enable_preemption_service", False)
     explicit: dict[str, Any] = {}
-    if options.coordinator is not None:
+    if spec.coordinator is not None:
         explicit = {
-            "coordinator_address": options.coordinator,
-            "num_processes": options.num_processes,
-            "process_id": options.process_id,
+            "coordinator_address": spec.coordinator,
+            "num_processes": spec.num_processes,
+            "process_id": spec.process_id,
             "cluster_detection_method": "deactivate",
         }
     try:
@@ -138,9 +136,9 @@ def _start(request: Request) -> Processes:
             f"--distributed cannot start ({reason}): do all processes run, and is the coordinator's port free?"
         ) from None
     processes = Processes(jax.process_index(), jax.process_count())
-    _check_same(processes, request)
+    _check_same(processes, spec)
     with processes.synchronized():
-        mesh = client_mesh(devices(options))
+        mesh = client_mesh(devices(spec))
     with without_output():
         # Devices connect when the first program with a collective runs, so run one now.
         by_device = NamedSharding(mesh, PartitionSpec(AXIS))
@@ -149,11 +147,11 @@ def _start(request: Request) -> Processes:
     return processes
 
 
-def _check_same(processes: Processes, request: Request) -> None:
+def _check_same(processes: Processes, spec: Spec) -> None:
     """Raise InvalidInput, see `Processes.synchronized`, unless all processes have the same command line and JAX."""
-    options = {name: value for name, value in dataclasses.asdict(request.options).items() if name != "process_id"}
-    everything = {"dataset": request.dataset, **options, **request.hyper_parameters}
-    everything |= by_content(everything, request.own_code)
+    options = {name: value for name, value in spec.options.items() if name != "process_id"}
+    everything = {"dataset": spec.dataset, **options, **spec.hyper_parameters}
+    everything |= by_content(everything, spec.own_code)
     own_values = {flag(name) if name != "dataset" else name: value for name, value in everything.items()}
     found = [
         json.loads(text) for text in processes.exchange(json.dumps(own_values | {"version of JAX": jax.__version__}))

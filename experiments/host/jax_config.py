@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from experiments.spec import Options
+from experiments.options import Options
 from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.errors import InvalidInput
 

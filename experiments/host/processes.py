@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from experiments.cli.exit_codes import INVALID
+from experiments.host.exit_codes import INVALID
 from pfl_jax.errors import InvalidInput
 
 LOST = "another process of the run has died, or cannot be reached"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from experiments.cli.exit_codes import INTERRUPTED, print_line
+from experiments.host.exit_codes import INTERRUPTED, print_line
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -28,7 +28,7 @@ class Cause(NamedTuple):
     @property
     def cell(self) -> RunCommand:
         """The run without the cause, with seed 0."""
-        return self.row.cell(words=self.options)
+        return RunCommand.of(self.row, self.options)
 
 
 def load(dataset: str) -> list[Cause]:

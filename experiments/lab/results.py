@@ -5,12 +5,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from experiments.cli.own_code import OTHER_FILES, label
-from experiments.cli.own_data import is_file
 from experiments.folder import load
 from experiments.folder.run_folder import DIGESTS
 from experiments.folder.version import PACKAGE, digest_of_sources, method_version
 from experiments.lab.queue.planned import PlannedRun
+from experiments.own_code import OTHER_FILES, label
+from experiments.own_data import is_file
 from experiments.run import committed
 from experiments.run.trackers import LONG
 from pfl_jax.errors import InvalidInput
@@ -58,7 +58,7 @@ def distill(folder: Path) -> committed.Record:
 
 def divergence(run: PlannedRun, reason: str) -> committed.Record:
     """The same of a run all of whose clients diverged, which is its result in a comparison of learning rates."""
-    return {"version": method_version(run.cell.request().options.method), "error": reason}
+    return {"version": method_version(run.cell.spec().method), "error": reason}
 
 
 @functools.cache

@@ -2,15 +2,16 @@
 
 import contextlib
 import csv
-from collections.abc import Sequence
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli.effects import relevant_options
-from experiments.cli.presets import PROCEDURES
-from experiments.cli.request import Request, RunCommand
+from experiments.fields import texts_of
+from experiments.identity import relevant_options
 from experiments.papers import settings
 from experiments.papers.settings import Measure
+from experiments.presets import PROCEDURES
+from experiments.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 FILE = Path(__file__).with_name("paper_results.csv")
@@ -56,16 +57,17 @@ class Published(NamedTuple):
             command += f" --eval-protocol {self.measure.protocol}"
         return tuple(command.split())
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - rows are few, and a run is compared with all of them.
+    def spec(self) -> Spec:
+        """The run that reproduces it; InvalidInput if it cannot be run."""
+        return Spec.of(self.dataset, **texts_of(self.arguments))
+
     @property
     def measure(self) -> Measure:
         """Definition of the accuracy: FedAS's released code does not evaluate all methods alike."""
         usual, name = settings.MEASURES[self.paper], settings.method_name(self.method, self.procedure)
         own = settings.FEDAS_PROTOCOLS.get(self.method if " -" in self.method else name)
         return usual._replace(protocol=own) if own and self.paper == "fedas" else usual
-
-    def cell(self, seed: int = 0, words: Sequence[str] = ()) -> RunCommand:
-        """The run that reproduces it, with further options."""
-        return RunCommand(self.dataset, (*self.arguments, *words), seed)
 
 
 def load() -> list[Published]:
@@ -80,7 +82,7 @@ def load() -> list[Published]:
     return found
 
 
-def find(request: Request, *, is_real: bool) -> Published | None:
+def find(spec: Spec, *, is_real: bool) -> Published | None:
     """Published accuracy for exactly this setting, or None.
 
     The data must be real, and everything on which the result depends must be as in the paper: model, rounds, sizes,
@@ -89,32 +91,32 @@ def find(request: Request, *, is_real: bool) -> Published | None:
     """
     if not is_real:
         return None
-    wanted = _compared_options(request)
+    wanted = _compared_options(spec)
     rows = load()
     rows += [row._replace(procedure=name) for row in rows if row.procedure for name in [*PROCEDURES][1:]]
     for row in rows:
-        same = (row.dataset, row.clients) == (request.dataset, request.options.num_clients)
-        same = same and settings.PRESET[row.paper] == request.options.preset
+        same = (row.dataset, row.clients) == (spec.dataset, spec.num_clients)
+        same = same and settings.PRESET[row.paper] == spec.preset
         if row.paper == "fedpac" and (row.table == ANGLES_UNSTATED or (row.table, row.method) in MODEL_COUNT_UNSTATED):
             continue
-        if same and settings.method_name(row.method, row.procedure) == request.options.method:
+        if same and settings.method_name(row.method, row.procedure) == spec.method:
             # A row whose command line is invalid cannot match.
             with contextlib.suppress(InvalidInput):
-                if _compared_options(row.cell().request()) == wanted:
+                if _compared_options(row.spec()) == wanted:
                     return row
     return None
 
 
-def _compared_options(request: Request) -> dict[str, Any]:
+def _compared_options(spec: Spec) -> dict[str, Any]:
     """Options that must be as in the paper, which does not report float precision, nor FedPAC how often it evaluates;
     FedAS's highest accuracy is that of all rounds."""
-    compared = relevant_options(request) | {"procedure": request.procedure}
-    for name in ("eval_every", "precision") if request.options.preset == "fedpac" else ("precision",):
+    compared = relevant_options(spec) | {"procedure": spec.kind_of_rounds}
+    for name in ("eval_every", "precision") if spec.preset == "fedpac" else ("precision",):
         compared.pop(name, None)
-    if request.options.preset == "fedpac":
+    if spec.preset == "fedpac":
         # FedPAC's paper does not mention augmentation, which its released code has for color images; a run may be
         # compared with or without it.
         del compared["augment"]
-    if request.options.size_choices is not None:
-        compared["size_choices"] = sorted(request.options.size_choices)
+    if spec.size_choices is not None:
+        compared["size_choices"] = sorted(spec.size_choices)
     return compared

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from experiments.choices import Protocol
-from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import Argument, check_new, parse
+from experiments.cli.parser import check_new, parse
+from experiments.fields import Argument
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_line
+from experiments.host.exit_codes import exit_code, leave
 from experiments.report import info, page
 from experiments.show import curves
 from experiments.show.column import Band, save_column

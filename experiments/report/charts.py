@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.cli.own_code import label
 from experiments.folder import load
 from experiments.folder.run_folder import VIRTUAL
 from experiments.folder.stored_runs import Group, Run
+from experiments.own_code import label
 from experiments.show import curves as by_round
 from experiments.show.curves import headline, shown
 from experiments.show.pictures import Heat, Lines, Panel, Series, over_seeds
@@ -127,10 +127,10 @@ def partitions(groups: Sequence[Group]) -> list[Chart]:
 
 def _partition_words(run: Run) -> str:
     """Partition of the examples, in words."""
-    options = run.request.options
-    own = {"grouped": f", s = {options.s:g}", "pathological": f" ({options.pathological_protocol})"}
-    words = label(options.partition) + (own | {"dirichlet": f", beta = {options.beta:g}"}).get(options.partition, "")
-    return words if options.shift == "none" else f"{words}, shift of {options.shift}"
+    spec = run.spec
+    own = {"grouped": f", s = {spec.s:g}", "pathological": f" ({spec.pathological_protocol})"}
+    words = label(spec.partition) + (own | {"dirichlet": f", beta = {spec.beta:g}"}).get(spec.partition, "")
+    return words if spec.shift == "none" else f"{words}, shift of {spec.shift}"
 
 
 def _partition(run: Run) -> Chart:

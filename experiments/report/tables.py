@@ -84,7 +84,7 @@ def _result(group: Group, protocol: Protocol) -> Row:
     if figure is not None:
         row["paper"] = Markup("{:.2f}<small>{}</small>").format(figure.accuracy_percent, figure.source)
         row["difference"] = _difference(group, protocol, figure)
-    rounds = group.runs[0].request.options.rounds
+    rounds = group.runs[0].spec.rounds
     state = str(last) if group.is_finished else unfinished(f"{last} of {rounds}")
     return row | {"seeds": str(len(group.counted)), "round": state}
 

@@ -1,4 +1,4 @@
-"""An experiment, and how it is built from a checked command line: data, federation, model, method, settings."""
+"""An experiment, and how it is built from a spec: data, federation, model, method, settings."""
 
 import dataclasses
 import functools
@@ -12,17 +12,18 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from experiments import identity, own_code
 from experiments.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
-from experiments.cli import effects, own_code
-from experiments.cli.hyper_parameters import parse_schedule, scheduled
-from experiments.cli.own_code import is_own, is_partition_file, label, method_factory, said
-from experiments.cli.request import Request, assignments, settings_of
+from experiments.fields import assignments, is_own, is_partition_file
 from experiments.folder.run_folder import Counts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.jax_config import devices
 from experiments.host.processes import Processes
+from experiments.hyper_parameters import parse_schedule, scheduled
+from experiments.options import Options, read_with
+from experiments.own_code import label, method_factory, said
 from experiments.run.models import model_of, models_of
-from experiments.spec import Options, read_with
+from experiments.spec import Spec, settings_of
 from pfl_jax import simulate
 from pfl_jax.base import Method, Model
 from pfl_jax.data import allocation, federated, partition, partition_files, sources
@@ -52,10 +53,10 @@ hold more than CIFAR-10 has, so grouped and pathological partitions start over w
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """All parts of a run, built from a request.
+    """All parts of a run, built from its spec.
 
     Attributes:
-      request: the checked command line, with the smaller defaults on embedded data.
+      spec: with the smaller defaults on embedded data.
       dataset, data: the examples, and those of each client that takes part.
       partition_digest: see `partition_files.digest_of`.
       method: method with its model and hyper-parameters.
@@ -64,7 +65,7 @@ class Experiment:
       privacy: budgets of differential privacy; empty without clipping.
     """
 
-    request: Request
+    spec: Spec
     dataset: Dataset
     data: Federation
     partition_digest: str
@@ -78,7 +79,7 @@ class Experiment:
         """Numbers of examples that the clients are scored on."""
         validation, settings, found = self.data.validation_count, self.settings, None
         if settings.attackers:
-            key = jax.random.key(self.request.options.seed)
+            key = jax.random.key(self.spec.seed)
             found = np.asarray(attackers(key, self.data.num_clients, settings.attackers))
         return Counts(
             test=np.asarray(self.data.test_count),
@@ -96,11 +97,11 @@ class Experiment:
     @functools.cached_property
     def weights_digest(self) -> str | None:
         """Digest of the file of pretrained weights, which no checkpoint has; None without."""
-        if self.request.options.model not in PRETRAINED:
+        if self.spec.model not in PRETRAINED:
             return None
         from experiments.run import pretrained
 
-        return pretrained.digest(self.request.options)
+        return pretrained.digest(self.spec)
 
     def state_shapes(self) -> Any:
         """Shapes and types of the state's leaves."""
@@ -108,157 +109,154 @@ class Experiment:
         return jax.eval_shape(engine.init, self.data, jax.random.key(0))
 
 
-def build_experiment(request: Request, console: Console, processes: Processes | None = None) -> Experiment:
+def build_experiment(spec: Spec, console: Console, processes: Processes | None = None) -> Experiment:
     """Load the data and build federation, model and method; each process keeps its own clients' examples."""
     processes = processes or Processes()
-    request, dataset = processes.first_then_others(lambda: load_data(request, console))
-    options = request.options
+    spec, dataset = processes.first_then_others(lambda: load_data(spec, console))
     with processes.synchronized():
         # Not on the devices: those get their own clients' examples.
-        on_host = jax.local_devices(backend="cpu")[0] if options.distributed else None
+        on_host = jax.local_devices(backend="cpu")[0] if spec.distributed else None
         with jax.default_device(on_host):
-            parts, shift = divide_and_tell(options, dataset, console), shift_of(options, dataset)
-            if options.distributed:
+            parts, shift = divide_and_tell(spec, dataset, console), shift_of(spec, dataset)
+            if spec.distributed:
                 dataset = dataset._replace(train_x=as_rows(dataset.train_x), test_x=as_rows(dataset.test_x))
-            data = federated.federate(dataset, parts, **shift, seed=options.seed)
-        if not options.distributed:
-            return assemble(request, dataset, data, parts)
-        return assemble(request, placement.without_inputs(dataset), data, parts, simulate.client_mesh(devices(options)))
+            data = federated.federate(dataset, parts, **shift, seed=spec.seed)
+        if not spec.distributed:
+            return assemble(spec, dataset, data, parts)
+        return assemble(spec, placement.without_inputs(dataset), data, parts, simulate.client_mesh(devices(spec)))
 
 
-def load_data(request: Request, console: Console) -> tuple[Request, Dataset]:
-    """Load the data, and adapt the request to it, see `on_data`; notices go to the console.
+def load_data(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
+    """Load the data, and adapt the run to it, see `on_data`; notices go to the console.
 
     States below frozen layers of a pretrained model take the place of its examples.
     """
-    request, dataset = load_examples(request, console)
-    if request.options.model in PRETRAINED:
+    spec, dataset = load_examples(spec, console)
+    if spec.model in PRETRAINED:
         # Imported now, as own_data below: most runs have neither.
         from experiments.run import pretrained
 
-        dataset = pretrained.with_states(request.options, dataset, console)
-    return request, dataset
+        dataset = pretrained.with_states(spec, dataset, console)
+    return spec, dataset
 
 
-def load_examples(request: Request, console: Console) -> tuple[Request, Dataset]:
+def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     """Load the data as it is, see `load_data`."""
-    notify, options = functools.partial(print_notice, console), request.options
-    folder = options.data_dir
-    if folder is not None and options.source == "files" and not Path(folder).expanduser().exists():
+    notify = functools.partial(print_notice, console)
+    folder = spec.data_dir
+    if folder is not None and spec.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
-    if request.dataset in WITH_FILES:
-        from experiments.cli import own_data
+    if spec.dataset in WITH_FILES:
+        from experiments import own_data
 
         with warnings_as_notes(console):
-            dataset = own_data.load(request.dataset, options)
-    elif request.dataset == TEXTS:
+            dataset = own_data.load(spec.dataset, spec)
+    elif spec.dataset == TEXTS:
         from experiments.run import pretrained
 
-        dataset = pretrained.texts(options)
+        dataset = pretrained.texts(spec)
     else:
         dataset = sources.load(
-            *(request.dataset, options.source, options.data_dir),
+            *(spec.dataset, spec.source, spec.data_dir),
             notify=notify,
-            normalization=options.pixel_normalization,
-            by_rows=options.distributed,
+            normalization=spec.pixel_normalization,
+            by_rows=spec.distributed,
         )
-    if is_partition_file(options.partition):
-        partition_files.load(options.partition, dataset)
-    request, changes = on_data(request, dataset)
+    if is_partition_file(spec.partition):
+        partition_files.load(spec.partition, dataset)
+    spec, changes = on_data(spec, dataset)
     if changes:
         notify(f"Smaller defaults on {dataset.description}: {assignments(changes)}. Options given stay as they are.")
-    for note in _notes(request, dataset):
+    for note in _notes(spec, dataset):
         notify(f"Note: {note}.")
-    return request, dataset
+    return spec, dataset
 
 
-def on_data(request: Request, dataset: Dataset) -> tuple[Request, dict[str, Any]]:
-    """Request as it runs on this data, and the defaults that are smaller because the data is embedded."""
-    if request.dataset in WITH_FILES:
-        from experiments.cli import own_data
+def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
+    """Run as it is on this data, and the defaults that are smaller because the data is embedded."""
+    if spec.dataset in WITH_FILES:
+        from experiments import own_data
 
-        return dataclasses.replace(request, options=own_data.fitted(request.options, request.given, dataset)), {}
-    return (request, {}) if dataset.is_real else request.on_embedded_data()
+        return own_data.fitted(spec, dataset), {}
+    return (spec, {}) if dataset.is_real else spec.on_embedded_data()
 
 
-def _notes(request: Request, dataset: Dataset) -> list[str]:
-    """What may not have been meant by a request for this data."""
-    options = request.options
-    given = request.given | {parse_schedule(text).name for text in options.schedule or ()}
-    notes = effects.notes(request, given, jax.default_backend())
-    if request.dataset in WITH_FILES:
-        from experiments.cli import own_data
+def _notes(spec: Spec, dataset: Dataset) -> list[str]:
+    """What may not have been meant by a run on this data."""
+    given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
+    notes = identity.notes(spec, given, jax.default_backend())
+    if spec.dataset in WITH_FILES:
+        from experiments import own_data
 
-        notes += own_data.notes(options, dataset) if request.dataset == CUSTOM else own_data.checksums(options)
-    if is_own(options.model) and options.task is not None:
-        own = own_code.own_task(options.model, dataset.input_shape, model_of(options, dataset).num_classes)
-        if own not in (options.task, CLASSIFICATION.name):
-            notes.append(f"--task {options.task} takes the place of the model's own task, {own}, and of its scores")
+        notes += own_data.notes(spec, dataset) if spec.dataset == CUSTOM else own_data.checksums(spec)
+    if is_own(spec.model) and spec.task is not None:
+        own = own_code.own_task(spec.model, dataset.input_shape, model_of(spec, dataset).num_classes)
+        if own not in (spec.task, CLASSIFICATION.name):
+            notes.append(f"--task {spec.task} takes the place of the model's own task, {own}, and of its scores")
     for is_for, there, why in (
-        (options.method == "fedbn", is_normalization, "normalization layers, so fedbn is fedavg"),
+        (spec.method == "fedbn", is_normalization, "normalization layers, so fedbn is fedavg"),
         (
-            is_for_adapters(METHODS.get(options.method, METHODS["local"])),
+            is_for_adapters(METHODS.get(spec.method, METHODS["local"])),
             find_adapters,
             "low-rank adapters, for which this method is",
         ),
     ):
-        if is_for and not any(there(jax.eval_shape(model_of(options, dataset).init, jax.random.key(0)))):
-            notes.append(f"--model {label(options.model)} has no {why}")
+        if is_for and not any(there(jax.eval_shape(model_of(spec, dataset).init, jax.random.key(0)))):
+            notes.append(f"--model {label(spec.model)} has no {why}")
     return notes
 
 
 def assemble(
-    request: Request,
+    spec: Spec,
     dataset: Dataset,
     data: federated.FederatedData,
     parts: partition.Partition,
     mesh: Mesh | None = None,
 ) -> Experiment:
     """Assemble the experiment over an existing federation, whose clients are placed on a mesh if there is one."""
-    options, digest = request.options, partition_files.digest_of(parts, request.options.shift)
-    settings = settings_of(options)
+    digest = partition_files.digest_of(parts, spec.shift)
+    settings = settings_of(spec)
     newcomers: Any = None
-    if options.held_out_clients:
-        data, newcomers = federated.hold_out(data, options.held_out_clients)
+    if spec.held_out_clients:
+        data, newcomers = federated.hold_out(data, spec.held_out_clients)
     counts = np.asarray(data.train_count)
-    method = make_method(request, dataset)
-    own_code.check_scores(at_round(method, 0).task, options.target_accuracy)
-    if options.device_trace is not None:
-        trace, sent = clock.read_devices(options.device_trace), traffic(method, data)
+    method = make_method(spec, dataset)
+    own_code.check_scores(at_round(method, 0).task, spec.target_accuracy)
+    if spec.device_trace is not None:
+        trace, sent = clock.read_devices(spec.device_trace), traffic(method, data)
         planned = clock.timetable(
-            *(trace, trace.seconds(effects.visits(request, counts), sent.up, sent.down), options.rounds),
-            buffer=options.buffer or settings.cohort_size(len(counts), 0),
-            concurrency=options.concurrency,
-            seed=options.seed,
+            *(trace, trace.seconds(identity.visits(spec, counts), sent.up, sent.down), spec.rounds),
+            buffer=spec.buffer or settings.cohort_size(len(counts), 0),
+            concurrency=spec.concurrency,
+            seed=spec.seed,
         )
         settings = dataclasses.replace(settings, participation=1.0, timetable=planned)
-    factory, key = method_factory(options.method), jax.random.key(options.seed)
-    budgets = tuple(budgets_of(factory, _values(request), settings, counts, key, options.dp_delta))
-    settings = chunking.resolved(settings, method, counts, devices=len(devices(options)))
+    factory, key = method_factory(spec.method), jax.random.key(spec.seed)
+    budgets = tuple(budgets_of(factory, _values(spec), settings, counts, key, spec.dp_delta))
+    settings = chunking.resolved(settings, method, counts, devices=len(devices(spec)))
     frozen = at_round(method, 0).frozen
 
     def finished(data: federated.FederatedData) -> Federation:
         return (data if mesh is None else placement.place(data, mesh)).with_frozen(frozen)
 
     newcomers = None if newcomers is None else finished(newcomers)
-    return Experiment(request, dataset, finished(data), digest, method, settings, newcomers, budgets)
+    return Experiment(spec, dataset, finished(data), digest, method, settings, newcomers, budgets)
 
 
-def _values(request: Request) -> dict[str, Any]:
+def _values(spec: Spec) -> dict[str, Any]:
     """Hyper-parameters and fields of the recipe of local training, without epochs where --local-steps take their
     place."""
     names = ("optimizer", "clip_norm", "local_steps", "drop_last", "shuffle", "dp_clip", "dp_noise")
-    own = {name: value for name, value in request.hyper_parameters.items() if name != "epochs" or value is not None}
-    return {name: getattr(request.options, name) for name in names} | own
+    own = {name: value for name, value in spec.hyper_parameters.items() if name != "epochs" or value is not None}
+    return {name: getattr(spec, name) for name in names} | own
 
 
-def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
-    """Method of the request, a schedule where hyper-parameters change with the round; `values` are in their place."""
-    options = request.options
-    models, factory = models_of(options, dataset), method_factory(options.method)
-    positions = own_code.networks_file(options)
-    hyper_parameters = _values(request) | values
-    augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if options.augment else None
+def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
+    """Method of a run, a schedule where hyper-parameters change with the round; `values` are in their place."""
+    models, factory = models_of(spec, dataset), method_factory(spec.method)
+    positions = own_code.networks_file(spec)
+    hyper_parameters = _values(spec) | values
+    augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if spec.augment else None
 
     def make(**changing: Any) -> Method | Mixed:
         def of_model(model: Model) -> Method:
@@ -269,17 +267,17 @@ def make_method(request: Request, dataset: Dataset, **values: Any) -> Method | M
     try:
         method = make()
     except ValueError as error:
-        raise InvalidInput(f"{label(options.method)} refuses its options: {error}") from None
+        raise InvalidInput(f"{label(spec.method)} refuses its options: {error}") from None
     except Exception as error:
-        if not is_own(options.method):
+        if not is_own(spec.method):
             raise
-        raise InvalidInput(f"--method {options.method} fails: {said(error)}") from None
+        raise InvalidInput(f"--method {spec.method} fails: {said(error)}") from None
     if not isinstance(method, Method | Mixed):
-        raise InvalidInput(f"--method {options.method} returns a {type(method).__name__}, not a Method")
-    schedules = options.schedule
+        raise InvalidInput(f"--method {spec.method} returns a {type(method).__name__}, not a Method")
+    schedules = spec.schedule
     if not schedules:
         return method
-    return lambda index: make(**scheduled(schedules, hyper_parameters, index, options.rounds))
+    return lambda index: make(**scheduled(schedules, hyper_parameters, index, spec.rounds))
 
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:

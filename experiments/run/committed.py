@@ -13,11 +13,11 @@ import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.cli.effects import difference
-from experiments.cli.own_code import label
-from experiments.cli.request import RunCommand
 from experiments.folder.load import Result
 from experiments.folder.version import method_version
+from experiments.identity import difference
+from experiments.own_code import label
+from experiments.spec import Spec
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
@@ -88,16 +88,15 @@ class Library:
             self.named[name] = one
             self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)
 
-    def has_diverged(self, name: str, cell: RunCommand) -> bool:
+    def has_diverged(self, name: str, spec: Spec) -> bool:
         """Whether a run of this name, with today's version of its method, ended because all clients diverged."""
         version = self._diverged.get(name)
-        return version is not None and version == method_version(cell.request().options.method)
+        return version is not None and version == method_version(spec.method)
 
-    def find(self, cell: RunCommand) -> Result | None:
-        """Result of a cell; None if there is none."""
-        request = cell.request()
-        there = self._by_kind.get(_kind(cell.dataset, vars(request.options)), [])
-        return next((one for one in there if not difference(request, one.config)), None)
+    def find(self, spec: Spec) -> Result | None:
+        """Result of a run; None if there is none."""
+        there = self._by_kind.get(_kind(spec.dataset, spec.options), [])
+        return next((one for one in there if not difference(spec, one.config)), None)
 
 
 def _kind(dataset: str, options: dict[str, Any]) -> tuple[Any, ...]:

@@ -5,9 +5,9 @@ import statistics
 import numpy as np
 
 from experiments.choices import CUSTOM
-from experiments.cli.effects import visits
-from experiments.cli.own_code import is_partition_file
-from experiments.cli.request import Request
+from experiments.fields import is_partition_file
+from experiments.identity import visits
+from experiments.spec import Spec
 from pfl_jax.data.partition_files import rows_of
 from pfl_jax.data.specs import SPECS
 
@@ -18,27 +18,26 @@ OTHER_EXAMPLES_PER_SECOND = 11_000.0
 """The same for all other networks."""
 
 
-def examples_visited(request: Request) -> int:
+def examples_visited(spec: Spec) -> int:
     """Training examples that a run visits, counted once in each epoch of each round."""
-    if request.options.source == "embedded":
-        request, _ = request.on_embedded_data()
-    options = request.options
-    size, clients = options.train_size, options.num_clients
-    natural = options.partition == "natural"
-    if is_partition_file(options.partition):
-        size = round(sum(map(len, rows_of(options.partition).train)) / clients)
-    if request.dataset == CUSTOM and (natural or size is None):
-        from experiments.cli import own_data
+    if spec.source == "embedded":
+        spec, _ = spec.on_embedded_data()
+    size, clients = spec.train_size, spec.num_clients
+    natural = spec.partition == "natural"
+    if is_partition_file(spec.partition):
+        size = round(sum(map(len, rows_of(spec.partition).train)) / clients)
+    if spec.dataset == CUSTOM and (natural or size is None):
+        from experiments import own_data
 
-        examples, natural_clients = own_data.sizes(options)
+        examples, natural_clients = own_data.sizes(spec)
         clients = natural_clients or clients
         size = round(examples / clients) if size is None else size
     elif size is None:
         # The whole dataset, training and test examples together, three quarters of it for training.
-        spec = SPECS.get(request.dataset)
-        size = round(0.75 * sum((spec and spec.published) or (0, 0)) / clients)
-    cohort = options.buffer or max(1, round(options.participation * clients))
-    return options.rounds * cohort * int(visits(request, np.array(size)))
+        known = SPECS.get(spec.dataset)
+        size = round(0.75 * sum((known and known.published) or (0, 0)) / clients)
+    cohort = spec.buffer or max(1, round(spec.participation * clients))
+    return spec.rounds * cohort * int(visits(spec, np.array(size)))
 
 
 class Speeds:
@@ -47,18 +46,18 @@ class Speeds:
     def __init__(self):
         self._seen: dict[tuple[str, ...], list[float]] = {}
 
-    def add(self, request: Request, seconds: float) -> None:
+    def add(self, spec: Spec, seconds: float) -> None:
         """Count a finished run."""
-        for kind in _kinds(request) if seconds > 0 and examples_visited(request) else ():
-            self._seen.setdefault(kind, []).append(examples_visited(request) / seconds)
+        for kind in _kinds(spec) if seconds > 0 and examples_visited(spec) else ():
+            self._seen.setdefault(kind, []).append(examples_visited(spec) / seconds)
 
-    def seconds(self, request: Request) -> float:
+    def seconds(self, spec: Spec) -> float:
         """Estimated seconds of a run."""
-        seen = next((self._seen[kind] for kind in _kinds(request) if kind in self._seen), None)
-        usual = EXAMPLES_PER_SECOND.get(request.options.model, OTHER_EXAMPLES_PER_SECOND)
-        return examples_visited(request) / (usual if seen is None else statistics.median(seen))
+        seen = next((self._seen[kind] for kind in _kinds(spec) if kind in self._seen), None)
+        usual = EXAMPLES_PER_SECOND.get(spec.model, OTHER_EXAMPLES_PER_SECOND)
+        return examples_visited(spec) / (usual if seen is None else statistics.median(seen))
 
 
-def _kinds(request: Request) -> list[tuple[str, ...]]:
+def _kinds(spec: Spec) -> list[tuple[str, ...]]:
     """Groups of runs of similar speed, the most similar first."""
-    return [(request.options.model, request.options.method), (request.options.model,)]
+    return [(spec.model, spec.method), (spec.model,)]

@@ -26,7 +26,7 @@ from pfl_jax.streams import EVALUATION
 
 def engine_of(experiment: Experiment) -> Engine:
     """Engine of an experiment with FedAS."""
-    plain = make_method(experiment.request, experiment.dataset, alignment=False)
+    plain = make_method(experiment.spec, experiment.dataset, alignment=False)
     return engine(at_round(experiment.method, 0), at_round(plain, 0), experiment.settings)
 
 

@@ -14,7 +14,7 @@ from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.run import build
 from experiments.run.records import check_identity
-from experiments.run.resume import check_data, request_of
+from experiments.run.resume import check_data, spec_of
 from pfl_jax.base import ClientData, Method, Model, Params, Personal, State
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
@@ -107,8 +107,8 @@ def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
         raise InvalidInput(f"{folder}: the run kept no state: make it again with --keep-state always")
     # In this process alone, whichever began the run.
     alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
-    request = request_of(config | {"options": config.get("options", {}) | alone}, folder, "", trust=trust)
-    experiment = build.build_experiment(request, Console(quiet=True))
+    spec = spec_of(config | {"options": config.get("options", {}) | alone}, folder, "", trust=trust)
+    experiment = build.build_experiment(spec, Console(quiet=True))
     check_data(folder, experiment.dataset.description)
 
     found = checkpoints.newest(
@@ -117,7 +117,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
     )
     if found is None or int(found.state.round) != last:
         raise InvalidInput(f"{folder}: the checkpoint of round {last} cannot be read: make the run again")
-    data, options = experiment.data, experiment.request.options
+    data, spec = experiment.data, experiment.spec
     # Only the processes of --distributed place clients on devices.
     assert isinstance(data, FederatedData)
     return LoadedRun(
@@ -126,7 +126,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
         summary=summary,
         dataset=experiment.dataset,
         data=data,
-        model=build.model_of(options, experiment.dataset),
+        model=build.model_of(spec, experiment.dataset),
         method=experiment.method,
         state=found.state,
         settings=experiment.settings,

@@ -51,21 +51,21 @@ def clients_bytes(experiment: Experiment) -> int:
 
 def state_place(experiment: Experiment) -> StateOn:
     """Place of the clients' states: as requested, or where they fit. Several processes share them on their hosts."""
-    place = experiment.request.options.state_on
+    place = experiment.spec.state_on
     if place != "auto":
         return place
-    used = devices(experiment.request.options)
+    used = devices(experiment.spec)
     # Every device keeps all of them, and the devices of a CPU share one memory.
     used = [one for one in used if one.process_index == jax.process_index()]
     copies, size = len(used) if jax.default_backend() == "cpu" else 1, clients_bytes(experiment)
-    if size > HOST_SHARE * machine_bytes() and not experiment.request.options.distributed:
+    if size > HOST_SHARE * machine_bytes() and not experiment.spec.distributed:
         return "disk"
     return "host" if copies * size > CLIENTS_SHARE * free_bytes(used[0]) else "device"
 
 
 def is_kept(experiment: Experiment, notify: Callable[[str], None]) -> bool:
     """Whether the final state of a run is kept; `notify` receives a message if it is too large for that."""
-    wanted = experiment.request.options.keep_state
+    wanted = experiment.spec.keep_state
     if wanted != "auto":
         return wanted == "always"
     size = byte_count(experiment.state_shapes()._replace(key=()))

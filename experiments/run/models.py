@@ -6,8 +6,8 @@ import math
 import numpy as np
 
 from experiments.choices import PRETRAINED, TARGETS, networks
-from experiments.cli.own_code import make_model, with_loss
-from experiments.spec import Options, read_with
+from experiments.options import Options, read_with
+from experiments.own_code import make_model, with_loss
 from pfl_jax.base import Model
 from pfl_jax.data.sources import Dataset
 from pfl_jax.networks import with_features

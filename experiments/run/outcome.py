@@ -7,16 +7,16 @@ import jax
 from rich.console import Console
 
 from experiments.choices import FIELD, PROTOCOLS, Average
-from experiments.cli.own_code import label
-from experiments.cli.request import Request
 from experiments.fields import flag
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, VIRTUAL, Line, best
 from experiments.host.console import duration, print_line, print_notice
+from experiments.own_code import label
 from experiments.papers import published
 from experiments.papers.settings import Measure
 from experiments.run.records import device_name, privacy_record
 from experiments.run.rounds import Run
 from experiments.show.tables import results_table
+from experiments.spec import Spec
 from pfl_jax.errors import Diverged, InvalidInput
 
 _REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", VIRTUAL, "diverged")
@@ -31,14 +31,14 @@ class RunDiverged(InvalidInput):
         self.reason = reason
 
 
-def run_diverged(error: Diverged, request: Request, kept: str) -> RunDiverged:
+def run_diverged(error: Diverged, spec: Spec, kept: str) -> RunDiverged:
     """Error of a diverged run for the user; see `RunDiverged`."""
-    given = {name: value for name, value in request.hyper_parameters.items() if value is not None}
+    given = {name: value for name, value in spec.hyper_parameters.items() if value is not None}
     rates = [f"{flag(name)} {value:g}" for name, value in given.items() if name.endswith("lr")]
     skip = ", or leave such clients out with --on-nan skip-client"
     return RunDiverged(
-        f"{label(request.options.method)}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
-        f"{skip if error.clients and request.options.on_nan == 'stop' else ''}",
+        f"{label(spec.method)}: {error}; most likely {' or '.join(rates)} is too large: use a smaller one"
+        f"{skip if error.clients and spec.on_nan == 'stop' else ''}",
         kept,
     )
 
@@ -46,22 +46,20 @@ def run_diverged(error: Diverged, request: Request, kept: str) -> RunDiverged:
 def summary(run: Run) -> dict[str, Any]:
     """Summary of a finished run; shares are in percent, and means over clients unless they are called pooled."""
     experiment, last = run.experiment, run.lines[-1]
-    request, options = experiment.request, experiment.request.options
-    figure = published.find(request, is_real=experiment.dataset.is_real)
+    spec = experiment.spec
+    figure = published.find(spec, is_real=experiment.dataset.is_real)
     primary = experiment.counts.task.primary
-    top = {
-        name: best(run.lines, options.eval_protocol, name, higher_is_better=primary.higher_is_better) for name in FIELD
-    }
+    top = {name: best(run.lines, spec.eval_protocol, name, higher_is_better=primary.higher_is_better) for name in FIELD}
     return {
-        "dataset": request.dataset,
+        "dataset": spec.dataset,
         "data_source": experiment.dataset.description,
-        "method": label(options.method),
-        "hyper_parameters": request.hyper_parameters,
-        "seed": options.seed,
-        "rounds": options.rounds,
+        "method": label(spec.method),
+        "hyper_parameters": spec.hyper_parameters,
+        "seed": spec.seed,
+        "rounds": spec.rounds,
         "rounds_done": last["round"],
-        "num_clients": options.num_clients,
-        "eval_protocol": options.eval_protocol,
+        "num_clients": spec.num_clients,
+        "eval_protocol": spec.eval_protocol,
         **_means(last, primary.name, "clients"),
         **{name: last[name] for name in _REPEATED if name in last},
         **({"best_round_chosen_on": VALIDATION} if VALIDATION in last else {}),
@@ -74,8 +72,8 @@ def summary(run: Run) -> dict[str, Any]:
         "examples_per_second": round(statistics.harmonic_mean(run.steady_speeds), 1),
         "chunk": experiment.settings.chunk,
         "jax_version": jax.__version__,
-        "device": device_name(options),
-        **({"procedure": request.procedure} if request.procedure else {}),
+        "device": device_name(spec),
+        **({"procedure": spec.kind_of_rounds} if spec.kind_of_rounds else {}),
     }
 
 
@@ -92,22 +90,22 @@ def _means(line: Line, score: str, average: Average) -> dict[str, float]:
 def print_results(run: Run, console: Console) -> None:
     """Print the table of a finished run, and draw its curves if requested."""
     experiment, last = run.experiment, run.lines[-1]
-    request, options, task = experiment.request, experiment.request.options, experiment.counts.task
-    figure = published.find(request, is_real=experiment.dataset.is_real)
+    spec, task = experiment.spec, experiment.counts.task
+    figure = published.find(spec, is_real=experiment.dataset.is_real)
     beside = None if figure is None else f"{figure.accuracy_percent:.2f} ({figure.source})"
-    title = f"{label(options.method)} on {experiment.dataset.description}"
+    title = f"{label(spec.method)} on {experiment.dataset.description}"
     measure = Measure("received", "last", "clients") if figure is None else figure.measure
     how: Any = {"paper_is": "best pooled" if measure.average == "examples" else "last", "paper_by": measure.protocol}
     if beside is not None and measure.protocol not in last:
         print_notice(console, f"Note: the paper's accuracy, {beside}, is by --eval-protocol {measure.protocol}.")
         beside = None
-    console.print(results_table(run.lines, task, title, options.eval_protocol, beside, **how))
-    if last["round"] < options.rounds:
+    console.print(results_table(run.lines, task, title, spec.eval_protocol, beside, **how))
+    if last["round"] < spec.rounds:
         when = f", after {duration(last[VIRTUAL])} of virtual time" if VIRTUAL in last else ""
-        console.print(f"reached --target-accuracy {options.target_accuracy:g} in round {last['round']}{when}")
+        console.print(f"reached --target-accuracy {spec.target_accuracy:g} in round {last['round']}{when}")
     if run.counts.diverged:
         print_notice(console, f"clients were left out {run.counts.diverged} times because they had diverged")
-    if options.plot:
+    if spec.plot:
         # Imported now: matplotlib takes seconds.
         from experiments.show.curves import save_curves
 

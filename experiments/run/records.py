@@ -1,7 +1,6 @@
 """Records of an experiment before its first round: configuration, identity and headline."""
 
 import contextlib
-import dataclasses
 import json
 import platform
 from collections.abc import Callable
@@ -13,16 +12,16 @@ import jax
 import numpy as np
 
 from experiments.choices import networks
-from experiments.cli.effects import fixed_rounds, relevant_options
-from experiments.cli.hyper_parameters import documented_info, unread_by_method
-from experiments.cli.own_code import label, method_factory
-from experiments.cli.request import Request
 from experiments.fields import flag
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices
+from experiments.hyper_parameters import documented_info, unread_by_method
+from experiments.identity import fixed_rounds, relevant_options
+from experiments.options import Options
+from experiments.own_code import label, method_factory
 from experiments.run.build import Experiment
-from experiments.spec import Options
+from experiments.spec import Spec
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.engine import chunking
@@ -36,24 +35,24 @@ MOST_TABLE_ENTRIES = 20_000
 
 def configuration(experiment: Experiment) -> dict[str, Any]:
     """Configuration of a run: everything needed to repeat it."""
-    request, dataset, data, counts = experiment.request, experiment.dataset, experiment.data, experiment.counts
+    spec, dataset, data, counts = experiment.spec, experiment.dataset, experiment.data, experiment.counts
     table = names = None
     if (mixed := mixture(experiment.method)) is not None:
-        names = [networks(request.options.model)[one] for one in mixed.networks(data.num_clients)]
+        names = [networks(spec.model)[one] for one in mixed.networks(data.num_clients)]
     # In a distributed run no process has the labels of all clients.
     if data.mesh is None and 0 < data.num_clients * data.num_classes <= MOST_TABLE_ENTRIES:
         table = class_table(data).tolist()
     record = {
-        "dataset": request.dataset,
+        "dataset": spec.dataset,
         "data": {
             **{name: getattr(dataset, name) for name in ("description", "note", "source", "origin", "is_real")},
             "num_classes": dataset.num_classes,
             **{name: list(getattr(dataset, name)) for name in ("input_shape", "class_names", "client_names")},
         },
-        "options": dataclasses.asdict(request.options),
-        "hyper_parameters": request.hyper_parameters,
-        "given": sorted(request.given),
-        "info": documented_info(method_factory(request.options.method)),
+        "options": spec.options,
+        "hyper_parameters": spec.hyper_parameters,
+        "given": sorted(spec.given),
+        "info": documented_info(method_factory(spec.method)),
         "train_examples": np.asarray(data.train_count).tolist(),
         "test_examples": counts.test.tolist(),
         "class_table": table,
@@ -61,13 +60,13 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
         **privacy_record(experiment, experiment.settings.rounds),
         "bytes_per_client_and_round": experiment.traffic._asdict(),
         "chunk": experiment.settings.chunk,
-        "device": device_name(request.options),
+        "device": device_name(spec),
         "versions": _versions(),
-        "method_version": method_version(request.options.method),
+        "method_version": method_version(spec.method),
     }
     rest = {
-        "own_code": request.own_code or None,
-        "procedure": request.procedure or None,
+        "own_code": spec.own_code or None,
+        "procedure": spec.kind_of_rounds or None,
         "validation_examples": None if counts.validation is None else counts.validation.tolist(),
         "weights_digest": experiment.weights_digest,
         "networks": names,
@@ -90,17 +89,17 @@ def privacy_record(experiment: Experiment, rounds: int) -> dict[str, Any]:
 
 def identity(experiment: Experiment) -> dict[str, Any]:
     """Identity of a run in its checkpoints: its configuration, and what affects the last bits of its results."""
-    request = experiment.request
-    options = {flag(name): value for name, value in relevant_options(request).items()}
-    if not fixed_rounds(request.options):
+    spec = experiment.spec
+    options = {flag(name): value for name, value in relevant_options(spec).items()}
+    if not fixed_rounds(spec):
         del options[flag("rounds")]
-    named = {"dataset": request.dataset, **options, "--seed": request.options.seed}
+    named = {"dataset": spec.dataset, **options, "--seed": spec.seed}
     if experiment.weights_digest is not None:
         named["weights"] = experiment.weights_digest
     versions = {name: version for name, version in _versions().items() if name in ("jax", "jaxlib", *source_versions())}
     return {
         "run": named | {"data": experiment.dataset.description},
-        "made_with": {**versions, "device": device_name(request.options), "chunk": experiment.settings.chunk},
+        "made_with": {**versions, "device": device_name(spec), "chunk": experiment.settings.chunk},
     }
 
 
@@ -137,18 +136,18 @@ def device_name(options: Options) -> str:
 
 def _unused_shares(experiment: Experiment) -> chunking.Unused:
     """Parts of a round's work and time that train no model, for a cohort of typical sizes."""
-    counts, settings, options = np.asarray(experiment.data.train_count), experiment.settings, experiment.request.options
+    counts, settings, spec = np.asarray(experiment.data.train_count), experiment.settings, experiment.spec
     sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))
     # Of several networks, one at a time wastes least.
     chunk = min(settings.chunk) if isinstance(settings.chunk, tuple) else settings.chunk
     assert chunk != "auto"
     return chunking.unused_shares(
         # With --local-steps all clients take as many steps: one mini-batch each stands for them.
-        sizes if options.local_steps is None else np.minimum(sizes, 1),
-        batch_size=experiment.request.hyper_parameters.get("batch_size", 1),
+        sizes if spec.local_steps is None else np.minimum(sizes, 1),
+        batch_size=experiment.spec.hyper_parameters.get("batch_size", 1),
         chunk=chunk,
-        devices=len(devices(options)),
-        drop_last=options.drop_last,
+        devices=len(devices(spec)),
+        drop_last=spec.drop_last,
     )
 
 
@@ -177,33 +176,33 @@ _PLAIN = {"compress": "none", "server_mean": "mean"}
 
 def headline(experiment: Experiment) -> str:
     """One line that describes a run; the data source comes first."""
-    request, options, data = experiment.request, experiment.request.options, experiment.data
+    spec, data = experiment.spec, experiment.data
     counts = np.asarray(data.train_count)
     sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
-    values = request.hyper_parameters
-    left_out = unread_by_method(options.method, values).keys() | {name for name in values if values[name] is None}
+    values = spec.hyper_parameters
+    left_out = unread_by_method(spec.method, values).keys() | {name for name in values if values[name] is None}
     left_out |= {name for name, plain in _PLAIN.items() if values.get(name) == plain}
     own = ", ".join(f"{name}={value}" for name, value in values.items() if name not in left_out)
-    cohorts = f"participation {options.participation:g}"
-    if options.buffer is not None:
-        cohorts = f"asynchronous ({options.concurrency} clients at once, {options.buffer} messages a step)"
+    cohorts = f"participation {spec.participation:g}"
+    if spec.buffer is not None:
+        cohorts = f"asynchronous ({spec.concurrency} clients at once, {spec.buffer} messages a step)"
     unused, wanted = _unused_shares(experiment), experiment.settings.eval_clients
     is_sample = wanted is not None and wanted < data.num_clients
     sample = f", {wanted} of {data.num_clients} clients evaluated after aggregation" if is_sample else ""
     return (
-        f"{experiment.dataset.description}, preset {options.preset}{_procedure(request)}: "
-        f"{label(options.method)}({own}), {label(options.model)}, "
-        f"{options.rounds} rounds, {options.num_clients} clients with {sizes} training examples, "
-        f"{cohorts}, {_division(options)}{sample}, "
-        f"on {device_name(options)}, chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, "
+        f"{experiment.dataset.description}, preset {spec.preset}{_procedure(spec)}: "
+        f"{label(spec.method)}({own}), {label(spec.model)}, "
+        f"{spec.rounds} rounds, {spec.num_clients} clients with {sizes} training examples, "
+        f"{cohorts}, {_division(spec)}{sample}, "
+        f"on {device_name(spec)}, chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, "
         f"devices idle {unused.devices:.1%})"
     )
 
 
-def _procedure(request: Request) -> str:
+def _procedure(spec: Spec) -> str:
     """Procedure in words; "" without one."""
-    words = f", procedure {request.options.procedure}" if request.options.procedure else ""
-    return f"{words} ({request.procedure})" if request.procedure else words
+    words = f", procedure {spec.procedure}" if spec.procedure else ""
+    return f"{words} ({spec.kind_of_rounds})" if spec.kind_of_rounds else words
 
 
 def _division(options: Options) -> str:

@@ -1,4 +1,4 @@
-"""Request of a run that is resumed: an interrupted one, or one to which rounds are added."""
+"""Run that is resumed: an interrupted one, or one to which rounds are added."""
 
 import contextlib
 import dataclasses
@@ -6,30 +6,27 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.config_file import options_of
-from experiments.cli.effects import difference, fixed_rounds
-from experiments.cli.own_code import CODE, check_unchanged, is_own, label
-from experiments.cli.parser import option_words
-from experiments.cli.request import Request, parse
-from experiments.fields import Mark, flag, marked
+from experiments.fields import Mark, flag, is_own, marked
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
+from experiments.identity import difference, fixed_rounds
+from experiments.options import KINDS, RESULT_NEUTRAL, Options
+from experiments.own_code import CODE, check_unchanged, label
 from experiments.run.build import Experiment
 from experiments.run.records import privacy_record
-from experiments.spec import KINDS, RESULT_NEUTRAL, Options
+from experiments.spec import Spec, stored_options
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
 
-def resumed(request: Request) -> Request:
-    """Request of the run that --resume names, continued in its own folder.
+def resumed(spec: Spec) -> Spec:
+    """The run that --resume names, continued in its own folder.
 
     What is given beside --resume must be what the run has, except for more rounds; InvalidInput says what differs.
     """
-    options = request.options
-    folder = Path(options.resume or "").expanduser()
-    if "out" in request.given:
+    folder = Path(spec.resume or "").expanduser()
+    if "out" in spec.given:
         raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
     if not (folder / CONFIG).is_file():
         began = (
@@ -38,35 +35,34 @@ def resumed(request: Request) -> Request:
             else ""
         )
         raise InvalidInput(f"--resume {folder}: there is no run in it{began}")
-    if "rounds" not in request.given:
+    if "rounds" not in spec.given:
         refuse_finished(folder)
     if not (folder / METRICS).is_file():
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
     config = read_config(folder)
     # All that can refuse the run comes before its own code is executed.
     with of_a_run(folder):
-        is_other, dataset = by_other_code(config, "all" if options.accept_other_code else "sources"), config["dataset"]
+        is_other, dataset = by_other_code(config, "all" if spec.accept_other_code else "sources"), config["dataset"]
     if is_other:
         raise InvalidInput(
             f"--resume {folder}: other code than today's began the run; --accept-other-code resumes it all the same"
         )
-    if dataset != request.dataset:
-        raise InvalidInput(f"--resume {folder}: the run is on {dataset}, not {request.dataset}")
-    named = {kind: getattr(options, kind) for kind in request.own_code if kind in CODE}
-    found = request_of(config, folder, named=named, trust=options.trust)
-    values = {**vars(options), **request.hyper_parameters}
-    asked = found.having({name: values[name] for name in request.given - {"rounds"}})
-    asked = dataclasses.replace(asked, own_code=found.own_code | request.own_code)
+    if dataset != spec.dataset:
+        raise InvalidInput(f"--resume {folder}: the run is on {dataset}, not {spec.dataset}")
+    named = {kind: getattr(spec, kind) for kind in spec.own_code if kind in CODE}
+    found = spec_of(config, folder, named=named, trust=spec.trust)
+    asked = found.having({name: spec.values[name] for name in spec.given - {"rounds"}})
+    asked = dataclasses.replace(asked, own_code=found.own_code | spec.own_code)
     if differs := difference(asked, config, finished=False):
         raise InvalidInput(f"--resume {folder}: the run has {differs}")
-    added = request.given & {"rounds"}
+    added = spec.given & {"rounds"}
     if added:
-        _check_rounds(folder, found.options, options.rounds)
+        _check_rounds(folder, found, spec.rounds)
     # Never the processes that began it.
-    taken = {*marked(KINDS, Mark.PROCESSES)} | request.given & RESULT_NEUTRAL | added
-    changed = {name: getattr(options, name) for name in taken}
-    restored = dataclasses.replace(found.options, **changed | {"resume": str(folder), "out": str(folder)})
-    return dataclasses.replace(found, options=restored, given=found.given | added)
+    taken = {*marked(KINDS, Mark.PROCESSES)} | spec.given & RESULT_NEUTRAL | added
+    changed = {name: getattr(spec, name) for name in taken}
+    here = {"resume": str(folder), "out": str(folder)}
+    return dataclasses.replace(found, **changed | here, given=found.given | added)
 
 
 def refuse_finished(folder: Path, rounds: int = 0) -> None:
@@ -97,15 +93,15 @@ def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
         )
 
 
-def request_of(
+def spec_of(
     config: dict[str, Any],
     folder: Path,
     prefix: str = "--resume ",
     *,
     named: Mapping[str, str] | None = None,
     trust: bool = False,
-) -> Request:
-    """Request from a stored configuration, checked as if its values were given on the command line.
+) -> Spec:
+    """Run from a stored configuration, checked as if its values were given.
 
     Args:
       config, folder: the configuration, and the folder of its run.
@@ -118,7 +114,7 @@ def request_of(
     with of_a_run(folder, prefix):
         dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
         values = {
-            **options_of(config),
+            **stored_options(config),
             **config["hyper_parameters"],
             "resume": None,
             "out": None,
@@ -135,14 +131,14 @@ def request_of(
         if values["epochs"] is None:
             # There are --local-steps in their place.
             del values["epochs"]
-        return dataclasses.replace(parse(dataset, option_words(values)), given=given)
+        return dataclasses.replace(Spec.of(dataset, **values), given=given)
 
 
 def own_values(config: dict[str, Any], folder: Path, named: Mapping[str, str], *, trust: bool) -> dict[str, Any]:
     """Values of the options in CODE of a run's configuration; a file that the folder names is not executed unasked.
 
     Args:
-      config, folder: see `request_of`.
+      config, folder: see `spec_of`.
       named: values that the command itself gives: their files take the place of the folder's.
       trust: whether the command allows what the folder names.
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.cli.effects import visits
 from experiments.folder import load
 from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded, strict
 from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.processes import Processes
 from experiments.host.signals import Stop
+from experiments.identity import visits
 from experiments.run.build import Experiment
 from experiments.run.records import identity, info_record
 from pfl_jax.base import Scores, State
@@ -72,12 +72,12 @@ class Run:
     @property
     def accuracy(self) -> float | None:
         """Mean of the latest evaluation in percent, by --eval-protocol; None before the first."""
-        return self.lines[-1][self.experiment.request.options.eval_protocol]["mean"] if self.lines else None
+        return self.lines[-1][self.experiment.spec.eval_protocol]["mean"] if self.lines else None
 
     @property
     def over(self) -> str:
         """Over how many clients `accuracy` is, "5 of 8 clients"; "" where over all."""
-        latest = [line[self.experiment.request.options.eval_protocol] for line in self.lines[-1:]]
+        latest = [line[self.experiment.spec.eval_protocol] for line in self.lines[-1:]]
         return load.over(latest, self.experiment.data.num_clients)
 
     @property
@@ -126,7 +126,7 @@ class Run:
     def visits(self, result: RoundResult) -> int:
         """Training examples that the cohort of a round visited."""
         counts = np.asarray(self.experiment.data.train_count)
-        return int(visits(self.experiment.request, counts[result.cohort]).sum())
+        return int(visits(self.experiment.spec, counts[result.cohort]).sum())
 
     def evaluate(self, result: RoundResult) -> None:
         """Record a round's evaluation, in the log and the trackers too."""
@@ -176,7 +176,7 @@ class Run:
 
     def has_reached_target(self) -> bool:
         """Whether the latest evaluation has --target-accuracy, so that the run may stop early."""
-        target = self.experiment.request.options.target_accuracy
+        target = self.experiment.spec.target_accuracy
         if target is None or self.accuracy is None:
             return False
         is_high = self.experiment.counts.task.primary.higher_is_better
@@ -207,14 +207,14 @@ def run_rounds(
       processes: that share the run.
     """
     first, before = runs[0].experiment, runs[0].counts.elapsed
-    options = first.request.options
+    spec = first.spec
     if all(run.has_reached_target() for run in runs):
         # Only the summary was missing.
         return state
-    every = options.checkpoint_every
+    every = spec.checkpoint_every
     for run in runs:
         run.counts.starts.append(run.counts.round)
-    with RoundProgress(console, options.rounds, options.eval_protocol, first.counts.task.primary) as progress:
+    with RoundProgress(console, spec.rounds, spec.eval_protocol, first.counts.task.primary) as progress:
         for results in rounds:
             stop.at_once = False
             state, number, seconds = results[0].state, results[0].round, results[0].seconds
@@ -230,13 +230,13 @@ def run_rounds(
             known = [run.accuracy for run in runs if run.accuracy is not None]
             accuracy = float(np.mean(known)) if known else None
             progress.completed(number, seconds, accuracy, visited / seconds, runs[0].over)
-            is_last = number == options.rounds or all(run.has_reached_target() for run in runs)
+            is_last = number == spec.rounds or all(run.has_reached_target() for run in runs)
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last
             if stopping or (every is not None and (number % every == 0 or is_last)):
                 save(state)
             if stopping:
-                raise KeyboardInterrupt(f"interrupted after round {number} of {options.rounds}")
+                raise KeyboardInterrupt(f"interrupted after round {number} of {spec.rounds}")
             if is_last:
                 break
     return state

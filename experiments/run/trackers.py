@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from experiments.cli.own_code import function, said
 from experiments.folder.load import read_json, read_metrics
 from experiments.folder.run_folder import TENSORBOARD, WANDB_ID, Line, RunFolder
-from experiments.spec import Options
+from experiments.options import Options
+from experiments.own_code import function, said
 from pfl_jax.errors import InvalidInput, describe_value
 
 PROJECT = "pfl_jax"

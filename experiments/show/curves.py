@@ -120,10 +120,10 @@ def curves(groups: Sequence[Group], main: Group | None = None) -> list[Lines]:
 def picture(groups: Sequence[Group], main: Group | None = None) -> Picture:
     """Picture of the curves, see `curves`; at least one group has an evaluation."""
     some = shown(groups)
-    options = some[0].counted[0].request.options
+    spec = some[0].counted[0].spec
     if len(some) == len(some[0].counted) == 1:
         caption = f"Means over clients; bands are the middle {SPREAD[1] - SPREAD[0]} % of them. "
-        caption += f"{options.num_clients} clients, participation {options.participation:g}, seed {options.seed}."
+        caption += f"{spec.num_clients} clients, participation {spec.participation:g}, seed {spec.seed}."
         title = f"{some[0].method} on {some[0].data}"
     else:
         caption, title = "Means over clients; bands are the range over seeds.", some[0].data

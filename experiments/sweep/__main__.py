@@ -27,17 +27,16 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, get_type_hints
 from rich.console import Console
 
 from experiments import DATASETS
-from experiments.cli import parser
-from experiments.cli.effects import relevant_options
-from experiments.cli.exit_codes import leave
-from experiments.cli.own_code import label
-from experiments.cli.parser import Argument, Hidden, given, option_words
-from experiments.cli.presets import DEFAULT_PRESET, preset_of
+from experiments.cli import batch
+from experiments.cli.parser import Hidden
 from experiments.cli.request import RunCommand
-from experiments.fields import Mark, NotInSweeps, flag, marked, noted
+from experiments.fields import Argument, Mark, NotInSweeps, flag, given, marked, noted, option_words
 from experiments.folder.run_folder import slug
-from experiments.run import batch
-from experiments.spec import KINDS, Options
+from experiments.host.exit_codes import leave
+from experiments.identity import relevant_options
+from experiments.options import KINDS, Options
+from experiments.own_code import label
+from experiments.presets import DEFAULT_PRESET, preset_of
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count, Range
 
@@ -72,7 +71,7 @@ class Sweep(batch.Batch):
     name: ClassVar = "sweep"
 
     def check(self) -> None:
-        asked, options = parser.given(self.words), {name.rpartition(".")[2] for name in self.values}
+        asked, options = given(self.words), {name.rpartition(".")[2] for name in self.values}
         for name, notes in noted(KINDS, NotInSweeps).items():
             if name in options | asked:
                 raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {notes[0].reason}")
@@ -92,9 +91,9 @@ class Sweep(batch.Batch):
                 raise InvalidInput(f"--grid {name}: {flag(option)} is in the grid for all methods already")
         for setting in self.settings():
             # Includes the digest of the user's own data, so that a missing file is reported before anything is made.
-            request = self._command(setting).request()
-            relevant_options(request)
-            if self.select is not None and request.options.val_fraction is None:
+            spec = self._command(setting).spec()
+            relevant_options(spec)
+            if self.select is not None and spec.val_fraction is None:
                 raise InvalidInput(
                     "--select validation needs validation examples: give --val-fraction 0.1, for example"
                 )
@@ -134,7 +133,7 @@ class Sweep(batch.Batch):
         """Name of a setting: its method, where the grid has several or nothing else, and its values."""
         words = [f"{option}={value}" for option, value in setting if option != "method"]
         if not words or "method" in self.values:
-            method = self._command(setting).request().options.method
+            method = self._command(setting).spec().method
             alike = [name for name in self.values.get("method", ()) if label(name) == label(method)]
             # Files of the same name in several folders are told apart by their folders.
             words.insert(0, method if len(alike) > 1 else label(method))
@@ -163,27 +162,28 @@ class Sweep(batch.Batch):
         # One program: runs that differ only in the seed and in the method's real-valued hyper-parameters.
         found: dict[str, list[batch.Job]] = {}
         for job in jobs:
-            request = job.cell.request()
-            real, relevant = request.real_numbers(), relevant_options(request)
+            spec = job.cell.spec()
+            real, relevant = spec.real_numbers(), relevant_options(spec)
             fixed = {name: value for name, value in relevant.items() if name not in real}
-            if request.procedure:
+            if spec.kind_of_rounds:
                 # Of clients one after another, and not of several runs.
-                fixed |= {"seed": request.options.seed, **real}
-            if request.options.device_trace is not None:
+                fixed |= {"seed": spec.seed, **real}
+            if spec.device_trace is not None:
                 # Each seed has a timetable of its own.
-                fixed["seed"] = request.options.seed
+                fixed["seed"] = spec.seed
             found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)
         return list(found.values())
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
-        if jobs[0].cell.request().procedure:
+        if jobs[0].cell.spec().kind_of_rounds:
             super().run(jobs, console)
             return
         # Imported now, so that errors and --help do not wait for it.
-        from experiments.sweep import execute
+        from experiments.run import together
 
         group = next(group for group in self.groups(self.jobs(console)) if jobs[0] in group)
-        execute.run(group, jobs, self.folder / GROUPS, console)
+        specs, missing = ([job.cell.spec(job.folder) for job in some] for some in (group, jobs))
+        together.run(specs, missing, self.folder / GROUPS, console)
 
     def finish(self, console: Console) -> None:
         from experiments.sweep.results import best_of_methods, save

@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 
 from experiments.choices import ALWAYS, FIELD, PROTOCOLS, Protocol
+from experiments.cli.batch import Job
 from experiments.folder import load
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
 from experiments.folder.stored_runs import Group, read
 from experiments.host.console import print_line
-from experiments.run.batch import Job
 from experiments.show.curves import chosen_on, goodness, one_per_method, picture
 from experiments.show.pictures import save as save_picture
 from experiments.show.tables import comma_separated, latex_of_text, markdown, terminal, with_deviation
@@ -44,7 +44,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     `settings` are the runs of each setting by its name, one for each seed.
     """
     first = next(iter(settings.values()))[0].cell
-    protocol = first.request().options.eval_protocol
+    protocol = first.spec().eval_protocol
     groups = [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()]
     if len(axes := list(dict.fromkeys(group.axis for group in groups))) > 1:
         raise InvalidInput(f"no table is made of settings with different scores: {'; '.join(axes)}; all runs are there")
@@ -91,7 +91,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
 
 def best_of_methods(settings: Mapping[str, Sequence[Job]]) -> list[str]:
     """Names of the best setting of each method on validation examples; `settings` as in `save`."""
-    protocol = next(iter(settings.values()))[0].cell.request().options.eval_protocol
+    protocol = next(iter(settings.values()))[0].cell.spec().eval_protocol
     groups = [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()]
     return [group.label for group in one_per_method(groups, protocol)]
 

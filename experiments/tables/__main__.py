@@ -20,19 +20,20 @@ from typing import Annotated, ClassVar
 
 from rich.console import Console
 
-from experiments.cli import parser
-from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Argument, Names, choose
-from experiments.cli.presets import PROCEDURES
-from experiments.fields import flag
+from experiments.cli import batch
+from experiments.cli.batch import MeasuredBatch
+from experiments.cli.parser import Names, choose
+from experiments.cli.request import RunCommand
+from experiments.fields import Argument, flag, given
 from experiments.folder import load
 from experiments.folder.load import Result
 from experiments.folder.run_folder import SUMMARY
 from experiments.host.console import print_line
+from experiments.host.exit_codes import leave
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.run import batch, committed
-from experiments.run.batch import MeasuredBatch
+from experiments.presets import PROCEDURES
+from experiments.run import committed
 from experiments.run.committed import Library
 from experiments.tables import comparison
 from experiments.tables.comparison import Comparison
@@ -70,14 +71,14 @@ class Tables(MeasuredBatch):
     def check(self) -> None:
         choose("table", [str(self.table)], NUMBERS[self.paper])
         self.check_procedure()
-        fixed = sorted(parser.given(self.words) & settings.FIXED)
+        fixed = sorted(given(self.words) & settings.FIXED)
         if fixed:
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
             raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table: {hint}")
         # What a word means depends on the dataset and the method, not on the setting.
         shown = {(row.dataset, row.method): row for row in self.shown if comparison.is_runnable(row)}
         for row in shown.values():
-            row.cell(words=self.all_words).request()
+            RunCommand.of(row, self.all_words).spec()
 
     def default_folder(self) -> Path:
         # The default is the same table, said or not.
@@ -111,7 +112,7 @@ class Tables(MeasuredBatch):
             return []
         title = f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}"
         folder = self.folder / comparison.place(row)
-        return batch.jobs_of_seeds(row.cell(words=self.all_words), self.seeds, folder, title)
+        return batch.jobs_of_seeds(RunCommand.of(row, self.all_words), self.seeds, folder, title)
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if (path := self.folder / comparison.JSON).exists():
@@ -135,7 +136,7 @@ class Tables(MeasuredBatch):
         return self.library()
 
     def committed_result(self, job: batch.Job) -> Result | None:
-        return None if self._first_library is None else self._first_library.find(job.cell)
+        return None if self._first_library is None else self._first_library.find(job.cell.spec())
 
     def _results(self, row: Published, library: Library | None) -> list[Result]:
         """Results of a place, in its folders or else committed; a folder with anything else counts as empty."""
@@ -146,7 +147,7 @@ class Tables(MeasuredBatch):
                 state = self.inspect(job)
             if state == "finished":
                 found.append(load.read_result(job.folder))
-            elif library is not None and (result := library.find(job.cell)) is not None:
+            elif library is not None and (result := library.find(job.cell.spec())) is not None:
                 found.append(result)
         return found
 

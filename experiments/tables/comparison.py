@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 from rich.console import Console, Group
 from rich.text import Text
 
-from experiments.cli.effects import differences
-from experiments.cli.presets import DEFAULT_PRESET, PROCEDURES
 from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.load import Result, data_name
 from experiments.folder.run_folder import rounded, slug, strict_json
+from experiments.identity import differences
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
+from experiments.presets import DEFAULT_PRESET, PROCEDURES
 from experiments.show.tables import NOTHING, comma_separated, latex_of_text, markdown, number, terminal, with_deviation
 from pfl_jax.atomic_write import write_text
 from pfl_jax.compare import margin
@@ -194,7 +194,7 @@ def _deviations(row: Published, configs: Sequence[dict[str, Any]]) -> dict[str, 
     """Deviations of finished runs from the paper's setting."""
     # How often matters where the best round counts, and FedPAC does not say it.
     silent = {"seed"} if settings.MEASURES[row.paper].score == "best" else {"seed", "eval_every"}
-    found = [differences(row.cell().request(), config) for config in configs]
+    found = [differences(row.spec(), config) for config in configs]
     return {name: pair for one in found for name, pair in one.items() if name not in silent}
 
 

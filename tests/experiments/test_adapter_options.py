@@ -11,13 +11,12 @@ from run_folders import log
 from safetensors.numpy import save_file
 from tiny_bert import write_bert
 
+from experiments.cli.command import main
 from experiments.cli.request import parse
 from experiments.export import main as export
-from experiments.run import build, pretrained
-from experiments.run.command import main
+from experiments.run import build, pretrained, together
 from experiments.run.loaded_run import load_run
 from experiments.run.records import check_identity, configuration, identity
-from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput
 from pfl_jax.networks.pretrained import read_weights
@@ -83,7 +82,7 @@ def test_states_below_the_lowest_adapter_are_computed_once_and_change_nothing(he
 )
 def test_layers_that_no_training_changes(adapter, layers):
     words = [*RUN, "--adapter", adapter, *(("--targets", "layer_2") if layers == 2 else ())]
-    assert pretrained.frozen_layers(parse("custom", words).options) == layers
+    assert pretrained.frozen_layers(parse("custom", words)) == layers
 
 
 def test_a_linear_probe_begins_with_the_states_of_all_layers():
@@ -113,7 +112,7 @@ def test_the_frozen_parameters_have_the_type_of_the_option(monkeypatch):
 
 def test_an_adapter_in_the_embeddings_leaves_no_layer_below():
     words = [*RUN, "--adapter", "lora:2", "--targets", "words|layer_2"]
-    assert pretrained.frozen_layers(parse("custom", words).options) == 0
+    assert pretrained.frozen_layers(parse("custom", words)) == 0
 
 
 def test_the_first_matrices_of_ffa_stay_as_they_are_drawn_for_every_seed():
@@ -163,9 +162,9 @@ def test_a_sweep_with_adapters_goes_on_where_it_was_cut_off(here, monkeypatch):
         save(group, states)
         raise KeyboardInterrupt
 
-    save = execute._save
+    save = together.Group.save
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "_save", and_stop)
+        patch.setattr(together.Group, "save", and_stop)
         assert sweep([*words, "cut"]) == 130
     assert sweep([*words, "cut"]) == 0
     for one, other in zip(sorted(here.glob("cut/*/seed-*")), sorted(here.glob("whole/*/seed-*")), strict=True):
@@ -216,4 +215,4 @@ def test_a_folder_of_weights_is_its_model_file(tmp_path):
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"")
     words = [*DATA, "--model", "bert", "--weights", str(folder)]
-    assert pretrained.weights_of(parse("custom", words).options) == folder / "model.safetensors"
+    assert pretrained.weights_of(parse("custom", words)) == folder / "model.safetensors"

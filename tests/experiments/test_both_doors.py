@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from problems import tiny_model
 
-from experiments.cli.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
 from experiments.cli.parser import Group, options_of, split
 from experiments.fields import flag
-from experiments.spec import Options
+from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
+from experiments.options import Options
 from pfl_jax import InvalidInput, LocalTraining, make_method
 from pfl_jax.hyper_parameters import NotNegative, Positive, Range, Words, describe, literals, parts, range_of
 from pfl_jax.methods import METHODS, annotations, recipes_of

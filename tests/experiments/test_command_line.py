@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from experiments.cli.command import main
 from experiments.cli.request import parse
 from experiments.host import jax_config
 from experiments.host.console import RoundProgress, duration
 from experiments.run import build
-from experiments.run.command import main
 from pfl_jax.data import client_data
 from pfl_jax.tasks import MULTI_LABEL, REGRESSION
 
@@ -182,7 +182,7 @@ def test_options_reach_where_they_belong():
     assert request.hyper_parameters["head_lr"] == 0.2
     assert request.hyper_parameters["collaboration"] is False
     assert request.hyper_parameters["alignment"] is True
-    assert (request.options.train_size, request.options.chunk, request.options.seed) == (None, 3, 5)
+    assert (request.train_size, request.chunk, request.seed) == (None, 3, 5)
     assert request.given == {"method", "lam", "collaboration", "train_size", "chunk", "head_lr", "seed"}
 
 
@@ -194,7 +194,7 @@ def test_embedded_data_is_announced(tmp_path, monkeypatch):
     assert experiment.dataset.description == "cifar10 (embedded digits)"
     assert "Smaller defaults on cifar10 (embedded digits): --train-size 300" in text.getvalue()
     assert "--beta has no effect with --partition grouped" in text.getvalue()
-    assert experiment.settings.rounds < request.options.rounds
+    assert experiment.settings.rounds < request.rounds
 
 
 def test_the_terminal_shows_a_bar():

@@ -90,7 +90,7 @@ def test_of_few_seeds_a_note_says_what_they_allow_to_conclude(runs):
 
 def test_the_digest_of_a_partition_tells_which_examples_its_clients_have():
     def digest(kind, *words):
-        options = parse("digits", ["--partition", kind, *words, *SMALL[4:]]).options
+        options = parse("digits", ["--partition", kind, *words, *SMALL[4:]])
         return partition_files.digest_of(build.divide(options, dataset), options.shift)
 
     dataset = sources.load("digits")

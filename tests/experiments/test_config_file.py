@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from experiments.cli import config_file
-from experiments.cli.effects import relevant_options
+from experiments.cli.command import main
 from experiments.cli.request import RunCommand, parse
-from experiments.run.command import main
+from experiments.identity import relevant_options
 from pfl_jax import InvalidInput
 
 TOML = """
@@ -37,13 +36,13 @@ def test_a_file_says_what_the_command_line_could(toml):
     assert request.hyper_parameters == same.hyper_parameters
     assert request.given == same.given | {"config"}
     # Also for commands of many runs.
-    assert relevant_options(RunCommand("digits", ("--config", toml), seed=1).request()) == relevant_options(same)
+    assert relevant_options(RunCommand("digits", ("--config", toml), seed=1).spec()) == relevant_options(same)
 
 
 def test_what_is_given_beside_it_counts(toml):
     request = parse("digits", ["--rounds", "3", "--config", toml, "--method", "ditto", "--shuffle"])
-    assert (request.options.rounds, request.options.method, request.options.shuffle) == (3, "ditto", True)
-    assert (request.options.drop_last, request.hyper_parameters["lr"]) == (True, 0.25)
+    assert (request.rounds, request.method, request.shuffle) == (3, "ditto", True)
+    assert (request.drop_last, request.hyper_parameters["lr"]) == (True, 0.25)
 
 
 WORDS = ["--method fedas --beta 0.3", "--method fedprox --local-steps 4 --schedule lr=cosine"]
@@ -57,17 +56,17 @@ def test_what_is_printed_is_the_same_run(words, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
     one, again = parse("cifar10", words.split()), parse("cifar10", ["--config", str(path)])
     assert relevant_options(one) == relevant_options(again)
-    assert again.options.out is None
+    assert again.out is None
 
 
 def test_the_configuration_of_a_run_repeats_it(tmp_path):
     one = parse("digits", ["--method", "fedper", "--rounds", "4", "--seed", "3", "--chunk", "1"])
-    stored = {"dataset": "digits", "options": vars(one.options), "hyper_parameters": one.hyper_parameters}
+    stored = {"dataset": "digits", "options": one.options, "hyper_parameters": one.hyper_parameters}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(stored | {"data": {"source": "embedded"}, "given": []}))
     again = parse("digits", ["--config", str(path)])
     assert relevant_options(one) == relevant_options(again)
-    assert (again.options.seed, again.options.source, again.options.chunk) == (3, "embedded", "auto")
+    assert (again.seed, again.source, again.chunk) == (3, "embedded", "auto")
 
 
 def test_code_that_a_file_names_is_not_executed_unasked(tmp_path):
@@ -76,7 +75,7 @@ def test_code_that_a_file_names_is_not_executed_unasked(tmp_path):
     toml.write_text(f'method = "{code}:mine"')
     with pytest.raises(InvalidInput, match=r"would be executed: give --method yourself, or --trust"):
         parse("digits", ["--config", str(toml)])
-    assert parse("digits", ["--config", str(toml), "--method", "fedavg"]).options.method == "fedavg"
+    assert parse("digits", ["--config", str(toml), "--method", "fedavg"]).method == "fedavg"
     with pytest.raises(InvalidInput, match="cannot be executed: line 1: SystemExit: executed"):
         parse("digits", ["--config", str(toml), "--trust"])
 
@@ -103,4 +102,4 @@ def test_mistakes_are_one_line(name, text, said, tmp_path):
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(InvalidInput, match="cannot read"):
-        config_file.words(str(tmp_path / "no.toml"), "digits", {}, trust=False)
+        parse("digits", ["--config", str(tmp_path / "no.toml")])

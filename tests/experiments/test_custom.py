@@ -9,13 +9,13 @@ from rich.console import Console
 from safetensors import safe_open
 from sklearn.datasets import load_wine
 
-from experiments.cli.effects import relevant_options
+from experiments.cli.command import main
 from experiments.cli.request import parse
 from experiments.export import load_run
 from experiments.export import main as export
+from experiments.identity import relevant_options
 from experiments.lab.results import distill
 from experiments.run import build
-from experiments.run.command import main
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput
 from pfl_jax.data import Preparation
@@ -118,8 +118,8 @@ def test_notes_on_data(wine, capsys):
     assert "1 of 4 clients have training rows of one class only" in printed
     assert "bytes from 0 to 255" in printed
     assert "--train-size has no effect with --partition natural" in printed
-    assert request.options.data_digest == dataset.origin
-    assert build.load_data(parse("custom", [*words, "--num-clients", "4"]), Console())[0].options.num_clients == 4
+    assert request.data_digest == dataset.origin
+    assert build.load_data(parse("custom", [*words, "--num-clients", "4"]), Console())[0].num_clients == 4
     # More than the preset's clients is no error before the data has said how many there are.
     with pytest.raises(InvalidInput, match="of 4 clients 1 to 3 can be held out, not 30"):
         build.build_experiment(parse("custom", [*words, "--held-out-clients", "30"]), Console())

@@ -1,7 +1,6 @@
 """A damaged file of a run's folder is one line or does no harm: no command hangs, and none gives other numbers."""
 
 import dataclasses
-import functools
 import io
 import json
 import shutil
@@ -11,12 +10,12 @@ from bad_input import RUN, experiment_of, untrained
 from damage import DAMAGES, limit
 from rich.console import Console
 
+from experiments.cli.command import main
 from experiments.cli.request import RunCommand, parse
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import RunFolder
 from experiments.run import build, cached_runs, records, resume
 from experiments.run.build import Experiment
-from experiments.run.command import main
 from experiments.run.rounds import Run
 from pfl_jax import InvalidInput, simulate
 from pfl_jax.engine.checkpoint import Checkpoints
@@ -40,7 +39,7 @@ def folders(built, tmp_path_factory):
     whole, part = make / "whole", make / "part"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulate, "run", untrained(state))
-        patch.setattr(build, "build_experiment", lambda request, *_: dataclasses.replace(made, request=request))
+        patch.setattr(build, "build_experiment", lambda request, *_: dataclasses.replace(made, spec=request))
         # Counting bytes traces the method.
         patch.setattr(Experiment, "traffic", Traffic(80, 80))
         assert main("digits", [*WORDS, "--out", str(whole)]) == 0
@@ -85,7 +84,7 @@ def numbers(run):
 @pytest.fixture(scope="module")
 def undamaged(folders):
     """What a report and a sweep have of the finished run."""
-    return numbers(stored_runs.read(folders[0])), cached_runs.run_cell(CELL, folders[0], Console())
+    return numbers(stored_runs.read(folders[0])), cached_runs.run_cell(CELL.spec(), folders[0], Console())
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -97,17 +96,14 @@ def test_a_finished_run_is_read_as_it_was_or_not_at_all(undamaged, damaged, name
     if told != want[0] and not (name == "summary.json" and damage in ("gone", "a symlink loop")):
         assert str(folder) in told
     if not (name == "summary.json" and damage in ("gone", "a symlink loop")):
-        found = verdict(lambda: cached_runs.run_cell(CELL, folder, Console(file=io.StringIO())))
+        found = verdict(lambda: cached_runs.run_cell(CELL.spec(), folder, Console(file=io.StringIO())))
         assert found == want[1] or str(folder) in found
 
 
 @pytest.fixture(scope="module")
 def asked():
-    """Command line that resumes a run; a command line that is parsed again is the same request."""
-    known = functools.cache(parse)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resume, "parse", lambda dataset, words: known(dataset, tuple(words)))
-        yield parse("digits", ["--resume", "run"])
+    """Command line that resumes a run."""
+    return parse("digits", ["--resume", "run"])
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -116,11 +112,10 @@ def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, built, folders
     like = built[1]
 
     def goes_on(folder):
-        options = dataclasses.replace(asked.options, resume=str(folder))
-        resumed = resume.resumed(dataclasses.replace(asked, options=options))
+        resumed = resume.resumed(dataclasses.replace(asked, resume=str(folder)))
         Run(None, RunFolder(folder)).restore(record)
         log = (folder / "metrics.jsonl").read_bytes()
-        return dataclasses.replace(resumed.options, resume=None, out=None), resumed.hyper_parameters, log
+        return dataclasses.replace(resumed, resume=None, out=None), log
 
     record = Checkpoints(folders[1] / "checkpoints").newest(like).record
     content = b"".join((folders[1] / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:2])
@@ -133,7 +128,7 @@ def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, built, folders
         # What a flipped byte has made of it is another run's options, which its checkpoints refuse.
         assert damage == "a byte is another"
     else:
-        assert found[2] == content
+        assert found[1] == content
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -156,8 +151,8 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
 
 @pytest.fixture(scope="module")
 def experiment(built, folders):
-    request = resume.request_of(json.loads((folders[0] / "config.json").read_text()), folders[0])
-    return built[1], dataclasses.replace(built[0], request=request)
+    request = resume.spec_of(json.loads((folders[0] / "config.json").read_text()), folders[0])
+    return built[1], dataclasses.replace(built[0], spec=request)
 
 
 # Whole commands

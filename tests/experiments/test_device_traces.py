@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from run_folders import log, summary, untimed
 
-from experiments.cli.effects import fixed_rounds, notes, relevant_options, visits
+from experiments.cli import batch
+from experiments.cli.command import main
 from experiments.cli.request import parse
 from experiments.folder.load import read_result
-from experiments.run import batch
-from experiments.run.command import main
+from experiments.identity import fixed_rounds, notes, relevant_options, visits
 from experiments.sweep.__main__ import Sweep
 from pfl_jax.engine.clock import read_devices, timetable
 from pfl_jax.errors import InvalidInput
@@ -107,7 +107,7 @@ def test_runs_are_told_apart_by_what_the_trace_says(trace):
     trace.write_text(trace.read_text() + "\n")
     assert first != relevant()
     request = parse("digits", [*WORDS, *LATE, "--device-trace", str(trace), "--participation", "0.5"])
-    assert fixed_rounds(request.options) == "--buffer"
+    assert fixed_rounds(request) == "--buffer"
     assert "participation" not in relevant_options(request)
     assert notes(request, request.given, "cpu") == ["--participation has no effect with --buffer 2"]
 

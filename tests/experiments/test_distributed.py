@@ -219,7 +219,7 @@ def test_all_processes_give_equally_many_devices(words, there, want, monkeypatch
     every = [Device(number, int(number >= there[0])) for number in range(sum(there))]
     monkeypatch.setattr(jax, "devices", lambda: every)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    options = parse("digits", ["--num-clients", "5", "--distributed", *words]).options
+    options = parse("digits", ["--num-clients", "5", "--distributed", *words])
     if isinstance(want, str):
         with pytest.raises(InvalidInput, match=want):
             devices(options)

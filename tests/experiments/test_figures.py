@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from run_folders import FakeRuns
 
-from experiments.cli.parser import option_words
 from experiments.cli.request import RunCommand, parse
+from experiments.fields import option_words
 from experiments.figures import __main__ as figures
 from experiments.figures import fedas
 from experiments.figures.__main__ import FIGURES, main
@@ -67,7 +67,7 @@ def finished(paper, number, folder, *, is_real=False, accuracies=lambda options:
     ]
     jobs = {job.folder: job for runs in every for of_key in runs.jobs.values() for job in of_key}
     for job in jobs.values():
-        fake(job.cell.request(job.folder))
+        fake(job.cell.spec(job.folder))
     return every
 
 
@@ -90,9 +90,9 @@ def test_the_runs_of_every_figure_parse_and_differ(paper, number):
 
 def test_batch_sizes_and_epochs_are_compared_at_equal_steps(tmp_path):
     for (job,) in runs_of("fedas", "7", folder=tmp_path).jobs.values():
-        request = job.cell.request()
+        request = job.cell.spec()
         own = request.hyper_parameters
-        assert request.options.rounds * own["epochs"] / own["batch_size"] == 40 * 5 / 16
+        assert request.rounds * own["epochs"] / own["batch_size"] == 40 * 5 / 16
     assert (equal_steps(40, 0.2), equal_steps(1, 4)) == (200, 1)
 
 
@@ -102,7 +102,7 @@ def test_chosen_methods_rounds_and_words_reach_every_run(tmp_path):
     # The paper's own method is drawn last, over the others.
     assert runs.methods == ("fedper", "fedas")
     for (job,) in runs.jobs.values():
-        options = job.cell.request().options
+        options = job.cell.spec()
         assert (options.rounds, options.train_size) == (3, 30)
     assert option_words({"alignment": False, "beta": 0.5, "s": 20}) == ["--no-alignment", "--beta", "0.5", "--s", "20"]
 
@@ -111,10 +111,10 @@ def test_examples_visited(tmp_path):
     # As released, an incomplete batch is left out: of 16.
     for short, wanted in ((True, 12 * 12 * 96 * 5), (False, 40 * 12 * (2250 - 2250 % 16) * 5)):
         (job,) = runs_of("fedas", "5", folder=tmp_path, short=short).jobs["fedas",]
-        assert examples_visited(job.cell.request()) == wanted
-    embedded, _ = RunCommand("fashion_mnist", ("--method", "fedavg")).request().on_embedded_data()
+        assert examples_visited(job.cell.spec()) == wanted
+    embedded, _ = RunCommand("fashion_mnist", ("--method", "fedavg")).spec().on_embedded_data()
     # Before the data is loaded.
-    asked = RunCommand("fashion_mnist", ("--method", "fedavg", "--source", "embedded")).request()
+    asked = RunCommand("fashion_mnist", ("--method", "fedavg", "--source", "embedded")).spec()
     assert examples_visited(asked) == examples_visited(embedded) < examples_visited(parse("fashion_mnist", []))
 
 

@@ -12,10 +12,11 @@ from problems import tiny_federation, tiny_model
 from trees import assert_flat
 
 from experiments.cifar100 import main
-from experiments.cli.request import IN_PLACE, parse
+from experiments.cli.request import parse
 from experiments.folder.load import read_config, read_metrics
 from experiments.run import in_place
 from experiments.run.loaded_run import load_run
+from experiments.spec import IN_PLACE
 from pfl_jax import InvalidInput, Settings, simulate
 from pfl_jax.data import client_data
 from pfl_jax.methods import make_method
@@ -232,6 +233,6 @@ def test_what_cannot_be_asked_for(words, message):
     with pytest.raises(InvalidInput, match=message):
         parse("cifar100", ["--method", "fedas", *words.split()])
     # As printed, and without alignment, it can.
-    assert parse("cifar100", ["--method", "fedas", "--procedure", "print", *words.split()]).procedure == ""
+    assert parse("cifar100", ["--method", "fedas", "--procedure", "print", *words.split()]).kind_of_rounds == ""
     if "manner" not in words and "target" not in words:
-        assert parse("cifar100", ["--method", "fedas", "--no-alignment", *words.split()]).procedure == ""
+        assert parse("cifar100", ["--method", "fedas", "--no-alignment", *words.split()]).kind_of_rounds == ""

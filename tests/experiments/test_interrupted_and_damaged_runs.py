@@ -11,14 +11,13 @@ from bad_input import RUN, experiment_of, untrained
 from interrupts import ask_to_stop
 from rich.console import Console
 
+from experiments.cli.command import main
 from experiments.cli.request import RunCommand
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
 from experiments.host import jax_config
-from experiments.run import build, memory, outcome, records, resume, run
+from experiments.run import build, memory, outcome, records, resume, run, together
 from experiments.run.cached_runs import run_cell
-from experiments.run.command import main
-from experiments.sweep import execute
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput, simulate
 
@@ -130,7 +129,7 @@ def test_too_little_memory_later_and_before(rounds, tmp_path, capsys, monkeypatc
 
 
 def test_too_little_memory_in_a_sweep(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(execute, "_rounds", fail(SHORTAGE))
+    monkeypatch.setattr(together.Group, "rounds", fail(SHORTAGE))
     words = ["--dataset", "digits", *RUN.split(), "--chunk", "2", "--out", str(tmp_path / "sweep")]
     assert sweep(words) == 2
     assert "use a smaller --chunk" in line(capsys)
@@ -144,9 +143,8 @@ def test_states_are_where_they_fit(experiment, monkeypatch):
     assert memory.state_place(experiment) == "host"
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2 * size - 1)
     assert memory.state_place(experiment) == "disk"
-    request = experiment.request
-    several = dataclasses.replace(request, options=dataclasses.replace(request.options, distributed=True))
-    assert memory.state_place(dataclasses.replace(experiment, request=several)) == "host"
+    several = dataclasses.replace(experiment.spec, distributed=True)
+    assert memory.state_place(dataclasses.replace(experiment, spec=several)) == "host"
 
 
 @pytest.mark.parametrize("ends", ["well", "in an error", "at once"])
@@ -202,10 +200,10 @@ def test_an_interrupted_cell_goes_on_as_the_new_command_says(rounds, tmp_path):
     folder = tmp_path / "run"
     rounds[3] = fail(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        run_cell(RunCommand("digits", tuple(WORDS)), folder, Console())
+        run_cell(RunCommand("digits", tuple(WORDS)).spec(), folder, Console())
     rounds.clear()
     words = [*RUN.split(), "--checkpoint-every", "3", "--keep-state", "always", "--plot"]
-    run_cell(RunCommand("digits", tuple(words)), folder, Console())
+    run_cell(RunCommand("digits", tuple(words)).spec(), folder, Console())
     assert logged(folder) == [1, 2, 3]
     assert {"curves.png", "checkpoints"} <= {path.name for path in folder.iterdir()}
 

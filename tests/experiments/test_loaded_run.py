@@ -15,13 +15,13 @@ from safetensors import safe_open
 from trees import assert_flat
 
 from experiments import export
+from experiments.cli.command import main
 from experiments.cli.request import parse
 from experiments.export import load_run, load_runs
 from experiments.folder import stored_runs
 from experiments.report import models
 from experiments.report.__main__ import main as main_of_report
 from experiments.run import memory, rounds, run
-from experiments.run.command import main
 from pfl_jax import InvalidInput
 
 SMALL = ["--rounds", "2", "--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]

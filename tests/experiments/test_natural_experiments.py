@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 from trees import assert_same
 
-from experiments.cli.effects import relevant_options
+from experiments.cli.command import main
 from experiments.cli.request import RunCommand, parse
+from experiments.identity import relevant_options
 from experiments.partition import main as partition
 from experiments.run import build
 from experiments.run.cached_runs import inspect
-from experiments.run.command import main
 from pfl_jax.errors import InvalidInput
 from pfl_jax.schedules import at_round
 from pfl_jax.tasks import MULTI_LABEL, NEXT_SYMBOL
@@ -51,14 +51,14 @@ def test_femnist_from_the_files_to_the_results(leaf, capsys):
     assert "3 clients with 5 to 7 training examples, participation 1, natural" in capsys.readouterr().out
     # Files and how much of them is read are what makes a run.
     same = RunCommand("femnist", tuple(SMALL))
-    assert inspect(same, "run") == "finished"
-    assert {"num_clients", "train_size", "test_size", "data_digest"} <= relevant_options(same.request()).keys()
+    assert inspect(same.spec(), "run") == "finished"
+    assert {"num_clients", "train_size", "test_size", "data_digest"} <= relevant_options(same.spec()).keys()
     with pytest.raises(InvalidInput, match="--train-size None, not 5"):
-        inspect(RunCommand("femnist", (*SMALL, "--train-size", "5")), "run")
+        inspect(RunCommand("femnist", (*SMALL, "--train-size", "5")).spec(), "run")
     for file in (leaf / "test").iterdir():
         file.write_text(file.read_text() + " ")
     with pytest.raises(InvalidInput, match="on data with the digest"):
-        inspect(same, "run")
+        inspect(same.spec(), "run")
 
 
 def test_rows_and_clients_are_limited(leaf):
@@ -100,7 +100,7 @@ def test_the_others_have_their_tasks_and_networks(dataset, task, features, tmp_p
     client_files.write_sqlite("data.sqlite", {"train": clients, "test": clients})
     found = experiment(dataset, ["--data", "data.sqlite", "--num-clients", "2"])
     assert at_round(found.method, 0).task.name == task.name
-    assert found.request.options.model in ("char_lstm", "bag_of_words")
+    assert found.spec.model in ("char_lstm", "bag_of_words")
     # Their runs say which file they read.
     console = Console(record=True, width=200)
     build.load_examples(parse(dataset, ["--data", "data.sqlite", "--num-clients", "2"]), console)

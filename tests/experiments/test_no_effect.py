@@ -6,12 +6,13 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments.cli.effects import fixed_rounds, notes, relevant_options
-from experiments.cli.hyper_parameters import defaults, unread_by_method
-from experiments.cli.request import SYNONYMS, parse
+from experiments.cli.request import parse
 from experiments.fields import flag
+from experiments.hyper_parameters import defaults, unread_by_method
+from experiments.identity import fixed_rounds, notes, relevant_options
+from experiments.options import Options
 from experiments.run import build
-from experiments.spec import Options
+from experiments.spec import SYNONYMS
 from pfl_jax import InvalidInput, hyper_parameters
 from pfl_jax.hyper_parameters import ReadWith, literals
 from pfl_jax.methods import METHODS, annotations, make_method
@@ -107,9 +108,9 @@ def test_the_last_round_is_full_anyway_where_all_take_part():
     assert relevant_options(full) == relevant_options(parse("digits", ["--participation", "1"]))
     assert "--full-last-round has no effect with --participation 1" in notes(full, full.given, "cpu")
     # Rounds can be added.
-    assert fixed_rounds(full.options) == ""
+    assert fixed_rounds(full) == ""
     half = parse("digits", ["--participation", "0.5", "--full-last-round"])
-    assert fixed_rounds(half.options) == "--full-last-round"
+    assert fixed_rounds(half) == "--full-last-round"
     assert relevant_options(half) != relevant_options(parse("digits", ["--participation", "0.5"]))
 
 

@@ -8,15 +8,14 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, write_run
 
+from experiments.cli.command import main as run_alone
 from experiments.cli.request import RunCommand
 from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG, SUMMARY
-from experiments.run import cached_runs, run
+from experiments.run import cached_runs, run, together
 from experiments.run.cached_runs import inspect
-from experiments.run.command import main as run_alone
 from experiments.sweep import __main__ as sweep
-from experiments.sweep import execute
 from experiments.tables import __main__ as tables
 from pfl_jax import InvalidInput
 
@@ -49,7 +48,7 @@ def test_what_builds_a_run_counts_and_what_reads_it_does_not(tmp_path, monkeypat
     shutil.copytree(version.EXPERIMENTS, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(version, "EXPERIMENTS", copy)
     digests = [version.building_version.__wrapped__()]
-    for name in ("report/page.py", "run/build.py", "cli/presets.py", "sweep/execute.py"):
+    for name in ("report/page.py", "run/build.py", "presets.py", "run/together.py"):
         (copy / name).write_text((copy / name).read_text() + "# edited\n")
         digests.append(version.building_version.__wrapped__())
     assert digests[0] == digests[1]
@@ -92,7 +91,7 @@ def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys):
 
 @pytest.mark.slow
 def test_a_group_of_other_code_does_not_go_on(tmp_path, edit, monkeypatch, capsys):
-    out, save = tmp_path / "sweep", execute._save
+    out, save = tmp_path / "sweep", together.Group.save
     words = [*SWEEP, "--checkpoint-every", "1", "--out", str(out)]
 
     def and_stop(group, states):
@@ -101,7 +100,7 @@ def test_a_group_of_other_code_does_not_go_on(tmp_path, edit, monkeypatch, capsy
 
     def interrupt():
         with monkeypatch.context() as patch:
-            patch.setattr(execute, "_save", and_stop)
+            patch.setattr(together.Group, "save", and_stop)
             assert sweep.main(words) == 130
         (group,) = (out / "groups").iterdir()
         return group
@@ -121,7 +120,7 @@ def test_a_group_of_other_code_does_not_go_on(tmp_path, edit, monkeypatch, capsy
     cell = RunCommand("digits", ("--method", "local", *SMALL))
     for text in (config["versions"]["pfl_jax"], "once more"):
         edit(text)
-        assert inspect(cell, out / "runs" / "seed-0") == "of other code"
+        assert inspect(cell.spec(), out / "runs" / "seed-0") == "of other code"
 
 
 # Tables and figures.
@@ -139,7 +138,7 @@ def test_a_table_refuses_what_other_code_made(runs, tmp_path, edit, capsys):
     assert f"1 of 1 runs in {out} are of other code than today's" in said
     assert said.count("--accept-other-code") == 1
     assert len(runs.done) == 1
-    assert (Path(runs.done[0].options.out) / SUMMARY).is_file()
+    assert (Path(runs.done[0].out) / SUMMARY).is_file()
     assert tables.main([*TABLE, "local", "--out", str(tmp_path / "anew")]) == 0
     assert len(runs.done) == 2
 
@@ -158,7 +157,7 @@ def test_a_cell_by_itself_is_refused(tmp_path, edit):
     write_run(tmp_path / "run", ("--method", "local"))
     edit()
     with pytest.raises(InvalidInput, match="made by other code"):
-        cached_runs.run_cell(RunCommand("digits", ("--method", "local")), tmp_path / "run", Console())
+        cached_runs.run_cell(RunCommand("digits", ("--method", "local")).spec(), tmp_path / "run", Console())
 
 
 # Single runs.

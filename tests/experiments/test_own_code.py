@@ -8,14 +8,14 @@ import jax
 import pytest
 from run_folders import summary
 
-from experiments import export
-from experiments.cli import own_code, request
-from experiments.cli.effects import relevant_options
+from experiments import export, own_code
+from experiments.cli import request
+from experiments.cli.command import main
 from experiments.cli.request import RunCommand, parse
 from experiments.folder import stored_runs
+from experiments.identity import relevant_options
 from experiments.report.__main__ import main as report
 from experiments.run.cached_runs import inspect
-from experiments.run.command import main
 from experiments.run.resume import resumed
 from pfl_jax import InvalidInput
 
@@ -162,12 +162,12 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
     (here / "run/config.json").write_text(json.dumps(config))
     # With the command's leave, or where it names the file itself.
     forget()
-    assert resumed(parse("digits", [*longer, "--trust"])).options.method == str(here / "mine.py:slow")
+    assert resumed(parse("digits", [*longer, "--trust"])).method == str(here / "mine.py:slow")
     (here / "elsewhere").mkdir()
     (here / "mine.py").rename(here / "elsewhere/mine.py")
     forget()
     found = resumed(parse("digits", [*longer, "--method", "elsewhere/mine.py:slow"]))
-    assert found.options.method == "elsewhere/mine.py:slow"
+    assert found.method == "elsewhere/mine.py:slow"
     assert (here / "executed").exists()
 
 
@@ -198,17 +198,17 @@ def test_it_computes_what_the_built_in_one_does(here):
 def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
     words = ("--method", "mine.py:slow", *SMALL)
     assert main("digits", [*words, "--out", "run"]) == 0
-    assert inspect(RunCommand("digits", words), here / "run") == "finished"
+    assert inspect(RunCommand("digits", words).spec(), here / "run") == "finished"
     # The folder of the file does not matter.
     (here / "deeper").mkdir()
     (here / "mine.py").rename(here / "deeper/mine.py")
     forget()
     moved = ("--method", "deeper/mine.py:slow", *SMALL)
-    assert inspect(RunCommand("digits", moved), here / "run") == "finished"
+    assert inspect(RunCommand("digits", moved).spec(), here / "run") == "finished"
     (here / "deeper/mine.py").write_text(METHOD.replace("new - old", "2 * (new - old)"))
     forget()
     with pytest.raises(InvalidInput, match=r"made with another text of mine\.py:slow"):
-        inspect(RunCommand("digits", moved), here / "run")
+        inspect(RunCommand("digits", moved).spec(), here / "run")
 
 
 def test_the_head_of_a_flax_module_is_named_on_the_command_line(tmp_path, capsys):

@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 import pytest
 
 from experiments.cli import parser
-from experiments.cli.hyper_parameters import method_options
+from experiments.cli.command import main
 from experiments.cli.parser import MAX_COLUMNS
-from experiments.cli.request import SELECTION
-from experiments.fields import flag
+from experiments.fields import Argument, flag
 from experiments.folder.run_folder import slug
-from experiments.run.command import main
+from experiments.hyper_parameters import entries, method_options
+from experiments.options import GROUPS, Options, names_of
 from experiments.show.tables import comma_separated, markdown, page
-from experiments.spec import GROUPS, Options, names_of
+from experiments.spec import SELECTION
 from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods import METHODS
 
@@ -36,7 +36,7 @@ class Words:
     again: bool = False
     shuffle: bool = True
     words: parser.Hidden[tuple[str, ...]] = ()
-    runs: Annotated[tuple[Path, ...], parser.Argument("positional", "RUN")] = ()
+    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN")] = ()
 
 
 def parse(words, **options):
@@ -81,7 +81,7 @@ def test_docstrings_have_the_texts():
         """
 
     assert parser.summary(factory) == "First line."
-    assert parser.entries(factory, "Args") == {"one": "its text goes on: here.", "two": "both.", "three": "both."}
+    assert entries(factory, "Args") == {"one": "its text goes on: here.", "two": "both.", "three": "both."}
     assert parser.field_texts(Words) == {"paper": "Which paper, in two lines of 100 %."}
     assert parser.summary(lambda: None) == ""
 

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 from trees import assert_same
 
-from experiments.cli.effects import relevant_options
+from experiments.cli.command import main
 from experiments.cli.request import RunCommand, parse
+from experiments.identity import relevant_options
 from experiments.partition import main as partition
 from experiments.partition import picture
 from experiments.run import build
 from experiments.run.cached_runs import inspect
-from experiments.run.command import main
 from experiments.run.estimate import examples_visited
 from pfl_jax.data import load, partition_files
 from pfl_jax.errors import InvalidInput
@@ -55,21 +55,21 @@ def test_the_file_is_part_of_the_run(file, tmp_path, monkeypatch, capsys):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     same = RunCommand("digits", ("--partition", "../parts.json", "--num-clients", "6", "--beta", "7", *RUN))
-    assert inspect(same, tmp_path / "run") == "finished"
-    assert not relevant_options(same.request()).keys() & {"num_clients", "beta", "train_size", "s"}
+    assert inspect(same.spec(), tmp_path / "run") == "finished"
+    assert not relevant_options(same.spec()).keys() & {"num_clients", "beta", "train_size", "s"}
     # Another text is another run.
     content = json.loads(file.read_text())
     content["clients"][0]["train"].pop()
     file.write_text(json.dumps(content))
     with pytest.raises(InvalidInput, match=r"made with another text of parts\.json"):
-        inspect(dataclasses.replace(same, arguments=(*same.arguments, "--s", "3")), tmp_path / "run")
+        inspect(dataclasses.replace(same, arguments=(*same.arguments, "--s", "3")).spec(), tmp_path / "run")
     assert main("digits", ["--resume", "../run", "--rounds", "2"]) == 2
     assert "its --partition: bring that back" in capsys.readouterr().err
 
 
 def test_a_command_line_knows_the_clients_of_its_file(file):
     request = parse("digits", ["--partition", str(file), "--epochs", "3", "--rounds", "2"])
-    assert request.options.num_clients == 6
+    assert request.num_clients == 6
     sizes = [len(rows) for rows in partition_files.rows_of(file).train]
     assert examples_visited(request) == 2 * 3 * 6 * round(sum(sizes) / 6)
     with pytest.raises(InvalidInput, match=r"parts\.json has 6 clients, leave it out"):
@@ -82,7 +82,7 @@ def test_your_own_data_with_clients_may_have_a_file_too(file, tmp_path):
     own = ["--data", "my.npz", "--client-column", "hospital"]
     assert partition(["--dataset", "custom", *own, "--to", "own.json"]) == 0
     assert_same(federation("custom", [*own, "--partition", "own.json"]), federation("custom", own))
-    assert parse("custom", [*own, "--partition", "own.json"]).options.num_clients == 2
+    assert parse("custom", [*own, "--partition", "own.json"]).num_clients == 2
     assert main("custom", [*own, "--partition", "parts.json"]) == 2
 
 

@@ -4,15 +4,14 @@ import dataclasses
 
 import pytest
 
-from experiments import DATASETS
+from experiments import DATASETS, presets
 from experiments.choices import PRETRAINED
-from experiments.cli import presets
-from experiments.cli.hyper_parameters import method_options
-from experiments.cli.parser import option_words
-from experiments.cli.presets import DEFAULT_PRESET
-from experiments.cli.request import assignments, parse
+from experiments.cli.request import RunCommand, parse
+from experiments.fields import assignments, option_words
+from experiments.hyper_parameters import method_options
+from experiments.options import Options
 from experiments.papers import published, settings
-from experiments.spec import Options
+from experiments.presets import DEFAULT_PRESET
 from pfl_jax.data import SPECS
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.methods import METHODS
@@ -42,7 +41,7 @@ def test_every_experiment_has_a_preset_and_every_value_has_a_taker():
 def test_every_preset_passes_its_own_checks(dataset, preset):
     for method in ("fedpac", "fedas"):
         request = parse(dataset, ["--preset", preset, "--method", method])
-        request.on_embedded_data()[0].options.check()
+        request.on_embedded_data()[0].check()
 
 
 def test_a_preset_has_its_papers_values_for_every_method():
@@ -50,36 +49,36 @@ def test_a_preset_has_its_papers_values_for_every_method():
     # B.3 states one momentum for all approaches.
     request = parse("fashion_mnist", ["--method", "pfedme"])
     assert [request.hyper_parameters[name] for name in names] == [0.01, 0.5, 5e-4, 50, 5]
-    assert (request.options.rounds, request.options.num_clients, request.options.train_size) == (200, 20, 600)
+    assert (request.rounds, request.num_clients, request.train_size) == (200, 20, 600)
     # And pFedHN's clients 0.01 on all data sets.
     rates = [presets.values("fedpac", "cifar10", method)["lr"] for method in ("pfedhn", "fedper")]
     assert rates == [0.01, 0.02]
     # A baseline in FedAS's tables runs as FedAS ran it, whatever its own defaults are.
     request = parse("cifar100", ["--method", "fedper"])
     assert [request.hyper_parameters[name] for name in names] == [5e-3, 0.0, 0.0, 16, 5]
-    assert (request.options.rounds, request.options.participation, request.options.beta) == (40, 0.2, 0.1)
+    assert (request.rounds, request.participation, request.beta) == (40, 0.2, 0.1)
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cinic10"])
 def test_fedpacs_released_code_augments_and_normalizes_color_images(dataset):
     request = parse(dataset, [])
-    assert (request.options.preset, request.options.pixel_normalization) == ("fedpac", "fedpac")
-    assert request.options.augment
-    assert not parse(dataset, ["--no-augment"]).options.augment
+    assert (request.preset, request.pixel_normalization) == ("fedpac", "fedpac")
+    assert request.augment
+    assert not parse(dataset, ["--no-augment"]).augment
     # Stand-ins are digits, which are not mirrored.
     embedded, changes = request.on_embedded_data()
-    assert not embedded.options.augment
+    assert not embedded.augment
     assert "--no-augment" in assignments(changes)
-    assert parse(dataset, ["--augment"]).on_embedded_data()[0].options.augment
+    assert parse(dataset, ["--augment"]).on_embedded_data()[0].augment
 
 
 def test_embedded_data_shrinks_what_was_not_given():
     request, changes = parse("cifar100", ["--rounds", "33"]).on_embedded_data()
-    assert request.options.rounds == 33
+    assert request.rounds == 33
     assert "rounds" not in changes
     expected = presets.EMBEDDED["fedas", "cifar100"]
-    assert request.options.train_size == changes["train_size"] == expected["train_size"]
-    assert request.options.beta == 0.1
+    assert request.train_size == changes["train_size"] == expected["train_size"]
+    assert request.beta == 0.1
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_no_figure_for_any_other_setting(dataset, words):
 
 def test_the_preset_is_that_of_the_methods_paper_unless_another_is_given():
     def preset(dataset, words):
-        return parse(dataset, words.split()).options.preset
+        return parse(dataset, words.split()).preset
 
     assert preset("cifar10", "--method fedas") == preset("fashion_mnist", "--method fedas_cd2") == "fedas"
     assert preset("cifar100", "--method fedpac") == preset("cifar10", "--method fedper") == "fedpac"
@@ -197,7 +196,7 @@ def test_every_published_accuracy_has_one_place_and_a_known_setting():
 @pytest.mark.parametrize("setting", settings.SETTINGS)
 def test_every_setting_is_a_command_line(setting):
     row = next(row for row in ROWS if row.setting == setting and row.dataset in DEFAULT_PRESET)
-    options = parse(row.dataset, row.arguments).options
+    options = parse(row.dataset, row.arguments)
     assert (options.num_clients, options.preset) == (row.clients, settings.PRESET[row.paper])
 
 
@@ -209,7 +208,7 @@ def test_every_method_is_a_command_line(method):
     assert len(own) == len({settings.PRESET[row.paper] for row in rows})
     row = next(row for row in rows if row.setting == "grouped s=20" or "beta" in row.setting)
     request = parse(row.dataset, row.arguments)
-    assert request.options.method == settings.method_name(method, row.procedure)
+    assert request.method == settings.method_name(method, row.procedure)
     expected = {"fedem_3": ("learners", 3), "fedem_ft_5": ("learners", 5), "hypcluster_5": ("clusters", 5)}.get(method)
     if expected:
         assert request.hyper_parameters[expected[0]] == expected[1]
@@ -234,17 +233,17 @@ def test_a_run_finds_its_published_figure(name, table, method):
     row = next(row for row in rows if row.dataset in DEFAULT_PRESET)
     # FedAS's by both of its procedures.
     for name in presets.PROCEDURES if row.procedure else [""]:
-        found = published.find(row._replace(procedure=name).cell(seed=3).request(), is_real=True)
+        found = published.find(RunCommand.of(row._replace(procedure=name), seed=3).spec(), is_real=True)
         assert found is not None
         assert found.accuracy_percent == row.accuracy_percent
 
 
 def test_a_mixture_of_the_print_and_the_release_is_not_the_papers():
     row = next(row for row in ROWS if (row.paper, row.table, row.method) == ("fedas", 4, "fedas"))
-    printed = row._replace(procedure="print").cell()
-    assert published.find(printed.request(), is_real=True) is not None
+    printed = RunCommand.of(row._replace(procedure="print"))
+    assert published.find(printed.spec(), is_real=True) is not None
     # As printed, with the batches of the release; and all but the alignment in place.
     for words in (("--drop-last", "--no-shuffle"), presets.PROCEDURES["release"].fedas):
         more = words if isinstance(words, tuple) else option_words(words)
         cell = dataclasses.replace(printed, arguments=(*printed.arguments, *more))
-        assert published.find(cell.request(), is_real=True) is None
+        assert published.find(cell.spec(), is_real=True) is None

@@ -6,10 +6,10 @@ from typing import get_args, get_origin
 
 import pytest
 
-from experiments.cli.hyper_parameters import method_options
 from experiments.cli.parser import Group, options_of, split
 from experiments.fields import flag
-from experiments.spec import Options
+from experiments.hyper_parameters import method_options
+from experiments.options import Options
 from pfl_jax import InvalidInput
 from pfl_jax.hyper_parameters import Range, Words, describe, literals, notes_of, parts, range_of
 from pfl_jax.methods import METHODS

@@ -13,11 +13,11 @@ from rich.console import Console
 from run_folders import write_run
 from test_command_line import SMALL, process
 
+from experiments.cli.command import main
 from experiments.cli.request import RunCommand, parse
 from experiments.export import load_run
 from experiments.run import rounds, run
 from experiments.run.cached_runs import inspect, run_cell
-from experiments.run.command import main
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 
@@ -98,10 +98,10 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path, monkeypatc
     assert Checkpoints(tmp_path / "run" / FOLDER).rounds() == [2]
     # As a cell of a table it goes on too.
     cell = RunCommand("digits", tuple(words))
-    assert inspect(cell, tmp_path / "run") == "unfinished"
-    run_cell(cell, tmp_path / "run", Console(file=said))
+    assert inspect(cell.spec(), tmp_path / "run") == "unfinished"
+    run_cell(cell.spec(), tmp_path / "run", Console(file=said))
     assert "after round 2" in said.getvalue()
-    assert inspect(cell, tmp_path / "run") == "finished"
+    assert inspect(cell.spec(), tmp_path / "run") == "finished"
 
 
 def test_options_beside_resume_are_those_of_the_run_s_method(tmp_path, capsys):
@@ -122,7 +122,7 @@ def test_a_run_with_a_target_goes_on_by_the_protocol_that_ends_it(tmp_path, caps
     assert "the run has --eval-protocol received, not trained" in capsys.readouterr().err
     cell = RunCommand("digits", ("--method", "fedper", "--target-accuracy", "99", "--eval-protocol", "trained"))
     with pytest.raises(InvalidInput, match="--eval-protocol received, not trained"):
-        inspect(cell, tmp_path / "run")
+        inspect(cell.spec(), tmp_path / "run")
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 from scores import line_of, scores_of
 
-from experiments.cli.effects import difference, notes, relevant_options
+from experiments.cli.command import main
 from experiments.cli.request import parse
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import Counts
+from experiments.identity import difference, notes, relevant_options
 from experiments.run import run
-from experiments.run.command import main
 from pfl_jax.privacy import gaussian_epsilon, gaussian_noise
 
 pytestmark = pytest.mark.without_f1_auc
@@ -61,7 +61,7 @@ def test_a_run_under_attack_is_not_taken_for_a_plain_one():
     config = {
         "data": {"is_real": True, "description": ""},
         "dataset": "digits",
-        "options": json.loads(json.dumps(vars(attacked.options))),
+        "options": json.loads(json.dumps(attacked.options)),
         "hyper_parameters": attacked.hyper_parameters,
     }
     assert difference(attacked, config) == ""
@@ -71,7 +71,7 @@ def test_a_run_under_attack_is_not_taken_for_a_plain_one():
     assert relevant_options(nobody) == relevant_options(plain)
     zero = parse("digits", ["--attack", "signs", "--attackers", "0"])
     assert notes(zero, zero.given, "cpu") == ["--attack has no effect without --attackers"]
-    config["options"] = json.loads(json.dumps(vars(nobody.options)))
+    config["options"] = json.loads(json.dumps(nobody.options))
     assert difference(nobody, config) == difference(plain, config) == ""
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli.effects import relevant_options
-from experiments.cli.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_schedule, real_numbers
 from experiments.cli.request import parse
+from experiments.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_schedule, real_numbers
+from experiments.identity import relevant_options
 from experiments.run import build
 from pfl_jax import Settings
 from pfl_jax.data import federate, partition
@@ -42,15 +42,15 @@ def test_every_method_takes_a_schedule_of_each_real_number():
     request, dataset = build.load_data(parse("digits", ["--method", "fedavg"]), Console(quiet=True))
     for name in METHODS:
         values = defaults(name)
-        options = dataclasses.replace(
-            request.options,
+        scheduled = dataclasses.replace(
+            request,
             method=name,
+            hyper_parameters=values,
             schedule=tuple(
                 f"{one}=cosine" for one in real_numbers(name, values) if one not in FIRST_ROUND_ONLY.get(name, ())
             ),
         )
-        assert options.schedule
-        scheduled = dataclasses.replace(request, options=options, hyper_parameters=values)
+        assert scheduled.schedule
         method = build.make_method(scheduled, dataset)
         jax.eval_shape(lambda index, method=method: at_round(method, index).init_server(jax.random.key(0)), 0)
 
@@ -70,7 +70,7 @@ def test_options_reach_the_simulation():
     words += " --attack signs --attackers 0.25 --attack-scale 3 --full-last-round --eval-clients 3 --eval-every 3"
     words += " --num-clients 8 --train-size 20 --test-size 10"
     experiment = build.build_experiment(parse("digits", words.split()), QUIET)
-    options = vars(experiment.request.options)
+    options = experiment.spec.options
     names = [field.name for field in dataclasses.fields(Settings) if field.name in options and field.name != "chunk"]
     assert {name: getattr(experiment.settings, name) for name in names} == {name: options[name] for name in names}
     # A new option must be given above.

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli.exit_codes import exit_code
 from experiments.host import jax_config
 from experiments.host.console import Terminal, print_line
+from experiments.host.exit_codes import exit_code
 
 
 def printed(text, encoding, errors, monkeypatch):
@@ -165,7 +165,7 @@ def test_native_code_in_a_later_round_is_left_the_second_time(start):
 
 LEAVING = """
 import atexit, sys
-from experiments.cli.exit_codes import leave
+from experiments.host.exit_codes import leave
 
 atexit.register(print, "on the way out")
 print("before")

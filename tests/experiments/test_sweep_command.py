@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, log, summary, untimed, write_run
 
+from experiments.cli import batch
+from experiments.cli.command import main as run_alone
 from experiments.folder import load
 from experiments.folder.run_folder import RunFolder
-from experiments.run import batch
+from experiments.run import together
 from experiments.run.cached_runs import run_cell
-from experiments.run.command import main as run_alone
-from experiments.sweep import execute
 from experiments.sweep import results as sweep_results
 from experiments.sweep.__main__ import Sweep, main
 from pfl_jax import InvalidInput
@@ -46,7 +46,7 @@ def test_a_sweep_is_its_runs_and_makes_none_twice(tmp_path, capsys, monkeypatch)
     order = batch.read(Sweep, words)
     job = order.jobs_of((("lr", "0.1"),))[1]
     folder, alone = job.folder, tmp_path / "alone"
-    run_cell(job.cell, alone, execute.Console())
+    run_cell(job.cell.spec(), alone, together.Console())
     for one, other in zip(log(alone), log(folder), strict=True):
         for name in ("received_per_client", "trained_per_client", "trained_loss_per_client"):
             # As numbers: null is a client that has not trained yet.
@@ -66,7 +66,7 @@ def test_a_sweep_is_its_runs_and_makes_none_twice(tmp_path, capsys, monkeypatch)
     assert columns in (out / "sweep.md").read_text()
 
     # Nothing is made twice.
-    monkeypatch.setattr(execute, "run", None)
+    monkeypatch.setattr(together, "run", None)
     assert main(words) == 0
 
 
@@ -108,7 +108,7 @@ def test_a_run_that_diverges_has_no_scores_and_the_others_go_on(tmp_path, capsys
 
 @pytest.mark.slow
 def test_what_does_not_fit_the_memory_goes_in_parts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(execute, "_at_once", lambda *_: 1)
+    monkeypatch.setattr(together, "_at_once", lambda *_: 1)
     assert main([*SWEEP, "--seeds", "1", "--out", str(tmp_path / "sweep")]) == 0
     assert "runs together" not in capsys.readouterr().out
 
@@ -122,7 +122,7 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
     assert main([*words, str(whole)]) == 0
     assert not (whole / "groups").exists()
 
-    save, seen = execute._save, []
+    save, seen = together.Group.save, []
 
     def and_stop(group, states):
         save(group, states)
@@ -134,7 +134,7 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "_save", and_stop)
+        patch.setattr(together.Group, "save", and_stop)
         assert main([*words, str(cut)]) == 130
     assert len(list((cut / "groups").iterdir())) == 1
     # One run that is finished already keeps its files, and does not keep the others from going on together.
@@ -142,7 +142,7 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
     assert run_alone("digits", ["--resume", str(folder / "seed-0")]) == 0
     kept = {path: path.read_bytes() for path in (folder / "seed-0").iterdir() if path.is_file()}
     capsys.readouterr()
-    monkeypatch.setattr(execute, "_at_once", lambda *_: 1)
+    monkeypatch.setattr(together, "_at_once", lambda *_: 1)
     assert main([*words, str(cut)]) == 0
     assert "3 runs go on after round 3" in capsys.readouterr().out
     assert not (cut / "groups").exists()
@@ -162,8 +162,8 @@ def test_values_with_other_signs_of_the_exponent_have_folders_of_their_own():
 def test_switches_can_be_in_the_grid():
     grid = ["--grid", "drop_last=True,False", "--grid", "alignment=True,False"]
     order = batch.read(Sweep, ["--dataset", "digits", "--method", "fedpac", *grid])
-    found = [order.jobs_of(setting)[0].cell.request() for setting in order.settings()]
-    assert [one.options.drop_last for one in found] == [True, True, False, False]
+    found = [order.jobs_of(setting)[0].cell.spec() for setting in order.settings()]
+    assert [one.drop_last for one in found] == [True, True, False, False]
     assert [one.hyper_parameters["alignment"] for one in found] == [True, False, True, False]
     assert order.title(order.settings()[1]) == "drop_last=True alignment=False"
 
@@ -226,7 +226,7 @@ def results(folder, words, of_settings, change=None):
         fake.accuracies = lambda options, found=accuracies: found
         fake.validation = None if validation is None else lambda options, found=validation: found
         for job in jobs:
-            fake(job.cell.request(job.folder))
+            fake(job.cell.spec(job.folder))
             if change is not None:
                 change(job.folder / "config.json")
     console = Console(file=io.StringIO(), width=200)
@@ -353,7 +353,7 @@ def test_options_of_one_method_vary_with_it_alone():
     jobs = order.jobs_of(order.settings()[1])
     assert [job.cell.seed for job in jobs] == [3, 4]
     assert [job.folder.name for job in jobs] == ["seed-3", "seed-4"]
-    assert jobs[0].cell.request().hyper_parameters["lam"] == 1
+    assert jobs[0].cell.spec().hyper_parameters["lam"] == 1
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ import scipy.stats
 from rich.console import Console
 from run_folders import FakeRuns
 
+from experiments.cli import batch
 from experiments.cli.request import RunCommand, parse
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
-from experiments.run import batch, cached_runs, run
+from experiments.run import cached_runs, run
 from experiments.tables import __main__ as tables
 from experiments.tables import comparison
 from experiments.tables.comparison import Entry, _error, compare
@@ -47,7 +48,7 @@ def runs(monkeypatch):
 
 def made(runs):
     """Method and seed of each run, in their order."""
-    return [(request.options.method, request.options.seed) for request in runs.done]
+    return [(request.method, request.seed) for request in runs.done]
 
 
 def contents(folder):
@@ -149,22 +150,21 @@ def test_results_of_another_run_are_refused(runs, tmp_path, capsys, missing):
 
 def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
     cell = RunCommand("fashion_mnist", ("--method", "local", "--beta", "0.3"), seed=4)
-    cached_runs.run_cell(cell, tmp_path / "run", Console(quiet=True))
+    cached_runs.run_cell(cell.spec(), tmp_path / "run", Console(quiet=True))
     same = dataclasses.replace(cell, arguments=(*cell.arguments, "--chunk", "2", "--eval-protocol", "trained"))
-    assert cached_runs.inspect(same, tmp_path / "run") == "finished"
+    assert cached_runs.inspect(same.spec(), tmp_path / "run") == "finished"
     # The grouped partition does not read it.
-    assert (
-        cached_runs.inspect(RunCommand("fashion_mnist", ("--method", "local"), seed=4), tmp_path / "run") == "finished"
-    )
+    short = RunCommand("fashion_mnist", ("--method", "local"), seed=4)
+    assert cached_runs.inspect(short.spec(), tmp_path / "run") == "finished"
     for other in (dataclasses.replace(cell, seed=5), dataclasses.replace(cell, dataset="cifar10")):
         with pytest.raises(InvalidInput, match="holds another run"):
-            cached_runs.inspect(other, tmp_path / "run")
+            cached_runs.inspect(other.spec(), tmp_path / "run")
     (tmp_path / "run" / CONFIG).write_text("{}")
     with pytest.raises(InvalidInput, match="has no 'data'"):
-        cached_runs.inspect(cell, tmp_path / "run")
+        cached_runs.inspect(cell.spec(), tmp_path / "run")
     (tmp_path / "run" / CONFIG).write_text("{")
     with pytest.raises(InvalidInput, match="is damaged"):
-        cached_runs.inspect(cell, tmp_path / "run")
+        cached_runs.inspect(cell.spec(), tmp_path / "run")
 
 
 # The table says what it is made of.
@@ -323,11 +323,11 @@ def test_alignment_in_place_is_another_run(runs, tmp_path):
     assert cell.command("x").startswith("python -m experiments.cifar10 --preset fedas --method fedas")
     plain = dataclasses.replace(cell, arguments=(*cell.arguments, "--procedure", "print"))
     for one, other in ((cell, plain), (plain, cell)):
-        folder = tmp_path / (one.request().procedure or "plain")
-        cached_runs.run_cell(one, folder, Console(quiet=True))
-        assert cached_runs.inspect(one, folder) == "finished"
+        folder = tmp_path / (one.spec().kind_of_rounds or "plain")
+        cached_runs.run_cell(one.spec(), folder, Console(quiet=True))
+        assert cached_runs.inspect(one.spec(), folder) == "finished"
         with pytest.raises(InvalidInput, match="alignment in place"):
-            cached_runs.inspect(other, folder)
+            cached_runs.inspect(other.spec(), folder)
     # Its folder by default is that of the table; of the other procedure, another one.
     assert batch.read(tables.Tables, [*words, "--procedure", "release"]).folder.name == "fedas-4"
     assert batch.read(tables.Tables, [*words, "--procedure", "print"]).folder.name == "fedas-4-procedure-print"
@@ -348,7 +348,7 @@ def test_each_method_of_fedas_is_measured_as_its_code_does(runs, tmp_path):
     # Half of the clients are better by 0.05 and have three times as many examples.
     assert [means[name] for name in ("fedala", "fedas", "fedper")] == pytest.approx([62.5, 52.5, 42.5], abs=1e-3)
     # The code's FedAvg-P is FedAvg.
-    assert {"fedavg", "fedprox"} <= {request.options.method for request in runs.done}
+    assert {"fedavg", "fedprox"} <= {request.method for request in runs.done}
     text = (tmp_path / "table.md").read_text()
     assert "Accuracy in percent in the best evaluated round, pooled" in text
     assert (
@@ -365,7 +365,7 @@ def test_each_method_of_fedas_is_measured_as_its_code_does(runs, tmp_path):
     assert "- The paper's figures of fedavg_ft, fedprox_ft, fedper are taken to be between local training" in text
     # As printed, their global models are fine-tuned.
     printed = batch.read(tables.Tables, [*command[:-2], "--procedure", "print"])
-    found = {row.method: row.cell().request().options.method for row in printed.shown}
+    found = {row.method: row.spec().method for row in printed.shown}
     assert (found["fedavg_ft"], found["fedprox_ft"]) == ("fedavg_ft", "fedprox_ft")
 
 
@@ -433,7 +433,7 @@ def test_a_dry_run_says_the_commands_and_leaves_nothing(runs, tmp_path, capsys):
     assert lines[4].startswith("4 runs, ")
     python, module, name, *arguments = shlex.split(lines[3], comments=True)
     assert (python, module, name) == ("python", "-m", "experiments.fashion_mnist")
-    options = parse("fashion_mnist", arguments).options
+    options = parse("fashion_mnist", arguments)
     assert (options.method, options.seed, options.rounds) == ("fedpac", 1, 7)
     assert lines[3].endswith("# absent")
     # The command is the run: what it leaves is a finished cell.

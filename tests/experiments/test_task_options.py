@@ -13,16 +13,15 @@ from run_folders import SMALL, log, write_run
 from sklearn.datasets import load_diabetes
 
 from experiments.choices import TARGETS
-from experiments.cli import own_data
+from experiments.cli.command import main
 from experiments.cli.request import RunCommand, parse
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import Counts, evaluation
 from experiments.report import charts, tables
 from experiments.report.__main__ import main as report
 from experiments.report.page import kinds
-from experiments.run import build
+from experiments.run import build, own_data
 from experiments.run.cached_runs import inspect
-from experiments.run.command import main
 from experiments.show.curves import picture
 from experiments.show.tables import results_table
 from pfl_jax import InvalidInput, tasks
@@ -144,12 +143,12 @@ def test_regression_from_the_table_to_the_results(here, capsys):
 def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     words = ["--data", data, "--label", label, "--num-clients", "3", "--task", task, "--method", "fedavg"]
     made = experiment(*words, *(["--model", "own.py:net"] if task == "next_symbol" else []))
-    model = build.model_of(made.request.options, made.dataset)
+    model = build.model_of(made.spec, made.dataset)
     assert model.task == tasks.TASKS[task]
     assert made.method.task == tasks.TASKS[task]
     assert model.num_classes == outputs
     # Rows without classes are divided at random.
-    assert made.request.options.partition == ("iid" if task in TARGETS else "dirichlet")
+    assert made.spec.partition == ("iid" if task in TARGETS else "dirichlet")
 
 
 def test_a_task_in_the_place_of_the_models_own_is_told(capsys):
@@ -160,7 +159,7 @@ def test_a_task_in_the_place_of_the_models_own_is_told(capsys):
 
 
 def test_fractions_are_no_classes_whatever_the_file(here):
-    options = parse("custom", ["--data", "fractions.csv", "--label", "target", "--method", "fedavg"]).options
+    options = parse("custom", ["--data", "fractions.csv", "--label", "target", "--method", "fedavg"])
     with pytest.raises(InvalidInput, match="are no classes: give an integer or a word for each row"):
         own_data.load("custom", options)
 
@@ -179,9 +178,9 @@ def test_a_loss_takes_the_place_of_the_tasks_own(here, capsys):
     assert log(here / "own")[-1]["received"]["mean"] < 30_000
     assert load.read_config(here / "own")["own_code"]["loss"]["file"] == str(here / "own.py")
     cell = RunCommand("custom", (*words, "--loss", "own.py:absolute"))
-    assert inspect(cell, here / "own") == "finished"
+    assert inspect(cell.spec(), here / "own") == "finished"
     with pytest.raises(InvalidInput, match=r"holds another run \(--loss own.py:absolute, not None\)"):
-        inspect(RunCommand("custom", tuple(words)), here / "own")
+        inspect(RunCommand("custom", tuple(words)).spec(), here / "own")
     capsys.readouterr()
     (here / "own.py").write_text(f"{OWN}\n# Another text.\n")
     assert main("custom", ["--resume", "own", "--rounds", "3", "--trust"]) == 2
@@ -190,7 +189,7 @@ def test_a_loss_takes_the_place_of_the_tasks_own(here, capsys):
 
 def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
     request = parse("digits", ["--method", "fedper", "--loss", "own.py:focal"])
-    model = build.model_of(request.options, build.load_data(request, Console(quiet=True))[1])
+    model = build.model_of(request, build.load_data(request, Console(quiet=True))[1])
     assert model.task.loss.__name__ == "focal"
     assert model.task.scores == tasks.CLASSIFICATION.scores
     with pytest.raises(SystemExit):
@@ -281,7 +280,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
 
 def test_a_target_is_reached_from_above(here):
     # An error of one's own task is no percentage.
-    assert parse("digits", [*OF_DIGITS, "--target-accuracy", "250"]).options.target_accuracy == 250
+    assert parse("digits", [*OF_DIGITS, "--target-accuracy", "250"]).target_accuracy == 250
     assert main("digits", [*OF_DIGITS, "--lr", "0.01", "--rounds", "6", "--out", "run"]) == 0
     means = [line["received"]["mean"] for line in log(here / "run")]
     # Files round.

@@ -13,16 +13,16 @@ import pytest
 from rich.console import Console
 from scores import line_of, scores_of
 
-from experiments.cli.effects import relevant_options
-from experiments.cli.own_code import function
+from experiments.cli.command import main
 from experiments.cli.request import parse
 from experiments.folder.run_folder import TENSORBOARD, WANDB, Counts, RunFolder
+from experiments.identity import relevant_options
+from experiments.options import Options
+from experiments.own_code import function
 from experiments.run import build
-from experiments.run.command import main
 from experiments.run.records import configuration
-from experiments.run.resume import request_of
+from experiments.run.resume import spec_of
 from experiments.run.trackers import open_trackers, scalars
-from experiments.spec import Options
 from pfl_jax import InvalidInput
 
 BASE = {"method": "fedavg", "preset": "fedpac", "model": "mlp", "rounds": 3, "num_clients": 2, "participation": 1.0}
@@ -238,7 +238,7 @@ def test_a_tracker_is_executed_only_where_the_command_names_it(tmp_path, capsys,
     assert "the file has no keep; did you mean keeps?" in capsys.readouterr().err
     config = json.loads(json.dumps(configuration(build.build_experiment(parse("digits", SMALL), Console(quiet=True)))))
     config["options"]["tracker"] = "mine.py:fails"
-    assert request_of(config, tmp_path).options.tracker is None
+    assert spec_of(config, tmp_path).tracker is None
     own = parse("digits", [*SMALL, "--tracker", "mine.py:keeps"])
     assert relevant_options(own) == relevant_options(parse("digits", SMALL))
 

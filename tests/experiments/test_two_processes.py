@@ -12,13 +12,12 @@ from bad_input import RUN
 from rich.console import Console
 from run_folders import untimed
 
-from experiments.cli.request import RunCommand
+from experiments.cli.command import main
 from experiments.folder import load, run_folder, stored_runs
 from experiments.folder.run_folder import METRICS, RunFolder, lock_run
-from experiments.run import build, run
-from experiments.run.batch import Job
-from experiments.run.command import main
-from experiments.sweep import execute
+from experiments.run import build, run, together
+from experiments.run.run import drive
+from experiments.spec import Spec
 from pfl_jax import InvalidInput
 
 ROOT = Path(__file__).parents[2]
@@ -51,10 +50,11 @@ def test_a_sweep_changes_nothing_before_it_has_all_locks(tmp_path, monkeypatch, 
         (path / METRICS).write_text('{"round": 1}\n{"round": 2}\n')
     runs = [SimpleNamespace(folder=RunFolder(path)) for path in paths]
     checkpoints = SimpleNamespace(rounds=lambda: rounds, folder=tmp_path / "groups" / "x")
-    group = SimpleNamespace(runs=runs[1:], checkpoints=checkpoints, first=None)
-    monkeypatch.setattr(execute, "_restore", refuse)
+    group = together.Group.__new__(together.Group)
+    vars(group).update(runs=runs[1:], checkpoints=checkpoints, claimed=[])
+    monkeypatch.setattr(together.Group, "_go_back", refuse)
     with lock_run(paths[1]), pytest.raises(InvalidInput, match=r"another process is at work in .*two"):
-        execute._run(group, [], Console(quiet=True))
+        drive(group, Console(quiet=True))
     assert [path.name for path in paths[1].iterdir()] == [METRICS]
     assert (paths[1] / METRICS).read_text() == '{"round": 1}\n{"round": 2}\n'
 
@@ -96,16 +96,16 @@ def test_a_report_of_a_run_that_ends_meanwhile(tmp_path, monkeypatch):
 def test_a_run_in_a_sweep_that_was_removed_is_made_again(tmp_path):
     """Also if the group that it belongs to has checkpoints, and only then: they are of all its runs."""
     root = tmp_path / "groups"
-    jobs = [Job(RunCommand("digits", (), seed), tmp_path / f"seed-{seed}", "") for seed in (0, 1)]
-    for job in jobs:
-        job.folder.mkdir()
-        (job.folder / "config.json").write_text("{}")
+    specs = [Spec.of("digits", seed=seed, out=str(tmp_path / f"seed-{seed}")) for seed in (0, 1)]
+    for spec in specs:
+        Path(spec.out).mkdir()
+        (Path(spec.out) / "config.json").write_text("{}")
     (root / "x" / "0-of-1").mkdir(parents=True)
     (root / "x" / "0-of-1" / "2.npz").write_bytes(b"")
     (root / "x" / "runs.json").write_text(json.dumps({"runs": ["seed-0", "seed-1"]}))
-    assert execute._resumable(jobs, jobs[:1], root) == [jobs]
+    assert together._resumable(specs, specs[:1], root) == [specs]
     (tmp_path / "seed-1" / "config.json").unlink()
-    assert execute._resumable(jobs, jobs[:1], root) == []
+    assert together._resumable(specs, specs[:1], root) == []
 
 
 # Real processes

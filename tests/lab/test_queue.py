@@ -9,11 +9,10 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns
 
-from experiments.cli.effects import relevant_options
-from experiments.cli.request import IN_PLACE
 from experiments.folder import load, version
 from experiments.folder.load import Result
 from experiments.folder.run_folder import SUMMARY
+from experiments.identity import relevant_options
 from experiments.lab import results
 from experiments.lab.queue import __main__ as queue
 from experiments.lab.queue import field
@@ -22,6 +21,7 @@ from experiments.lab.queue.planned import BLOCKS, planned_runs
 from experiments.run import cached_runs, committed, run
 from experiments.run.committed import Library
 from experiments.run.outcome import RunDiverged
+from experiments.spec import IN_PLACE
 from experiments.tables import __main__ as tables
 from pfl_jax import InvalidInput
 from pfl_jax.methods import METHODS
@@ -36,7 +36,7 @@ class Runs(FakeRuns):
     refused = diverging = None
 
     def __call__(self, request, console):
-        options = request.options
+        options = request
         if options.method == self.refused:
             raise InvalidInput("--lr 0.01 is too large")
         if (options.method, options.rounds, request.hyper_parameters["lr"]) == self.diverging:
@@ -66,7 +66,7 @@ def words(tmp_path):
 
 
 def named(requests):
-    return [(request.options.method, request.options.seed) for request in requests]
+    return [(request.method, request.seed) for request in requests]
 
 
 def stored(tmp_path, block):
@@ -80,7 +80,7 @@ def test_nothing_comes_twice():
     runs = planned_runs()
     assert list(dict.fromkeys(run.block for run in runs)) == [block for block in BLOCKS if block not in FIELDS]
     assert len(RUNS) == len(runs)
-    parsed = {(run.cell.seed, json.dumps(relevant_options(run.cell.request()), sort_keys=True)) for run in runs}
+    parsed = {(run.cell.seed, json.dumps(relevant_options(run.cell.spec()), sort_keys=True)) for run in runs}
     assert len(parsed) == len(runs)
     # Table 2's and the replication's FedPAC are Table 1's run.
     assert f"{MAIN}/fedpac-replicated/seed-0" not in RUNS
@@ -92,11 +92,11 @@ def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp
     there, rates = Comparison(block, Library(tmp_path)).runs, FIELDS[block].rates
     assert there == [one for method in field.methods(block) for one in search_runs(block, method)]
     assert len({one.name for one in there}) == len(field.methods(block)) * len(rates)
-    search, long = (one.cell.request() for one in (search_runs(block, "ditto")[1], tuned_run(block, "ditto", rates[1])))
+    search, long = (one.cell.spec() for one in (search_runs(block, "ditto")[1], tuned_run(block, "ditto", rates[1])))
     rounds = {"field": (20, 50), "field-texts": (10, 10), "field-images": (10, 10)}.get(block, (40, 40))
-    assert (search.options.rounds, long.options.rounds) == rounds
+    assert (search.rounds, long.rounds) == rounds
     for request in (search, long):
-        options = request.options
+        options = request
         assert (options.method, options.val_fraction is None) == ("ditto", False)
         assert request.hyper_parameters["lr"] == float(rates[1])
         assert (options.s, options.num_clients) == (20.0, 20)
@@ -106,7 +106,7 @@ def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp
 
 @pytest.mark.parametrize("block", ["field-texts", "field-images"])
 def test_a_variant_has_its_own_adapter(block):
-    adapters = {name: tuned_run(block, name, "0.1").cell.request().options.adapter for name in field.methods(block)}
+    adapters = {name: tuned_run(block, name, "0.1").cell.spec().adapter for name in field.methods(block)}
     own = {"ffa_lora": "ffa_lora:8", "linear_local": "linear_probe", "linear_fedavg": "linear_probe"}
     assert adapters == dict.fromkeys(adapters, "lora:8") | own
 
@@ -124,7 +124,7 @@ def small_field(runs, monkeypatch):
 
 
 def described(requests):
-    return [(one.options.method, one.options.rounds, one.hyper_parameters["lr"], one.options.seed) for one in requests]
+    return [(one.method, one.rounds, one.hyper_parameters["lr"], one.seed) for one in requests]
 
 
 def again(*methods):
@@ -188,7 +188,7 @@ def test_it_runs_what_is_missing_and_keeps_what_finishes(runs, words, nice, tmp_
     assert named(runs.done) == [(run.method, run.cell.seed) for run in first]
     assert nice == [19]
     # Little is lost with a machine, and a stand-in never passes for the dataset.
-    assert {(one.options.checkpoint_every, one.options.source) for one in runs.done} == {(20, "files")}
+    assert {(one.checkpoint_every, one.source) for one in runs.done} == {(20, "files")}
     assert set(Library(tmp_path / "results").named) == {run.name for run in first}
     assert f"run 1 of {len(first)}: {MAIN} lg_fedavg seed 0" in capsys.readouterr().out
     # On another machine: no folder of a run, only the committed results.
@@ -202,26 +202,24 @@ def test_it_runs_what_is_missing_and_keeps_what_finishes(runs, words, nice, tmp_
 
 def test_cifar_10_comes_from_the_same_folder(runs, words, tmp_path):
     assert queue.main([*words, "--only", "cifar10/fedpac", "cifar10-fedas", "--data-dir", str(tmp_path)]) == 0
-    assert {(one.dataset, one.options.source, one.options.data_dir) for one in runs.done} == {
-        ("cifar10", "files", str(tmp_path))
-    }
+    assert {(one.dataset, one.source, one.data_dir) for one in runs.done} == {("cifar10", "files", str(tmp_path))}
     first, *others = runs.done
-    assert (first.options.method, first.options.rounds) == ("fedpac", 200)
-    assert [(one.options.method, one.options.participation, one.procedure) for one in others[:7]] == [
+    assert (first.method, first.rounds) == ("fedpac", 200)
+    assert [(one.method, one.participation, one.kind_of_rounds) for one in others[:7]] == [
         ("fedas", 0.2, IN_PLACE),
         *((name, 0.2, "") for name in ("fedas", "fedper", "fedala", "fedavg", "fedproto_g")),
         ("fedas", 0.4, IN_PLACE),
     ]
     # Its table has all three protocols.
-    assert {one.options.eval_protocol for one in others if not one.procedure} == {"before_aggregation"}
-    assert all(one.options.eval_every == 1 for one in others)
+    assert {one.eval_protocol for one in others if not one.kind_of_rounds} == {"before_aggregation"}
+    assert all(one.eval_every == 1 for one in others)
 
 
 def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice, capsys):
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     done = len(runs.done)
     folder = tmp_path / "runs" / MAIN / "local" / "seed-0"
-    cached_runs.run_cell(RUNS[f"{MAIN}/local/seed-0"].cell, folder, Console(quiet=True))
+    cached_runs.run_cell(RUNS[f"{MAIN}/local/seed-0"].cell.spec(), folder, Console(quiet=True))
     (folder / SUMMARY).unlink()
     nice.clear()
     capsys.readouterr()
@@ -250,14 +248,14 @@ def test_a_result_is_small_and_only_the_same_run_counts(runs, words, tmp_path):
     lines = load.read_metrics(tmp_path / "runs" / job.name)
     assert content["rounds"]["trained"]["std"] == [line["trained"]["std"] for line in lines]
     library = Library(tmp_path / "results")
-    found = library.find(job.cell)
+    found = library.find(job.cell.spec())
     first, last = (line["received"]["mean"] for line in lines)
     assert (found.accuracy("received"), found.at_round(1, "received")) == (last, first)
     assert found.at_round(50, "received") is None
     for arguments, same in ((("--chunk", "2"), True), (("--lr", "0.02"), False), (("--source", "embedded"), False)):
         other = dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *arguments))
-        assert (library.find(other) == found) == same, arguments
-    assert library.find(dataclasses.replace(job.cell, seed=7)) is None
+        assert (library.find(other.spec()) == found) == same, arguments
+    assert library.find(dataclasses.replace(job.cell, seed=7).spec()) is None
 
 
 def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, capsys):

@@ -9,8 +9,8 @@ import pytest
 from run_folders import write_run
 
 from experiments import comparison, fashion_mnist
-from experiments.cli.config_file import options_of as stored_options
-from experiments.cli.parser import option_words
+from experiments.cli.request import RunCommand
+from experiments.fields import option_words
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
 from experiments.lab.pages.compared import SECTIONS, published_in
@@ -21,6 +21,7 @@ from experiments.lab.queue.planned import planned_runs, reading_run
 from experiments.papers.settings import MEASURES
 from experiments.run import committed
 from experiments.run.committed import Library
+from experiments.spec import stored_options
 from experiments.tables.comparison import Entry, entry
 from pfl_jax.compare import difference
 
@@ -42,7 +43,7 @@ def store(tmp_path, name, level, note="", **rounds):
     means = accuracies.mean(1)
     record["rounds"]["received"]["mean"], record["rounds"]["trained"]["mean"] = means.tolist(), (means - 1).tolist()
     record["rounds"] |= rounds
-    record["config"] |= {"procedure": name} if (name := run.cell.request().procedure) else {}
+    record["config"] |= {"procedure": name} if (name := run.cell.spec().kind_of_rounds) else {}
     results.store(run, record | {"commit": None, "summary": {"seconds": 3600.0}}, tmp_path / "results")
     shutil.rmtree(folder)
     return means[-1]
@@ -163,8 +164,8 @@ def test_it_counts_what_agrees_and_what_is_known_of_the_rest(tmp_path):
     # The same run in three tables and the replication's: close to two figures, and further from the others.
     store(tmp_path, f"{MAIN}/fedpac/seed-0", 90.0)
     text, readme = made(tmp_path)
-    same = published_in(SECTIONS[0])[-1].cell().command()
-    commands = [row.cell().command() for section in SECTIONS for row in published_in(section)]
+    same = RunCommand.of(published_in(SECTIONS[0])[-1]).command()
+    commands = [RunCommand.of(row).command() for section in SECTIONS for row in published_in(section)]
     assert commands.count(same) >= 4
     assert f"{3 + commands.count(same)} {have} 4 different runs;\n2 of these" in readme
     assert line_of(text, "| all |") == f"| all | {every - 4} | 4 | {len(set(commands))} |"
@@ -300,7 +301,7 @@ def test_each_committed_result_is_the_run_that_its_name_says():
             # To look for every run would take its time: one of each block, and those with options beyond the queue's.
             if name in library.named and (run.block not in found_in or not options_of(record["command"]) <= asked):
                 found_in.add(run.block)
-                assert library.find(run.cell) is library.named[name], name
+                assert library.find(run.cell.spec()) is library.named[name], name
             assert asked <= had, name
             assert config["data"]["is_real"], name
             assert len(json.dumps(record)) < 40_000

@@ -9,9 +9,9 @@ import pytest
 from pages import block, executed
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from experiments.cli.hyper_parameters import unread_by_method
+from experiments.cli.command import main
 from experiments.cli.request import parse
-from experiments.run.command import main
+from experiments.hyper_parameters import unread_by_method
 from pfl_jax import InvalidInput, LocalTraining, Settings, methods, simulate
 from pfl_jax.base import Privacy
 from pfl_jax.methods import make_method, recipes_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from problems import tiny_federation, tiny_model
 
-from experiments.cli.effects import relevant_options, visits
 from experiments.cli.request import parse
+from experiments.identity import relevant_options, visits
 from experiments.run.estimate import examples_visited
 from pfl_jax import ClientData, InvalidInput, methods, models
 from pfl_jax.data import client_data

@@ -129,9 +129,9 @@ def make_run(run: Path) -> None:
 def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     """Exit code and stderr, but for what differs between machines, in an empty folder with a copy of `run`."""
     from experiments import compare, export, figures, partition, sizes
+    from experiments.cli import command as cli
     from experiments.figures.__main__ import main as figure
     from experiments.report.__main__ import main as report
-    from experiments.run import command as cli
     from experiments.sweep import __main__ as sweep
     from experiments.tables import __main__ as tables
     from pfl_jax.data import idx_and_cifar, tfds

@@ -55,9 +55,9 @@ def _import() -> None:
     import sklearn.datasets  # noqa: F401
 
     import experiments.run.run
+    import experiments.run.together
     import experiments.show.pictures
     import experiments.sweep.__main__
-    import experiments.sweep.execute
     import experiments.sweep.results
     import experiments.tables.__main__  # noqa: F401
     from experiments.run.build import Experiment
@@ -71,7 +71,7 @@ def _import() -> None:
 def _command(words: str) -> int:
     name, *words = words.split()
     if name == "digits":
-        from experiments.run.command import main
+        from experiments.cli.command import main
 
         return main(name, words)
     module = __import__(f"experiments.{name}.__main__", fromlist=["main"])

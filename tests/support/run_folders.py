@@ -6,11 +6,11 @@ import json
 import numpy as np
 from scores import line_of, scores_of
 
-from experiments.cli.hyper_parameters import documented_info
-from experiments.cli.own_code import method_factory
 from experiments.cli.request import parse
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder
 from experiments.folder.version import method_version, source_versions
+from experiments.hyper_parameters import documented_info
+from experiments.own_code import method_factory
 
 SMALL = ("--method", "fedpac", "--rounds", "4", "--num-clients", "5", "--train-size", "20", "--test-size", "10")
 
@@ -35,11 +35,11 @@ def _configuration(request, name, source, is_real, **more):
     return {
         "dataset": request.dataset,
         "data": {"description": name, "is_real": is_real, "source": source, "num_classes": 10},
-        "options": dataclasses.asdict(request.options),
+        "options": request.options,
         "hyper_parameters": request.hyper_parameters,
         "given": sorted(request.given),
         "versions": source_versions(),
-        "method_version": method_version(request.options.method),
+        "method_version": method_version(request.method),
         **({"own_code": request.own_code} if request.own_code else {}),
         **more,
     }
@@ -64,10 +64,10 @@ def write_run(
     `middle`: whether it was evaluated before aggregation too. `description`, `is_real`: what the data was.
     """
     request, rng = parse(dataset, [*words, "--seed", str(seed)]), np.random.default_rng(seed)
-    clients, folder = request.options.num_clients, RunFolder.claim(path, "")
+    clients, folder = request.num_clients, RunFolder.claim(path, "")
     accuracies = level + np.arange(len(rounds))[:, None] + rng.integers(-8, 9, (len(rounds), clients))
     more = {"train_examples": [20] * clients, "class_table": rng.multinomial(20, np.full(10, 0.1), clients).tolist()}
-    more |= {"info": documented_info(method_factory(request.options.method)), "chunk": 1, "device": "cpu x 2"}
+    more |= {"info": documented_info(method_factory(request.method)), "chunk": 1, "device": "cpu x 2"}
     config = _configuration(request, description or f"{dataset} (files)", "files", is_real, **more)
     folder.write(CONFIG, config | {"versions": {"python": "3.11.2", "jax": "0.10.1"} | source_versions()})
     # The first client has three times as many test examples as the others.
@@ -110,14 +110,14 @@ class FakeRuns:
         if self.stop_at == len(self.done):
             raise KeyboardInterrupt("interrupted before the first evaluation: nothing is left")
         self.done.append(request)
-        out, smaller = request.options.out, request if self.is_real else request.on_embedded_data()[0]
-        options, folder = smaller.options, RunFolder.claim(out, "")
+        out, smaller = request.out, request if self.is_real else request.on_embedded_data()[0]
+        options, folder = smaller, RunFolder.claim(out, "")
         name = request.dataset if self.is_real else f"{request.dataset} (embedded digits)"
         source = "files" if self.is_real else "embedded digits"
         own = dataclasses.replace(smaller, given=request.given)
         config = _configuration(own, name, source, self.is_real, train_examples=[50] * options.num_clients)
         config["data"] |= {"note": self.note.get(request.dataset, "")}
-        folder.write(CONFIG, config | ({"procedure": request.procedure} if request.procedure else {}))
+        folder.write(CONFIG, config | ({"procedure": request.kind_of_rounds} if request.kind_of_rounds else {}))
         clients = np.arange(options.num_clients)
         means, better = self.accuracies(options), np.where(clients % 2, 0.05, -0.05)
         validation = self.validation(options) if self.validation else [None] * len(means)

@@ -16,10 +16,11 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import Argument, parse
+from experiments.cli.parser import parse
+from experiments.fields import Argument
 from experiments.host import jax_config
 from experiments.host.console import print_line
+from experiments.host.exit_codes import exit_code, leave
 from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.benchmark.records import Row, Section, store

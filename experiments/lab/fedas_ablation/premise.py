@@ -19,12 +19,13 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.cli.exit_codes import leave
+from experiments.cli import batch
 from experiments.cli.parser import Folder
 from experiments.cli.request import RunCommand
 from experiments.folder import load
+from experiments.host.exit_codes import leave
 from experiments.lab.fedas_ablation import measured
-from experiments.run import batch, cached_runs, committed
+from experiments.run import cached_runs, committed
 from pfl_jax.engine.cohort import stragglers
 
 CLIENTS, ROUNDS, STRAGGLERS, SEED = 20, 40, 0.5, 0
@@ -97,7 +98,7 @@ class Premise(batch.Batch):
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         for job in jobs:
             checkpoints = (*job.cell.arguments, "--checkpoint-every", "5", "--devices", "1")
-            cached_runs.run_cell(replace(job.cell, arguments=checkpoints), job.folder, console, trust=self.trust)
+            cached_runs.run_cell(replace(job.cell, arguments=checkpoints).spec(), job.folder, console, trust=self.trust)
             committed.write(self.file, job.title, record(job.folder))
 
 

@@ -25,10 +25,11 @@ from typing import Annotated
 
 from rich.console import Console
 
-from experiments.cli.exit_codes import exit_code, leave
-from experiments.cli.parser import Argument, Folder, parse
+from experiments.cli.parser import Folder, parse
+from experiments.fields import Argument
 from experiments.folder.run_folder import slug
 from experiments.host.console import print_line
+from experiments.host.exit_codes import exit_code, leave
 from experiments.lab import results
 from experiments.lab.benchmark.records import Section, store
 from experiments.lab.gpu import carried

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import Folder, parse
+from experiments.host.exit_codes import exit_code, leave
 from experiments.run.committed import ROOT
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.data import idx_and_cifar

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.cli.exit_codes import exit_code, leave
 from experiments.cli.parser import parse
 from experiments.host.console import print_line
+from experiments.host.exit_codes import exit_code, leave
 from experiments.lab.pages import performance, premise, results
 from experiments.lab.pages.parts import Made
 from experiments.run import committed

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from experiments.choices import ALWAYS
+from experiments.cli.request import RunCommand
 from experiments.folder.load import Result
 from experiments.lab.causes import Cause
 from experiments.lab.queue.planned import CIFAR10, DATASET, SEEDS
@@ -107,7 +108,7 @@ def published_in(section: Section) -> list[Published]:
 
 def runs(row: Published, library: Library) -> list[Result]:
     """Finished runs beside a published accuracy, by seed."""
-    found = (library.find(row.cell(seed)) for seed in SEEDS)
+    found = (library.find(RunCommand.of(row, seed=seed).spec()) for seed in SEEDS)
     return [one for one in found if one is not None]
 
 
@@ -127,6 +128,6 @@ def _compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compa
     cause = next((cause for cause in causes if cause.row == row), None)
     without = None
     if cause is not None and cause.options:
-        run = library.find(cause.cell)
+        run = library.find(cause.cell.spec())
         without = comparison.entry(row, [] if run is None else [run], measure)
     return Compared(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)

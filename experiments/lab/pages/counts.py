@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
+from experiments.cli.request import RunCommand
 from experiments.lab.pages.compared import CLOSE, Compared, Found
 
 VERDICTS = {
@@ -17,7 +18,7 @@ VERDICTS = {
 def different(rows: Sequence[Compared]) -> list[Compared]:
     """Of the rows that one run stands for, that which is furthest away."""
     nearest_first = sorted(rows, key=lambda one: abs(one.entry.difference or 0))
-    return list({one.entry.row.cell().command(): one for one in nearest_first}.values())
+    return list({RunCommand.of(one.entry.row).command(): one for one in nearest_first}.values())
 
 
 def counts(found: Found) -> list[list[str]]:

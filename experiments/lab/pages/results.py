@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments import comparison
 from experiments.choices import ALWAYS, Protocol
+from experiments.cli.request import RunCommand
 from experiments.folder.load import CLIENTS, Result
 from experiments.host.console import duration
 from experiments.lab import causes
@@ -140,7 +141,7 @@ def _cifar10_of_fedas(library: Library) -> list[list[str]]:
     """Rows of FedAS's Table 3 that have a run, each by the measure of its method."""
     found = []
     for row in cifar10_of_fedas():
-        if (run := library.find(row.cell())) is not None:
+        if (run := library.find(RunCommand.of(row).spec())) is not None:
             one = entry(row, [run], row.measure)
             words = [row.setting, f"`{row.method}`", row.procedure, f"`{row.measure.protocol}`"]
             found.append([*words, *_numbers(one)])
@@ -172,7 +173,8 @@ def round_seconds() -> float:
 
 def _reading(reading: str, library: Library) -> list[str]:
     """Row of another reading of the replication's equations."""
-    run, (row, *_) = library.find(reading_run(reading).cell), published_in(Section("fedpac_replication", 1, 20))[::-1]
+    run = library.find(reading_run(reading).cell.spec())
+    row, *_ = published_in(Section("fedpac_replication", 1, 20))[::-1]
     received, trained = (None if run is None else run.accuracy(protocol) for protocol in ALWAYS)
     apart = None if received is None else received - row.accuracy_percent
     return [READINGS[reading], number(received), number(row.accuracy_percent), number(apart, "+.2f"), number(trained)]
@@ -216,7 +218,7 @@ def _fedas(library: Library) -> list[list[str]]:
     """Rows of FedAS's settings that have a run of every method: accuracies by its measure, for each protocol."""
     measure, rows = MEASURES["fedas"], []
     for beta, participation in sorted(itertools.product(FEDAS_BETAS, FEDAS_PARTICIPATIONS)):
-        found = [library.find(fedas_run(beta, participation, method).cell) for method in FEDAS_METHODS]
+        found = [library.find(fedas_run(beta, participation, method).cell.spec()) for method in FEDAS_METHODS]
         there = [one for one in found if one is not None]
         if len(there) == len(found):
             cells = [[number(one.accuracy(name, measure.score, measure.average)) for name in ALWAYS] for one in there]
@@ -228,7 +230,7 @@ def _field(one: Comparison, library: Library) -> dict[str, object]:
     """Comparison of all methods, for the template."""
     field, sample = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).cell
     words = shlex.join((*field.words, "--rounds", str(field.rounds)))
-    options = sample.request().options
+    options = sample.spec()
     # Every command line of FIELDS fixes the number of test examples.
     tested = options.num_clients * cast(int, options.test_size)
     is_short = field.search_rounds < field.rounds

@@ -23,16 +23,18 @@ from typing import Annotated, ClassVar
 
 from rich.console import Console
 
-from experiments.cli.exit_codes import leave
-from experiments.cli.parser import Argument, Folder, Hidden
+from experiments.cli import batch
+from experiments.cli.parser import Folder, Hidden
 from experiments.cli.request import RunCommand
+from experiments.fields import Argument
 from experiments.folder.load import Result
 from experiments.folder.version import Trust
 from experiments.host.console import print_line
+from experiments.host.exit_codes import leave
 from experiments.lab import results
 from experiments.lab.queue import field
 from experiments.lab.queue.planned import BLOCKS, CIFAR10, DATASET, PlannedRun, planned_runs
-from experiments.run import batch, cached_runs, committed
+from experiments.run import cached_runs, committed
 from experiments.run.committed import Library
 from experiments.run.outcome import RunDiverged
 from pfl_jax.errors import CannotWrite, InvalidInput
@@ -125,7 +127,7 @@ class Queue(batch.Batch):
         return self._previewed if self.dry_run else Library(self.root)
 
     def committed_result(self, job: batch.Job) -> Result | None:
-        return self._library().find(job.cell)
+        return self._library().find(job.cell.spec())
 
     def seconds(self, job: batch.Job) -> float | None:
         there = self.committed_result(job)
@@ -134,7 +136,7 @@ class Queue(batch.Batch):
         return 0.0 if self._has_diverged(job) else None
 
     def _has_diverged(self, job: batch.Job) -> bool:
-        return self._library().has_diverged(self._planned(job).name, job.cell)
+        return self._library().has_diverged(self._planned(job).name, job.cell.spec())
 
     def state(self, job: batch.Job) -> tuple[str, float]:
         if self.seconds(job) is not None:
@@ -146,7 +148,7 @@ class Queue(batch.Batch):
         for job in jobs:
             run = self._planned(job)
             try:
-                cached_runs.run_cell(self._cell(job.cell), job.folder, console, trust=self.trust)
+                cached_runs.run_cell(self._cell(job.cell).spec(), job.folder, console, trust=self.trust)
             except CannotWrite:
                 raise
             except InvalidInput as error:

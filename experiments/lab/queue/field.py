@@ -7,12 +7,12 @@ they come.
 from typing import NamedTuple
 
 from experiments.choices import CUSTOM, Protocol
-from experiments.cli.presets import DEFAULT_PRESET, preset_of
 from experiments.cli.request import RunCommand
 from experiments.comparison import BASELINE
 from experiments.folder.load import Result
 from experiments.folder.run_folder import slug
 from experiments.lab.queue.planned import DATASET, SEEDS, PlannedRun
+from experiments.presets import DEFAULT_PRESET, preset_of
 from experiments.run.committed import Library
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
@@ -174,7 +174,7 @@ class Comparison:
         return run.name in self._library.named or self._has_diverged(run)
 
     def _has_diverged(self, run: PlannedRun) -> bool:
-        return self._library.has_diverged(run.name, run.cell)
+        return self._library.has_diverged(run.name, run.cell.spec())
 
 
 def _accuracy(one: Tuned) -> float:

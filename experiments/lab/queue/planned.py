@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from experiments.cli.effects import relevant_options
 from experiments.cli.request import RunCommand
 from experiments.folder.run_folder import slug
+from experiments.identity import relevant_options
 from experiments.lab import causes, readings
 from experiments.papers import published, settings
 from experiments.papers.published import Published
@@ -98,7 +98,7 @@ def planned_runs() -> tuple[PlannedRun, ...]:
     """All runs except those of `field.comparisons`, by priority."""
     found: dict[tuple[int, str], PlannedRun] = {}
     for run in _all():
-        options = json.dumps(relevant_options(run.cell.request()), sort_keys=True)
+        options = json.dumps(relevant_options(run.cell.spec()), sort_keys=True)
         found.setdefault((run.cell.seed, options), run)
     return tuple(found.values())
 
@@ -112,7 +112,7 @@ def _all() -> Iterator[PlannedRun]:
     for row in cifar10_of_fedas():
         name = row.method if row.procedure == "release" else f"{row.method} printed"
         where = f"{place(row).parent.as_posix()}/{slug(name)}/seed-0"
-        yield PlannedRun("cifar10-fedas", row.cell(words=ALL_PROTOCOLS), name, where)
+        yield PlannedRun("cifar10-fedas", RunCommand.of(row, ALL_PROTOCOLS), name, where)
     yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
     yield from _of("tables-4-10", _rows([("fedpac", table) for table in (4, 5, 6, 10)], 20), 0)
     repeated = _chosen(_rows([*main, ("fedpac", 2)], 20), SEVERAL_SEEDS)
@@ -137,7 +137,7 @@ def reading_run(reading: str) -> PlannedRun:
     (row,) = [row for row in _rows([("fedpac_replication", 1)], 20) if row.method.startswith("fedpac_proto")]
     own = ("--method", f"{readings.__file__}:fedpac_proto_reading", "--reading", reading)
     name = f"{place(row).parent.as_posix()}/fedpac_proto-{slug(reading)}/seed-0"
-    return PlannedRun("readings", row.cell(words=own), f"fedpac_proto {reading}", name)
+    return PlannedRun("readings", RunCommand.of(row, own), f"fedpac_proto {reading}", name)
 
 
 def fedas_run(beta: float, participation: float, method: str) -> PlannedRun:
@@ -174,4 +174,4 @@ def cifar10_of_fedas() -> list[Published]:
 
 def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[PlannedRun]:
     for row in rows:
-        yield PlannedRun(block, row.cell(seed), row.method, f"{place(row).as_posix()}/seed-{seed}")
+        yield PlannedRun(block, RunCommand.of(row, seed=seed), row.method, f"{place(row).as_posix()}/seed-{seed}")

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from experiments.choices import CUSTOM, WITH_FILES
-from experiments.cli.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
-from experiments.cli.own_code import FILES, by_content, is_partition_file, label
-from experiments.cli.request import Request
-from experiments.fields import Mark, flag, marked
-from experiments.spec import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, is_met
+from experiments.fields import Mark, flag, is_partition_file, marked
+from experiments.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
+from experiments.options import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, is_met
+from experiments.own_code import FILES, by_content, label
+from experiments.spec import Spec
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS
 
@@ -24,26 +24,25 @@ def result_neutral(options: Mapping[str, Any]) -> frozenset[str]:
     return RESULT_NEUTRAL - ({"eval_protocol"} if options.get("target_accuracy") is not None else set())
 
 
-def relevant_options(request: Request) -> dict[str, Any]:
-    """Options and hyper-parameters on which the results of a request depend, except seed and data.
+def relevant_options(spec: Spec) -> dict[str, Any]:
+    """Options and hyper-parameters on which the results of a run depend, except seed and data.
 
     Options without effect on the dataset or the chosen partition are left out, and None is replaced by the value that
     it stands for.
     """
-    options = request.options
-    values = resolve_defaults(dataclasses.asdict(options) | request.hyper_parameters)
+    values = resolve_defaults(spec.values)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
-    unused = unread(request).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
-    # The data determines the one; the other stands for options, and for `Request.procedure`.
-    unused |= {"vocabulary"} - request.given | {"procedure"}
-    if (options.partition == "natural" and request.dataset == CUSTOM) or is_partition_file(options.partition):
+    unused = unread(spec).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
+    # The data determines the one; the other stands for options, and for `Spec.kind_of_rounds`.
+    unused |= {"vocabulary"} - spec.given | {"procedure"}
+    if (spec.partition == "natural" and spec.dataset == CUSTOM) or is_partition_file(spec.partition):
         unused.add("num_clients")
-    values |= by_content(values, request.own_code)
-    if request.dataset in WITH_FILES:
+    values |= by_content(values, spec.own_code)
+    if spec.dataset in WITH_FILES:
         # Imported now, since most runs have no data of their own.
-        from experiments.cli import own_data
+        from experiments import own_data
 
-        values["data_digest"] = own_data.digest(options)
+        values["data_digest"] = own_data.digest(spec)
     else:
         unused |= {*marked(KINDS, Mark.OWN_DATA, Mark.FILES)}
     return {name: value for name, value in values.items() if name not in unused}
@@ -72,84 +71,83 @@ def fixed_rounds(options: Options) -> str:
     return f"--schedule {cosine[0]}" if cosine else ""
 
 
-def unread(request: Request) -> dict[str, str]:
+def unread(spec: Spec) -> dict[str, str]:
     """Options of a run that are not read with the values of others -> why not, for people."""
-    dataset, options = request.dataset, request.options
     whys = {}
     for name, conditions in CONDITIONS.items():
         for condition in conditions:
-            value, other = getattr(options, condition.name), flag(condition.name)
+            value, other = getattr(spec, condition.name), flag(condition.name)
             if not is_met(condition, value):
                 whys.setdefault(name, f"with {other} {label(str(value))}" if value else f"without {other}")
-    if dataset in NATURAL:
+    if spec.dataset in NATURAL:
         # How much of a client's rows is read.
         whys = {name: why for name, why in whys.items() if name not in ("train_size", "test_size")}
-    if options.optimizer != "sgd":
-        whys["momentum"] = f"with --optimizer {options.optimizer}, which has its own"
-    if options.participation == 1 or options.device_trace is not None:
+    if spec.optimizer != "sgd":
+        whys["momentum"] = f"with --optimizer {spec.optimizer}, which has its own"
+    if spec.participation == 1 or spec.device_trace is not None:
         # Nobody is drawn where all take part.
-        why = "with --participation 1" if options.device_trace is None else "with --device-trace"
+        why = "with --participation 1" if spec.device_trace is None else "with --device-trace"
         whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), why)
-    if not (dataset in SPECS and SPECS[dataset].fedpac):
-        how = "--normalize normalizes" if dataset == CUSTOM else "both papers' settings normalize alike"
-        whys["pixel_normalization"] = f"on {dataset}, which {how}"
+    if not (spec.dataset in SPECS and SPECS[spec.dataset].fedpac):
+        how = "--normalize normalizes" if spec.dataset == CUSTOM else "both papers' settings normalize alike"
+        whys["pixel_normalization"] = f"on {spec.dataset}, which {how}"
     return whys
 
 
-def notes(request: Request, given: Iterable[str], backend: str) -> list[str]:
+def notes(spec: Spec, given: Iterable[str], backend: str) -> list[str]:
     """Notes about options of a run that are given and have no effect, on a backend by JAX's name."""
-    options, given = request.options, set(given)
-    whys = unread_by_method(options.method, request.hyper_parameters)
-    whys = {name: f"with {option}" for name, option in whys.items()} | unread(request)
-    if backend == "cpu" and options.precision != "float32":
+    given = set(given)
+    whys = unread_by_method(spec.method, spec.hyper_parameters)
+    whys = {name: f"with {option}" for name, option in whys.items()} | unread(spec)
+    if backend == "cpu" and spec.precision != "float32":
         whys["precision"] = "on a CPU, which computes in float32"
-    if options.dp_clip is None and "client_clip" not in given:
+    if spec.dp_clip is None and "client_clip" not in given:
         whys["dp_delta"] = "without --dp-clip or --client-clip"
-    if (options.eval_clients or 0) >= options.num_clients - options.held_out_clients:
-        whys["eval_clients"] = f"with {options.num_clients} clients"
+    if (spec.eval_clients or 0) >= spec.num_clients - spec.held_out_clients:
+        whys["eval_clients"] = f"with {spec.num_clients} clients"
     # --attackers 0 does what it says.
     return [f"{flag(name)} has no effect {why}" for name, why in whys.items() if name in given - {"attackers"}]
 
 
-def difference(request: Request, config: dict[str, Any], *, finished: bool = True) -> str:
+def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> str:
     """First difference between a stored and a requested configuration, in words; "" if they agree.
 
     Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
     that goes on must be measured alike to its end.
     """
     is_real = bool(config["data"]["is_real"])
-    source = request.options.source
+    source = spec.source
     if source != "auto" and is_real == (source == "embedded"):
         return f"on {config['data']['description']}, not --source {source}"
     if not is_real:
-        request, _ = request.on_embedded_data()
-    if config["dataset"] != request.dataset:
-        return f"on {config['dataset']}, not {request.dataset}"
-    if config.get("procedure", "") != request.procedure:
-        return f"{config.get('procedure') or 'usual rounds'}, not {request.procedure or 'usual rounds'}"
-    for name, (found, value) in differences(request, config).items():
+        spec, _ = spec.on_embedded_data()
+    if config["dataset"] != spec.dataset:
+        return f"on {config['dataset']}, not {spec.dataset}"
+    if config.get("procedure", "") != spec.kind_of_rounds:
+        return f"{config.get('procedure') or 'usual rounds'}, not {spec.kind_of_rounds or 'usual rounds'}"
+    for name, (found, value) in differences(spec, config).items():
         if name == "data_digest":
-            return f"on data with the digest {found}, and that of {request.options.data} is {value}"
+            return f"on data with the digest {found}, and that of {spec.data} is {value}"
         kind = name.removesuffix("_digest")
         if kind in FILES and name not in FILES:
-            return f"made with another text of {Path(getattr(request.options, kind)).name}"
+            return f"made with another text of {Path(getattr(spec, kind)).name}"
         return f"{flag(name)} {found}, not {value}"
-    if gone := sorted(set(config["hyper_parameters"]) - set(request.hyper_parameters)):
-        return f"{flag(gone[0])} {config['hyper_parameters'][gone[0]]}, which {request.options.method} no longer has"
-    optional, asked = "before_aggregation", request.options.eval_protocol
+    if gone := sorted(set(config["hyper_parameters"]) - set(spec.hyper_parameters)):
+        return f"{flag(gone[0])} {config['hyper_parameters'][gone[0]]}, which {spec.method} no longer has"
+    optional, asked = "before_aggregation", spec.eval_protocol
     there = config["options"].get("eval_protocol", Options.eval_protocol)
     if there != asked and (asked == optional or (there == optional and not finished)):
         return f"{flag('eval_protocol')} {there}, not {asked}"
     return ""
 
 
-def differences(request: Request, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differences(spec: Spec, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Options on which results depend -> their values in a stored and a requested configuration, where they differ."""
     stored = resolve_defaults(config["options"] | config["hyper_parameters"])
     stored |= by_content(stored, config.get("own_code", {}))
-    usual = _defaults(request.options.method)
+    usual = _defaults(spec.method)
     found = {}
-    for name, value in (relevant_options(request) | {"seed": request.options.seed}).items():
+    for name, value in (relevant_options(spec) | {"seed": spec.seed}).items():
         # As JSON: tuples come back as lists.
         had = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
         if had != json.loads(json.dumps(value)):
@@ -163,15 +161,14 @@ def _defaults(method: str) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)
 
 
-def visits(request: Request, counts: np.ndarray) -> np.ndarray:
+def visits(spec: Spec, counts: np.ndarray) -> np.ndarray:
     """Examples [N] that clients with `counts` [N] training examples visit in a round, an example in each epoch."""
-    options = request.options
-    if options.local_steps is None and not options.drop_last:
-        return counts * request.hyper_parameters.get("epochs", 1)
-    size = request.hyper_parameters["batch_size"]
+    if spec.local_steps is None and not spec.drop_last:
+        return counts * spec.hyper_parameters.get("epochs", 1)
+    size = spec.hyper_parameters["batch_size"]
     whole = counts - counts % size
-    epoch = np.where(options.drop_last & (whole > 0), whole, counts)
-    if options.local_steps is None:
-        return epoch * request.hyper_parameters["epochs"]
-    epochs, steps = np.divmod(options.local_steps, -(-epoch // size))
+    epoch = np.where(spec.drop_last & (whole > 0), whole, counts)
+    if spec.local_steps is None:
+        return epoch * spec.hyper_parameters["epochs"]
+    epochs, steps = np.divmod(spec.local_steps, -(-epoch // size))
     return epochs * epoch + np.minimum(steps * size, epoch)

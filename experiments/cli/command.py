@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.cli import config_file
-from experiments.cli import request as parsing
-from experiments.cli.exit_codes import exit_code
-from experiments.cli.own_code import CODE
 from experiments.cli.parser import Group, options_of, split
-from experiments.spec import Options
+from experiments.cli.request import parse
+from experiments.host.exit_codes import exit_code
+from experiments.options import Options
+from experiments.own_code import CODE
+from experiments.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -25,18 +25,18 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
     codes: list[int] = []
 
     def work() -> None:
-        request = parsing.parse(dataset, _with_method(arguments))
-        if request.options.print_config:
-            print(config_file.content(dataset, vars(request.options), request.hyper_parameters))
+        spec = parse(dataset, _with_method(arguments))
+        if spec.print_config:
+            print(spec.as_json())
             return
-        if not request.options.distributed:
-            _run(request)
+        if not spec.distributed:
+            _run(spec)
             return
         from experiments.host import distributed, jax_config
 
         if distributed.CHILD in os.environ:
-            jax_config.prepare(request.options)
-            distributed.work_as_child(functools.partial(_run, request), request)
+            jax_config.prepare(spec)
+            distributed.work_as_child(functools.partial(_run, spec), spec)
         else:
             codes.append(distributed.supervise(dataset, arguments))
 
@@ -64,17 +64,8 @@ def _with_method(arguments: Sequence[str]) -> Sequence[str]:
     return [*arguments, f"--method={method}"]
 
 
-def _run(request: parsing.Request, processes: "Processes | None" = None) -> None:
-    """Run or resume, alone or as one of several processes."""
+def _run(spec: Spec, processes: "Processes | None" = None) -> None:
     # Imported now, so that errors and --help do not wait for it.
-    from experiments.host.console import Terminal
-    from experiments.host.processes import Processes
     from experiments.run import run
 
-    processes = processes or Processes()
-    with processes.synchronized():
-        if request.options.resume is not None:
-            from experiments.run.resume import resumed
-
-            request = resumed(request)
-    run.run(request, Terminal(quiet=not processes.is_first), processes=processes)
+    run.run(spec, processes=processes)

@@ -10,7 +10,8 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from experiments.choices import TARGETS
-from experiments.spec import Options
+from experiments.options import Options
+from experiments.spec import Spec
 from pfl_jax.data import own_files
 from pfl_jax.data.natural import NATURAL, Limits
 from pfl_jax.data.rows import blocks
@@ -79,28 +80,28 @@ def is_file(data: str | None) -> TypeGuard[str]:
     return data is not None and not data.startswith(own_files.HUB)
 
 
-def fitted(options: Options, given: frozenset[str], dataset: Dataset) -> Options:
-    """Options with the digest of the data, the number of its own clients if it has any, and that of its tokens.
+def fitted(spec: Spec, dataset: Dataset) -> Spec:
+    """Run with the digest of the data, the number of its own clients if it has any, and that of its tokens.
 
     Paths of files are absolute from here on: a run is exported and resumed from other folders too.
     """
     found: dict[str, Any] = {"data_digest": dataset.origin}
     for name in ("data", "test_data"):
-        if is_file(path := getattr(options, name)):
+        if is_file(path := getattr(spec, name)):
             found[name] = str(Path(path).expanduser().absolute())
     is_tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
-    if options.model in TEXT_MODELS and any(np.any(part % 1) for _, part in blocks(dataset.train_x)):
-        how = ": leave out --normalize" if options.normalize else ""
-        raise InvalidInput(f"--model {options.model} is for tokens, and the inputs are no whole numbers{how}")
-    if options.model in TEXT_MODELS and options.vocabulary is None and is_tokens:
+    if spec.model in TEXT_MODELS and any(np.any(part % 1) for _, part in blocks(dataset.train_x)):
+        how = ": leave out --normalize" if spec.normalize else ""
+        raise InvalidInput(f"--model {spec.model} is for tokens, and the inputs are no whole numbers{how}")
+    if spec.model in TEXT_MODELS and spec.vocabulary is None and is_tokens:
         found["vocabulary"] = vocabulary_of(dataset.train_x)
-    if options.partition == "natural":
+    if spec.partition == "natural":
         found["num_clients"] = number = len(dataset.client_names)
-        if "num_clients" in given and options.num_clients != number:
+        if "num_clients" in spec.given and spec.num_clients != number:
             raise InvalidInput(
-                f"--num-clients {options.num_clients}: {options.client_column} names {number} clients, leave it out"
+                f"--num-clients {spec.num_clients}: {spec.client_column} names {number} clients, leave it out"
             )
-    return dataclasses.replace(options, **found)
+    return dataclasses.replace(spec, **found)
 
 
 def checksums(options: Options) -> list[str]:

@@ -1,6 +1,8 @@
 """A method's hyper-parameters as options, from its factory's signature and docstring, and their schedules."""
 
 import functools
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -8,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.cli.own_code import is_own, method_factory, option_kind
-from experiments.cli.parser import Option, entries, option_words
-from experiments.fields import flag
-from experiments.spec import KINDS
+from experiments.fields import Option, flag, is_own, option_words
+from experiments.options import KINDS
+from experiments.own_code import method_factory, option_kind
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import ReadWith, hint, notes_of, parts, range_of
@@ -54,6 +55,25 @@ def _options(name: str, factory: Callable[..., Method]) -> dict[str, Option]:
     texts = {one: text[:1].upper() + text[1:] for one, text in texts.items()}
     names = [*own, *TRAINING_HYPER_PARAMETERS, *others]
     return {one: Option(one, kinds[one], values[one], texts.get(one, "")) for one in names}
+
+
+def entries(entity: Any, section: str) -> dict[str, str]:
+    """Name -> text of each entry in a section of a docstring, such as "Args"."""
+    found: dict[str, list[str]] = {}
+    indent, inside, text = 0, False, []
+    for line in filter(str.strip, inspect.cleandoc(entity.__doc__ or "").splitlines()):
+        depth = len(line) - len(line.lstrip())
+        if depth == 0:
+            inside, indent = line.rstrip() == f"{section}:", 0
+        elif inside:
+            indent = indent or depth
+            entry = re.match(r"([^:]+?)(?: \([^)]*\))?: *(.*)", line.strip()) if depth == indent else None
+            if entry:
+                text = [entry[2]]
+                found |= dict.fromkeys(entry[1].split(", "), text)
+            else:
+                text.append(line.strip())
+    return {name: " ".join(text) for name, text in found.items()}
 
 
 def documented_info(factory: Callable[..., Method]) -> dict[str, str]:

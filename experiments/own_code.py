@@ -14,15 +14,15 @@ import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, get_origin
+from typing import Any, Literal, get_origin
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments.choices import networks
-from experiments.fields import Mark, marked
-from experiments.spec import KINDS, RESULT_NEUTRAL
+from experiments.fields import Mark, is_own, is_partition_file, marked
+from experiments.options import KINDS, RESULT_NEUTRAL
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput, describe_value, first_line
 from pfl_jax.hyper_parameters import hint, parts
@@ -42,16 +42,6 @@ OTHER_FILES = marked(KINDS, Mark.FILE)
 """Options with the name of a file that is no code."""
 FILES = (*CODE, "partition", *OTHER_FILES)
 """Options that may name a file by whose content runs are told apart."""
-
-
-def is_own(name: str | None) -> TypeGuard[str]:
-    """Whether the value of an option names a file of the user's, not something built in or nothing."""
-    return name is not None and (name.endswith(".py") or ".py:" in name)
-
-
-def is_partition_file(name: str) -> bool:
-    """Whether a value of --partition names a file."""
-    return name.endswith(".json")
 
 
 def label(name: str) -> str:

@@ -11,20 +11,20 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from rich.console import Console
 
 from experiments.choices import Average, ProcedureName, Protocol, Score
-from experiments.cli import parser
-from experiments.cli.exit_codes import exit_code
 from experiments.cli.parser import Folder, Hidden, parse
 from experiments.cli.request import RunCommand
+from experiments.fields import by_option, given
 from experiments.folder.load import Result, read_config, read_metrics, read_summary
 from experiments.folder.run_folder import CONFIG, lock_folder, slug
 from experiments.folder.version import Trust
 from experiments.host.console import Terminal, duration, print_line
+from experiments.host.exit_codes import exit_code
+from experiments.options import RESULT_NEUTRAL
 from experiments.papers import settings
 from experiments.papers.settings import Measure
 from experiments.run import cached_runs
 from experiments.run.committed import ROOT
 from experiments.run.estimate import Speeds, examples_visited
-from experiments.spec import RESULT_NEUTRAL
 from pfl_jax.errors import InvalidInput
 from pfl_jax.hyper_parameters import Count
 
@@ -81,11 +81,11 @@ class Batch(abc.ABC):
     def run(self, jobs: Sequence[Job], console: Console) -> None:
         """Run the unfinished jobs of one group."""
         for job in jobs:
-            cached_runs.run_cell(job.cell, job.folder, console, trust=self.trust)
+            cached_runs.run_cell(job.cell.spec(), job.folder, console, trust=self.trust)
 
     def inspect(self, job: Job) -> cached_runs.State:
         """Content of a job's folder; InvalidInput if it holds something else."""
-        return cached_runs.inspect(job.cell, job.folder, self.trust)
+        return cached_runs.inspect(job.cell.spec(), job.folder, self.trust)
 
     def committed_result(self, job: Job) -> Result | None:
         """Committed result of a job, in place of its folder; None without one."""
@@ -107,7 +107,7 @@ class Batch(abc.ABC):
                 return f"finished, in {kept.path}", 0.0
             if state != "unfinished":
                 return state, float(state != "finished")
-            rounds, lines = job.cell.request().options.rounds, read_metrics(job.folder)
+            rounds, lines = job.cell.spec().rounds, read_metrics(job.folder)
             done = lines[-1]["round"] if lines else 0
             if (job.folder / CONFIG).exists():
                 # Those of its data, which may be embedded.
@@ -141,7 +141,7 @@ class Batch(abc.ABC):
             for job in group:
                 print_line(console, f"{job.cell.command(job.folder)}  # {self.state(job)[0]}")
         shares, left = [self.state(job)[1] for job in jobs], self.left(jobs)
-        examples = sum(examples_visited(job.cell.request()) * share for job, share in zip(jobs, shares, strict=True))
+        examples = sum(examples_visited(job.cell.spec()) * share for job, share in zip(jobs, shares, strict=True))
         print_line(
             console,
             f"{len(jobs)} runs, {shares.count(0.0)} of them finished; {examples / 1e6:,.1f} million training examples "
@@ -155,7 +155,7 @@ class Batch(abc.ABC):
             with contextlib.suppress(InvalidInput):
                 done[job.folder] = self.seconds(job) or 0.0
         speeds = _speeds(jobs, done)
-        return [speeds.seconds(job.cell.request()) * self.state(job)[1] for job in jobs]
+        return [speeds.seconds(job.cell.spec()) * self.state(job)[1] for job in jobs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +204,8 @@ def folder_name(name: str, number: Any, words: Sequence[str]) -> str:
     # One protocol of evaluation is measured by request only.
     relevant = sorted(
         " ".join(part)
-        for part in parser.by_option(words)
-        if not parser.given(part) & without or "before_aggregation" in " ".join(part)
+        for part in by_option(words)
+        if not given(part) & without or "before_aggregation" in " ".join(part)
     )
     return slug(" ".join([f"{name}-{number}", *relevant]))
 
@@ -259,7 +259,7 @@ def drive(batch: Batch, console: Console) -> None:
             if not missing:
                 continue
             speeds = _speeds(jobs, done)
-            left = [speeds.seconds(job.cell.request()) for job in jobs if job.folder not in done]
+            left = [speeds.seconds(job.cell.spec()) for job in jobs if job.folder not in done]
             title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
             title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             print_line(console, title + (f"; about {duration(sum(left))} left" if done else ""), style="bold")
@@ -280,5 +280,5 @@ def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:
     finished = [job for job in jobs if done.get(job.folder)]
     speeds = Speeds()
     for job in [job for job in finished if job.folder.exists()] or finished:
-        speeds.add(job.cell.request(), done[job.folder])
+        speeds.add(job.cell.spec(), done[job.folder])
     return speeds

@@ -1,0 +1,110 @@
+"""What a run is, as one value: the options of all experiments, and what follows from the notes beside them.
+
+That is the command line and its help, the identity of a run, what has no effect, what may be changed when a run is
+resumed, and what a sweep may vary.
+"""
+
+import importlib.util
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_type_hints
+
+from experiments.choices import MethodName, PresetName, ProcedureName, networks
+from experiments.fields import Also, Mark, Option, flag, marked, noted
+from experiments.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
+from pfl_jax.engine.cohort import DRAWS
+from pfl_jax.errors import InvalidInput
+from pfl_jax.hyper_parameters import ReadWith, check_value, listed, unknown
+from pfl_jax.networks.models import MODELS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federation, Data):
+    """Options that all methods have; these three determine the defaults of all others."""
+
+    method: Annotated[MethodName, Mark.CODE, Also("algorithm", "alg")]
+    """Method, built in or FILE.py:NAME of your own factory; `--method NAME --help` shows its own options."""
+    preset: PresetName
+    """Paper whose settings are the defaults of all other options; on the papers' data sets by default the method's own
+    paper."""
+    procedure: ProcedureName | None = None
+    """How FedAS's paper prints it (print) or its released code does it (release): the batches of every method, and of
+    fedas its own options and, with release, the alignment of one backbone in place, client after client. By default
+    release with --preset fedas."""
+
+    def check(self) -> None:
+        """Raise InvalidInput for the first option that is out of range."""
+        for name, kind in KINDS.items():
+            check_value(flag(name), getattr(self, name), kind)
+        if self.accept_other_code and self.resume is None:
+            raise InvalidInput("--accept-other-code needs --resume")
+        if self.trust and self.resume is None and self.config is None:
+            raise InvalidInput("--trust needs --resume or --config")
+        for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
+            if getattr(self, name) is not None and getattr(self, needed) is None:
+                raise InvalidInput(f"{flag(name)} needs {flag(needed)}")
+        # Of --participation it takes the number of clients.
+        for name in DRAWS[1:] if self.device_trace is not None else ():
+            if getattr(self, name):
+                raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
+        for name, conditions in CONDITIONS.items():
+            of_models = [one.values for one in conditions if one.name == "model"]
+            if of_models and getattr(self, name) is not None and not {*networks(self.model)} & {*of_models[0]}:
+                raise InvalidInput(f"{flag(name)} is for --model {listed(of_models[0], 'and')}, not for {self.model}")
+        names = networks(self.model)
+        if strange := [name for name in names if len(names) > 1 and name not in MODELS]:
+            raise InvalidInput(unknown("model in a list", strange[0], MODELS))
+        if self.networks is not None and len(names) == 1:
+            raise InvalidInput("--networks needs a list of networks as --model, such as fedpac_cnn,mlp")
+        for name in ("hidden", "size_choices"):
+            if (least := min(getattr(self, name) or [1])) < 1:
+                raise InvalidInput(f"{flag(name)} must be at least 1 each, not {least}")
+        if self.wandb and importlib.util.find_spec("wandb") is None:
+            raise InvalidInput("--wandb needs a package that is not installed: pip install wandb")
+        if not 0 <= self.seed < 2**32:
+            raise InvalidInput(f"--seed must be between 0 and {2**32 - 1}, not {self.seed}")
+
+
+_hints = get_type_hints(Options, include_extras=True)
+KINDS: dict[str, Any] = {field.name: _hints[field.name] for field in fields(Options)}
+"""Types of the options, with what is noted of them."""
+
+COMMON = {field.name: Option(field.name, KINDS[field.name], field.default) for field in fields(Options)}
+"""Name -> option that all methods have."""
+
+GROUPS: dict[str, Any] = {
+    "data": Data,
+    "client": Federation,
+    "robustness": Robustness,
+    "training": Training,
+    "privacy": Privacy,
+    "evaluation": Evaluation,
+    "result": Output,
+    "device": Engine,
+}
+"""Heading in the help, to which it adds the word "options" -> group; its docstring is there too."""
+
+CONDITIONS = noted(KINDS, ReadWith)
+"""Option -> conditions under which it is read, all of which must be met."""
+
+RESULT_NEUTRAL = frozenset(marked(KINDS, Mark.NEUTRAL, Mark.BY_DIGEST))
+"""Options that do not change the results of a run; of --source and --data, only the data that was loaded matters.
+`identity.result_neutral` has an exception."""
+
+
+def names_of(group: type) -> list[str]:
+    """Options of a group in the order of the help; those of methods (`of_methods`) first."""
+    return [*getattr(group, "of_methods", ()), *(field.name for field in fields(group))]
+
+
+def read_with(name: str, value: Any) -> list[str]:
+    """Options that are read only with some values of an option, `name`, this value among them."""
+    return [
+        option
+        for option, conditions in CONDITIONS.items()
+        if any(one.name == name and is_met(one, value) for one in conditions)
+    ]
+
+
+def is_met(condition: ReadWith, value: Any) -> bool:
+    """Whether the value of an option meets a condition: of lora:8, the kind."""
+    return condition.is_met(value.partition(":")[0] if isinstance(value, str) else value)
