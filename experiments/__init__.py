@@ -42,7 +42,7 @@ def _refuse_unknown_module() -> None:
     name = wanted.removeprefix(f"{__name__}.")
     if wanted != name and name.isidentifier() and importlib.util.find_spec(wanted) is None:
         # Imported now: Python imports this package before all else.
-        from pfl_jax.hyper_parameters import unknown
+        from pfl_jax.validation import unknown
 
         print(f"error: {unknown('dataset', name, DATASETS)}", file=sys.stderr)
         sys.exit(2)

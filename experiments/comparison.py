@@ -28,7 +28,7 @@ from pfl_jax.compare import (
     share_worse,
 )
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import listed
+from pfl_jax.validation import listed
 
 BASELINE = "local"
 """Method whose clients gain nothing from others."""

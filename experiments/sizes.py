@@ -26,10 +26,10 @@ from pfl_jax.engine import communication
 from pfl_jax.engine.build import build
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.tree import byte_count
+from pfl_jax.validation import Count
 
 
 @dataclass(frozen=True)

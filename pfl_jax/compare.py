@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special
 
 from pfl_jax.errors import InvalidInput, describe_value
-from pfl_jax.hyper_parameters import Count, Fraction, Range, check_arguments, check_value
+from pfl_jax.validation import Count, Fraction, Range, check_arguments, check_value
 
 Probability: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
 

@@ -21,9 +21,9 @@ import numpy as np
 from pfl_jax.base import Method, Privacy, PRNGKey
 from pfl_jax.engine.cohort import Settings, sample_cohort
 from pfl_jax.errors import InvalidInput, imported
-from pfl_jax.hyper_parameters import Positive, Range, check_arguments, check_value
 from pfl_jax.methods import factory_of
 from pfl_jax.methods.factories import annotations, check_hyper_parameters, hyper_parameters, on_linear_model, recipes_of
+from pfl_jax.validation import Positive, Range, check_arguments, check_value
 from pfl_jax.wrappers.client_privacy import ClientPrivacy
 
 Delta: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]

@@ -24,6 +24,7 @@ INTERNAL = {
     "atomic_write",
     "fast.conv_general",
     "fast.forms",
+    "hyper_parameters",
     "lapack",
     "messages",
     "safe_read",

@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 import pfl_jax
 from pfl_jax import Settings, data, methods
-from pfl_jax.hyper_parameters import NotNegative, Positive
+from pfl_jax.validation import NotNegative, Positive
 
 
 @pytest.mark.without_f1_auc

@@ -230,7 +230,7 @@ REFUSED = {
     "a factory for a method": (lambda: run(method=methods.fedavg), "model must be a Model"),
     "the name of a method": (
         lambda: run(method="fedavg"),
-        "method must be a Method or a function, such as make_method(",
+        "method must be a Method, a function or a Mixed, such as make_method(",
     ),
     "a number of rounds for settings": (lambda: run(settings=3), "settings must be a Settings, not 3"),
     "a seed for a key": (lambda: run(key=0), "key must be an array, such as jax.random.key(0), not 0"),

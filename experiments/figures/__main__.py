@@ -31,8 +31,8 @@ from experiments.papers.settings import Paper
 from experiments.show.pictures import save
 from pfl_jax.data.specs import SPECS, Source
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods import METHODS
+from pfl_jax.validation import Count
 
 FIGURES: dict[str, dict[str, Figure]] = {"fedpac": {}, "fedas": {}, "fedpac_replication": {}}
 """paper -> number, as users write it -> figure. FedAS's Figures 1 and 2 are drawings."""

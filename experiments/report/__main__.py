@@ -27,7 +27,7 @@ from experiments.show import curves
 from experiments.show.column import Band, save_column
 from experiments.show.pictures import ENDINGS, save
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Positive, Range
+from pfl_jax.validation import Positive, Range
 
 OURS = "pfl_jax · report".encode()
 """Text contained in every page."""

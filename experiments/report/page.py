@@ -15,7 +15,7 @@ from experiments.report import charts, info, tables
 from experiments.show.curves import chosen_on, left_out
 from experiments.show.pictures import as_svg
 from experiments.show.tables import page as render
-from pfl_jax.hyper_parameters import listed
+from pfl_jax.validation import listed
 
 _HERE = Path(__file__).parent
 _OF_A_TABLE = ("rounds", "eval_clients", "target_accuracy")

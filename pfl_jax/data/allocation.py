@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, check_arguments
+from pfl_jax.validation import Count, check_arguments
 
 Sizes: TypeAlias = int | Sequence[int] | np.ndarray
 """One size for all clients, or one for each client."""

@@ -13,7 +13,7 @@ from pfl_jax.data.rows import take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import Columns, Roles, Table, check_numbers, join, sets
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, check_value
+from pfl_jax.validation import Count, check_value
 
 
 def from_arrays(

@@ -12,7 +12,7 @@ from pfl_jax.data.allocation import Partition
 from pfl_jax.data.rows import LazyArray, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, describe_value
-from pfl_jax.hyper_parameters import check_value
+from pfl_jax.validation import check_value
 
 SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 """Field of a partition -> the word for its examples."""

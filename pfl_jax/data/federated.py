@@ -18,7 +18,7 @@ from pfl_jax.data.rows import LazyArray, concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, described
 from pfl_jax.frozen import Frozen
-from pfl_jax.hyper_parameters import Count, check_arguments, check_value
+from pfl_jax.validation import Count, check_arguments, check_value
 
 Split = Literal["train", "test", "validation"]
 

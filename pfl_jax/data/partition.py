@@ -18,7 +18,7 @@ from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.data.pathological import PATHOLOGICAL_CLASSES, pathological
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, Positive, Range, check_arguments, unknown
+from pfl_jax.validation import Count, Positive, Range, check_arguments, unknown
 
 FEDAS_MIN_SIZE = 40
 """Minimum number of a client's examples in FedAS's code: a batch of 10 test examples / (1 - 0.75)."""

@@ -10,7 +10,7 @@ from pfl_jax.data import allocation, checks
 from pfl_jax.data.allocation import Partition, Sizes
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, check_arguments
+from pfl_jax.validation import Count, check_arguments
 
 PATHOLOGICAL_CLASSES = (3, 3, 5, 5, 8)
 """Number of classes per client in each of the five groups of FedPAC C.7."""

@@ -14,7 +14,7 @@ from jax.scipy.ndimage import map_coordinates
 
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, check_arguments
+from pfl_jax.validation import Count, check_arguments
 
 Shift: TypeAlias = Literal["none", "labels", "rotation"]
 """Difference between groups of clients: none, a permutation of the labels, or a rotation of the images."""

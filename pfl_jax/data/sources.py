@@ -15,7 +15,7 @@ from pfl_jax.data import embedded, idx_and_cifar, tfds
 from pfl_jax.data.specs import SPECS, Arrays, DatasetSpec, PixelNormalization, Source
 from pfl_jax.data.tfds import Notify
 from pfl_jax.errors import InvalidInput, described
-from pfl_jax.hyper_parameters import check_arguments, unknown
+from pfl_jax.validation import check_arguments, unknown
 
 
 class Dataset(NamedTuple):

@@ -11,20 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from pfl_jax.base import Cohort, Method, PyTree, State
 from pfl_jax.data.federated import FederatedData, client_data, select_run
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
-from pfl_jax.engine.mapping import AXIS
 from pfl_jax.engine.store import Federation
 from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_line
-from pfl_jax.hyper_parameters import check_values
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.tree import gather
 from pfl_jax.schedules import MethodSchedule, Mixed, at_round, mixture
+from pfl_jax.validation import check_values
 
 GENERATOR = "threefry2x32"
 """Generator of random numbers of every key. The numbers of others depend under vmap on the other clients of a chunk."""
@@ -41,7 +40,6 @@ def check_run(
     newcomers: Federation | None,
 ) -> None:
     """Raise InvalidInput unless the arguments of `pfl_jax.engine.simulate.run` fit together."""
-    check_mesh(mesh)
     if state_on == "disk" and data.mesh is not None and data.mesh.is_multi_process:
         raise InvalidInput("state_on disk is for one process: with several, each keeps its own clients' on the host")
     if folder is not None and state_on != "disk":
@@ -114,7 +112,7 @@ def _exchange(method: Method, data: Federation) -> PyTree:
             raise InvalidInput("this method is for one network: its server needs the states of all clients of a round")
         return result.message
 
-    with explained(lambda: method, {}, data):
+    with explain_misfit(lambda: method, {}, data):
         return jax.eval_shape(messages, data.with_frozen(method.frozen))
 
 
@@ -144,7 +142,6 @@ def check_sweep(
     mesh: Mesh | None,
 ) -> None:
     """Raise InvalidInput unless the arguments of `pfl_jax.engine.sweep.run` fit together."""
-    check_mesh(mesh)
     shapes = {name: value.shape for name, value in values.items()}
     if data.train_count.ndim == 2:
         shapes["data"] = data.train_count.shape[:1]
@@ -165,12 +162,6 @@ def check_sweep(
         raise InvalidInput(f"states has runs of {first} and of {last} completed rounds: continue them separately")
     method = make_method(**{name: value[0] for name, value in values.items()})
     check_state(method, _first(data), settings, jax.tree.map(lambda leaf: leaf[0], states))
-
-
-def check_mesh(mesh: Mesh | None) -> None:
-    """Raise InvalidInput unless this is a mesh as `pfl_jax.engine.mapping.client_mesh` makes it, or None."""
-    if mesh is not None and (mesh.axis_names, mesh.axis_types) != ((AXIS,), (AxisType.Auto,)):
-        raise InvalidInput(f"mesh must have one axis {AXIS} (Auto), as client_mesh() makes it, not {mesh}")
 
 
 def typed_key(key: Any, name: str = "key", *, axes: int = 0) -> jax.Array:
@@ -232,7 +223,7 @@ def with_usual_settings(function: Callable[..., Iterator[Any]]) -> Callable[...,
 
 
 @contextlib.contextmanager
-def explained(
+def explain_misfit(
     make: Callable[..., Method | MethodSchedule], values: Mapping[str, Any], data: Federation
 ) -> Iterator[None]:
     """Context whose errors become an InvalidInput if the reason is that the model does not take the inputs.

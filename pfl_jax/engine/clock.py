@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, check_arguments
+from pfl_jax.validation import Count, check_arguments
 
 Availability: TypeAlias = tuple[float, Sequence[Sequence[float]]]
 """A period in seconds, and the intervals [start, end) within it in which a client can begin its work, ascending."""

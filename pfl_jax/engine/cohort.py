@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from pfl_jax.base import Cohort, PRNGKey
 from pfl_jax.engine.clock import Timetable
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import AboveZero, BelowOne, Count, Fraction, Positive, check_values
 from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
+from pfl_jax.validation import AboveZero, BelowOne, Count, Fraction, Positive, check_values
 from pfl_jax.wrappers.attacks import Attack
 
 DRAWS = ("participation", "full_last_round", "straggler_fraction", "drop_rate")

@@ -1,7 +1,7 @@
 """Mapping of a function over clients: in chunks on one device, or on the devices of a mesh."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PyTree
+from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import choose, gather
+from pfl_jax.validation import Check
 
 AXIS = "clients"
 """Axis of a mesh over which clients are spread."""
@@ -26,6 +28,15 @@ def client_mesh(devices: list[Any] | None = None) -> Mesh:
     """
     devices = jax.local_devices() if devices is None else devices
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def _check_mesh(name: str, mesh: Mesh | None) -> None:
+    if mesh is not None and (mesh.axis_names, mesh.axis_types) != ((AXIS,), (AxisType.Auto,)):
+        raise InvalidInput(f"{name} must have one axis {AXIS} (Auto), as client_mesh() makes it, not {mesh}")
+
+
+ClientMesh: TypeAlias = Annotated[Mesh, Check(_check_mesh)]
+"""A mesh as `client_mesh` makes it."""
 
 
 def own_devices(mesh: Mesh) -> list[int]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from pfl_jax.base import Info, Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine import chunking
@@ -19,19 +18,19 @@ from pfl_jax.engine.checks import (
     check_engine,
     check_not_traced,
     check_run,
-    explained,
+    explain_misfit,
     typed_key,
     usual_settings,
     with_usual_settings,
 )
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
-from pfl_jax.engine.mapping import client_mesh, replicate
+from pfl_jax.engine.mapping import ClientMesh, client_mesh, replicate
 from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.store import ClientStore, Federation, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
-from pfl_jax.hyper_parameters import check_arguments
 from pfl_jax.primitives.metrics import before_aggregation
 from pfl_jax.schedules import MethodSchedule, at_round
+from pfl_jax.validation import check_arguments
 
 __all__ = [
     "Engine",
@@ -121,7 +120,7 @@ def run(
     hyper_parameters: Mapping[str, Any] | None = None,
     *,
     state: State | None = None,
-    mesh: Mesh | None = None,
+    mesh: ClientMesh | None = None,
     state_on: StateOn = "device",
     state_folder: str | Path | None = None,
     on_nan: OnNaN = "stop",
@@ -211,7 +210,7 @@ def run(
             first = rest._replace(clients=adopted(engine, data, state.clients))
         return committed(first) if mesh is None else first
 
-    explains = partial(explained, make if values else lambda: made, values, data)
+    explains = partial(explain_misfit, make if values else lambda: made, values, data)
     results = play(engine, data, settings, begin, newcomers, explains, on_nan)
     return _with_progress(results, settings.rounds) if progress else results
 

@@ -19,15 +19,15 @@ from pfl_jax.base import PRNGKey, PyTree, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import Engine
-from pfl_jax.engine.checks import check_not_traced, check_sweep, explained, typed_key, usual_settings
+from pfl_jax.engine.checks import check_not_traced, check_sweep, explain_misfit, typed_key, usual_settings
 from pfl_jax.engine.cohort import RoundSettings
-from pfl_jax.engine.mapping import AXIS, map_places, replicate
+from pfl_jax.engine.mapping import AXIS, ClientMesh, map_places, replicate
 from pfl_jax.engine.remembered import MakeMethod, Same, remembered
 from pfl_jax.engine.simulate import RoundResult, Settings
 from pfl_jax.engine.store import OnDevice
-from pfl_jax.hyper_parameters import Count, check_arguments
 from pfl_jax.primitives.tree import byte_count, gather
 from pfl_jax.schedules import at_round
+from pfl_jax.validation import Count, check_arguments
 
 
 def build(
@@ -101,7 +101,7 @@ def run(
     *,
     states: State | None = None,
     chunk: Count | Literal["auto"] | None = "auto",
-    mesh: Mesh | None = None,
+    mesh: ClientMesh | None = None,
     donate: bool = False,
 ) -> Iterator[RoundResult]:
     """Run R federations of equal shapes together and yield a `RoundResult` [R, ...] after each round.
@@ -151,7 +151,7 @@ def run(
     check_sweep(make_method, data, settings, keys, values, states, mesh)
     one = {name: value[0] for name, value in values.items()}
     first, number = make_method(**one), len(keys)
-    explains = partial(explained, make_method, one, data)
+    explains = partial(explain_misfit, make_method, one, data)
     data = data.with_frozen(at_round(first, 0).frozen)
     settings = chunking.resolved(settings, first, np.asarray(data.train_count))
     if chunk == "auto":

@@ -11,7 +11,6 @@ from typing import Any
 
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import check_value, unknown
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
@@ -64,6 +63,7 @@ from pfl_jax.methods.pfedhn import pfedhn as pfedhn
 from pfl_jax.methods.pfedme import pfedme as pfedme
 from pfl_jax.methods.scaffold import scaffold as scaffold
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.validation import check_value, unknown
 
 METHODS: dict[str, Callable[..., Method]] = {
     "local": local,
@@ -119,7 +119,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 """name -> factory(model, training: LocalTraining, **hyper-parameters) -> Method
 
-Each raises InvalidInput for a value of a wrong type or out of its range, see `pfl_jax.hyper_parameters`."""
+Each raises InvalidInput for a value of a wrong type or out of its range, see `pfl_jax.validation`."""
 
 
 def factory_of(method: str | Callable[..., Method]) -> Callable[..., Method]:

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import Fraction
 from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory
 from pfl_jax.primitives.aggregation import follow_mixture, mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import interpolate
+from pfl_jax.validation import Fraction
 
 
 class APFLClient(NamedTuple):

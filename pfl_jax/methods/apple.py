@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import Cohort, LocalResult, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import IDENTITY, method_factory
 from pfl_jax.primitives.aggregation import follow_mixture, weighted_mean
 from pfl_jax.primitives.fingerprints import WORDS, fingerprint, fingerprint_key, same_fingerprint
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import choose, gather
+from pfl_jax.validation import Count, Epochs, NotNegative, ReadWith
 
 SMALLEST_FACTOR = 1e-3
 """Factor of the regularizer of the relations at the end of its rounds, as in the released code."""

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
-from pfl_jax.hyper_parameters import Epochs, Fraction, NotNegative
 from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
+from pfl_jax.validation import Epochs, Fraction, NotNegative
 
 Align = Callable[[PRNGKey, Params, PyTree, Params, ClientData, jax.Array], Params]
 """(key, received model, its personal entries, the client's previous model, data, whether the client was trained before)

@@ -3,12 +3,12 @@
 import jax
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
-from pfl_jax.hyper_parameters import Epochs, NotNegative
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
 from pfl_jax.streams import PERSONAL_MODEL
+from pfl_jax.validation import Epochs, NotNegative
 
 
 @method_factory

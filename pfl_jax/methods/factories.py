@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Method, Model, TrainingCost
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Arguments, Count, check_values, hint
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.validation import Arguments, Count, check_values, hint
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 from pfl_jax.wrappers.compression import Compression, compressed
 from pfl_jax.wrappers.server_mean import ServerMean, robust
@@ -39,7 +39,7 @@ def method_factory(
 
 
 def method_factory(factory: Any = None, *, version: int = 1, adapters: bool = False) -> Any:
-    """Decorate a factory so that it checks its arguments first, see `pfl_jax.hyper_parameters`.
+    """Decorate a factory so that it checks its arguments first, see `pfl_jax.validation`.
 
     Args:
       factory: a factory whose keyword-only arguments have annotations.

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import CLASS_SIZES, method_factory, needs_classes
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import loss_of_features, masked_mean
+from pfl_jax.validation import NotNegative
 
 
 class FDServer(NamedTuple):

@@ -8,7 +8,6 @@ import optax
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, Epochs, Fraction, NotNegative, ReadWith
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
@@ -16,6 +15,7 @@ from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_training import LocalTraining, sgd
 from pfl_jax.primitives.tree import choose, interpolate
 from pfl_jax.streams import AGGREGATION_WEIGHTS
+from pfl_jax.validation import Count, Epochs, Fraction, NotNegative, ReadWith
 
 WINDOW = 10
 """Number of passes over which the standard deviation of the loss decides whether the weights have converged."""

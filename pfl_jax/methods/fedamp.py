@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import NotNegative, Positive
 from pfl_jax.methods.factories import method_factory
 from pfl_jax.primitives.aggregation import mix
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
+from pfl_jax.validation import NotNegative, Positive
 
 
 class FedAMPClient(NamedTuple):

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
-from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory, needs_classes
 from pfl_jax.primitives import losses
@@ -17,6 +16,7 @@ from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.fisher import batch_fisher_trace, fisher_trace, trace_weights
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.tree import merge
+from pfl_jax.validation import Count, Epochs, NotNegative, ReadWith
 
 FEDAS_TRAINING = LocalTraining(lr=5e-3, momentum=0.0, weight_decay=0.0, batch_size=16)
 """Local training in FedAS's experiments (Section 4.1, which mentions neither momentum nor weight decay)."""

@@ -3,13 +3,13 @@
 import jax.numpy as jnp
 
 from pfl_jax.base import Method, Model, Privacy
-from pfl_jax.hyper_parameters import Count, Epochs, Fraction, NotNegative
 from pfl_jax.methods.cd2pfed import decouple_channels, select_entries
 from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.methods.fedas import FEDAS_TRAINING
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import feature_alignment, loss_of_features
+from pfl_jax.validation import Count, Epochs, Fraction, NotNegative
 
 
 @method_factory

@@ -1,10 +1,10 @@
 """Federated averaging followed by fine-tuning on each client, a strong baseline of personalization."""
 
 from pfl_jax.base import Method, Model
-from pfl_jax.hyper_parameters import Epochs
 from pfl_jax.methods.factories import method_factory, unchecked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.validation import Epochs
 from pfl_jax.wrappers.fine_tuning import fine_tuned
 
 

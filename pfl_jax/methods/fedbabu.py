@@ -1,13 +1,13 @@
 """Shared backbone with a fixed random head, followed by fine-tuning (Oh, Kim, Yun 2022)."""
 
 from pfl_jax.base import LocalResult, Method, Model
-from pfl_jax.hyper_parameters import Epochs
 from pfl_jax.methods.factories import method_factory
 from pfl_jax.methods.fedavg_ft import fedavg_ft
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
+from pfl_jax.validation import Epochs
 
 
 @method_factory

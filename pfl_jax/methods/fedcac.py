@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PyTree
-from pfl_jax.hyper_parameters import Count, Fraction, ReadWith
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mix, size_weights, weighted_mean
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import map_statistics
+from pfl_jax.validation import Count, Fraction, ReadWith
 
 
 class FedCACServer(NamedTuple):

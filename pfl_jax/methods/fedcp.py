@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, Head, LocalResult, Method, Model, Privacy, PyTree
-from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import WHOLE_BATCH, method_factory, needs_vectors
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
@@ -16,6 +15,7 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import loss_of_features
 from pfl_jax.primitives.tree import interpolate
 from pfl_jax.streams import POLICY
+from pfl_jax.validation import NotNegative
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Of the Gaussian kernels whose sum measures the discrepancy of features (released code)."""

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, Survey
-from pfl_jax.hyper_parameters import NotNegative, Range
 from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory, needs_vectors
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.optimizers import descend, initial_state
+from pfl_jax.validation import NotNegative, Range
 
 
 class FedDBEServer(NamedTuple):

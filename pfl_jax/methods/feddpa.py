@@ -7,13 +7,13 @@ import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
 from pfl_jax.errors import NO_FEATURES, InvalidInput
-from pfl_jax.hyper_parameters import Count, Fraction
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.low_rank import mix_adapters
 from pfl_jax.streams import PERSONAL_MODEL
+from pfl_jax.validation import Count, Fraction
 
 
 class DualParams(NamedTuple):

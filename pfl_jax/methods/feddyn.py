@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
 from pfl_jax.primitives.tree import map_statistics
+from pfl_jax.validation import NotNegative
 
 
 class FedDynServer(NamedTuple):

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean
+from pfl_jax.validation import Count
 
 
 class Mixture(NamedTuple):

@@ -1,10 +1,10 @@
 """FedEM followed by fine-tuning of the shared models on each client."""
 
 from pfl_jax.base import Method, Model
-from pfl_jax.hyper_parameters import Count, Epochs
 from pfl_jax.methods.factories import method_factory, needs_classes, unchecked
 from pfl_jax.methods.fedem import fedem
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.validation import Count, Epochs
 from pfl_jax.wrappers.fine_tuning import fine_tuned
 
 

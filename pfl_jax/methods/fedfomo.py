@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import Count, Fraction, NotNegative
 from pfl_jax.methods.factories import IDENTITY, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.affinity import Affinity, add_affinity, choose_peers, empty_affinity, look_up
@@ -18,6 +17,7 @@ from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean, proximal
 from pfl_jax.primitives.tree import gather
+from pfl_jax.validation import Count, Fraction, NotNegative
 
 Fallback: TypeAlias = Literal["previous", "trained"]
 """Model from which a client continues if no downloaded model is better, see `fedfomo`."""

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Privacy
-from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, method_factory, needs_classes
 from pfl_jax.methods.lg_fedavg import lg_fedavg
 from pfl_jax.primitives.feature_statistics import class_centroids
@@ -15,6 +14,7 @@ from pfl_jax.primitives.fingerprints import fingerprint, order_by_fingerprint
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import gather, merge
+from pfl_jax.validation import Count, Epochs, NotNegative, ReadWith
 
 
 class FedGHMessage(NamedTuple):

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy, PyTree
-from pfl_jax.hyper_parameters import AboveZero, Count
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory, needs_classes, needs_vectors
 from pfl_jax.methods.fml import divergence, fit_two
@@ -14,6 +13,7 @@ from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean
 from pfl_jax.primitives.tree import byte_count
+from pfl_jax.validation import AboveZero, Count
 
 
 class FedKDServer(NamedTuple):

@@ -19,7 +19,6 @@ from pfl_jax.base import (
     PyTree,
     TrainingLoss,
 )
-from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import CLASS_SIZES, SIZE, method_factory, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_class, mean_by_size, mix
@@ -35,6 +34,7 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import feature_alignment, loss_of_features
 from pfl_jax.primitives.simplex_qp import Solver
 from pfl_jax.primitives.tree import merge
+from pfl_jax.validation import Epochs, NotNegative, ReadWith
 
 Covariance: TypeAlias = Literal["identity", "empirical"]
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Head, Method, Model
-from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import method_factory, needs_classes
 from pfl_jax.methods.fedpac import align_and_combine
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy
+from pfl_jax.validation import Epochs, NotNegative, ReadWith
 
 Reduction: TypeAlias = Literal["mean", "sum"]
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import BelowOne, Count, Fraction, Positive, ReadWith
 from pfl_jax.methods.factories import SIZE, WHOLE_BATCH, method_factory, needs_classes, needs_vectors
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedcp import discrepancy
@@ -14,6 +13,7 @@ from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import loss_of_features, masked_mean
 from pfl_jax.primitives.tree import interpolate
+from pfl_jax.validation import BelowOne, Count, Fraction, Positive, ReadWith
 
 
 class FedPHPClient(NamedTuple):

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
-from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, method_factory, needs_classes
 from pfl_jax.primitives.feature_statistics import class_centroids, merge_centroids
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import feature_alignment, loss_of_features
+from pfl_jax.validation import NotNegative
 
 
 class Prototypes(NamedTuple):

@@ -1,12 +1,12 @@
 """Federated averaging with a proximal term (Li et al. 2020)."""
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
-from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
+from pfl_jax.validation import NotNegative
 
 
 @method_factory

@@ -1,11 +1,11 @@
 """FedProx followed by fine-tuning on each client."""
 
 from pfl_jax.base import Method, Model
-from pfl_jax.hyper_parameters import Epochs, NotNegative
 from pfl_jax.methods.factories import method_factory, unchecked
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.fedprox import fedprox
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.validation import Epochs, NotNegative
 from pfl_jax.wrappers.fine_tuning import fine_tuned
 
 

@@ -5,7 +5,6 @@ from typing import Annotated
 import jax
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
-from pfl_jax.hyper_parameters import Epochs, NotNegative, ReadWith
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.methods.fedper import fedper
 from pfl_jax.primitives.aggregation import mean_by_size
@@ -13,6 +12,7 @@ from pfl_jax.primitives.features import extract_features, fit_head
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import merge
+from pfl_jax.validation import Epochs, NotNegative, ReadWith
 
 
 @method_factory

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey
-from pfl_jax.hyper_parameters import Count, Epochs, NotNegative, Positive, ReadWith
 from pfl_jax.methods.factories import CLASS_MEANS, CLASS_SIZES, IDENTITY, method_factory, needs_classes
 from pfl_jax.methods.fedproto import Prototypes, local_step
 from pfl_jax.networks.layers import Dense
@@ -15,6 +14,7 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy
 from pfl_jax.primitives.tree import gather
 from pfl_jax.streams import PROTOTYPE_GENERATOR
+from pfl_jax.validation import Count, Epochs, NotNegative, Positive, ReadWith
 
 
 class Generator(NamedTuple):

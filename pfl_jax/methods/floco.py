@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import Backbone, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
-from pfl_jax.hyper_parameters import Count, NotNegative
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory
 from pfl_jax.methods.fedavg import fedavg
@@ -20,6 +19,7 @@ from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import choose, merge
 from pfl_jax.streams import SIMPLEX_POINTS
+from pfl_jax.validation import Count, NotNegative
 
 SCALES = 1000
 """Scales of the clients' scores that are compared, between 1e-4 and 1 (released code)."""

@@ -6,12 +6,12 @@ import jax
 import optax
 
 from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
-from pfl_jax.hyper_parameters import Fraction
 from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean
+from pfl_jax.validation import Fraction
 
 Outputs = tuple[jax.Array, jax.Array]
 """Features [B, d] and logits [B, K] of one model for a mini-batch."""

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import Backbone, ClientData, Head, LocalResult, Method, Model, Privacy, PyTree
-from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.methods.factories import WHOLE_BATCH, method_factory, needs_classes
 from pfl_jax.networks.layers import Dense
 from pfl_jax.primitives.aggregation import mean_by_size
@@ -16,6 +15,7 @@ from pfl_jax.primitives.feature_statistics import class_counts
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy, loss_of_features, proximal
 from pfl_jax.streams import CATEGORY_EMBEDDINGS, VALVE
+from pfl_jax.validation import NotNegative
 
 TINY = 1e-12
 """Least norm that a vector is divided by."""

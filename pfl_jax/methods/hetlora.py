@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Privacy
-from pfl_jax.hyper_parameters import Count, Fraction, NotNegative
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.low_rank import A, B, adapter_squared_norm, find_adapters, is_adapter, map_adapters
 from pfl_jax.primitives.tree import merge, split
+from pfl_jax.validation import Count, Fraction, NotNegative
 
 
 @method_factory(adapters=True)

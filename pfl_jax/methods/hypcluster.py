@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mix, size_weights
 from pfl_jax.primitives.ensembles import example_losses, init_models
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
 from pfl_jax.primitives.tree import gather
+from pfl_jax.validation import Count
 
 
 class ClusterMessage(NamedTuple):

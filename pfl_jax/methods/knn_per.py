@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import Count, Fraction, ReadWith
 from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.examples import map_examples
@@ -14,6 +13,7 @@ from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.holdout import fixed_subset
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean
+from pfl_jax.validation import Count, Fraction, ReadWith
 
 Kernel = Literal["exponential", "gaussian"]
 

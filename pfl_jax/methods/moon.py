@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
-from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
 from pfl_jax.methods.factories import SIZE, method_factory, needs_vectors
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import loss_of_features, masked_mean
+from pfl_jax.validation import NotNegative, Positive, ReadWith
 
 
 class MoonClient(NamedTuple):

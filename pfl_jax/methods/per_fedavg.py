@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
-from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
 from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory
 from pfl_jax.methods.fedavg import fedavg
 from pfl_jax.methods.scaffold import mean_gradient
@@ -14,6 +13,7 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import choose
+from pfl_jax.validation import NotNegative, Positive, ReadWith
 
 MetaGradient: TypeAlias = Literal["first_order", "hessian_free"]
 """Approximation of the gradient of the loss after a step, see `per_fedavg`."""

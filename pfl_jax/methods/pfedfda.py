@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Backbone, ClientData, LocalResult, Mean, Method, Model, Privacy
-from pfl_jax.hyper_parameters import Positive
 from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.feature_statistics import class_centroids, class_counts
@@ -16,6 +15,7 @@ from pfl_jax.primitives.holdout import stratified_folds
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import cross_entropy, loss_of_features
 from pfl_jax.streams import CLASS_MEANS
+from pfl_jax.validation import Positive
 
 Interpolation: TypeAlias = Literal["separate", "single", "local"]
 

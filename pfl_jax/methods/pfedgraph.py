@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PyTree
-from pfl_jax.hyper_parameters import NotNegative, Positive
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mix, size_weights
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import map_statistics
+from pfl_jax.validation import NotNegative, Positive
 
 SIMILAR = 0.9
 """Cosine above which two clients' changes count as equal (released code)."""

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from pfl_jax.base import LocalResult, Method, Model, Params, Privacy, PRNGKey, PyTree
-from pfl_jax.hyper_parameters import BelowOne, Count, NotNegative
 from pfl_jax.methods.factories import IDENTITY, method_factory
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.streams import EMBEDDINGS
+from pfl_jax.validation import BelowOne, Count, NotNegative
 
 
 class PFedHNServer(NamedTuple):

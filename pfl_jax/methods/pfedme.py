@@ -3,13 +3,13 @@
 import jax
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
-from pfl_jax.hyper_parameters import Count, NotNegative
 from pfl_jax.methods.factories import OWN_GRADIENTS, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import proximal, supervised_loss
 from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import interpolate
+from pfl_jax.validation import Count, NotNegative
 
 
 @method_factory

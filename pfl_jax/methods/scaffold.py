@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from pfl_jax.base import ClientData, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, TrainingLoss
-from pfl_jax.hyper_parameters import NotNegative
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.tree import interpolate
 from pfl_jax.streams import FULL_GRADIENT
+from pfl_jax.validation import NotNegative
 
 
 class ScaffoldServer(NamedTuple):

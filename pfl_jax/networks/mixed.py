@@ -8,9 +8,9 @@ import numpy as np
 
 from pfl_jax.base import Method, Model, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import check_value
 from pfl_jax.networks.layers import Dense
 from pfl_jax.schedules import Mixed
+from pfl_jax.validation import check_value
 
 LAYER = "to_features"
 """Key of the layer of `with_features` in a backbone."""

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import PyTree
-from pfl_jax.hyper_parameters import Count, check_value
 from pfl_jax.primitives.loops import differentiated_by
 from pfl_jax.primitives.tree import choose
+from pfl_jax.validation import Count, check_value
 
 FORWARD_BATCH = 200
 """Examples per forward pass: large enough for full speed, small enough for a CPU's cache."""

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, KeylessLoss, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, check_value
 from pfl_jax.primitives.aggregation import normalize_weights
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.per_example import FEW, add_norms, replace_operations, uses_of_parameters
+from pfl_jax.validation import Count, check_value
 
 MICROBATCH = 16
 """Examples whose gradients are computed at once; 16 was the fastest of 8 to 64 on a CPU, for both papers' networks."""

@@ -12,7 +12,6 @@ import optax
 
 from pfl_jax.base import ClientData, Loss, PRNGKey, PyTree, TrainingLoss
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import BelowOne, Count, Epochs, NotNegative, Positive, check_values
 from pfl_jax.primitives.mini_batches import Augment, Carry, Counts, Step, first_in_fixed_order, fold_batches
 from pfl_jax.primitives.mini_batches import num_steps as num_steps
 from pfl_jax.primitives.optimizers import add_weight_decay, initial_state, sgd
@@ -20,6 +19,7 @@ from pfl_jax.primitives.optimizers import descend as descend
 from pfl_jax.primitives.private_gradients import private_gradient
 from pfl_jax.primitives.tree import map_statistics, register_unchecked, running_statistics
 from pfl_jax.streams import EXAMPLE_NOISE
+from pfl_jax.validation import BelowOne, Count, Epochs, NotNegative, Positive, check_values
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 """Names of optimizers, see `LocalTraining.optimizer`."""

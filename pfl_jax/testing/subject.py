@@ -14,11 +14,11 @@ from pfl_jax.engine import simulate
 from pfl_jax.engine.build import Engine
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import parts
 from pfl_jax.methods import make_method
 from pfl_jax.methods.factories import annotations, arguments
 from pfl_jax.tasks import CLASSIFICATION, Task
 from pfl_jax.testing.problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from pfl_jax.validation import parts
 
 
 class Subject:

@@ -9,9 +9,9 @@ import optax
 
 from pfl_jax.base import Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import NotNegative, Positive, ReadWith
 from pfl_jax.messages import MEAN_OF_UPDATES, Update, bases, trained_from
 from pfl_jax.streams import CLIENT_NOISE
+from pfl_jax.validation import NotNegative, Positive, ReadWith
 
 
 @dataclass(frozen=True)

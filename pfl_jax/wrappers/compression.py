@@ -10,10 +10,10 @@ from jax.random import fold_in
 
 from pfl_jax.base import Client, LocalResult, Mean, Method, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import AboveZero, Range, Words
 from pfl_jax.messages import MEAN_OF_UPDATES, Update, bases, downloaded, has_means, map_means, trained_from
 from pfl_jax.primitives import compressors
 from pfl_jax.streams import COMPRESSION
+from pfl_jax.validation import AboveZero, Range, Words
 
 BITS = 32
 """Bits of a number that is not compressed."""

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pfl_jax.base import Method, Survey
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Range, Words
 from pfl_jax.messages import MEAN_OF_UPDATES, Unsummed, Update, has_means, map_means
 from pfl_jax.primitives import robust_means
 from pfl_jax.primitives.robust_means import Statistic
+from pfl_jax.validation import Range, Words
 
 _BELOW_HALF = Annotated[float, Range(0, 0.5, below=True)]
 

@@ -10,9 +10,9 @@ import optax
 
 from pfl_jax.base import Method, Params
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import BelowOne, NotNegative, Positive, ReadWith
 from pfl_jax.primitives.optimizers import sgd
 from pfl_jax.primitives.tree import map_statistics
+from pfl_jax.validation import BelowOne, NotNegative, Positive, ReadWith
 from pfl_jax.wrappers.server_state import with_server_state
 
 ServerRule: TypeAlias = Literal["sgd", "adam", "yogi", "adagrad"]

@@ -16,8 +16,8 @@ from experiments.fields import flag
 from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
 from experiments.options import Options
 from pfl_jax import InvalidInput, LocalTraining, make_method
-from pfl_jax.hyper_parameters import NotNegative, Positive, Range, Words, describe, literals, parts, range_of
 from pfl_jax.methods import METHODS, annotations, recipes_of
+from pfl_jax.validation import NotNegative, Positive, Range, Words, describe, literals, parts, range_of
 from pfl_jax.wrappers.compression import Compression
 from pfl_jax.wrappers.server_mean import ServerMean
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer

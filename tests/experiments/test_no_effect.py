@@ -14,8 +14,8 @@ from experiments.options import Options
 from experiments.run import build
 from experiments.spec import SYNONYMS
 from pfl_jax import InvalidInput, hyper_parameters
-from pfl_jax.hyper_parameters import ReadWith, literals
 from pfl_jax.methods import METHODS, annotations, make_method
+from pfl_jax.validation import ReadWith, literals
 
 CASES = [
     ("fedas", "--lam 3", "--manner serial"),

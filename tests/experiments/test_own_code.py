@@ -27,7 +27,7 @@ from typing import Literal
 
 import jax
 from pfl_jax import LocalTraining, methods
-from pfl_jax.hyper_parameters import NotNegative
+from pfl_jax.validation import NotNegative
 
 
 def slow(

@@ -17,8 +17,8 @@ from experiments.hyper_parameters import entries, method_options
 from experiments.options import GROUPS, Options, names_of
 from experiments.show.tables import comma_separated, markdown, page
 from experiments.spec import SELECTION
-from pfl_jax.hyper_parameters import Count
 from pfl_jax.methods import METHODS
+from pfl_jax.validation import Count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from experiments.lab.gpu.queued import missing
 from experiments.run import committed
 from pfl_jax.atomic_write import make_folder
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, Positive
+from pfl_jax.validation import Count, Positive
 
 SHARES = {"machine": 0.12, "training": 0.45, "pytorch": 0.6, "rounds": 0.75, "runs": 1.0}
 """Part -> share of the time after which it ends, in the order in which they run."""

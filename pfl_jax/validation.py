@@ -1,0 +1,293 @@
+"""Validation of arguments by their annotations, for library and command line: `check_value` is the one check.
+
+An annotation says the type, the range of a number (`Range`), the form of a text (`Words`), a condition of its own
+(`Check`), and of a hyper-parameter with which values of others it is read (`ReadWith`):
+
+    def my_method(
+        model, training=LocalTraining(), *, mu: NotNegative = 1.0, tau: Annotated[Positive, ReadWith("mu")] = 0.5
+    ): ...
+
+Settings and the arguments of `pfl_jax.run` are checked in the same way. A traced number passes, since its value is not
+known.
+"""
+
+import contextlib
+import difflib
+import functools
+import inspect
+import math
+import numbers
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from pfl_jax.errors import InvalidInput, describe_value
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Range(NamedTuple):
+    """Interval of the numbers that a hyper-parameter can be; infinity and NaN are in none.
+
+    Attributes:
+      low: smallest value.
+      high: largest value.
+      above: whether `low` itself is excluded.
+      below: whether `high` itself is excluded.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def has(self, value: float) -> bool:
+        """Whether a value is in the interval."""
+        is_above = value > self.low if self.above else value >= self.low
+        is_below = value < self.high if self.below else value <= self.high
+        return math.isfinite(value) and is_above and is_below
+
+    def __repr__(self) -> str:
+        """The same in `help()`: "above 0 and at most 1"."""
+        return str(self).replace("not be negative", "be at least 0").removeprefix("be ")
+
+    def __str__(self) -> str:
+        """What a value must do: "be at least 0 and below 1"."""
+        if (self.low, self.high) == (0, math.inf):
+            return "be positive" if self.above else "not be negative"
+        if not self.above and not self.below and math.isfinite(self.low) and math.isfinite(self.high):
+            return f"be between {self.low:g} and {self.high:g}"
+        ends = [f"{'above' if self.above else 'at least'} {self.low:g}"] if math.isfinite(self.low) else []
+        ends += [f"{'below' if self.below else 'at most'} {self.high:g}"] if math.isfinite(self.high) else []
+        return f"be {' and '.join(ends) or 'finite'}"
+
+
+class Check(NamedTuple):
+    """A further check of a value, which raises InvalidInput.
+
+    Attributes:
+      check: function of the name and the value.
+    """
+
+    check: Callable[[str, Any], None]
+
+
+class Words(NamedTuple):
+    """Texts that a hyper-parameter can be: names, and names with a number, as in "topk:0.01".
+
+    Attributes:
+      plain: names that stand alone.
+      numbered: name -> annotation of the number after it.
+    """
+
+    plain: tuple[str, ...]
+    numbered: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        """All of them: "none, sign or topk:NUMBER"."""
+        return listed([*self.plain, *(f"{name}:NUMBER" for name in self.numbered)])
+
+    def parse(self, text: Any, name: str) -> tuple[str, float | None]:
+        """Name and number of a text, None for a name alone; InvalidInput, which calls it `name`, for anything else."""
+        head, colon, digits = str(text).partition(":")
+        if not colon and head in self.plain:
+            return head, None
+        if head not in self.numbered:
+            raise InvalidInput(f"{name} must be {self}, not {text!r}{hint(head, [*self.plain, *self.numbered])}")
+        number: Any = digits
+        with contextlib.suppress(ValueError):
+            number = int(digits) if int in parts(self.numbered[head]) else float(digits)
+        check_value(f"{name} {head}:NUMBER", number, self.numbered[head])
+        return head, number
+
+
+# Learning rates and strengths; zero leaves a part as it is, the limit of many methods.
+NotNegative: TypeAlias = Annotated[float, Range(0)]
+# Temperatures, scales and other divisors.
+Positive: TypeAlias = Annotated[float, Range(0, above=True)]
+# Shares; those that are not zero; and those that leave some, momentum among them.
+Fraction: TypeAlias = Annotated[float, Range(0, 1)]
+AboveZero: TypeAlias = Annotated[float, Range(0, 1, above=True)]
+BelowOne: TypeAlias = Annotated[float, Range(0, 1, below=True)]
+# Numbers of things, and of shapes; and of epochs or rounds of a phase, where zero leaves it out.
+Count: TypeAlias = Annotated[int, Range(1)]
+Epochs: TypeAlias = Annotated[int, Range(0)]
+
+
+class ReadWith(NamedTuple):
+    """Condition under which a hyper-parameter is read.
+
+    Attributes:
+      name: another hyper-parameter.
+      values: those of its values with which this one is read; none stands for all but zero, False and None.
+    """
+
+    name: str
+    values: tuple[Any, ...] = ()
+
+    def is_met(self, value: Any) -> bool:
+        """Whether the other hyper-parameter has such a value."""
+        return value in self.values if self.values else bool(value)
+
+
+def range_of(kind: Any) -> Range:
+    """Range of the numbers of a type `kind`; without one in its annotation they are finite."""
+    return next((note for note in notes_of(kind) if isinstance(note, Range)), Range())
+
+
+def check_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function so that it first checks its arguments by their annotations, see `check_value`."""
+    signature, kinds = inspect.signature(function), inspect.get_annotations(function, eval_str=True)
+
+    @functools.wraps(function)
+    def with_checks(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        check_values(signature.bind(*args, **kwargs).arguments, kinds)
+        return function(*args, **kwargs)
+
+    return with_checks
+
+
+def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Check values by name, as far as there is an annotation `kinds` of that name, see `check_value`."""
+    for name, value in values.items():
+        if name in kinds:
+            check_value(name, value, kinds[name])
+
+
+def check_value(name: str, value: Any, kind: Any) -> None:
+    """Raise InvalidInput unless a value is of a type, and in its range if it is a number.
+
+    Args:
+      name: name of the value as the user knows it, for the error.
+      value: the value. Where a number is allowed, so is a traced one, and an array of several.
+      kind: annotation, such as `Count`, `Literal["a", "b"] | None` or a class.
+    """
+    # A key of JAX has a type of JAX's own.
+    is_array = isinstance(getattr(value, "dtype", None), np.dtype)
+    plain = np.asarray(value).item() if is_array and not _is_unknown(value) else value
+    if not any(_is_of(one, part) for part in parts(kind) for one in (value, plain)):
+        choices = literals(kind)
+        is_misspelled = choices and isinstance(value, str)
+        raise InvalidInput(
+            unknown(name, value, choices)
+            if is_misspelled
+            else f"{name} must be {describe(kind)}{_advice(kind)}, not {describe_value(plain)}"
+        )
+    for note in notes_of(kind):
+        if isinstance(note, Words):
+            note.parse(plain, name)
+        elif isinstance(note, Check):
+            note.check(name, value)
+    limits = range_of(kind)
+    if _is_number(plain) and not limits.has(plain):
+        is_unbounded = not math.isfinite(plain) and limits.high == math.inf
+        raise InvalidInput(f"{name} must {Range() if is_unbounded else limits}, not {plain:g}")
+
+
+def _advice(kind: Any) -> str:
+    """What an annotation says in words of where such a value comes from."""
+    return "".join(f", {note}," for note in notes_of(kind) if isinstance(note, str)).removesuffix(",")
+
+
+def _is_unknown(value: Any) -> bool:
+    """Whether a value is traced, an array of several numbers, or one of another machine."""
+    if isinstance(value, Tracer | jax.ShapeDtypeStruct) or getattr(value, "ndim", 0):
+        return True
+    return isinstance(value, jax.Array) and not value.is_fully_addressable
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+
+
+def _is_of(value: Any, part: Any) -> bool:
+    """Whether a value is of a type that is no union."""
+    base = get_origin(part) or part
+    if base is Literal:
+        return any(value == one and type(value) is type(one) for one in get_args(part))
+    if get_origin(part) is tuple:
+        return isinstance(value, tuple | list) and all(_is_of(one, get_args(part)[0]) for one in value)
+    if base is float:
+        return _is_unknown(value) or _is_number(value)
+    if base is int:
+        return _is_unknown(value) or (_is_number(value) and isinstance(value, numbers.Integral))
+    if base in (bool, jax.Array):
+        return isinstance(value, bool | np.bool_ if base is bool else jax.Array | np.ndarray | np.generic)
+    return base is Any or not isinstance(base, type) or isinstance(value, base)
+
+
+def unknown(name: str, value: Any, choices: Iterable[str]) -> str:
+    """Error message for a `value` of `name` that is none of the `choices`, with the nearest one."""
+    choices = list(choices)
+    return f"unknown {name} {str(value)!r} (there are {', '.join(choices)}){hint(str(value), choices)}"
+
+
+def hint(word: str, choices: Iterable[str]) -> str:
+    """End of an error message that names the one of `choices` nearest to a word; "" if none is near."""
+    near = difflib.get_close_matches(word, list(choices), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def parts(kind: Any) -> tuple[Any, ...]:
+    """Members of a union type `kind`, or the type itself, without `Annotated`."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(inner for part in get_args(kind) for inner in parts(part))
+    return (kind,)
+
+
+def literals(kind: Any) -> list[str]:
+    """Words that a value of type `kind` can be."""
+    return [str(word) for part in parts(kind) if get_origin(part) is Literal for word in get_args(part)]
+
+
+def describe(kind: Any) -> str:
+    """Description of the values of type `kind`: "a whole number or None"."""
+    names: list[str] = []
+    for part in parts(kind):
+        base = get_origin(part) or part
+        if base is Literal:
+            names += map(str, get_args(part))
+        elif get_origin(part) is tuple:
+            names.append("one or more of " + describe(get_args(part)[0]))
+        elif base is str and names:
+            # Beside a Literal, str stands for what is not built in.
+            names.append("FILE.py:NAME")
+        elif base is not jax.Array or not {int, float} & {*parts(kind)}:
+            name = getattr(base, "__name__", str(base))
+            names.append(_WORDS.get(base, f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"))
+    return listed(list(dict.fromkeys(names)))
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    types.NoneType: "None",
+    jax.Array: "an array",
+    np.ndarray: "an array",
+    Callable: "a function",
+    Mapping: "a dictionary",
+    Sequence: "a list",
+}
+
+
+def listed(names: Sequence[str], conjunction: str = "or") -> str:
+    """Enumeration "a, b or c" of `names`, with a `conjunction` before the last."""
+    return f" {conjunction} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def notes_of(kind: Any) -> tuple[Any, ...]:
+    """What `Annotated` says of a type `kind` and of the members of a union."""
+    if get_origin(kind) is Annotated:
+        inner, *notes = get_args(kind)
+        return (*notes, *notes_of(inner))
+    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    return tuple(note for member in members for note in notes_of(member))
