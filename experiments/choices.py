@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition import PARTITIONS
-from pfl_jax.hyper_parameters import Count, Range, Words
 from pfl_jax.methods import METHODS
 from pfl_jax.networks.models import HETEROGENEOUS, MODELS
 from pfl_jax.tasks import TASKS
+from pfl_jax.validation import Count, Range, Words
 
 PRETRAINED = ("bert", "vit")
 """Models beside MODELS, which begin with the weights of --weights."""

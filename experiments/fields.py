@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar, get_args, get_origin
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import check_value, describe, hint, literals, notes_of, parts, unknown
+from pfl_jax.validation import check_value, describe, hint, literals, notes_of, parts, unknown
 
 Note = TypeVar("Note")
 

@@ -24,7 +24,10 @@ from experiments.fields import Also, Mark, NotInSweeps
 from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.specs import PixelNormalization, Source
-from pfl_jax.hyper_parameters import (
+from pfl_jax.networks.text import TEXT_MODELS
+from pfl_jax.primitives.local_training import Optimizer
+from pfl_jax.privacy import Delta
+from pfl_jax.validation import (
     AboveZero,
     BelowOne,
     Count,
@@ -34,9 +37,6 @@ from pfl_jax.hyper_parameters import (
     Range,
     ReadWith,
 )
-from pfl_jax.networks.text import TEXT_MODELS
-from pfl_jax.primitives.local_training import Optimizer
-from pfl_jax.privacy import Delta
 from pfl_jax.wrappers.attacks import Attack
 
 

@@ -15,9 +15,9 @@ from experiments.options import KINDS
 from experiments.own_code import method_factory, option_kind
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import ReadWith, hint, notes_of, parts, range_of
 from pfl_jax.methods.factories import RECIPES, annotations, arguments, function_of, hyper_parameters, recipes_of
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.validation import ReadWith, hint, notes_of, parts, range_of
 
 TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
 """Hyper-parameters of `LocalTraining` for which methods and presets have their own defaults."""

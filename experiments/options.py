@@ -13,8 +13,8 @@ from experiments.fields import Also, Mark, Option, flag, marked, noted
 from experiments.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
 from pfl_jax.engine.cohort import DRAWS
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import ReadWith, check_value, listed, unknown
 from pfl_jax.networks.models import MODELS
+from pfl_jax.validation import ReadWith, check_value, listed, unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,6 @@ from experiments.fields import Mark, is_own, is_partition_file, marked
 from experiments.options import KINDS, RESULT_NEUTRAL
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput, describe_value, first_line
-from pfl_jax.hyper_parameters import hint, parts
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import arguments, default_training
 from pfl_jax.networks.flax_modules import check_model, from_flax
@@ -33,6 +32,7 @@ from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.metrics import Summary
 from pfl_jax.tasks import CLASSIFICATION, Task
+from pfl_jax.validation import hint, parts
 
 EXECUTED = marked(KINDS, Mark.CODE)
 """Options that take FILE.py:NAME."""

@@ -28,9 +28,9 @@ from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.partition_files import rows_of
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import hint, listed, unknown
 from pfl_jax.methods import METHODS
 from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.validation import hint, listed, unknown
 
 IN_PLACE = "alignment in place"
 """Rounds of FedAS's released code, see `experiments.run.in_place`; their name in a run's files."""

@@ -26,7 +26,7 @@ from experiments.run import cached_runs
 from experiments.run.committed import ROOT
 from experiments.run.estimate import Speeds, examples_visited
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count
+from pfl_jax.validation import Count
 
 
 class Job(NamedTuple):

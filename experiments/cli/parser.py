@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_
 
 from experiments.fields import Argument, Option, element_of
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import describe, hint, listed, notes_of, parts, unknown
+from pfl_jax.validation import describe, hint, listed, notes_of, parts, unknown
 
 MAX_COLUMNS = 100
 """Maximum width of the help."""

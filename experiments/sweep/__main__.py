@@ -38,7 +38,7 @@ from experiments.options import KINDS, Options
 from experiments.own_code import label
 from experiments.presets import DEFAULT_PRESET, preset_of
 from pfl_jax.errors import InvalidInput
-from pfl_jax.hyper_parameters import Count, Range
+from pfl_jax.validation import Count, Range
 
 GROUPS = "groups"
 """Subfolder of the groups' checkpoints."""

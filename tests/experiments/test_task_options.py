@@ -12,6 +12,7 @@ from rich.console import Console
 from run_folders import SMALL, log, write_run
 from sklearn.datasets import load_diabetes
 
+from experiments import own_data
 from experiments.choices import TARGETS
 from experiments.cli.command import main
 from experiments.cli.request import RunCommand, parse
@@ -20,7 +21,7 @@ from experiments.folder.run_folder import Counts, evaluation
 from experiments.report import charts, tables
 from experiments.report.__main__ import main as report
 from experiments.report.page import kinds
-from experiments.run import build, own_data
+from experiments.run import build
 from experiments.run.cached_runs import inspect
 from experiments.show.curves import picture
 from experiments.show.tables import results_table
