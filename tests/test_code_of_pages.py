@@ -3,9 +3,12 @@
 import contextlib
 import doctest
 import json
+import os
 import pickle
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from trees import assert_same, row
 from experiments import export
 from experiments.cli.command import main
 from experiments.cli.request import parse
+from experiments.export import load_runs
 from experiments.report.__main__ import main as report
 from experiments.run import build
 from experiments.run.estimate import examples_visited
@@ -97,7 +101,7 @@ def test_traces_of_fedscale_become_devices(tmp_path, monkeypatch):
 
 
 def test_the_method_example_is_a_method():
-    factory = executed(block("README.md", "def fedavg_median("))["fedavg_median"]
+    factory = executed(block("docs/your-model-and-method.md", "def fedavg_median("))["fedavg_median"]
     median = make_method(factory, tiny_model(), **HYPER_PARAMETERS)
     *_, last = simulate.run(median, tiny_federation(), simulate.Settings(rounds=6), jax.random.key(0))
     assert last.received["accuracy"].mean() > 0.6
@@ -349,3 +353,34 @@ def test_trackers_of_the_page_get_each_evaluation(tmp_path, monkeypatch):
         about = {"options": {"method": "fedper"}, "hyper_parameters": {"lr": 0.1}, "folder": "runs/a"}
         track(about)(3, {"received/mean": 80.0})
         assert [options["step"] for name, _, options in calls if name == called] == [3]
+
+
+# docs/evening.md and docs/split.md
+
+
+@pytest.mark.slow
+def test_the_evening_ends_with_a_table_and_a_figure(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    commands = [line for text in blocks("docs/evening.md", "sh") for line in text.splitlines()]
+    assert len(commands) == 8
+    (paper,) = blocks("docs/evening.md", "tex")
+    Path("paper.tex").write_text(paper)
+    for command in commands:
+        words = shlex.split(command)
+        if words[0] == "pdflatex" and shutil.which("pdflatex") is None:
+            continue
+        words = [sys.executable, *words[1:]] if words[0] == "python" else words
+        done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "FedPAC" in Path("table.tex").read_text()
+    runs = load_runs("runs/evening/selected")
+    assert (sorted(set(runs["seed"])), len(set(runs["method"])), len(runs)) == ([2, 3, 4, 5, 6], 4, 20)
+    for name in ("clients.svg", "curves.pdf", "evening.html", "client-3.safetensors"):
+        assert Path(name).stat().st_size > 1000
+
+
+def test_the_deep_head_of_the_page_is_one(capsys):
+    names = executed(block("docs/split.md", "class Head("))
+    shapes = jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(names["model"].init, jax.random.key(0)))
+    assert set(shapes["head"]) == {"Dense_0", "Dense_1"}
+    assert names["model"].num_features == 64

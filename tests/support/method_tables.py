@@ -1,5 +1,7 @@
-"""Tables of docs/tasks.md, docs/privacy.md and docs/robustness.md, from what methods say; run it to write them anew."""
+"""Tables of docs/tasks.md, docs/privacy.md, docs/robustness.md and docs/methods-at-a-glance.md, from what methods say;
+run it to write them anew."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import jax
 from message_shapes import message_shapes
 from problems import HYPER_PARAMETERS, tiny_model
 
+from experiments.folder.stored_runs import plain
 from pfl_jax import InvalidInput
 from pfl_jax.messages import has_means, is_mean
 from pfl_jax.methods import METHODS, make_method
-from pfl_jax.methods.factories import on_linear_model
+from pfl_jax.methods.factories import arguments, on_linear_model
 from pfl_jax.tasks import TASKS
 
 
@@ -55,7 +58,15 @@ def _received(name):
     return ["all" if cells[1 - at] == "nothing" else cell for at, cell in enumerate(cells)]
 
 
+def _at_a_glance(name):
+    shares, _, _ = page("methods").read_text().partition("## What a client keeps and sends")
+    shared = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", shares, re.MULTILINE))
+    own = [f"`{one.name}` {plain(one.default)}" for one in arguments(METHODS[name]).values()]
+    return [shared[name], ", ".join(own) or "—"]
+
+
 TABLES = {
+    "methods-at-a-glance": (["what is shared", "own options and their defaults"], _at_a_glance),
     "tasks": ([*TASKS, "otherwise"], _tasks),
     "robustness": (["received", "not received"], _received),
     "privacy": (["examples: not covered", "clients: not covered"], _privacy),
