@@ -24,8 +24,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 DATASETS = (
-    *("cifar10", "cifar100", "cinic10", "custom", "digits", "emnist", "fashion_mnist", "femnist", "fortunes"),
-    *("shakespeare", "stackoverflow_tags"),
+    *("cifar10", "cifar100", "cinic10", "custom", "digits", "domains", "emnist", "fashion_mnist", "femnist"),
+    *("fortunes", "har", "heart", "shakespeare", "stackoverflow_tags", "watch"),
 )
 """The data sets that have an experiment, each a module of this name here."""
 

@@ -42,7 +42,7 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
         # Imported now, since most runs have no data of their own.
         from experiments import own_data
 
-        values["data_digest"] = own_data.digest(spec)
+        values["data_digest"] = own_data.digest(own_data.with_installed(spec))
     else:
         unused |= {*marked(KINDS, Mark.OWN_DATA, Mark.FILES)}
     return {name: value for name, value in values.items() if name not in unused}

@@ -12,7 +12,7 @@ import numpy as np
 from experiments.choices import TARGETS
 from experiments.options import Options
 from experiments.spec import Spec
-from pfl_jax.data import own_files
+from pfl_jax.data import own_files, sites
 from pfl_jax.data.natural import NATURAL, Limits
 from pfl_jax.data.rows import blocks
 from pfl_jax.data.sources import Dataset
@@ -41,6 +41,13 @@ def load(name: str, options: Options) -> Dataset:
             f"{options.data_digest}"
         )
     return dataset
+
+
+def with_installed(spec: Spec) -> Spec:
+    """Run with the file of an installed package as --data, where its data set has one and none is given."""
+    if spec.dataset not in sites.INSTALLED or spec.data is not None:
+        return spec
+    return dataclasses.replace(spec, data=str(sites.installed(spec.dataset)))
 
 
 def sizes(options: Options) -> tuple[int, int]:

@@ -152,6 +152,13 @@ TAGS = NATURAL | {
     "epochs": 1,
 }
 
+# Of all clients, which are few. The learning rates are those of most methods in docs/natural.md.
+SITES: Values = NATURAL | {"participation": 1.0, "momentum": 0.0, "batch_size": 10, "epochs": 1, "eval_every": 1}
+HEART = SITES | {"num_clients": 4, "model": "mlp", "hidden": (16,), "rounds": 20, "lr": 0.05}
+WATCH = SITES | {"num_clients": 10, "model": "series_cnn", "rounds": 20, "lr": 0.05}
+HAR = SITES | {"num_clients": 30, "model": "series_cnn", "rounds": 40, "lr": 0.05}
+DOMAINS = SITES | {"num_clients": 5, "model": "fedavg_cnn", "rounds": 100, "lr": 0.01}
+
 CUSTOM: Values = {
     "model": "mlp",
     "rounds": 30,
@@ -194,6 +201,10 @@ BY_DATASET: dict[tuple[str, str], Values] = {
     **{(preset, "femnist"): FEMNIST for preset in PRESETS},
     **{(preset, "shakespeare"): SHAKESPEARE for preset in PRESETS},
     **{(preset, "stackoverflow_tags"): TAGS for preset in PRESETS},
+    **{(preset, "heart"): HEART for preset in PRESETS},
+    **{(preset, "watch"): WATCH for preset in PRESETS},
+    **{(preset, "har"): HAR for preset in PRESETS},
+    **{(preset, "domains"): DOMAINS for preset in PRESETS},
     ("fedas", "digits"): {
         "model": "mlp",
         "num_clients": 10,

@@ -150,7 +150,7 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
         from experiments import own_data
 
         with warnings_as_notes(console):
-            dataset = own_data.load(spec.dataset, spec)
+            dataset = own_data.load(spec.dataset, own_data.with_installed(spec))
     elif spec.dataset == TEXTS:
         from experiments.run import pretrained
 
@@ -177,7 +177,7 @@ def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
     if spec.dataset in WITH_FILES:
         from experiments import own_data
 
-        return own_data.fitted(spec, dataset), {}
+        return own_data.fitted(own_data.with_installed(spec), dataset), {}
     return (spec, {}) if dataset.is_real else spec.on_embedded_data()
 
 

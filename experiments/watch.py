@@ -1,0 +1,13 @@
+"""Seven shoulder exercises of ten people, recorded by their watches; not in a paper.
+
+    pip install seglearn
+    python -m experiments.watch --method fedper
+
+10 clients of 215 to 415 windows of two seconds, a convolutional network over the time, 20 rounds.
+"""
+
+from experiments.cli.command import main
+from experiments.host.exit_codes import leave
+
+if __name__ == "__main__":
+    leave(main("watch"))
