@@ -78,6 +78,13 @@ class Batch(abc.ABC):
         """Groups of jobs that are run together."""
         return [[job] for job in jobs]
 
+    is_shared: ClassVar[bool] = False
+    """Whether several processes share the folder: each claims the groups that it runs."""
+
+    def claim(self, group: Sequence[Job]) -> contextlib.AbstractContextManager[bool]:
+        """Whether this process may run a group, to the end of the context; not if another one runs it."""
+        return contextlib.nullcontext(True)
+
     def run(self, jobs: Sequence[Job], console: Console) -> None:
         """Run the unfinished jobs of one group."""
         for job in jobs:
@@ -230,7 +237,7 @@ def command(kind: type[Batch], words: Sequence[str] | None) -> int:
         if batch.dry_run:
             batch.preview(console)
         else:
-            with lock_folder(batch.folder):
+            with lock_folder(batch.folder, shared=batch.is_shared):
                 drive(batch, console)
 
     return exit_code(work)
@@ -252,27 +259,53 @@ def drive(batch: Batch, console: Console) -> None:
             f"{others} of {len(jobs)} runs in {batch.folder} are of other code than today's: --accept-other-code uses "
             "them, and another --out makes all anew"
         )
+    groups, busy = batch.groups(jobs), list[list[Job]]()
     try:
-        for group in batch.groups(jobs):
-            # Another machine may have finished some since.
-            missing = [job for job in group if job.folder not in done and batch.seconds(job) is None]
-            if not missing:
-                continue
-            speeds = _speeds(jobs, done)
-            left = [speeds.seconds(job.cell.spec()) for job in jobs if job.folder not in done]
-            title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
-            title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            print_line(console, title + (f"; about {duration(sum(left))} left" if done else ""), style="bold")
-            batch.run(missing, console)
-            done |= {job.folder: seconds for job in missing if (seconds := batch.seconds(job)) is not None}
-            batch.update()
+        while groups:
+            busy = []
+            for group in groups:
+                with batch.claim(group) as is_mine:
+                    if is_mine:
+                        _run_missing(batch, group, jobs, done, console)
+                    else:
+                        busy.append(group)
+            if len(busy) == len(groups):
+                break
+            # What other processes had may be free now.
+            groups = busy
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
             f"{stop}; {len(done)} of {len(jobs)} runs are finished and stay in {batch.folder}: the same command goes on"
         ) from None
+    if busy:
+        print_line(
+            console,
+            f"{len(done)} of {len(jobs)} runs are finished; other processes have the others: the same command collects "
+            "them when all have ended",
+        )
+        return
     if refused := sum(job.folder not in done for job in jobs):
         raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
     batch.finish(console)
+
+
+def _run_missing(
+    batch: Batch, group: Sequence[Job], jobs: Sequence[Job], done: dict[Path, float], console: Console
+) -> None:
+    """Run the jobs of a group that are not finished, and add their seconds to `done`."""
+    # Another process may have finished some since.
+    done |= {job.folder: seconds for job in group if (seconds := batch.seconds(job)) is not None}
+    missing = [job for job in group if job.folder not in done]
+    if not missing:
+        return
+    speeds = _speeds(jobs, done)
+    left = [speeds.seconds(job.cell.spec()) for job in jobs if job.folder not in done]
+    title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
+    title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    print_line(console, title + (f"; about {duration(sum(left))} left" if done else ""), style="bold")
+    batch.run(missing, console)
+    done |= {job.folder: seconds for job in missing if (seconds := batch.seconds(job)) is not None}
+    batch.update()
 
 
 def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:

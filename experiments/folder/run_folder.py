@@ -245,21 +245,39 @@ def lock_run(folder: Path) -> contextlib.AbstractContextManager[None]:
     return _locked(folder / METRICS, f"another process is at work in {folder}: wait for it")
 
 
-def lock_folder(folder: str | Path) -> contextlib.AbstractContextManager[None]:
+class Busy(InvalidInput):
+    """Another process has a lock."""
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process has the lock of a file, to the end of the context; not if another one has it."""
+    make_folder(path.parent)
+    with contextlib.ExitStack() as held:
+        is_mine = True
+        try:
+            held.enter_context(_locked(path, "another process is at work"))
+        except Busy:
+            is_mine = False
+        yield is_mine
+
+
+def lock_folder(folder: str | Path, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
     """Lock a folder of several runs for this process; the folder is created if it does not exist.
 
     An interrupted run and a running one have the same files, so only the process with the lock may start it again.
+    A `shared` lock leaves out processes without one; those that share the folder have to claim what they run.
     """
     folder = Path(folder).expanduser()
     make_folder(folder)
     if any((folder / name).exists() for name in (CONFIG, METRICS)):
         raise InvalidInput(f"{folder} is the folder of a single run: give --out another folder")
     busy = f"another process is at work in {folder}: wait for it, or give --out another folder"
-    return _locked(folder / ".lock", busy)
+    return _locked(folder / ".lock", busy, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager
-def _locked(path: Path, refusal: str) -> Iterator[None]:
+def _locked(path: Path, refusal: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Lock a file; the lock ends with this process."""
     try:
         file = path.open("ab")
@@ -267,7 +285,7 @@ def _locked(path: Path, refusal: str) -> Iterator[None]:
         raise cannot_write(path, error) from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
             # The previous process may have removed the file, and then the lock has no effect.
             exists = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
         except (BlockingIOError, FileNotFoundError):
@@ -277,7 +295,7 @@ def _locked(path: Path, refusal: str) -> Iterator[None]:
                 f"cannot lock {path}: {error.strerror or error}; give --out a folder on another file system"
             ) from None
         if not exists:
-            raise InvalidInput(refusal)
+            raise Busy(refusal)
         yield
 
 

@@ -15,6 +15,7 @@ methods fairly and report them on fresh seeds:
         --grid lr=0.02,0.05 --grid fedpac.lam=0.1,1 --select validation --select-seeds 5
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -31,7 +32,7 @@ from experiments.cli import batch
 from experiments.cli.parser import Hidden
 from experiments.cli.request import RunCommand
 from experiments.fields import Argument, Mark, NotInSweeps, flag, given, marked, noted, option_words
-from experiments.folder.run_folder import slug
+from experiments.folder.run_folder import claimed, digest, slug
 from experiments.host.exit_codes import leave
 from experiments.identity import relevant_options
 from experiments.options import KINDS, Options
@@ -42,6 +43,8 @@ from pfl_jax.validation import Count, Range
 
 GROUPS = "groups"
 """Subfolder of the groups' checkpoints."""
+CLAIMS = ".claims"
+"""Subfolder of the locks of groups, for --part."""
 SELECTED = "selected"
 """Subfolder of the runs of --select."""
 
@@ -65,12 +68,33 @@ class Sweep(batch.Batch):
     examples (with --val-fraction), by --eval-protocol. These runs are in selected/ of the folder."""
     select_seeds: Count = 5
     """Number of these seeds."""
+    part: Annotated[str | None, Argument(metavar="I/N")] = None
+    """One of N processes, numbered from 0, that share the sweep's groups in one folder, such as those of a Slurm array;
+    each begins at its share, takes groups that nobody has, and the last one writes the table."""
     chosen: Hidden[tuple[Setting, ...]] = ()
     """Settings in place of all of the grid."""
 
     name: ClassVar = "sweep"
 
+    @property
+    def is_shared(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.part is not None
+
+    def claim(self, group: Sequence[batch.Job]) -> contextlib.AbstractContextManager[bool]:
+        if self.part is None:
+            return super().claim(group)
+        names = " ".join(str(job.folder.relative_to(self.folder)) for job in group)
+        return claimed(self.folder / CLAIMS / digest(names.encode()))
+
+    def _first_group(self, groups: int) -> int:
+        """Group with which this process begins."""
+        index, _, number = (self.part or "0/1").partition("/")
+        if not (index.isdecimal() and number.isdecimal() and int(index) < int(number)):
+            raise InvalidInput(f"--part {self.part}: give this process's number, from 0, and how many, such as 3/16")
+        return int(index) * groups // int(number)
+
     def check(self) -> None:
+        self._first_group(0)
         asked, options = given(self.words), {name.rpartition(".")[2] for name in self.values}
         for name, notes in noted(KINDS, NotInSweeps).items():
             if name in options | asked:
@@ -172,7 +196,8 @@ class Sweep(batch.Batch):
                 # Each seed has a timetable of its own.
                 fixed["seed"] = spec.seed
             found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)
-        return list(found.values())
+        first, groups = self._first_group(len(found)), list(found.values())
+        return [*groups[first:], *groups[:first]]
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         if jobs[0].cell.spec().kind_of_rounds:

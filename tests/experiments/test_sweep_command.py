@@ -2,6 +2,9 @@
 
 import io
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from run_folders import FakeRuns, log, summary, untimed, write_run
 from experiments.cli import batch
 from experiments.cli.command import main as run_alone
 from experiments.folder import load
-from experiments.folder.run_folder import RunFolder
+from experiments.folder.run_folder import RunFolder, lock_folder
 from experiments.run import together
 from experiments.run.cached_runs import run_cell
 from experiments.sweep import results as sweep_results
@@ -151,6 +154,72 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
         one, other = (untimed(path / folder.name / f"seed-{seed}") for path in (whole, cut))
         assert one == other
         assert (cut / folder.name / f"seed-{seed}" / "summary.json").is_file()
+
+
+PARTS = ["--dataset", "digits", "--method", "fedper", "--grid", "epochs=1,2,3,4", *SMALL]
+
+
+def test_parts_claim_groups_and_the_last_one_collects(tmp_path, capsys, monkeypatch):
+    fake, out = FakeRuns(), tmp_path / "sweep"
+    monkeypatch.setattr(Sweep, "run", lambda self, jobs, console: [fake(job.cell.spec(job.folder)) for job in jobs])
+    words = [*PARTS, "--out", str(out)]
+    order = batch.read(Sweep, [*words, "--part", "0/2"])
+    groups = order.groups(order.jobs(Console(quiet=True)))
+    with lock_folder(out, shared=True), order.claim(groups[3]) as is_mine:
+        assert is_mine
+        assert main([*words, "--part", "1/2"]) == 0
+        assert "3 of 4 runs are finished; other processes have the others" in capsys.readouterr().out
+        # It began in the middle.
+        assert [one.hyper_parameters["epochs"] for one in fake.done] == [3, 1, 2]
+        assert not (out / "sweep.json").exists()
+        # A process that shares nothing waits for the others.
+        assert main(words) == 2
+        assert "another process is at work" in capsys.readouterr().err
+    assert main([*words, "--part", "0/2"]) == 0
+    assert len(fake.done) == 4
+    assert [row["setting"] for row in json.loads((out / "sweep.json").read_text())["settings"]] == [
+        f"epochs={number}" for number in (1, 2, 3, 4)
+    ]
+    assert main(words) == 0
+    assert len(fake.done) == 4
+
+
+@pytest.mark.slow
+def test_a_part_that_is_killed_is_finished_by_another_one(tmp_path):
+    words = [
+        *PARTS[:4],
+        "--grid",
+        "epochs=1,2",
+        *SMALL,
+        "--rounds",
+        "6",
+        "--eval-every",
+        "1",
+        "--checkpoint-every",
+        "1",
+    ]
+    command = [sys.executable, "-m", "experiments.sweep", *words, "--no-compilation-cache", "--out"]
+    out, whole = tmp_path / "parts", tmp_path / "whole"
+    first = subprocess.Popen([*command, str(out), "--part", "0/2"], cwd=Path(__file__).parents[2])
+    for _ in range(3000):
+        logs = list(out.glob("*/seed-0/metrics.jsonl"))
+        if logs and logs[0].stat().st_size:
+            break
+        time.sleep(0.1)
+    first.kill()
+    first.wait()
+    assert not (out / "sweep.json").exists()
+    others = [
+        subprocess.Popen([*command, str(out), "--part", f"{part}/2"], cwd=Path(__file__).parents[2]) for part in (0, 1)
+    ]
+    assert [other.wait() for other in others] == [0, 0]
+    # In a process of its own, which measures all scores too.
+    subprocess.run([*command, str(whole)], cwd=Path(__file__).parents[2], check=True)
+    found, expected = (json.loads((folder / "sweep.json").read_text())["settings"] for folder in (out, whole))
+    assert found == expected
+    for number in (1, 2):
+        one, other = (untimed(folder / f"epochs={number}" / "seed-0") for folder in (out, whole))
+        assert one == other
 
 
 def test_values_with_other_signs_of_the_exponent_have_folders_of_their_own():

@@ -189,6 +189,7 @@ MESSAGES = {
         "--grid lr=0.1 --lr 0.2": "--lr is in the grid already",
         "--grid epochs=1,x": "--epochs must be a whole number, not 'x'",
         "--seed 3": "--seed cannot be given for a sweep: use --seeds",
+        "--grid lr=0.1 --part 16/16": "--part 16/16: give this process's number, from 0, and how many, such as 3/16",
         "--state-on host": "its runs keep their clients' states on the devices",
         "--grid source=embedded,files": "--source cannot be in the grid: it is no setting",
         "--grid lr=0.1 --wandb": "--wandb cannot be given for a sweep: its runs go side by side",
