@@ -74,8 +74,8 @@ def test_a_copy_of_cifar_10_has_a_table_of_its_own(tmp_path):
     row = line_of(text, "| FedPAC, Table 2 | `fedpac` |", "cifar10, JPEG copy")
     assert f"| {mean:.2f} | 81.13 | {mean - 81.13:+.2f} ± " in row
     assert "[on CIFAR-10](#cifar10-jpeg-copy)" in text
-    assert "on cifar10, JPEG copy, with" in readme
-    assert f"| FedPAC, Table 1 | `fedpac` | {mean:.2f} | 81.13 | {mean - 81.13:+.2f} ± " in readme
+    assert "[On cifar10, JPEG copy](docs/results.md#cifar10-jpeg-copy): " in readme
+    assert f"`fedpac` {mean:.2f} (paper 81.13, {mean - 81.13:+.2f} ± " in readme
     # Fashion-MNIST's counts are without it.
     rows = [row for section in SECTIONS for row in published_in(section)]
     assert f"| no finished run yet | {len(rows) - 4} | 4 |" in text

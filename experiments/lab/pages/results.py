@@ -154,15 +154,12 @@ def _data(rows: Sequence[Compared]) -> str:
 
 
 def _readme_cifar10(rows: Sequence[Compared]) -> str:
-    """Table of README on CIFAR-10; "" without a run."""
-    if not rows:
+    """Sentence of README on the main table's rows on CIFAR-10; "" without a run."""
+    main = [one for one in rows if (one.entry.row.paper, one.entry.row.table) == ("fedpac", 1)]
+    if not main:
         return ""
-    lines = [[one.entry.row.source, f"`{one.entry.row.method}`", *_numbers(one.entry)] for one in rows]
-    table = tables.markdown(["table", "method", "ours", "paper", "difference, 95 %"], lines, (0, 1))
-    return (
-        f"\nThe same setting on {_data(rows)}, with `python -m experiments.cifar10 --method fedpac` "
-        f"([data](docs/data.md#copies)):\n\n{table}"
-    )
+    found = ", ".join("`{}` {} (paper {}, {})".format(one.entry.row.method, *_numbers(one.entry)) for one in main)
+    return f"[On {_data(main)}](docs/results.md#cifar10-jpeg-copy): {found}.\n"
 
 
 def round_seconds() -> float:
