@@ -357,7 +357,6 @@ def test_positions_of_the_class_and_of_registers(tmp_path):
         np.testing.assert_allclose(model.features(model.init(jax.random.key(0))["backbone"], IMAGES), wanted, atol=NEAR)
 
 
-BLOCK = "blocks.0."
 REFUSED = {
     "attention pooling": ({"attn_pool.latent": np.ones((1, 1, WIDTH))}, "does not read, .*: attn_pool.latent"),
     "a norm before the layers": ({"norm_pre.weight": np.ones(WIDTH)}, "does not read, .*: norm_pre.weight"),
