@@ -1,7 +1,5 @@
 """Command line of one run; every error that the user can correct is one line."""
 
-import functools
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,35 +10,33 @@ from experiments.cli.request import parse
 from experiments.host.exit_codes import exit_code
 from experiments.options import Options
 from experiments.own_code import CODE
-from experiments.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from experiments.host.processes import Processes
+    pass
 
 
 def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
     """Run an experiment with command-line arguments, by default those of this process; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    codes: list[int] = []
 
     def work() -> None:
         spec = parse(dataset, _with_method(arguments))
         if spec.print_config:
             print(spec.as_json())
             return
-        if not spec.distributed:
-            _run(spec)
-            return
-        from experiments.host import distributed, jax_config
+        # Imported now, so that errors and --help do not wait for it.
+        from experiments.run.run import run
 
-        if distributed.CHILD in os.environ:
+        if spec.distributed:
+            from experiments.host import distributed, jax_config
+
             jax_config.prepare(spec)
-            distributed.work_as_child(functools.partial(_run, spec), spec)
+            distributed.work_with_others(lambda processes: run(spec, processes=processes), spec)
         else:
-            codes.append(distributed.supervise(dataset, arguments))
+            run(spec)
 
-    return exit_code(work) or sum(codes)
+    return exit_code(work)
 
 
 def _with_method(arguments: Sequence[str]) -> Sequence[str]:
@@ -62,10 +58,3 @@ def _with_method(arguments: Sequence[str]) -> Sequence[str]:
     with of_a_run(folder):
         method = own_values(config, folder, said, trust=said.get("trust", False))["method"]
     return [*arguments, f"--method={method}"]
-
-
-def _run(spec: Spec, processes: "Processes | None" = None) -> None:
-    # Imported now, so that errors and --help do not wait for it.
-    from experiments.run import run
-
-    run.run(spec, processes=processes)

@@ -1,21 +1,15 @@
-"""Runs of several processes, on one or more machines: start of JAX's runtime, and a parent for each process.
+"""Runs of several processes, on one or more machines: start of JAX's runtime, and the end of a process.
 
 Every process stores the examples of its own clients; only the first one prints and writes files. An error before the
 rounds, or while files are written, stops all of them with one line. One that dies, or fails alone in a collective
-computation, ends the others within a minute: JAX's runtime aborts them from C++. The command that the user starts is
-therefore a parent that runs the same command in a child, and says in one line how that was ended.
+computation, ends the others within a minute: those that notice it in Python with one line, the others by JAX's runtime,
+which aborts them. What started them, such as srun, stops those that are left.
 """
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,19 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-import experiments
 from experiments.fields import flag
 from experiments.host.exit_codes import INVALID, print_line
 from experiments.host.jax_config import devices
 from experiments.host.processes import LOST, EndedAlone, Processes, lost, without_output
-from experiments.host.signals import wait
 from experiments.own_code import by_content
 from experiments.spec import Spec
 from pfl_jax.engine.mapping import AXIS, client_mesh
 from pfl_jax.errors import InvalidInput
-
-CHILD = "PFL_JAX_CHILD"
-"""Environment variable of the child that does the work."""
 
 WAIT = 300
 """Seconds that a process waits for the others to connect."""
@@ -44,50 +33,11 @@ HEARTBEAT = 30
 """Seconds without a sign of life after which a process counts as dead, also for those that wait for it to leave."""
 
 
-def supervise(dataset: str, arguments: Sequence[str]) -> int:
-    """Run a command in a child process; return its exit code, 2 if another process died, 128 + N after signal N."""
-    path = [str(Path(experiments.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    # The runtime's own log would fill the screen, for example about a port in use; errors are exceptions.
-    environment = {"GRPC_VERBOSITY": "NONE"} | os.environ
-    environment |= {CHILD: "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    command = [sys.executable, "-m", "experiments", dataset, *arguments]
-    with tempfile.TemporaryFile() as errors:
-        # A group of its own, so that Ctrl-C reaches the child only once.
-        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=errors, process_group=0) as child:
-            code = wait(child)
-        errors.seek(0)
-        return _ended(code, errors.read().decode(errors="replace"))
-
-
-def _ended(code: int, errors: str) -> int:
-    """Exit code for a child's; print its stderr, or one line on the signal that ended it."""
-    if code >= 0:
-        print(errors, end="", file=sys.stderr, flush=True)
-        return code
-    # What JAX's runtime writes when it aborts; at most log levels nothing.
-    is_runtime = not errors.strip() or any(words in errors for words in ("distributed service", "oordination"))
-    if code == -signal.SIGABRT and is_runtime:
-        print_line(f"error: {LOST}: --resume goes on after the last checkpoint")
-        return INVALID
-    print(errors, end="", file=sys.stderr, flush=True)
-    name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-    why = ", perhaps because the machine's memory did not suffice" if -code == signal.SIGKILL else ""
-    print_line(f"error: this process was ended by {name}{why}: --resume goes on after the last checkpoint")
-    return 128 - code
-
-
-def work_as_child(work: Callable[[Processes], None], spec: Spec) -> None:
+def work_with_others(work: Callable[[Processes], object], spec: Spec) -> None:
     """Do the work of one process of a run.
 
     A process that fails alone ends at once, so that the others do not wait for it; JAX's own end would wait for all.
     """
-
-    def watch() -> None:
-        # The parent's end closes the pipe.
-        os.read(0, 1)
-        os._exit(INVALID)
-
-    threading.Thread(target=watch, daemon=True).start()
     try:
         work(_start(spec))
     except EndedAlone as error:
@@ -106,6 +56,8 @@ def work_as_child(work: Callable[[Processes], None], spec: Spec) -> None:
 
 def _start(spec: Spec) -> Processes:
     """Connect the processes of a run, after `jax_config.prepare` and before JAX's first computation."""
+    # The runtime's own log would fill the screen, for example about a port in use; errors are exceptions.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # CPUs need Gloo for collectives between processes; it has no effect on other devices.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # SIGTERM ends a round and writes a checkpoint, see `signals.stoppable`.

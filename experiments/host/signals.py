@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -86,9 +85,3 @@ def _end(last_words: Callable[[], str]) -> None:
         sys.stdout.flush()
     print_line(said)
     os._exit(INTERRUPTED)
-
-
-def wait(child: subprocess.Popen) -> int:
-    """Wait for a child, pass SIGINT and SIGTERM on to it, and return its exit code."""
-    with _handled(child.send_signal):
-        return child.wait()
