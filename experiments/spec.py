@@ -132,8 +132,7 @@ class Spec(Options):
           trust: whether code that the file names may be executed.
           **given: options in place of those of the file.
         """
-        values = values_in(str(path), given, trust=trust)
-        if DATASET not in values:
+        if DATASET not in (values := values_in(str(path), given, trust=trust)):
             raise InvalidInput(f"{path} names no {DATASET}")
         return cls.of(values.pop(DATASET), **values, **given)
 
@@ -251,14 +250,16 @@ def values_in(path: str, given: Mapping[str, Any], *, trust: bool = False) -> di
 
 def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those values of a run on which its results depend."""
-    left_out = marked(KINDS, Mark.NEUTRAL)
     # With --local-steps there are no epochs.
-    return {k: v for k, v in values.items() if k not in left_out and (k != "epochs" or v is not None)}
+    left_out = (*marked(KINDS, Mark.NEUTRAL), *(["epochs"] if values.get("epochs") is None else []))
+    return {name: value for name, value in values.items() if name not in left_out}
 
 
 def stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run; of one from before --procedure, with what its rounds say."""
-    return {"procedure": "release" if config.get("procedure") else None} | config["options"]
+    """Options of a run, also of an earlier format: without --procedure, which its rounds say, or with options that are
+    gone and that it did not use."""
+    stored = {name: value for name, value in config["options"].items() if name in KINDS or value is not None}
+    return {"procedure": "release" if config.get("procedure") else None} | stored
 
 
 def settings_of(options: Options) -> Settings:
@@ -340,8 +341,7 @@ def _check_processes(spec: Spec) -> None:
 def _check_in_place(spec: Spec) -> None:
     """Raise InvalidInput for an option that cannot be used with alignment in place."""
     usual = {name: option.default for name, option in (COMMON | method_options("fedas")).items()}
-    values = spec.values
-    other = {"manner": "parallel", "target": "global_class_mean"}
+    values, other = spec.values, {"manner": "parallel", "target": "global_class_mean"}
     found = [name for name in NOT_IN_PLACE if name in values and values[name] != usual[name]]
     if found := [*found, *(name for name, value in other.items() if values[name] == value)]:
         raise InvalidInput(

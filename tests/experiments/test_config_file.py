@@ -1,4 +1,5 @@
-"""--config: options from .toml and .json files and from the configuration of a run; --print-config writes them."""
+"""A run as a value: from Python, from .toml and .json files (--config), from the configuration of a run; written by
+--print-config."""
 
 import json
 
@@ -6,7 +7,11 @@ import pytest
 
 from experiments.cli.command import main
 from experiments.cli.request import RunCommand, parse
-from experiments.identity import relevant_options
+from experiments.fields import texts_of
+from experiments.identity import difference, relevant_options
+from experiments.run import committed, resume
+from experiments.run.committed import ROOT
+from experiments.spec import Spec
 from pfl_jax import InvalidInput
 
 TOML = """
@@ -103,3 +108,61 @@ def test_mistakes_are_one_line(name, text, said, tmp_path):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(InvalidInput, match="cannot read"):
         parse("digits", ["--config", str(tmp_path / "no.toml")])
+
+
+def formats():
+    """Committed configurations, one for each set of options that there has been, and each dataset."""
+    found = {}
+    for file in sorted((ROOT / "queue").glob("*.jsonl")):
+        for record in committed.read(file).values():
+            if (config := record.get("config")) is not None and not config.get("own_code"):
+                found.setdefault((frozenset(config["options"]), config["dataset"]), config)
+    return list(found.values())
+
+
+def test_runs_of_earlier_formats_go_on(tmp_path):
+    found = formats()
+    assert len({frozenset(config["options"]) for config in found}) > 1
+    for config in found:
+        spec = resume.spec_of(config, tmp_path)
+        assert difference(spec, config, finished=False) == ""
+        for name, value in config["options"].items():
+            if name in ("num_clients", "rounds", "partition", "lr", "seed"):
+                assert spec.values[name] == value
+        assert spec.given == frozenset(config["given"])
+
+
+# From Python
+
+
+def test_a_run_is_a_value(tmp_path):
+    spec = Spec.of("digits", method="fedprox", rounds=7, mu=1, size_choices=[30, 40], drop_last=True)
+    words = "--method fedprox --rounds 7 --mu 1 --size-choices 30 40 --drop-last"
+    assert spec == parse("digits", words.split())
+    assert (spec.rounds, spec.hyper_parameters["mu"], type(spec.hyper_parameters["mu"])) == (7, 1.0, float)
+    assert spec.given == {"method", "rounds", "mu", "size_choices", "drop_last"}
+    spec.save(tmp_path / "run.json")
+    again = Spec.load(tmp_path / "run.json", seed=3)
+    assert relevant_options(again) == relevant_options(spec)
+    assert again.seed == 3
+    assert relevant_options(Spec.of("digits", **texts_of(spec.command().split()[3:]))) == relevant_options(spec)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"roundz": 3}, "unknown option --roundz; did you mean --rounds?"),
+        ({"local_epochs": 3}, "unknown option --local-epochs: here it is --epochs"),
+        ({"rounds": 0}, "--rounds"),
+        ({"rounds": 2.5}, "--rounds"),
+        ({"method": "fedfoo"}, "fedfoo"),
+        ({"lam": 1.0, "method": "local"}, "not of local"),
+        ({"local_steps": 2, "epochs": 3}, "--local-steps cannot be given with --epochs"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_when_it_is_made(given, said):
+    with pytest.raises(InvalidInput) as caught:
+        Spec.of("digits", **given)
+    assert said in str(caught.value)
+    with pytest.raises(InvalidInput, match="unknown dataset"):
+        Spec.of("digit")

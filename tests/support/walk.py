@@ -35,11 +35,13 @@ class Walk(NamedTuple):
 
 
 def walk(dataset: str, *words: str) -> Walk:
-    """Walk of the run that these words ask for, of one round; it starts without any module but those of the words."""
-    from experiments.cli.request import parse
+    """Walk of the run that these words ask for, of one round."""
+    from experiments.fields import texts_of
+    from experiments.spec import Spec
 
     with tempfile.TemporaryDirectory() as folder:
-        spec = parse(dataset, [*words, "--rounds", "1", "--out", f"{folder}/run", "--no-compilation-cache"])
+        own = {"rounds": 1, "out": f"{folder}/run", "compilation_cache": False}
+        spec = Spec.of(dataset, **texts_of(words), **own)
         from experiments.run.run import run
 
         stays, seen, modules = [], set(), []
