@@ -207,3 +207,28 @@ def test_features_of_the_clients_are_drawn_by_principal_components(local, tmp_pa
     shutil.copytree(local, tmp_path / "stateless", ignore=shutil.ignore_patterns("checkpoints"))
     (note,) = models.features(stored_runs.group([stored_runs.read(tmp_path / "stateless")])[0], trust=False)
     assert (note.panels, "kept no state" in note.caption) == ([], True)
+
+
+@pytest.mark.without_f1_auc
+def test_clients_of_several_networks_are_dealt_loaded_and_exported(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--method", "lg_fedavg", "--model", "mlp,mlp", "--features", "24", "--networks", "deal.json"]
+    for text, why in (
+        ("[0, 1]", "has 2 entries, and there are 4 clients"),
+        ("[0, 1, 2, 0]", "is no list of numbers from 0 to 1"),
+        ("{", "is no JSON"),
+    ):
+        (tmp_path / "deal.json").write_text(text)
+        assert main("digits", [*SMALL, *words]) == 2
+        assert why in capsys.readouterr().err
+    (tmp_path / "deal.json").write_text("[0, 1, 1, 1]")
+    folder = made(tmp_path / "run", *words)
+    assert json.loads((folder / "config.json").read_text())["networks"] == ["mlp"] * 4
+    loaded = load_run(folder)
+    assert [jax.tree.leaves(part)[0].shape[0] for part in loaded.state.clients] == [1, 3]
+    assert loaded.params(3)["head"]["kernel"].shape == (24, 10)
+    x = loaded.client_data(3).x
+    np.testing.assert_allclose(loaded.predict(3, x), loaded.model.apply(loaded.params(3), x), atol=1e-6)
+    assert export.main([str(folder), "--client", "2", "--to", "model.safetensors"]) == 0
+    with safe_open("model.safetensors", "np") as file:
+        assert "backbone.to_features.kernel" in file.keys()  # noqa: SIM118, no mapping
