@@ -152,7 +152,7 @@ TAGS = NATURAL | {
     "epochs": 1,
 }
 
-# Of all clients, which are few. The learning rates are those of most methods in docs/natural.md.
+# All clients, which are few, in every round. The learning rates are not tuned.
 SITES: Values = NATURAL | {"participation": 1.0, "momentum": 0.0, "batch_size": 10, "epochs": 1, "eval_every": 1}
 HEART = SITES | {"num_clients": 4, "model": "mlp", "hidden": (16,), "rounds": 20, "lr": 0.05}
 WATCH = SITES | {"num_clients": 10, "model": "series_cnn", "rounds": 20, "lr": 0.05}
