@@ -41,7 +41,7 @@ INTERNAL = {
         for name in ("allocation", "checks", "dirichlet_counts", "embedded", "idx_and_cifar", "places", "rows")
     ),
     *(f"data.{name}" for name in ("pictures", "readers", "specs", "table", "tfds", "tff", "columns")),
-    *(f"engine.{name}" for name in ("checks", "cohort", "disk_state", "remembered")),
+    *(f"engine.{name}" for name in ("checks", "cohort", "remembered")),
     *(f"engine.{name}" for name in ("mapping", "placement", "rounds", "store")),
     *(f"primitives.{name}" for name in ("affinity", "per_example", "simplex_solvers")),
 }

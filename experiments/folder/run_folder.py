@@ -22,7 +22,6 @@ from experiments.choices import FIELD, Average, Protocol
 from experiments.own_code import read
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
-from pfl_jax.engine import disk_state
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.metrics import summarize
@@ -193,12 +192,6 @@ class RunFolder:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def discard_rows(self) -> None:
-        """Remove the states of clients on disk, which nothing refers to any more."""
-        # What cannot be removed does no harm.
-        with contextlib.suppress(OSError):
-            (self.path / disk_state.NAME).unlink(missing_ok=True)
-
     def discard(self) -> None:
         """Remove the folder unless it contains an evaluation: for a run that ended before it had a result."""
         log = self.path / METRICS
@@ -212,7 +205,6 @@ class RunFolder:
     def clear(self) -> None:
         """Remove all files of an unfinished run, and nothing else."""
         self.tidy()
-        self.discard_rows()
         for name in (FOLDER, TENSORBOARD, WANDB):
             shutil.rmtree(self.path / name, ignore_errors=True)
         # The log last: it is what shows that a run is here.

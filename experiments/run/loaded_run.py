@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.run import build
+from experiments.run.memory import state_place
 from experiments.run.records import check_identity
 from experiments.run.resume import check_data, spec_of
 from pfl_jax.base import ClientData, Method, Model, Params, Personal, State
@@ -114,6 +115,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
     found = checkpoints.newest(
         experiment.state_shapes(),
         lambda record: check_identity(record["identity"], experiment, checkpoints.folder, lambda _: None),
+        by_rows=state_place(experiment) == "disk",
     )
     if found is None or int(found.state.round) != last:
         raise InvalidInput(f"{folder}: the checkpoint of round {last} cannot be read: make the run again")

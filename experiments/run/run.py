@@ -184,6 +184,7 @@ class _Alone(Work):
                 experiment.state_shapes(),
                 lambda record: check_identity(record["identity"], experiment, self.checkpoints.folder, notify),
                 clients=experiment.data.own_clients() if placed else None,
+                by_rows=self.place == "disk",
             )
             if found is None:
                 notify(f"No checkpoint was written to {self.checkpoints.folder}: the run begins anew.")
@@ -226,8 +227,6 @@ class _Alone(Work):
         (one,), notify = self.runs, functools.partial(print_notice, console)
         if state is not None and int(state.round) not in self.checkpoints.rounds() and is_kept(one.experiment, notify):
             self.save(state)
-        if self.processes.is_first and not self.checkpoints.rounds():
-            self.folder.discard_rows()
         summary = self.processes.first(lambda: self.folder.finish(outcome.summary(one)))
         if self.processes.is_first:
             outcome.print_results(one, console)
@@ -244,11 +243,10 @@ class _Alone(Work):
         )
 
     def _discard(self) -> None:
-        """Remove the folder of a run without a result, unless it can be resumed; the states on disk with it."""
+        """Remove the folder of a run without a result, unless it can be resumed."""
         # Another process may have the lock.
         if not self.is_locked or self.checkpoints.rounds():
             return
-        self.folder.discard_rows()
         if not self.spec.resume:
             self.folder.discard()
 

@@ -78,6 +78,10 @@ class LazyArray:
         """Rows of another type; `copy` is there for NumPy's sake."""
         return self.map(lambda part: part.astype(dtype), self.shape[1:], dtype)
 
+    def view(self, dtype: Any) -> "LazyArray":
+        """Rows whose entries are read as another type of the same size."""
+        return self.map(lambda part: part.view(dtype), self.shape[1:], dtype)
+
     def min(self) -> Any:
         """Smallest entry."""
         return np.min([part.min() for _, part in blocks(self)])

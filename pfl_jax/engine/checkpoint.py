@@ -7,8 +7,7 @@ is executed or unpickled.
 Each process of a run writes its own part, with the rows of its own clients; the first one's has all else too. A part is
 the file `PROCESS-of-PROCESSES/ROUND.npz`, which is complete or absent, and has a CRC-32 of each array. A checkpoint is
 there when all of its parts are. Processes that resume a run read all parts, whatever their number was, and take the
-rows of their own clients. Clients' states on disk, in the run's folder, are not copied into a checkpoint, see
-`pfl_jax.engine.disk_state`.
+rows of their own clients.
 """
 
 import collections
@@ -26,7 +25,7 @@ import numpy as np
 
 from pfl_jax.atomic_write import cannot_write, make_folder, write_binary
 from pfl_jax.base import State
-from pfl_jax.engine import disk_state
+from pfl_jax.data.rows import of_npz
 from pfl_jax.errors import InvalidInput, describe_value, one_line
 from pfl_jax.primitives.tree import gather
 from pfl_jax.safe_read import open_npz
@@ -34,7 +33,7 @@ from pfl_jax.safe_read import open_npz
 FOLDER = "checkpoints"
 """Name of the checkpoint folder inside a run's folder."""
 
-_STATE, _FURTHER, _CLIENTS, _PLANES, _DIGESTS, _ABOUT = "state.", "further.", "clients", "planes", "digests", "about"
+_STATE, _FURTHER, _CLIENTS, _ABOUT = "state.", "further.", "clients", "about"
 """Beginnings of the names of a part's arrays, and names of those that only some parts have."""
 
 _OF_CLIENTS = f"{_STATE}clients"
@@ -44,8 +43,8 @@ class Checkpoint(NamedTuple):
     """Content of a checkpoint.
 
     Attributes:
-      state: state for `simulate.run(state=...)`, with the clients' leaves and scores as NumPy arrays, or with the
-        clients' leaves on disk.
+      state: state for `simulate.run(state=...)`, with the clients' leaves and scores as NumPy arrays; see `newest` for
+        leaves that stay in the file.
       arrays: additional arrays by name.
       record: the record, as read from JSON.
     """
@@ -86,7 +85,6 @@ class Checkpoints:
         """
         number, own = int(np.ravel(state.round)[0]), (self._process, self._processes)
         content = self._content(state, arrays, clients)
-        stored = {name: leaf for name, leaf in content.items() if not isinstance(leaf, disk_state.DiskLeaf)}
         listed = [[name, list(leaf.shape), str(leaf.dtype)] for name, leaf in content.items()]
         about = json.dumps({"arrays": listed, "record": record}).encode()
         path = self._path(number, *own)
@@ -95,11 +93,8 @@ class Checkpoints:
         self._remove(self._path(*part) for part in self._parts() if part[0] > number and part[1] == self._process)
         write_binary(
             path,
-            lambda file: np.savez(file, allow_pickle=False, **stored, **{_ABOUT: np.frombuffer(about, np.uint8)}),
+            lambda file: np.savez(file, allow_pickle=False, **content, **{_ABOUT: np.frombuffer(about, np.uint8)}),
         )
-        table = disk_state.table_of(state.clients)
-        if table is not None and _PLANES in content:
-            table.saved[:] = table.saved_with_this(self._keep)
         written = sorted(part for part in self._parts() if part[1:] == own)
         self._remove(self._path(*part) for part in written[: -self._keep])
         if len(written) >= self._keep and self._process == 0:
@@ -114,6 +109,8 @@ class Checkpoints:
         like: State,
         check: Callable[[dict[str, Any]], None] | None = None,
         clients: np.ndarray | None = None,
+        *,
+        by_rows: bool = False,
     ) -> Checkpoint | None:
         """Newest readable checkpoint; None if there is none.
 
@@ -121,6 +118,7 @@ class Checkpoints:
           like: a state of the same run, or its shapes.
           check: function that is called with the record first, and raises InvalidInput for the record of another run.
           clients: those whose rows are wanted, ascending; None for all.
+          by_rows: whether the clients' states stay in the file, as `pfl_jax.data.rows.LazyArray`, for those on disk.
 
         Raises:
           InvalidInput: all checkpoints are damaged, or the newest intact one is from another run.
@@ -128,7 +126,7 @@ class Checkpoints:
         reasons = []
         for number, processes in reversed(self._stored()):
             try:
-                parts = [self._read((number, index, processes), clients) for index in range(processes)]
+                parts = [self._read((number, index, processes), clients, by_rows=by_rows) for index in range(processes)]
             except Exception as error:
                 reasons.append(f"round {number}: {one_line(error)}")
                 continue
@@ -177,12 +175,8 @@ class Checkpoints:
 
     def _content(self, state: State, arrays: dict[str, np.ndarray], clients: np.ndarray | None) -> dict[str, Any]:
         """Arrays of this process's part by name."""
-        table = disk_state.table_of(state.clients)
         content: dict[str, Any] = {}
-        if table is not None and table.is_in(self.folder.parent):
-            content |= {_PLANES: np.array(table.saved_with_this(self._keep)), _DIGESTS: table.digests}
-        else:
-            state = state._replace(clients=jax.tree.map(np.asarray, state.clients))
+        state = state._replace(clients=jax.tree.map(np.asarray, state.clients))
         for name, leaf in _leaves(_plain(state)).items():
             if name.startswith("clients") and clients is not None and len(leaf) != len(clients):
                 leaf = np.asarray(leaf)[clients]
@@ -194,21 +188,22 @@ class Checkpoints:
             content[_CLIENTS] = np.asarray(clients)
         return content
 
-    def _read(self, part: tuple[int, int, int], clients: np.ndarray | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read(
+        self, part: tuple[int, int, int], clients: np.ndarray | None, *, by_rows: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arrays of a part with the rows of some clients, and its record."""
-        with open_npz(self._path(*part)) as stored:
+        path = self._path(*part)
+        with open_npz(path) as stored:
+            # Rows that are read later are not compared with the CRC-32.
+            if by_rows and stored.zip is not None and (damaged := stored.zip.testzip()):
+                raise ValueError(f"{damaged} is damaged")
             about = json.loads(stored[_ABOUT].tobytes())
-            # NumPy's format has only the size of JAX's own types. Leaves on disk have no array here.
-            arrays: dict[str, Any] = {
-                name: stored[name].view(dtype) if name in stored else jax.ShapeDtypeStruct(tuple(shape), dtype)
-                for name, shape, dtype in about["arrays"]
-            }
+            arrays: dict[str, Any] = {}
+            for name, _, dtype in about["arrays"]:
+                leaf = of_npz(path, name) if by_rows and name.startswith(_OF_CLIENTS) else stored[name]
+                # NumPy's format has only the size of JAX's own types.
+                arrays[name] = leaf.view(dtype)
         names = [name for name in arrays if name.startswith(_OF_CLIENTS)]
-        if _PLANES in arrays:
-            path, shapes = self.folder.parent / disk_state.NAME, [arrays[name] for name in names]
-            table = disk_state.Table.open(path, shapes, arrays[_DIGESTS], arrays[_PLANES])
-            table.check()
-            arrays |= zip(names, table.leaves(), strict=True)
         if clients is not None:
             there = arrays.get(_CLIENTS, np.arange(len(arrays[names[0]]) if names else 0))
             wanted = np.flatnonzero(np.isin(there, clients))

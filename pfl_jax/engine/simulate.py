@@ -61,8 +61,8 @@ class RoundResult(NamedTuple):
       round: number of the round, counted from 1.
       state: state after the round; with donate=True usable until the next round only. With state_on="host" the clients'
         leaves are NumPy arrays; with several processes, each process has only the rows of its own clients. With "disk"
-        they are read where they are indexed or made an array of (`pfl_jax.engine.disk_state.DiskLeaf`), until the next
-        round. Of a sweep, rows after the first R pad the devices' shares of the runs, here and in `info`.
+        they are NumPy arrays of mapped files, into which the next round writes. Of a sweep, rows after the first R pad
+        the devices' shares of the runs, here and in `info`.
       info: the method's `Info`, on the device. Rows of clients are those of `cohort`: row j of `info["head_weights"]`
         belongs to client `cohort[j]`. If all clients take part, row i is client i, as in `received` and `trained`.
       cohort: [M], the numbers of the clients that took part, ascending, as NumPy integers.
@@ -152,8 +152,8 @@ def run(
       state_on: place of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
         cohort's states to the device for each round, and all clients' states in blocks for each evaluation. The results
         are the same. "disk" is for one process.
-      state_folder: existing folder for the file of state_on="disk"; an earlier file there is replaced unless `state` is
-        stored in it. None takes a temporary file that ends with the process.
+      state_folder: existing folder where the files of state_on="disk", which end with the process, take room; None for
+        the system's folder of temporary files.
       on_nan: treatment of clients whose state or message becomes NaN or infinite: "stop" ends the run, "skip-client"
         leaves them out of the round as if they had not been drawn. A score that is not finite stays one.
       newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`. Each evaluation also scores the

@@ -8,6 +8,8 @@ more than blocks of them while all clients are initialized or evaluated, and eva
 import abc
 import dataclasses
 import math
+import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pfl_jax.atomic_write import cannot_write
 from pfl_jax.base import PyTree
 from pfl_jax.data.federated import FederatedData
-from pfl_jax.engine import disk_state
 from pfl_jax.engine.mapping import AXIS, in_client_order, own_devices, replicate
 from pfl_jax.engine.placement import PlacedData
 from pfl_jax.primitives.tree import gather, scatter
+
+BLOCK = 256
+"""Number of clients whose rows are in memory, or on the device, at a time when all are read."""
 
 Federation = FederatedData | PlacedData
 """A federation's data: replicated on every device, or sharded by client."""
@@ -125,7 +130,9 @@ class OnDevice(ClientStore):
         return rows if ids is None else scatter(clients, ids, rows)
 
     def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        return replicate(jax.tree.map(lambda leaf: jnp.array(leaf, copy=self._donate), clients), mesh)
+        # A disk's rows change in the next round.
+        copies = jax.tree.map(lambda leaf: jnp.array(leaf, copy=self._donate or isinstance(leaf, np.memmap)), clients)
+        return replicate(copies, mesh)
 
 
 class OnHost(ClientStore):
@@ -136,7 +143,7 @@ class OnHost(ClientStore):
     def blocks(self, places: Places) -> Iterator[Places]:
         # All of equal shapes: free places fill the last one.
         devices, length = places.ids.shape
-        width = min(length, max(1, disk_state.BLOCK // devices))
+        width = min(length, max(1, BLOCK // devices))
         full = ((0, 0), (0, -length % width))
         ids = np.pad(np.asarray(places.ids), full, constant_values=np.iinfo(np.int32).max)
         is_real = np.pad(np.asarray(places.is_real), full)
@@ -209,50 +216,42 @@ class OnHost(ClientStore):
 
 
 class OnDisk(OnHost):
-    """States in a file of one process, `pfl_jax.engine.disk_state`, which keeps the rows that a checkpoint needs.
+    """States in files that are mapped into memory; a round writes over the rows of the one before it.
+
+    The files have room for all states from the beginning, so that a full disk is an error then and never later. They
+    end with the process: what lasts is in checkpoints.
 
     Args:
-      folder: of the file; None for a temporary file, which ends with the process.
+      folder: where the files take room; None for the system's folder of temporary files.
     """
 
     def __init__(self, folder: Path | None = None):
-        super().__init__()
+        super().__init__(donate=True)
         self._folder = folder
 
     def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        table = disk_state.table_of(clients)
-        if table is not None and self._folder is not None and table.is_in(self._folder):
-            return clients
         copied = self._allocate(clients, data.num_clients)
-        for positions in disk_state.blocks(np.arange(data.num_clients)):
-            self._fill(copied, positions, jax.tree.map(lambda leaf, ids=positions: np.asarray(leaf[ids]), clients))
+        for start in range(0, data.num_clients, BLOCK):
+            ids = np.arange(start, min(start + BLOCK, data.num_clients))
+            self._fill(copied, ids, jax.tree.map(lambda leaf, ids=ids: np.asarray(leaf[ids]), clients))
         return copied
 
     def _allocate(self, like: PyTree, count: int) -> PyTree:
-        leaves, structure = jax.tree.flatten(like)
-        # Without any leaf there is nothing to store.
-        stored = disk_state.Table.create(self._folder, leaves, count).leaves() if leaves else []
-        return jax.tree.unflatten(structure, stored)
+        return jax.tree.map(lambda leaf: _mapped((count, *leaf.shape[1:]), np.dtype(leaf.dtype), self._folder), like)
 
-    def _rows(self, clients: PyTree, positions: np.ndarray) -> PyTree:
-        table = disk_state.table_of(clients)
-        if table is None:
-            return clients
-        rows = table.read(positions)
-        leaves = [np.ascontiguousarray(rows[name]) for name in table.row.names or ()]
-        return jax.tree.unflatten(jax.tree.structure(clients), leaves)
 
-    def _fill(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> None:
-        table = disk_state.table_of(clients)
-        if table is not None:
-            table.fill(positions, jax.tree.leaves(rows))
-
-    def _replaced(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> PyTree:
-        table = disk_state.table_of(clients)
-        if table is None:
-            return clients
-        leaves = table.replaced(positions, jax.tree.leaves(rows)).leaves()
-        return jax.tree.unflatten(jax.tree.structure(clients), leaves)
+def _mapped(shape: tuple[int, ...], dtype: np.dtype, folder: Path | None) -> np.ndarray:
+    """Array in a new file that has no name, so that it ends with the array; CannotWrite if there is no room for it."""
+    if not (size := math.prod(shape) * dtype.itemsize):
+        return np.empty(shape, dtype)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # Only Linux reserves room; elsewhere a disk that fills up later ends the process.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            return np.memmap(file, dtype, "r+", shape=shape)
+    except OSError as error:
+        raise cannot_write(Path(folder or tempfile.gettempdir()), error) from None
 
 
 def _stored(own: np.ndarray, places: Places, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,9 @@
 """States on the host and on disk, and clients that belong to devices, give what states on one device give."""
 
+import errno
 import functools
 import itertools
+import os
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,11 +12,13 @@ import numpy as np
 import pytest
 from problems import tiny_federation, tiny_method
 
-from pfl_jax import simulate
+from pfl_jax import InvalidInput, State, simulate
 from pfl_jax.data import client_data
 from pfl_jax.data.places import spread
-from pfl_jax.engine import disk_state, mapping, placement, store
-from pfl_jax.engine.disk_state import DiskLeaf
+from pfl_jax.data.rows import LazyArray
+from pfl_jax.engine import mapping, placement, store
+from pfl_jax.engine.checkpoint import Checkpoints
+from pfl_jax.errors import CannotWrite
 
 PLAIN = tiny_federation((9, 20, 14, 5, 12))
 DATA = PLAIN._replace(
@@ -29,7 +33,7 @@ def play(name, data=DATA, **options):
     results = []
     for result in simulate.run(tiny_method(name), data, SETTINGS, jax.random.key(5), **options):
         # On disk, a state can be read until the next round.
-        clients = jax.tree.map(np.asarray, result.state.clients)
+        clients = jax.tree.map(np.array, result.state.clients)
         results.append(result._replace(state=result.state._replace(clients=clients)))
     return results
 
@@ -63,7 +67,7 @@ def assert_same(results, others):
 )
 def test_states_and_data_give_the_same_results_in_every_place(name, state_on, devices, owned, monkeypatch):
     # Five clients in blocks of two: the last one is filled up.
-    monkeypatch.setattr(disk_state, "BLOCK", 2)
+    monkeypatch.setattr(store, "BLOCK", 2)
     mesh = simulate.client_mesh() if devices == 2 else None
     data = placement.place(DATA, mesh) if owned else DATA
     options, want = {"data": data, "mesh": mesh, "state_on": state_on}, usual(name)
@@ -78,18 +82,20 @@ def test_initial_states_are_written_to_disk_in_blocks(tmp_path, monkeypatch):
         return {"draw": jax.random.normal(key, (2,)), "count": data.mask.sum()}
 
     method = tiny_method("fedper")._replace(init_client=init_client, init_server=lambda key: ())
-    monkeypatch.setattr(disk_state, "BLOCK", 2)
+    monkeypatch.setattr(store, "BLOCK", 2)
     stores = store.OnHost(), store.OnDisk(tmp_path)
     init, on_disk = (simulate.build(method, SETTINGS, store=place).init for place in stores)
     want, found = init(DATA, jax.random.key(3)).clients, on_disk(DATA, jax.random.key(3)).clients
-    assert isinstance(found["draw"], DiskLeaf)
+    assert isinstance(found["draw"], np.memmap)
+    # The files have no names.
+    assert list(tmp_path.iterdir()) == []
     jax.tree.map(np.testing.assert_array_equal, want, jax.tree.map(np.asarray, found))
     assert want["count"].tolist() == [9, 20, 14, 5, 12]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices, monkeypatch):
-    monkeypatch.setattr(disk_state, "BLOCK", 4)
+    monkeypatch.setattr(store, "BLOCK", 4)
     ids = spread(7, devices)
     blocks = list(store.OnHost().blocks(store.Places(ids, ids < 7, 7)))
     assert {places.ids.shape for places in blocks} == {(devices, 4 // devices)}
@@ -133,6 +139,49 @@ def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     later, _ = from_disk.round(DATA, on_disk, 3)
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, later.clients), state.clients)
     jax.tree.map(np.testing.assert_array_equal, from_disk.evaluate(DATA, later), scores)
+
+
+def test_a_full_disk_is_an_error_before_the_first_round(tmp_path, monkeypatch):
+    def full(file, offset, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(CannotWrite, match=r"cannot write .*: No space left on device"):
+        play("fedper", state_on="disk", state_folder=tmp_path)
+
+
+def test_states_on_disk_come_from_checkpoints_by_rows(tmp_path):
+    """Of leaves of several types, also those that NumPy does not know, and of one without entries."""
+    draw = np.random.default_rng(0)
+    clients = {
+        "bias": jax.numpy.asarray(draw.normal(size=(5, 3)), jax.numpy.bfloat16),
+        "empty": np.zeros((5, 0, 2), np.float32),
+        "flag": draw.integers(0, 2, 5).astype(bool),
+        "steps": draw.integers(0, 99, 5, np.int32),
+    }
+    state = State({"head": np.ones(2, np.float32)}, clients, (), jax.random.key(0), np.int32(1))
+    on_disk = store.OnDisk(tmp_path)
+    mapped = on_disk.adopt(DATA, None, clients)
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(state._replace(clients=mapped), {}, {})
+    found = checkpoints.newest(state, by_rows=True).state.clients
+    assert all(isinstance(leaf, LazyArray) for leaf in jax.tree.leaves(found))
+    again = on_disk.adopt(DATA, None, found)
+    for want, *leaves in zip(*map(jax.tree.leaves, (clients, mapped, again)), strict=True):
+        for leaf in leaves:
+            assert leaf.dtype == want.dtype
+            np.testing.assert_array_equal(leaf, want)
+    # What a round writes there reaches no state of another place.
+    taken = store.OnDevice().adopt(DATA, None, again)
+    on_disk.write(DATA, again, np.array([2]), jax.tree.map(lambda leaf: leaf[:1], clients))
+    jax.tree.map(np.testing.assert_array_equal, taken, clients)
+    np.testing.assert_array_equal(again["steps"][2], clients["steps"][0])
+    path = tmp_path / "checkpoints/0-of-1/1.npz"
+    content = path.read_bytes()
+    place = content.index(clients["steps"].tobytes())
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with pytest.raises(InvalidInput, match=r"no checkpoint .* can be read \(round 1: .*steps.* is damaged\)"):
+        checkpoints.newest(state, by_rows=True)
 
 
 def test_every_device_has_its_own_clients_and_no_other_examples():

@@ -147,22 +147,6 @@ def test_states_are_where_they_fit(experiment, monkeypatch):
     assert memory.state_place(dataclasses.replace(experiment, spec=several)) == "host"
 
 
-@pytest.mark.parametrize("ends", ["well", "in an error", "at once"])
-def test_states_on_disk_go_where_no_checkpoint_needs_them(rounds, tmp_path, ends):
-    folder = tmp_path / "run"
-    rows = folder / "clients.rows"
-    rounds[1] = lambda: rows.write_bytes(b"0")
-    if ends == "in an error":
-        rounds[2] = fail(SHORTAGE)
-    elif ends == "at once":
-        rounds[1] = lambda: (rows.write_bytes(b"0"), fail(SHORTAGE)())
-    words = [*RUN.split(), "--eval-every", "1", "--state-on", "disk", "--keep-state", "never"]
-    code = main("digits", [*words, "--out", str(folder)])
-    assert code == (2 if "error" in ends or ends == "at once" else 0)
-    assert not rows.exists()
-    assert folder.exists() == (ends != "at once")
-
-
 # Signals
 
 

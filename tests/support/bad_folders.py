@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from bad_input import HELD, Case, Prepare, experiment_of, file, folder, save_checkpoint, write
 from bad_own_code import SOUND
 from run_folders import write_run
@@ -80,16 +79,6 @@ def _checkpoints() -> Iterator[Case]:
         _other_shapes,
     )
     yield of(
-        "the clients' states on disk are gone",
-        "the clients' states cannot be read from run/clients.rows",
-        lambda run: (_on_disk(run), (run / "clients.rows").unlink()),
-    )
-    yield of(
-        "the clients' states on disk have another byte",
-        "the state of client 0 in run/clients.rows is damaged",
-        lambda run: (_on_disk(run), _flip(run / "clients.rows")),
-    )
-    yield of(
         "another process is at work in it", "another process is at work in run: wait for it", hold("metrics.jsonl")
     )
     yield of(
@@ -130,12 +119,6 @@ def _export() -> Iterator[Case]:
     four = "it has four clients"
     yield of(four, "there is no client 4: the run has clients 0 to 3", "run --client 4 --to model.msgpack", finished)
     yield of(four, "there is no client -1", "run --client -1 --to new.msgpack", finished)
-    yield of(
-        "its clients' states on disk are gone",
-        "the clients' states cannot be read from run/clients.rows",
-        to,
-        lambda run: (finished(run), _on_disk(run), (run / "clients.rows").unlink()),
-    )
     yield of(
         "model.msgpack is there",
         "--to model.msgpack is there already: give another name, or remove it",
@@ -251,27 +234,6 @@ def _other_shapes(run: Path) -> None:
     experiment, state = experiment_of(run)
     shutil.rmtree(run / "checkpoints")
     save_checkpoint(experiment, state._replace(clients=jax.tree.map(lambda leaf: leaf[:3], state.clients)), run)
-
-
-def _on_disk(run: Path) -> None:
-    """A checkpoint of the same run with the clients' states on disk."""
-    import jax
-
-    from pfl_jax.engine.disk_state import Table
-
-    experiment, state = experiment_of(run)
-    leaves, structure = jax.tree.flatten(state.clients)
-    table = Table.create(run, leaves, 4)
-    table.fill(np.arange(4), leaves)
-    state = state._replace(clients=jax.tree.unflatten(structure, table.leaves()))
-    shutil.rmtree(run / "checkpoints")
-    save_checkpoint(experiment, state, run)
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
 
 
 def _other_method(run: Path) -> None:

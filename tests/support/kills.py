@@ -132,8 +132,7 @@ def results(folder: Path) -> dict[str, object]:
         if path.name == "checkpoints":
             last = max(path.glob("0-of-1/[0-9]*.npz"), key=lambda one: int(one.stem))
             with zipfile.ZipFile(last) as arrays:
-                # Of rows on disk their digests; in which planes they are depends on where the run was killed.
-                checked = [one for one in arrays.infolist() if one.filename.startswith(("state.", "digests"))]
+                checked = [one for one in arrays.infolist() if one.filename.startswith("state.")]
             found[name] = last.name, [(one.filename, one.CRC) for one in checked]
         elif path.is_file() and not {"checkpoints", "groups"} & set(path.relative_to(folder).parts):
             found[name] = _content(path)
@@ -144,8 +143,7 @@ def _content(path: Path) -> object:
     if path.suffix in (".json", ".jsonl"):
         text = path.read_text()
         return _timeless([json.loads(one) for one in ([text] if path.suffix == ".json" else text.splitlines())])
-    # The rows that count have their digests in the checkpoint.
-    return None if path.name == "clients.rows" else path.read_bytes()
+    return path.read_bytes()
 
 
 def _timeless(value):

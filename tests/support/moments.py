@@ -113,6 +113,6 @@ def what_is(path: Path) -> str:
         return "a checkpoint"
     if path.suffix in (".png", ".svg"):
         return "a picture"
-    if name in ("config.json", "metrics.jsonl", "summary.json", "runs.json", "clients.rows"):
+    if name in ("config.json", "metrics.jsonl", "summary.json", "runs.json"):
         return name
     return "a table" if path.suffix in (".json", ".md", ".csv") else "a folder"
