@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -117,7 +118,7 @@ def pack(folder: Path, cifar10: Path | None) -> None:
 
 def pack_cifar10(source: Path, file: Path) -> None:
     """Store the JPEG copy compressed, since all its files begin alike, with the digest of its pixels."""
-    arrays = dict(np.load(source)) | {"digest": np.array(_digest(records(source)))}
+    arrays: dict[str, Any] = dict(np.load(source)) | {"digest": np.array(_digest(records(source)))}
     write_binary(file, lambda opened: np.savez_compressed(opened, **arrays))
 
 
