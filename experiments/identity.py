@@ -117,7 +117,7 @@ def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> 
     """
     is_real = bool(config["data"]["is_real"])
     source = spec.source
-    if source != "auto" and is_real == (source == "embedded"):
+    if source not in ("auto", config["options"].get("source")) and is_real == (source == "embedded"):
         return f"on {config['data']['description']}, not --source {source}"
     if not is_real:
         spec, _ = spec.on_embedded_data()

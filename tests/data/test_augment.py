@@ -61,8 +61,9 @@ def batches(augment, epochs, x, key=0, padding=0, batch_size=4):
 
     def step(carry, batch, key):
         seen, labels, index = carry
-        real = batch.mask[:, None, None, None]
-        return seen.at[index].set(jnp.where(real, batch.x, 0)), labels.at[index].set(batch.y * batch.mask), index + 1
+        rows, real = len(batch.mask), batch.mask[:, None, None, None]
+        seen = seen.at[index, :rows].set(jnp.where(real, batch.x, 0))
+        return seen, labels.at[index, :rows].set(batch.y * batch.mask), index + 1
 
     training = LocalTraining(batch_size=batch_size, epochs=epochs, augment=augment)
     start = (jnp.zeros((steps, batch_size, *SHAPE)), jnp.zeros((steps, batch_size), jnp.int32), 0)

@@ -125,6 +125,15 @@ def test_a_run_with_a_target_goes_on_by_the_protocol_that_ends_it(tmp_path, caps
         inspect(cell.spec(), tmp_path / "run")
 
 
+def test_real_data_that_the_package_brings_are_both_embedded_and_real(tmp_path):
+    words = ("--method", "fedper", "--source", "embedded")
+    write_run(tmp_path / "run", words, finished=False)
+    assert inspect(RunCommand("digits", words).spec(), tmp_path / "run") == "unfinished"
+    with pytest.raises(InvalidInput, match=r"on digits \(files\), not --source embedded"):
+        write_run(tmp_path / "files", words[:2], finished=False)
+        inspect(RunCommand("digits", words).spec(), tmp_path / "files")
+
+
 @pytest.fixture(scope="module")
 def longer(tmp_path_factory):
     """Folders of a run of five rounds, and of one of three rounds to which two are added."""

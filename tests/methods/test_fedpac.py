@@ -264,7 +264,7 @@ def test_the_alignment_compares_embeddings_of_the_original_examples(name):
     data = client_data(tiny_federation(), 1, "train")
 
     def aligned(augment):
-        method = METHODS[name](tiny_model(), LocalTraining(augment=augment), align_lr=0.5)
+        method = METHODS[name](tiny_model(), LocalTraining(lr=0.01, augment=augment), align_lr=0.5)
         first, later = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
         client = method.init_client(jax.random.key(2), first, data)._replace(trained=jnp.ones((), bool))
         return jax.jit(method.personalize)(jax.random.key(3), later, client, data)
