@@ -129,8 +129,8 @@ def test_real_data_that_the_package_brings_are_both_embedded_and_real(tmp_path):
     words = ("--method", "fedper", "--source", "embedded")
     write_run(tmp_path / "run", words, finished=False)
     assert inspect(RunCommand("digits", words).spec(), tmp_path / "run") == "unfinished"
+    write_run(tmp_path / "files", words[:2], finished=False)
     with pytest.raises(InvalidInput, match=r"on digits \(files\), not --source embedded"):
-        write_run(tmp_path / "files", words[:2], finished=False)
         inspect(RunCommand("digits", words).spec(), tmp_path / "files")
 
 
