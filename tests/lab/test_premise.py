@@ -68,9 +68,17 @@ RECORD = {
 def test_the_page_compares_online_clients_with_stragglers():
     found = {Run("cifar10", "example"): RECORD, Run("cifar10", "size"): RECORD}
     values = premise.values(found)
-    assert values["traces"][0] == ["cifar10", premise.WORDS["example"], "2", "3", "0.200", "0.300", "reversed"]
-    assert [row[-1] for row in values["traces"]] == ["reversed", "holds", "holds"]
-    assert values["reversed"] == "cifar10 by examples (as printed)"
+    assert values["traces"][0] == [
+        "cifar10",
+        premise.WORDS["example"],
+        "2",
+        "3",
+        "0.200",
+        "0.300",
+        "0 of 1",
+        "reversed",
+    ]
+    assert [row[-2:] for row in values["traces"][1:]] == [["1 of 1", "holds"]] * 2
     assert values["accuracies"][1] == ["cifar10", "number of examples", "85.0", "45.0", "90.0", "55.0"]
     assert premise.by_group(RECORD, "example") == {"online": [6.0, 2.0], "straggler": [None, 3.0]}
     traces, ratios = premise.picture(found).panels

@@ -15,7 +15,6 @@ TEMPLATE = Path(__file__).with_name("premise.md.jinja")
 """Text of the part without its numbers."""
 
 GROUPS = {"online": False, "straggler": True}
-SAID = ("holds", "reversed")
 
 WORDS = {
     "example": "examples (as printed)",
@@ -62,8 +61,11 @@ def values(found: dict[Run, Record]) -> dict[str, Any]:
             # Weights are proportional to traces.
             shares = [one / (len(record["is_straggler"]) * np.mean(record[name][-1])) for one in (online, straggler)]
             said = "holds" if straggler < online else "reversed"
+            pairs = list(zip(*by_group(record, name).values(), strict=True))
+            both = [(other, one) for one, other in pairs if one is not None and other is not None]
+            rounds = f"{sum(other < one for other, one in both)} of {len(both)}"
             numbers = [f"{online:.3g}", f"{straggler:.3g}", *(f"{share:.3f}" for share in shares)]
-            traces.append([run.dataset, WORDS[name], *numbers, said])
+            traces.append([run.dataset, WORDS[name], *numbers, rounds, said])
         stragglers = np.array(record["is_straggler"])
         means = [
             f"{np.mean(np.array(record[protocol])[stragglers == wanted]):.1f}"
@@ -71,8 +73,7 @@ def values(found: dict[Run, Record]) -> dict[str, Any]:
             for wanted in GROUPS.values()
         ]
         accuracies.append([run.dataset, WORDS[run.weighed_by], *means])
-    kinds = {said: ", ".join(f"{row[0]} by {row[1]}" for row in traces if row[-1] == said) for said in SAID}
-    return {"traces": traces, "accuracies": accuracies, **kinds}
+    return {"traces": traces, "accuracies": accuracies}
 
 
 def picture(found: dict[Run, Record]) -> Picture:
