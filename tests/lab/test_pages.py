@@ -11,7 +11,7 @@ from experiments.lab.pages import parts
 from pfl_jax import InvalidInput
 
 ROOT = command.ROOT
-WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "performance", "fedas"))}
+WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "performance"))}
 WRITTEN |= {"docs/figures/results.svg"}
 
 
@@ -71,13 +71,12 @@ def test_parts_are_replaced_by_their_names(tmp_path):
     [
         ("queue", "--only fedpca", "unknown block or method 'fedpca' (blocks are table-1"),
         ("queue", "--everything", "unknown option --everything"),
-        ("fedas_ablation.premise", "--rounds 3", "unknown option --rounds"),
         ("pages", "--fast", "unknown option --fast"),
         ("benchmark", "--out missing/figures.jsonl", "missing/figures.jsonl is not there"),
     ],
 )
 def test_bad_input_is_one_line(command, words, expected, capsys):
-    module = importlib.import_module(f"experiments.lab.{command}" + (".__main__" if "." not in command else ""))
+    module = importlib.import_module(f"experiments.lab.{command}.__main__")
     assert module.main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")

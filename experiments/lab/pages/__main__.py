@@ -4,7 +4,7 @@
     python -m experiments.lab.pages --check   # exit code 2 where it is not what the results give
 
 docs/results.md as a whole, with its template beside this file; the parts between <!-- made: NAME --> and
-<!-- end of made --> of README, docs/performance.md and docs/fedas.md; and their pictures in docs/figures/.
+<!-- end of made --> of README and docs/performance.md; and their pictures in docs/figures/.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rich.console import Console
 from experiments.cli.parser import parse
 from experiments.host.console import print_line
 from experiments.host.exit_codes import exit_code, leave
-from experiments.lab.pages import performance, premise, results
+from experiments.lab.pages import performance, results
 from experiments.lab.pages.parts import Made
 from experiments.run import committed
 from experiments.show.pictures import save
@@ -54,7 +54,7 @@ def made(root: Path) -> Made:
     Raises:
       InvalidInput: a result is damaged, or a page lacks its marks.
     """
-    every = [page.made(root) for page in (results, performance, premise)]
+    every = [page.made(root) for page in (results, performance)]
     texts = {path: text for one in every for path, text in one.texts.items()}
     return Made(texts, {path: picture for one in every for path, picture in one.pictures.items()})
 
