@@ -144,6 +144,6 @@ def full_disk():
 
 
 def pytest_unconfigure(config):
-    """Removes the session's compiled programs, once all workers are done; mutation.py has many sessions."""
-    if not hasattr(config, "workerinput") and "PFL_JAX_KEEP_PROGRAMS" not in os.environ:
+    """Removes the session's compiled programs, once all workers are done."""
+    if not hasattr(config, "workerinput"):
         shutil.rmtree(_programs, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The mistakes of mutation.py: each has one place and a test that exists; cosmic-ray makes those of a change."""
+"""The mistakes of mutants.py: each has one place and a test that exists; cosmic-ray makes those of a change."""
 
 import re
 import shutil
@@ -6,9 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from mutation import ROOT, mutants
-
-MUTANTS = mutants()
+from mutants import MUTANTS, ROOT
 
 
 def test_each_mistake_has_one_place():
@@ -40,6 +38,6 @@ def test_mistakes_in_a_changed_line_are_noticed(tmp_path):
     assert line in text
     file.write_text(text.replace(line, "a * share + b * (1 - share)"))
     run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "change")
-    said = run(sys.executable, "tests/support/mutation.py", "--changed", "pfl_jax/primitives/tree.py")
+    said = run(sys.executable, "tests/support/mutation.py", "pfl_jax/primitives/tree.py")
     noticed, made = map(int, re.findall(r"(\d+) of (\d+) mistakes", said)[0])
     assert noticed == made > 5
