@@ -2,6 +2,7 @@
 
 import builtins
 import collections
+import contextlib
 import io
 import json
 import multiprocessing
@@ -92,16 +93,16 @@ def watch(folder, kill):
 def command(words, here, cache, kill):
     """What the child does: the command in the folder `here`; it leaves the moments that it had in a file."""
     os.chdir(here)
-    sys.stdout = sys.stderr = open("output", "w")
     os.environ["PFL_JAX_CACHE"] = str(cache)
     moments = watch(here if cache.parent == here else here / "run", kill)
     name, *rest = words.split()
-    if name == "digits":
-        from experiments.cli.command import main
+    with open("output", "w") as output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        if name == "digits":
+            from experiments.cli.command import main
 
-        code = main(name, rest)
-    else:
-        code = __import__(f"experiments.{name}.__main__", fromlist=["main"]).main(rest)
+            code = main(name, rest)
+        else:
+            code = __import__(f"experiments.{name}.__main__", fromlist=["main"]).main(rest)
     Path("moments.json").write_text(json.dumps(moments))
     sys.exit(code)
 
