@@ -16,7 +16,8 @@ from experiments.host.console import duration
 from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.options import Options
 from experiments.show.curves import chosen_on, goodness
-from experiments.show.pictures import Picture, Ranks
+from experiments.show.panels import Ranks
+from experiments.show.pictures import Picture
 from experiments.show.tables import NOTHING, comma_separated, latex, latex_escaped, markdown, number, with_deviation
 from pfl_jax.compare import (
     FEWEST_RUNS,

@@ -23,7 +23,7 @@ from experiments.folder.stored_runs import load_runs
 from experiments.host.console import Terminal, print_line
 from experiments.host.exit_codes import exit_code, leave
 from experiments.run.loaded_run import LoadedRun, load_run
-from experiments.show.column import plot_curves
+from experiments.show.curves import plot_curves
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.files import save_model
 

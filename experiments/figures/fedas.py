@@ -12,7 +12,7 @@ from experiments.figures.fedpac import curves, lines, of_methods
 from experiments.figures.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
 from experiments.run.loaded_run import load_run
-from experiments.show.pictures import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
+from experiments.show.panels import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
 from pfl_jax import simulate
 from pfl_jax.base import Model, Params, PRNGKey, PyTree
 from pfl_jax.data.federated import FederatedData, client_data
@@ -140,17 +140,10 @@ def _straggler_bars(runs: Runs) -> Bars:
     options = runs.config(("stragglers",))["options"]
     weights = runs.info(("stragglers",), "weights")[0][options["rounds"]]
     slow = np.asarray(simulate.stragglers(jax.random.key(0), len(weights), options["straggler_fraction"]))
-    groups = [np.flatnonzero(~slow), np.flatnonzero(slow)]
-    return Bars(
-        f"(a) round {options['rounds']}, everyone takes part",
-        "client",
-        "aggregation weight",
-        ["online clients", "stragglers"],
-        [[str(client) for client in group] for group in groups],
-        [weights[group].tolist() for group in groups],
-        1 / len(weights),
-        "equal weights",
-    )
+    groups = {"online clients": np.flatnonzero(~slow), "stragglers": np.flatnonzero(slow)}
+    bars = {name: {str(client): float(weights[client]) for client in clients} for name, clients in groups.items()}
+    title = f"(a) round {options['rounds']}, everyone takes part"
+    return Bars(title, "client", "aggregation weight", bars, 1 / len(weights), "equal weights")
 
 
 def _discussion(runs: Runs) -> list[Panel]:

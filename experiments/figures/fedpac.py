@@ -1,5 +1,6 @@
 """Figures of FedPAC (Xu, Tong, Huang. ICLR 2023) and of its replication (Ding 2025)."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from experiments.figures.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
-from experiments.show.pictures import ACCURACY, ROUND, Heat, Lines, Panel, over_seeds
+from experiments.show.panels import ACCURACY, ROUND, Heat, Lines, Panel, over_seeds
 from pfl_jax.data.partition import dominant_classes
 
 HETEROGENEITY = (0, 20, 40, 60, 80)
@@ -109,7 +110,8 @@ def _heat_panels(runs: Runs) -> list[Panel]:
         for number in heat_rounds(seeds[0].keys()):
             mean = np.mean([weights[number] for weights in seeds], axis=0)
             matrix, blocks = by_group(mean, num_groups)
-            panels.append(Heat(f"s = {s} %, round {number}", "head of client", "client", matrix.tolist(), blocks))
+            heat = Heat(f"s = {s} %, round {number}", "head of client", "client", matrix.tolist(), blocks)
+            panels.append(dataclasses.replace(heat, has_square_cells=True))
     return panels
 
 

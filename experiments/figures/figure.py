@@ -21,7 +21,8 @@ from experiments.options import read_with
 from experiments.own_code import label
 from experiments.papers import settings
 from experiments.papers.settings import PAPERS, Measure
-from experiments.show.pictures import Panel, Picture
+from experiments.show.panels import Panel
+from experiments.show.pictures import Picture
 from pfl_jax.errors import InvalidInput
 
 Key: TypeAlias = tuple[str, ...]

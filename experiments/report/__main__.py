@@ -24,8 +24,8 @@ from experiments.host.console import Terminal, print_line
 from experiments.host.exit_codes import exit_code, leave
 from experiments.report import info, page
 from experiments.show import curves
-from experiments.show.column import Band, save_column
-from experiments.show.pictures import ENDINGS, save
+from experiments.show.panels import Band
+from experiments.show.pictures import ENDINGS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Positive, Range
 
@@ -93,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.plot is None:
             write_text(out, page.page(groups, repeated, notes, more=_more(options)))
         else:
-            _draw(groups, options.plot.expanduser(), options)
+            _check_one_picture(groups)
+            path, band = options.plot.expanduser(), options.band or "deviation"
+            curves.save_picture(groups, path, width=options.width, band=band)
         runs = sum(len(group.runs) for group in groups)
         print_line(Terminal(), f"{runs} run{'s' if runs > 1 else ''}: saved {options.plot or out}")
 
@@ -113,18 +115,11 @@ def _more(options: Options) -> dict[str, Any]:
     return found
 
 
-def _draw(groups: Sequence[stored_runs.Group], path: Path, options: Options) -> None:
-    for what, kinds in (("kind of data", {one.data: 0 for one in groups}), ("score", {one.axis: 0 for one in groups})):
-        if len(kinds) > 1:
-            raise InvalidInput(f"--plot draws one {what}, and these are {'; '.join(kinds)}")
+def _check_one_picture(groups: Sequence[stored_runs.Group]) -> None:
+    if len(kinds := dict.fromkeys(one.data for one in groups)) > 1:
+        raise InvalidInput(f"--plot draws one kind of data, and these are {'; '.join(kinds)}")
     if len({one.label for one in groups}) < len(groups):
         raise InvalidInput(f"--plot draws one setting of each method, and these are {'; '.join(page.kinds(groups))}")
-    if not any(group.rounds for group in groups):
-        raise InvalidInput("no run has been evaluated yet: there is nothing to draw")
-    if options.width is None:
-        save(curves.picture(groups), path)
-    else:
-        save_column(groups, path, width=options.width, band=options.band or "deviation")
 
 
 if __name__ == "__main__":

@@ -7,16 +7,16 @@ import jax
 import numpy as np
 
 from experiments.folder.stored_runs import Group
-from experiments.report.charts import Chart
 from experiments.run.loaded_run import LoadedRun, load_run
-from experiments.show.scatter import MARKERS, Scatter
+from experiments.show.panels import MARKERS, Scatter
+from experiments.show.pictures import Picture
 from pfl_jax.errors import InvalidInput
 
 MOST_EXAMPLES = 60
 """Test examples of a client that are shown, the first ones."""
 
 
-def features(groups: Sequence[Group], *, trust: bool) -> list[Chart]:
+def features(groups: Sequence[Group], *, trust: bool) -> list[Picture]:
     """Charts of the features of the first run of each group; one without a drawing says why others have none.
 
     Args:
@@ -32,10 +32,10 @@ def features(groups: Sequence[Group], *, trust: bool) -> list[Chart]:
             charts.append(_features(load_run(run.folder, trust=trust), f"{group.label}, seed {run.seed}"))
         except InvalidInput as error:
             remarks.append(f"{group.label}: {error}.")
-    return charts + ([Chart("Without features", [], " ".join(remarks))] if remarks else [])
+    return charts + ([Picture("Without features", " ".join(remarks), [])] if remarks else [])
 
 
-def _features(run: LoadedRun, name: str) -> Chart:
+def _features(run: LoadedRun, name: str) -> Picture:
     # Imported now: most reports do without it.
     from sklearn.decomposition import PCA
 
@@ -63,4 +63,4 @@ def _features(run: LoadedRun, name: str) -> Chart:
         [f"client {client}" for client in clients],
     )
     words = "Features of test examples, each by its own client's model, in the two principal components of all; colors "
-    return Chart(name, [panel], words + "are classes, shapes are clients.")
+    return Picture(name, words + "are classes, shapes are clients.", [panel])

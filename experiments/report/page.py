@@ -13,7 +13,7 @@ from experiments.folder.stored_runs import Group, Run, short
 from experiments.groups import Data, Federation, Robustness
 from experiments.report import charts, info, tables
 from experiments.show.curves import chosen_on, left_out
-from experiments.show.pictures import as_svg
+from experiments.show.pictures import Picture, as_svg
 from experiments.show.tables import page as render
 from pfl_jax.validation import listed
 
@@ -33,7 +33,7 @@ def page(
     groups: Sequence[Group],
     repeated: Sequence[Run] = (),
     notes: Sequence[str] = (),
-    more: Mapping[str, Callable[[list[Group]], list[charts.Chart]]] | None = None,
+    more: Mapping[str, Callable[[list[Group]], list[Picture]]] | None = None,
 ) -> str:
     """The whole page.
 
@@ -74,8 +74,8 @@ def page(
     )
 
 
-def _as_link(chart: charts.Chart) -> str:
-    drawn = as_svg(chart.panels, chart.columns)
+def _as_link(chart: Picture) -> str:
+    drawn = as_svg(chart)
     return f"data:image/svg+xml;base64,{base64.b64encode(drawn.encode()).decode()}"
 
 

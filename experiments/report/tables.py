@@ -1,6 +1,5 @@
 """Tables of a report: results beside the papers', configuration, timings and versions."""
 
-import functools
 import itertools
 import math
 import re
@@ -14,17 +13,15 @@ from experiments.choices import FIELD, Protocol
 from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text
-from experiments.folder.stored_runs import Group, Run, plain
+from experiments.folder.stored_runs import Group, plain
 from experiments.host.console import duration
 from experiments.papers import settings
-from experiments.papers.published import Published
 from experiments.show.curves import chosen_on, goodness, ordered
 from experiments.show.tables import NOTHING, mean_text
 
-_SCORES = {"pooled": "pooled", "std": "std over clients", "worst_decile": "worst decile", "jain": "Jain"}
-"""Name in the metrics log -> heading; scores other than the primary one come after these."""
-_HEADINGS = {"macro_f1": "macro F1", "auc": "AUC"}
-"""Score -> heading, where that is not its name."""
+_HEADINGS = {"std": "std over clients", "worst_decile": "worst decile", "jain": "Jain"}
+_HEADINGS |= {"macro_f1": "macro F1", "auc": "AUC"}
+"""Name in the metrics log -> heading, where that is not its name."""
 _SUBSETS = {"honest": HONEST, "attackers": ATTACKERS, "new clients": "new_clients"}
 """Heading -> entry of an evaluation with some clients by themselves."""
 
@@ -61,48 +58,45 @@ def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
 
 
 def _result(group: Group, protocol: Protocol) -> Row:
-    config, last, figure = group.runs[0].config, group.rounds[-1] if group.rounds else 0, group.published
-    percents: list[str] = load.task_of(config)["in_percent"]
-    scores: list[str] = load.task_of(config)["scores"]
-    primary, *others = scores
-    is_percent = dict.fromkeys(_SCORES, primary in percents) | {name: name in percents for name in (*others, "jain")}
-    text = functools.partial(_mean, percent=primary in percents)
+    config, last = group.runs[0].config, group.rounds[-1] if group.rounds else 0
+    lines = group.lines(last)
+    primary, *others = load.task_of(config)["scores"]
+    percents = {*load.task_of(config)["in_percent"]}
+    if primary in percents:
+        percents |= {"mean", "pooled", "std", "worst_decile"}
+
+    def text(values: Sequence[float], name: str = "mean") -> str | None:
+        return score_text(statistics.fmean(values), percent=name in percents) if values else None
+
     # How many there are is a column of its own.
-    values = group.values(last, protocol, "mean")
-    mean = mean_text(values, percent=primary in percents).partition(" (")[0]
+    mean = mean_text(group.values(last, protocol), percent="mean" in percents).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
-    summaries = [line[protocol] for line in group.lines(last) if protocol in line]
-    row["clients"] = load.over(summaries, load.number_of_clients(config)).removesuffix(" clients") or None
-    row[VALIDATION] = text(group.values(last, protocol, on=VALIDATION))
-    for name, heading in (_SCORES | {name: _HEADINGS.get(name, name) for name in others}).items():
-        row[heading] = _mean(group.values(last, protocol, name), percent=is_percent[name])
-    row["best (round)"] = _best(group, protocol, percent=primary in percents)
+    over = load.over([line[protocol] for line in lines if protocol in line], load.number_of_clients(config))
+    row |= {"clients": over.removesuffix(" clients"), VALIDATION: text(group.values(last, protocol, on=VALIDATION))}
+    for name in ("pooled", "std", "worst_decile", "jain", *others):
+        row[_HEADINGS.get(name, name)] = text(group.values(last, protocol, name), name)
+    row["best (round)"] = _best(group, protocol, percent="mean" in percents)
     for heading, entry in _SUBSETS.items():
-        means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in group.lines(last)]
+        means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in lines]
         row[heading] = text([mean for mean in means if mean is not None])
-    row["paper"], row["difference"] = None, None
-    if figure is not None:
+    if (figure := group.published) is not None:
         row["paper"] = Markup("{:.2f}<small>{}</small>").format(figure.accuracy_percent, figure.source)
-        row["difference"] = _difference(group, protocol, figure)
-    rounds = group.runs[0].spec.rounds
-    state = str(last) if group.is_finished else unfinished(f"{last} of {rounds}")
+        row["difference"] = _difference(group, protocol)
+    state = str(last) if group.is_finished else unfinished(f"{last} of {group.runs[0].spec.rounds}")
     return row | {"seeds": str(len(group.counted)), "round": state}
-
-
-def _mean(values: Sequence[float], *, percent: bool) -> str | None:
-    return score_text(statistics.fmean(values), percent=percent) if values else None
 
 
 def units(group: Group) -> str:
     """Which score counts, and which ones are in percent, in a sentence."""
-    config = group.runs[0].config
-    task = load.task_of(config)
-    percents = ", ".join(str(_HEADINGS.get(name, name)) for name in task["in_percent"])
+    task = load.task_of(group.runs[0].config)
+    percents = ", ".join(_HEADINGS.get(str(name), str(name)) for name in task["in_percent"])
     return f"Values are of {task['scores'][0]}; in percent: {percents or 'none'}."
 
 
-def _difference(group: Group, protocol: Protocol, figure: Published) -> str | None:
+def _difference(group: Group, protocol: Protocol) -> str | None:
     """Our result minus the paper's: the mean after the last round, or the paper's own measure."""
+    figure = group.published
+    assert figure is not None
     measure = settings.MEASURES[figure.paper]
     _, table = group.curve(protocol, FIELD[measure.average])
     if not table.size:
@@ -129,12 +123,12 @@ def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:
     """Options that differ or that not all of some settings side by side have; and options that all share."""
     names = {group.label: group.setting for group in groups}
     every = dict.fromkeys(itertools.chain.from_iterable(names.values()))
-    values = {name: [plain(of.get(name)) for of in names.values()] for name in every}
-    alike = {_named(name): of[0] for name, of in values.items() if len(set(of)) == 1}
-    apart = {name: dict(zip(names, of, strict=True)) for name, of in values.items() if len(set(of)) > 1}
-    rows: list[Row] = [{"option": code(_named(name))} | of for name, of in apart.items()]
+    values = {_named(name): [plain(of.get(name)) for of in names.values()] for name in every}
+    alike = {name: of[0] for name, of in values.items() if len({*of}) == 1}
+    apart = {name: dict(zip(names, of, strict=True)) for name, of in values.items() if name not in alike}
+    rows: list[Row] = [{"option": code(name)} | of for name, of in apart.items()]
     if len(names) > len(apart):
-        rows = [{"setting": label} | {_named(name): of[label] for name, of in apart.items()} for label in names]
+        rows = [{"setting": label} | {name: of[label] for name, of in apart.items()} for label in names]
     return Table(rows) if apart else None, alike
 
 
@@ -144,20 +138,20 @@ def _named(name: str) -> str:
 
 def timings(groups: Sequence[Group]) -> Table:
     """Progress and time of each run."""
-    return Table([_timing(group.label, run) for group in groups for run in group.runs])
-
-
-def _timing(label: str, run: Run) -> Row:
-    speed = (run.summary or (run.lines[-1] if run.lines else {})).get("examples_per_second")
-    return {
-        "setting": label,
-        "seed": str(run.seed),
-        "state": run.state if run.summary else unfinished(run.state),
-        "time": duration(run.lines[-1]["seconds"]) if run.lines else None,
-        "examples/s": None if speed is None else f"{speed:,.0f}",
-        "device, chunk": f"{run.config.get('device', NOTHING)}, {run.config.get('chunk', NOTHING)}",
-        "folder": code(str(run.folder)),
-    }
+    rows: list[Row] = []
+    for label, run in ((group.label, run) for group in groups for run in group.runs):
+        speed = (run.summary or (run.lines[-1] if run.lines else {})).get("examples_per_second")
+        row = {
+            "setting": label,
+            "seed": str(run.seed),
+            "state": run.state if run.summary else unfinished(run.state),
+            "time": duration(run.lines[-1]["seconds"]) if run.lines else None,
+            "examples/s": None if speed is None else f"{speed:,.0f}",
+            "device, chunk": f"{run.config.get('device', NOTHING)}, {run.config.get('chunk', NOTHING)}",
+            "folder": code(str(run.folder)),
+        }
+        rows.append(row)
+    return Table(rows)
 
 
 def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[str, Any]]:
@@ -169,11 +163,11 @@ def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[s
         who = f"{group.label}, seed {run.seed}" + (f", {heading}" if len(kinds) > 1 else "")
         for name, value in [*run.config.get("versions", {}).items(), ("device", run.config.get("device"))]:
             found.setdefault(name, {}).setdefault(str(value), []).append(who)
-    apart = {name: of for name, of in found.items() if len(of) > 1 or sum(map(len, of.values())) < len(runs)}
+    alike = {name: next(iter(of)) for name, of in found.items() if [len(who) for who in of.values()] == [len(runs)]}
     rows: list[Row] = [
         {"program": name, "version": value, "runs": f"{len(who)} of {len(runs)} runs" if who[3:] else "; ".join(who)}
-        for name, of in apart.items()
+        for name, of in found.items()
+        if name not in alike
         for value, who in of.items()
     ]
-    alike = {name: next(iter(of)) for name, of in found.items() if name not in apart}
     return Table(rows) if rows else None, alike

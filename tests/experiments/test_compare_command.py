@@ -16,8 +16,8 @@ from experiments.compare import main
 from experiments.comparison import Compared, read, table, with_target, written
 from experiments.folder import stored_runs
 from experiments.run import build
-from experiments.show.names import apart
-from experiments.show.pictures import Bars, Heat, Lines, Picture, Series, as_svg, draw, over_seeds, save
+from experiments.show.panels import Bars, Heat, Lines, Series, over_seeds
+from experiments.show.pictures import Picture, as_svg, draw, save
 from experiments.show.tables import latex_of_text
 from pfl_jax import InvalidInput
 from pfl_jax.compare import difference
@@ -316,7 +316,7 @@ def everything():
         [
             Lines("lines", "round", "accuracy in %", series),
             Lines("at ticks", "size", "points", [Series("x", [8, 64], [1, -1], [0, -2], [2, 0])], (8, 64), True),
-            Bars("bars", "client", "weight", ["on", "off"], [["0"], ["1", "2"]], [[0.5], [0.2, 0.3]], 0.4, "equal"),
+            Bars("bars", "client", "weight", {"on": {"0": 0.5}, "off": {"1": 0.2, "2": 0.3}}, 0.4, "equal"),
             Heat("heat", "j", "i", np.eye(5), [2, 3]),
             Heat("totals", "j", "i", 3 * np.eye(2), rows=("a", "b"), columns=("c", "d"), totals=(3, 12)),
         ],
@@ -343,35 +343,17 @@ def test_pictures_are_saved_whole_and_alike(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_lines_differ_without_colors_and_have_their_names_beside_them():
+def test_lines_differ_without_colors_and_have_names():
     axes = draw(everything()).axes[0]
     looks = [str(line._unscaled_dash_pattern) for line in axes.get_lines()]  # pyright: ignore
     assert len(looks) == 10
     assert all(one != other for one, other in itertools.combinations(looks, 2))
     assert axes.get_lines()[-1].get_color() == "black"
-    names = {text.get_text(): text for text in axes.texts}
-    assert list(names) == [f"method {i}" for i in range(10)]
-    heights = [text.get_position()[1] for text in names.values()]
-    assert heights == sorted(heights)
-    # The last point that there is.
-    assert [text.xy for text in names.values()] == [(2, i + 1) for i in range(10)]
-    assert [text.get_color() for text in names.values()] == [line.get_color() for line in axes.get_lines()]
+    assert names_of(axes) == [f"method {i}" for i in range(10)]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "found"),
-    [
-        ([1.0, 0.0], [0.95, 0.05]),
-        ([0.52, 0.1, 0.5], [0.56, 0.1, 0.46]),
-    ],
-)
-def test_names_stand_apart_and_near_their_lines(wanted, found):
-    np.testing.assert_allclose(apart(wanted, [0.1] * len(wanted)), found)
-
-
-def test_names_without_room_overlap_nowhere():
-    centers = apart([0.9] * 4, [0.5] * 4)
-    np.testing.assert_allclose(centers, [0.25, 0.75, 1.25, 1.75])
+def names_of(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_bars_lines_and_matrices_stand_where_they_belong():
@@ -382,7 +364,7 @@ def test_bars_lines_and_matrices_stand_where_they_belong():
     assert ticks.get_lines()[1].get_ydata() == [0, 0]
     assert [patch.get_height() for patch in bars.patches] == [0.5, 0.2, 0.3]
     assert [label.get_text() for label in bars.get_xticklabels()] == ["0", "1", "2"]
-    assert {text.get_text() for text in bars.texts} == {"on", "off", "equal"}
+    assert set(names_of(bars)) == {"on", "off", "equal"}
     np.testing.assert_array_equal(heat.images[0].get_array(), np.eye(5))
     # One scale of grays for all of them.
     assert {(image.norm.vmin, image.norm.vmax) for axes in (heat, other) for image in axes.images} == {(0, 3)}
@@ -397,10 +379,10 @@ def test_a_mark_has_the_color_of_its_line_and_the_axis_its_least():
     assert axes.get_ylim()[0] == 50
     # One without points keeps its color, and has no name.
     assert drawn.get_color() != axes.get_lines()[0].get_color()
-    assert [text.get_text() for text in axes.texts] == ["a"]
+    assert names_of(axes) == ["a"]
 
 
 def test_a_panel_of_a_page_has_no_title_of_its_own():
-    text = as_svg(everything().panels[:1])
+    text = as_svg(Picture("A title", "A caption.", everything().panels[:1]))
     assert "accuracy in %" in text
     assert "lines" not in "".join(ElementTree.fromstring(text).itertext()).split()

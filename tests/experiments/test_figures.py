@@ -21,7 +21,8 @@ from experiments.folder import load
 from experiments.papers import settings
 from experiments.run import run
 from experiments.run.estimate import examples_visited
-from experiments.show.pictures import Lines, draw
+from experiments.show.panels import Lines
+from experiments.show.pictures import draw
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -212,9 +213,10 @@ def test_stragglers_and_online_clients_stand_apart(tmp_path, monkeypatch):
     (runs,) = finished("fedas", "4", tmp_path)
     monkeypatch.setattr("pfl_jax.simulate.stragglers", lambda key, clients, share: np.arange(clients) % 2 == 0)
     bars = compose([runs]).panels[0]
-    assert bars.labels == [[str(i) for i in range(1, 20, 2)], [str(i) for i in range(0, 20, 2)]]
+    online, slow = bars.groups["online clients"], bars.groups["stragglers"]
+    assert (list(online), list(slow)) == ([str(i) for i in range(1, 20, 2)], [str(i) for i in range(0, 20, 2)])
     weights = info(20, 12)["weights"][::-1]
-    np.testing.assert_allclose(bars.values, [weights[1::2], weights[::2]])
+    np.testing.assert_allclose([list(online.values()), list(slow.values())], [weights[1::2], weights[::2]])
     assert bars.level == 1 / 20
 
 

@@ -16,9 +16,9 @@ from run_folders import SMALL, write_run
 from experiments.folder import stored_runs
 from experiments.report import charts, info, page, tables
 from experiments.report.__main__ import main
-from experiments.show import column
-from experiments.show.column import plot_curves
-from experiments.show.curves import ordered, picture, shown
+from experiments.show import curves
+from experiments.show.curves import ordered, picture, plot_curves, shown
+from experiments.show.pictures import draw
 from pfl_jax.errors import InvalidInput
 
 PAPER = ("--method", "fedper", "--num-clients", "20")
@@ -40,7 +40,7 @@ def drawings():
 def _without_drawings(request, monkeypatch):
     """Matplotlib draws a page in seconds: only the tests that have a browser, or all of a page, need that."""
     if "drawings" not in request.fixturenames:
-        monkeypatch.setattr(page, "as_svg", lambda panels, columns: f"<svg>{panels[0].title}</svg>")
+        monkeypatch.setattr(page, "as_svg", lambda picture: f"<svg>{picture.title}</svg>")
 
 
 @pytest.fixture
@@ -284,17 +284,18 @@ def test_runs_without_evaluations_and_without_seconds_apart_have_a_page(tmp_path
 def test_clients_are_shown_in_order_whatever_their_number(tmp_path):
     values = write_run(tmp_path / "a")[-1]
     (group,), _ = groups_of(tmp_path)
-    line = charts._in_order(group, group.per_client(4, "received"), is_alone=True)
-    assert line.y == sorted(values)
-    assert line.x == [10, 30, 50, 70, 90]
+    ((line,),) = ([one.panels[0].series[0]] for one in charts.clients([group]))
+    assert line.y[::25] == sorted(values)
+    assert line.x[::25] == [0, 25, 50, 75, 100]
     # A client without an accuracy is left out, one with an accuracy of 0 is not.
     group.runs[0].lines[-1]["received_per_client"] = [50.0, None, 0.0]
     np.testing.assert_array_equal(group.per_client(4, "received"), [[0.0, 50.0]])
-    many = [np.sort(np.random.default_rng(seed).normal(size=size)) for seed, size in ((0, 150), (1, 400))]
-    line = charts._in_order(group, many, is_alone=True)
-    assert len(line.x) == 101
-    assert line.y[50] == pytest.approx(np.mean([np.median(values) for values in many]))
-    assert line.low[0] == min(values[0] for values in many)
+    write_run(tmp_path / "b", seed=1)
+    (group,), _ = groups_of(tmp_path)
+    group.runs[0].lines[-1]["received_per_client"] = [10.0, 20.0, 60.0]
+    group.runs[1].lines[-1]["received_per_client"] = [0.0, 50.0]
+    line = charts.clients([group])[0].panels[0].series[0]
+    assert (line.y[50], line.low[0], line.high[100]) == (pytest.approx(np.mean([20, 25])), 0, 60)
 
 
 def test_what_a_method_of_ones_own_tells_is_shown_as_its_docstring_says(tmp_path):
@@ -321,13 +322,13 @@ def test_what_a_method_of_ones_own_tells_is_shown_as_its_docstring_says(tmp_path
     assert list(found) == ["Head weights", "Mixture weights", "drift", "counts", "said_nowhere", "<b>"]
     order = np.argsort(cohort)
     for name in ("drift", "Mixture weights"):
-        panel = found[name].panel
+        (panel,) = found[name].panels
         np.testing.assert_array_equal(panel.matrix, matrix[order])
         assert (panel.y_label, panel.x_label, list(panel.rows)) == ("client", "entry", list("01234"))
     assert found["drift"].caption == "[M, K], per class."
     # Five classes, and five clients in the cohort.
-    assert (found["counts"].panel.x_label, found["counts"].panel.labels[0][0]) == ("entry", "0")
-    assert found["said_nowhere"].panel.matrix[2] == matrix[cohort.index(2), :2].tolist()
+    assert (found["counts"].panels[0].y_label, found["counts"].panels[0].rows[0]) == ("entry", "0")
+    assert found["said_nowhere"].panels[0].matrix[2] == matrix[cohort.index(2), :2].tolist()
     whole = page.page([group])
     assert "<b>" not in whole
     assert "&lt;b&gt;" in whole
@@ -364,11 +365,11 @@ def test_a_client_has_a_section(tmp_path, capsys):
     (run,) = group.runs
     run.config["info"] = {"head_weights": "[M, M], alpha."}
     labels, scores, teachers = info.client([group], 3)
-    assert list(map(list, labels.panel.values)) == [run.config["class_table"][3]]
-    assert list(scores.panel.series[0].y) == values[:, 3].tolist()
+    assert list(labels.panels[0].groups[""].values()) == run.config["class_table"][3]
+    assert list(scores.panels[0].series[0].y) == values[:, 3].tolist()
     place = run.lines[-1]["cohort"].index(3)
     by_client = dict(zip(run.lines[-1]["cohort"], run.lines[-1]["info"]["head_weights"][place], strict=True))
-    assert teachers.panel.values == [[by_client[client] for client in range(5)]]
+    assert teachers.panels[0].groups[""] == {str(client): by_client[client] for client in range(5)}
     out = str(tmp_path / "r.html")
     assert main([str(tmp_path), "--client", "3", "--out", out]) == 0
     assert '<section id="Client-3"><h2>Client 3</h2>' in (tmp_path / "r.html").read_text()
@@ -419,7 +420,7 @@ def test_equal_partitions_are_one_picture(tmp_path):
     groups, _ = groups_of(tmp_path)
     pictures = charts.partitions(groups)
     # Seeds 0 to 5 have a table each.
-    assert [one.panel.title for one in pictures] == [f"grouped, s = 20, seed {seed}" for seed in range(4)]
+    assert [one.title for one in pictures] == [f"grouped, s = 20, seed {seed}" for seed in range(4)]
     assert pictures[-1].caption.endswith("2 more partitions are not shown.")
 
 
@@ -506,17 +507,20 @@ def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
 def test_curves_for_a_paper_have_the_band_that_is_asked_for(tmp_path, capsys):
     table = np.array([write_run(tmp_path / "runs" / str(seed), seed=seed).mean(1) for seed in range(3)])
     write_run(tmp_path / "runs" / "b", ("--method", "fedas", *SMALL[2:]))
-    groups, _ = groups_of(tmp_path / "runs")
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "save", lambda picture, *_, style: drawn.append(draw(picture, style)))
+        for band in ("deviation", "interval", "range"):
+            plot_curves(tmp_path / "runs", "a.pdf", band=band)
     mean, deviation = table.mean(0), table.std(0, ddof=1)
     # 4.303 is the 97.5 % quantile of Student's t with two degrees of freedom.
-    halves = {"deviation": deviation, "interval": 4.303 * deviation / np.sqrt(3)}
-    for band, half in halves.items():
-        figure = column._figure(groups, "received", 3.3, band)
-        (axes,) = figure.axes
-        (drawn,) = axes.collections
-        edges = drawn.get_paths()[0].vertices
-        for at, low, high in zip((2, 4), mean - half, mean + half, strict=True):
-            heights = edges[edges[:, 0] == at, 1]
+    halves = (deviation, 4.303 * deviation / np.sqrt(3))
+    edges = [*((mean - half, mean + half) for half in halves), (table.min(0), table.max(0))]
+    for figure, (lows, highs) in zip(drawn, edges, strict=True):
+        (band,) = figure.axes[0].collections
+        corners = band.get_paths()[0].vertices
+        for at, low, high in zip((2, 4), lows, highs, strict=True):
+            heights = corners[corners[:, 0] == at, 1]
             np.testing.assert_allclose([heights.min(), heights.max()], [low, high], rtol=1e-3)
         assert figure.get_figwidth() == 3.3
         assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedpac", "fedas"]

@@ -7,7 +7,8 @@ from experiments.folder.load import Result
 from experiments.lab.pages.compared import SECTIONS, published_in, runs
 from experiments.papers.published import Published
 from experiments.run.committed import Library
-from experiments.show.pictures import ACCURACY, ROUND, Lines, Picture, Series, over_seeds
+from experiments.show.panels import ACCURACY, ROUND, Lines, Series, over_seeds
+from experiments.show.pictures import Picture
 
 METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")
 """Methods of the first section that the figure shows."""
@@ -28,7 +29,7 @@ def picture(library: Library) -> Picture:
     numbers = " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds)))))
     words = f"{numbers} {'seed' if numbers == '1' else 'seeds'}"
     # As wide as a page's column, and with letters that are large enough on a telephone.
-    panel = Lines("", ROUND, ACCURACY, series, least=LEAST, inches=(4.9, 2.9))
+    panel = Lines("", ROUND, ACCURACY, series, least=LEAST)
     return Picture("", f"Fashion-MNIST, 20 clients, {words}; diamonds: FedPAC's Table 1", [panel])
 
 
