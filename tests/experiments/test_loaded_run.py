@@ -191,9 +191,10 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, capsys, 
 def test_features_of_the_clients_are_drawn_by_principal_components(local, tmp_path):
     groups, _ = stored_runs.group([stored_runs.read(local)])
     (chart,) = models.features(groups, trust=False)
-    loaded, points = load_run(local), chart.panel.points
-    assert chart.panel.names == [f"client {client}" for client in range(4)]
-    assert [list(classes) for classes in chart.panel.classes] == [loaded.client_data(c).y.tolist() for c in range(4)]
+    (panel,) = chart.panels
+    loaded, points = load_run(local), panel.points
+    assert panel.names == [f"client {client}" for client in range(4)]
+    assert [list(classes) for classes in panel.classes] == [loaded.client_data(c).y.tolist() for c in range(4)]
     features = [
         np.asarray(loaded.model.features(loaded.params(client)["backbone"], loaded.client_data(client).x))
         for client in range(4)
