@@ -32,20 +32,6 @@ def divergence(w, x, teacher):
     return np.mean(np.sum(p * (np.log(p) - reference.log_softmax(reference.logits(w, x))), axis=1))
 
 
-def step(w, velocity, loss):
-    """One step of full-batch SGD; the velocity is moved in place."""
-    for name, slope in reference.numerical_gradient(loss, w).items():
-        velocity[name] = full.SGD["momentum"] * velocity.get(name, 0) + slope + full.SGD["weight_decay"] * w[name]
-    return {name: value - full.SGD["lr"] * velocity[name] for name, value in w.items()}
-
-
-def fit(w, loss):
-    velocity = {}
-    for _ in range(full.EPOCHS):
-        w = step(w, velocity, loss)
-    return w
-
-
 def test_fd():
     clients, lam = full.training_examples(), 0.7
     start = reference.to_numpy(full.start_of(fd).params)
@@ -58,10 +44,10 @@ def test_fd():
             known = np.isin(y, list(teacher))
             targets = np.stack([teacher.get(k, np.zeros(CLASSES)) for k in y])
 
-            def loss(w, x=x, y=y, known=known, targets=targets):
+            def loss(w, now, x=x, y=y, known=known, targets=targets):
                 return labelled(w, x, y) + lam * learned(w, x, np.where(known[:, None], targets, 0))
 
-            models[client] = fit(models[client], loss)
+            models[client] = full.fit(models[client], loss)
             new.append({k: probabilities(models[client], x[y == k]).mean(0) for k in set(y)})
         sent = new
     last = full.run(fd, rounds=3, lam=lam)
@@ -94,7 +80,7 @@ def test_fml():
                 def common(u, v=v, x=x, y=y):
                     return beta * labelled(u, x, y) + (1 - beta) * divergence(u, x, v)
 
-                v, u = step(v, of_v, personal), step(u, of_u, common)
+                v, u = full.step(v, of_v, personal), full.step(u, of_u, common)
             own[client] = v
             shared.append(u)
         w = reference.mean(full.BETA, shared)
@@ -145,7 +131,7 @@ def test_fedkd():
                     risk = labelled(s, x, y)
                     return risk + (divergence(s, x, t) + hidden(t, s, m)) / (risk + labelled(t, x, y))
 
-                both, s = step({**t, "m": m}, of_t, teaching), step(s, of_s, studying)
+                both, s = full.step({**t, "m": m}, of_t, teaching), full.step(s, of_s, studying)
                 m = both.pop("m")
                 t = both
             teachers[client], mappings[client] = t, m
@@ -189,7 +175,7 @@ def test_fedphp(transfer):
         trained = []
         for (x, y), before in zip(clients, inherited, strict=True):
 
-            def loss(v, x=x, y=y, before=before):
+            def loss(v, now, x=x, y=y, before=before):
                 if transfer == "outputs":
                     more = learned(v, x, probabilities(before, x, temperature))
                 else:
@@ -202,7 +188,7 @@ def test_fedphp(transfer):
                     more = np.mean(kernel(a, a) + kernel(b, b) - 2 * kernel(a, b))
                 return (1 - lam) * labelled(v, x, y) + lam * more
 
-            trained.append(fit(w, loss))
+            trained.append(full.fit(w, loss))
         mu = 0.8 * min(1, number / 2)
         inherited = [reference.mean((mu, 1 - mu), pair) for pair in zip(inherited, trained, strict=True)]
         w = reference.mean(full.BETA, trained)

@@ -14,7 +14,6 @@ from trees import assert_same
 from pfl_jax.data import client_data
 from pfl_jax.methods import METHODS, fedpac, fedpac_proto, make_method
 from pfl_jax.methods.fedas import _Synchronization
-from pfl_jax.methods.fedpac_proto import prototype_weights
 from pfl_jax.primitives import LocalTraining, trace_weights
 
 LAM, HEAD = 0.7, {"head_lr": 0.3, "head_epochs": 2}
@@ -134,14 +133,6 @@ def test_fedpac_proto(reduction, reduce):
 
     last = play(fedpac_proto, weigh, (0, 0, 0), reduction=reduction)
     assert set(last.info) == {"head_weights"}
-
-
-def test_prototype_weights_of_a_client_without_examples_are_zero():
-    heads = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), tiny_model().init(jax.random.key(0))["head"])
-    counts = jnp.float32([[4, 3, 0], [0, 0, 0], [1, 19, 0]])
-    got = prototype_weights(tiny_model(), heads, jnp.ones((3, CLASSES, FEATURES)), counts)
-    np.testing.assert_array_equal(got[:, 1], 0)
-    np.testing.assert_allclose(np.sum(got, axis=1), 1, atol=1e-6)
 
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.

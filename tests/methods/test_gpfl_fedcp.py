@@ -37,10 +37,6 @@ def split(w):
     return {name: value for name, value in w.items() if name not in own}, own
 
 
-def descend(loss, w):
-    return reference.descend(w, lambda w: reference.numerical_gradient(loss, w), full.EPOCHS, **full.SGD)
-
-
 # GPFL
 
 
@@ -77,7 +73,7 @@ def test_gpfl():
         new, known = [], shared
         for client, (x, y) in enumerate(clients):
             w = {**shared, **heads[client]}
-            w = descend(lambda w, known=shared, x=x, y=y: gpfl_loss(w, known, x, y, **settings), w)
+            w = full.fit(w, lambda w, now, known=shared, x=x, y=y: gpfl_loss(w, known, x, y, **settings))
             mine, heads[client] = split(w)
             new.append(mine)
         shared = reference.mean(full.BETA, new)
@@ -135,10 +131,10 @@ def test_fedcp():
             trained = {name: value for name, value in shared.items() if name not in fixed}
             vector, targets = context(heads[client]), backbone(shared, x)
 
-            def loss(w, x=x, y=y, fixed=fixed, vector=vector, targets=targets):
+            def loss(w, now, x=x, y=y, fixed=fixed, vector=vector, targets=targets):
                 return cross_entropy(fedcp_logits(w, fixed, vector, x), y) + lam * mmd(backbone(w, x), targets)
 
-            mine, heads[client] = split(descend(loss, {**trained, **heads[client]}))
+            mine, heads[client] = split(full.fit({**trained, **heads[client]}, loss))
             for name, value in fixed.items():
                 mine[name] = (value + heads[client][name.replace("head", "own")]) / 2
             new.append(mine)

@@ -5,10 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import received
 from trees import assert_same, distance
 
-from pfl_jax import Cohort, InvalidInput, LocalTraining, Settings, build, methods, models, networks
+from pfl_jax import InvalidInput, LocalTraining, Settings, build, methods, models, networks
 from pfl_jax.data import client_data
 from pfl_jax.messages import map_means
 from pfl_jax.methods import METHODS
@@ -248,63 +247,6 @@ def test_feddpa_needs_features():
 
 
 # Factors A M and M^-1 B, which compute the same: what docs/pretrained.md says of methods that compare parameters
-
-
-def turned(tree, matrix):
-    """The same states with other factors."""
-
-    def turn(path, leaf):
-        name = jax.tree_util.keystr(path)
-        return leaf @ matrix if "lora_a" in name else jnp.linalg.inv(matrix) @ leaf if "lora_b" in name else leaf
-
-    return jax.tree_util.tree_map_with_path(turn, tree)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "depends"),
-    [
-        ("fedcac", {}, True),
-        pytest.param("fedala", {"layers": 3}, True, marks=pytest.mark.slow),
-        pytest.param("cd2pfed", {"growth_rounds": 0, "share": 0.7}, True, marks=pytest.mark.slow),
-        pytest.param("hetlora", {}, True, marks=pytest.mark.slow),
-        pytest.param("pfedhn", {}, True, marks=pytest.mark.slow),
-        ("fedavg", {}, False),
-        pytest.param("fedamp", {"sigma": 0.1}, False, marks=pytest.mark.slow),
-        pytest.param("pfedgraph", {}, False, marks=pytest.mark.slow),
-    ],
-)
-def test_training_from_rotated_factors(name, options, depends):
-    """Gradient descent itself does not depend on a rotation."""
-    model, rotation = adapted(), np.linalg.qr(np.random.default_rng(0).normal(size=(RANK, RANK)))[0]
-    losses = []
-    for init in (model.init, lambda key: turned(model.init(key), jnp.asarray(rotation, jnp.float32))):
-        method, states = played(METHODS[name], model=model._replace(init=init), rounds=3, **options)
-        evaluate = jax.jit(build(method, Settings(rounds=3)).evaluate)
-        losses.append(evaluate(tiny_federation().with_frozen(method.frozen), states[-1])["loss"])
-    difference = np.abs(losses[0] - losses[1]).max()
-    assert difference > 1e-4 if depends else difference < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "depends"),
-    [
-        ("fedavg", {}, False),
-        pytest.param("apple", {}, False, marks=pytest.mark.slow),
-        ("pfedgraph", {}, True),
-        pytest.param("fedamp", {"sigma": 0.1}, True, marks=pytest.mark.slow),
-    ],
-)
-def test_servers_that_get_scaled_factors(name, options, depends):
-    """A mean of A and a mean of B are those of the scaled ones; distances and cosines are others."""
-    method, states = played(METHODS[name], **options)
-    server, clients = states[-1].server, [jax.tree.map(lambda leaf, i=i: leaf[i], states[-1].clients) for i in range(4)]
-    trained = trained_from(method, states[-1], clients)
-    rows, messages = jax.tree.map(lambda *leaves: jnp.stack(leaves), *((one.client, one.message) for one in trained))
-    given, matrix = (server, rows, received(messages)), jnp.diag(jnp.array([4.0, 1.0, 0.25]))
-    cohort = Cohort(jnp.arange(4), tiny_federation().train_count, jnp.ones(4, bool), 4)
-    aggregate = jax.jit(lambda *states: method.aggregate(jax.random.key(9), *states, cohort)[:2])
-    difference = distance(turned(aggregate(*given), matrix), aggregate(*turned(given, matrix)))
-    assert difference > 1e-4 if depends else difference < 1e-6
 
 
 class Transformer(nn.Module):

@@ -13,7 +13,6 @@ from trees import assert_same, row
 from pfl_jax.data import client_data
 from pfl_jax.methods import apple, fedamp, fedgh, make_method
 from pfl_jax.methods.apple import size_shares
-from pfl_jax.methods.fedamp import attention
 from pfl_jax.primitives import fingerprint
 
 
@@ -44,14 +43,6 @@ def test_fedamp(alpha_k):
     full.assert_models(last.state.clients.params, models)
     full.assert_models(last.state.clients.cloud, clouds)
     full.assert_received(last, models)
-
-
-def test_absent_clients_get_no_attention():
-    models = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 0.1, leaf]), tiny_model().init(jax.random.key(0)))
-    xi = attention(models, jnp.array([True, True, False]), 0.5, 2.0)
-    np.testing.assert_allclose(xi.sum(1), 1.0, rtol=1e-6)
-    assert not xi[:2, 2].any()
-    assert (xi[:2, :2] > 0).all()
 
 
 def relate(core, relations, others, shares, x, y, strength, relation_lr):

@@ -70,20 +70,13 @@ def test_per_fedavg_deals_rows_in_the_order_of_the_data():
     assert [one.x[one.mask].tolist() for one in few] == [[70], [10], [10]]
 
 
-def contrast_gradient(w, x, near, far, temperature):
-    """Gradient of MOON's term with respect to the backbone, for fixed features z+ and z-."""
-    z = reference.features(w, x)
+def contrast(z, near, far, temperature):
+    """MOON's term of features z for fixed z+ and z-."""
 
     def cosine(other):
-        norms = np.linalg.norm(z, axis=1) * np.linalg.norm(other, axis=1)
-        value = (z * other).sum(1) / norms
-        return value, other / norms[:, None] - value[:, None] * z / (z**2).sum(1)[:, None]
+        return (z * other).sum(1) / np.linalg.norm(z, axis=1) / np.linalg.norm(other, axis=1)
 
-    (plus, d_plus), (minus, d_minus) = cosine(near), cosine(far)
-    share = 1 / (1 + np.exp((plus - minus) / temperature))
-    d_hidden = share[:, None] * (d_minus - d_plus) / temperature / len(x)
-    d_before = d_hidden * (1 - z**2)
-    return {"backbone/kernel": x.reshape(len(x), -1).T @ d_before, "backbone/bias": d_before.sum(0)}
+    return np.mean(np.log1p(np.exp((cosine(far) - cosine(near)) / temperature)))
 
 
 def test_moon():
@@ -94,13 +87,14 @@ def test_moon():
         trained = []
         for (x, y), before in zip(clients, previous, strict=True):
 
-            def term(v, w=w, x=x, before=before):
+            def loss(v, now, w=w, x=x, y=y, before=before):
+                own = reference.cross_entropy(reference.logits(v, x), y)
                 if before is None:
-                    return {}
-                fixed = (reference.features(model, x) for model in (w, before))
-                return {name: mu * g for name, g in contrast_gradient(v, x, *fixed, temperature).items()}
+                    return own
+                z, near, far = (reference.features(model, x) for model in (v, w, before))
+                return own + mu * contrast(z, near, far, temperature)
 
-            trained.append(full.train(w, x, y, more=term))
+            trained.append(full.fit(w, loss))
         w, previous = reference.mean(full.BETA, trained), trained
     last = full.run(moon, rounds=3, mu=mu, temperature=temperature)
     full.assert_model(last.state.server, w)
@@ -142,25 +136,6 @@ def test_feddyn():
     full.assert_received(last, [w] * 3)
 
 
-def statistics_gradient(w, x, y, bias, consensus, mean, kappa, mean_rate):
-    """Gradients of FedDBE's loss with respect to model and bias, and the next running mean."""
-    hidden = reference.features(w, x)
-    mean = (1 - mean_rate) * mean + mean_rate * hidden.mean(0)
-    scores = (hidden + bias) @ w["head/kernel"] + w["head/bias"]
-    d_scores = (np.exp(reference.log_softmax(scores)) - np.eye(3)[y]) / len(x)
-    d_shifted = d_scores @ w["head/kernel"].T
-    d_hidden = d_shifted + kappa * (mean - consensus) / mean.size * mean_rate / len(x)
-    d_before = d_hidden * (1 - hidden**2)
-    gradient = {
-        "backbone/kernel": x.reshape(len(x), -1).T @ d_before,
-        "backbone/bias": d_before.sum(0),
-        "head/kernel": (hidden + bias).T @ d_scores,
-        "head/bias": d_scores.sum(0),
-        "bias": d_shifted.sum(0),
-    }
-    return gradient, mean
-
-
 def test_feddbe():
     clients = full.training_examples()
     kappa, mean_rate = 5.0, 0.4
@@ -176,15 +151,21 @@ def test_feddbe():
     for _ in range(2):
         trained = []
         for client, (x, y) in enumerate(clients):
-            state = {"mean": np.zeros(4)}
+            means = [np.zeros(4)]
 
-            def gradient(v, x=x, y=y, state=state):
-                parts, state["mean"] = statistics_gradient(
-                    v, x, y, v["bias"], consensus, state["mean"], kappa, mean_rate
-                )
-                return parts
+            def moved(v, x=x, means=means):
+                return (1 - mean_rate) * means[-1] + mean_rate * reference.features(v, x).mean(0)
 
-            trained.append(reference.descend({**w, "bias": biases[client]}, gradient, 3, **full.SGD))
+            def loss(v, x=x, y=y, moved=moved):
+                scores = (reference.features(v, x) + v["bias"]) @ v["head/kernel"] + v["head/bias"]
+                return reference.cross_entropy(scores, y) + kappa / 2 * np.mean((moved(v) - consensus) ** 2)
+
+            v, velocity = {**w, "bias": biases[client]}, {}
+            for _ in range(full.EPOCHS):
+                now = moved(v)
+                v = full.step(v, velocity, loss)
+                means.append(now)
+            trained.append(v)
         biases = [v.pop("bias") for v in trained]
         w = reference.mean(full.BETA, trained)
     last = full.run(feddbe, kappa=kappa, mean_rate=mean_rate)

@@ -144,11 +144,6 @@ def test_a_class_without_neighbors_has_a_finite_loss():
     assert np.isfinite(scores).all()
 
 
-def test_knn_per_without_neighbors_is_fedavg():
-    last = full.run(knn_per, mixing=0.0)
-    full.assert_like_fedavg(last, last.state.server)
-
-
 @pytest.mark.parametrize(
     ("neighbors", "kernel"),
     [pytest.param(1, "exponential", marks=pytest.mark.slow), (5, "exponential"), (5, "gaussian")],
