@@ -95,11 +95,17 @@ def site_links(text: str, folder: Path) -> str:
 
 
 def notebook_page(path: Path) -> str:
-    """Markdown of a notebook that is stored without outputs."""
+    """Markdown of a notebook with its outputs: texts and pictures."""
     parts = []
     for cell in json.loads(path.read_text())["cells"]:
         text = "".join(cell["source"])
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", []):
+            shown = output.get("data", {"text/plain": output.get("text", [])})
+            if picture := shown.get("image/png"):
+                parts.append(f'<img alt="plot of the cell above" src="data:image/png;base64,{picture.strip()}">')
+            else:
+                parts.append(f"```text\n{''.join(shown['text/plain']).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 
