@@ -112,9 +112,9 @@ def fedkd(
       what share of it the factors have. The student moves on the server, and clients receive the result: those outside
       the cohort have not its earlier approximations. The released search for the rank
       (github.com/wuch15/FedKD, commit 9b9e63f) stops below full rank and otherwise sends nothing; here such arrays
-      are sent whole. HtFLlib (commit e959261) approximates the parameters, not their change, counts clients equally, lets
-      both losses train both models, divides its KL by K as well, and begins with a random M; three rounds with these
-      choices and nothing truncated equal its code.
+      are sent whole. HtFLlib (commit e959261) approximates the parameters, not their change, counts clients equally,
+      lets both losses train both models, divides its KL by K as well, and begins with a random M; three rounds with
+      these choices and nothing truncated equal its code.
     """
     needs_classes(model, "fedkd", "its models learn each other's probabilities of classes")
     needs_vectors(model, "fedkd", "it compares those vectors between two models")
