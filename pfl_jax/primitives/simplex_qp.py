@@ -14,7 +14,7 @@ from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 from pfl_jax.primitives.tree import gather
 
-Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
+Solver: TypeAlias = Literal["auto", "projected_gradient", "interior_point"]
 """Names of the solvers of `solve_simplex_qp`."""
 
 Attempt: TypeAlias = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
@@ -56,9 +56,8 @@ def solve_simplex_qp(
     - "auto": for m up to 100 "projected_gradient", if jaxopt is installed; for m from 256 on equal weights, then
       `pfl_jax.primitives.simplex_solvers.few_coordinates`. What has a Frank-Wolfe gap of at most `tolerance` is
       accepted. All others go to the interior-point method.
-    - "projected_gradient": jaxopt.ProjectedGradient for the support and jaxopt.EqualityConstrainedQP on it, see
+    - "projected_gradient": jaxopt.ProjectedGradient for the support and an exact solve on it, see
       `pfl_jax.primitives.simplex_solvers.projected_gradient`.
-    - "osqp": jaxopt.BoxOSQP with LU factorizations; slow for more than a few dozen clients.
     - "interior_point": `pfl_jax.primitives.simplex_solvers.interior_point`, to a gap of 1e-9 or `tolerance`, whichever
       is smaller.
 
@@ -191,11 +190,7 @@ def _change_of_minimizer(
     gradient = matrix @ weights + linear
     # Of x_j and its multiplier, one is zero, and the other positive.
     support = weights > gradient - jnp.min(gradient)
-    inside = jnp.where(support[:, None] & support, matrix, 0) + jnp.diag(jnp.where(support, 0.0, 1.0))
-    sums = support.astype(matrix.dtype)
-    conditions = jnp.block([[inside, -sums[:, None]], [sums, jnp.zeros((1, 1))]])
-    right = jnp.where(support, -(matrix_change @ weights + linear_change), 0)
-    return jnp.linalg.solve(conditions, jnp.append(right, 0.0))[:-1]
+    return simplex_solvers.change_on_support(matrix, matrix_change @ weights + linear_change, support)
 
 
 def _attempts(solver: Solver, size: int, tolerance: float, floor: float) -> list[Attempt]:
@@ -210,7 +205,6 @@ def _attempts(solver: Solver, size: int, tolerance: float, floor: float) -> list
 
     equal = certified(lambda matrix, linear: jnp.full_like(linear, 1 / size))
     gradient = certified(functools.partial(simplex_solvers.projected_gradient, floor=floor))
-    osqp = certified(functools.partial(simplex_solvers.osqp, tolerance=tolerance))
     few = functools.partial(simplex_solvers.few_coordinates, size=max(FEW, size // 4), tolerance=tolerance, floor=floor)
     interior = functools.partial(simplex_solvers.interior_point, tolerance=min(tolerance, 1e-9), floor=floor)
     interior = certified(interior)
@@ -219,7 +213,7 @@ def _attempts(solver: Solver, size: int, tolerance: float, floor: float) -> list
         return [gradient, interior]
     if solver == "auto" and size >= 2 * FEW:
         return [equal, few, interior]
-    return {"projected_gradient": [gradient], "osqp": [osqp]}.get(solver, [interior])
+    return [gradient] if solver == "projected_gradient" else [interior]
 
 
 def _solve_missed(
@@ -262,5 +256,5 @@ def _solve_in_batches(solve: Callable[[PyTree], PyTree], inputs: PyTree, size: i
 def _check_solver(solver: str) -> None:
     if solver not in get_args(Solver):
         raise InvalidInput(f"unknown solver {solver!r}: choose one of {', '.join(get_args(Solver))}")
-    if solver in ("projected_gradient", "osqp") and not simplex_solvers.jaxopt_is_installed():
+    if solver == "projected_gradient" and not simplex_solvers.jaxopt_is_installed():
         raise InvalidInput(f"solver {solver!r} needs jaxopt: pip install jaxopt, or choose solver 'interior_point'")

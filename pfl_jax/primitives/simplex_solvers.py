@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
-
-from pfl_jax.base import PyTree
 
 GRADIENT_STEPS = 100
 """Steps of projected gradient descent before the first exact solve of `projected_gradient`."""
@@ -82,8 +79,8 @@ def _jaxopt() -> Any:
 def projected_gradient(matrix: jax.Array, linear: jax.Array, *, floor: float) -> jax.Array:
     r"""Find the support of the minimizer by gradient steps of jaxopt, and solve on it exactly.
 
-    jaxopt.ProjectedGradient finds most of the support. Then jaxopt.EqualityConstrainedQP minimizes over {sum x = 1} on
-    the support, weights that become negative leave it, and the most promising coordinate, the smallest entry of the
+    jaxopt.ProjectedGradient finds most of the support. Then `change_on_support` minimizes over {sum x = 1} on the
+    support, weights that become negative leave it, and the most promising coordinate, the smallest entry of the
     gradient, joins it. Ties join together, so that clients that cannot be told apart get equal weights.
 
     Args:
@@ -95,8 +92,6 @@ def projected_gradient(matrix: jax.Array, linear: jax.Array, *, floor: float) ->
       x [m], nonnegative, summing to 1 up to rounding; not finite, or not the minimizer, where P is close to singular.
       The caller has to compute its gap.
     """
-    jaxopt = _jaxopt()
-    program = jaxopt.EqualityConstrainedQP(solve=_solve_densely, implicit_diff_solve=_solve_densely)
 
     def unfinished(state: tuple[jax.Array, jax.Array]) -> jax.Array:
         weights, step = state
@@ -106,19 +101,16 @@ def projected_gradient(matrix: jax.Array, linear: jax.Array, *, floor: float) ->
         weights, step = state
         gradient = matrix @ weights + linear
         support = (weights > 0) | (gradient == jnp.min(gradient))
-        quadratic = jnp.where(support[:, None] & support, matrix, 0) + jnp.diag(jnp.where(support, RIDGE, 1.0))
-        constraint = support[None].astype(matrix.dtype), jnp.zeros(1, matrix.dtype)
-        objective = quadratic, jnp.where(support, gradient, 0)
-        change = program.run(params_obj=objective, params_eq=constraint).params.primal
-        weights = jnp.maximum(weights + change, 0)
+        weights = jnp.maximum(weights + change_on_support(matrix, gradient, support, ridge=RIDGE), 0)
         return weights / jnp.sum(weights), step + 1
 
-    start = _gradient_steps(jaxopt, matrix, linear)
+    start = _gradient_steps(matrix, linear)
     return jax.lax.while_loop(unfinished, solve_exactly, (start, jnp.int32(0)))[0]
 
 
-def _gradient_steps(jaxopt: Any, matrix: jax.Array, linear: jax.Array) -> jax.Array:
+def _gradient_steps(matrix: jax.Array, linear: jax.Array) -> jax.Array:
     """Accelerated projected gradient descent from equal weights."""
+    jaxopt = _jaxopt()
     size = matrix.shape[-1]
     # Steps stay in {sum x = 1}, so their length depends only on P's largest curvature within this plane, which the
     # Frobenius norm bounds.
@@ -143,35 +135,21 @@ def _gradient_steps(jaxopt: Any, matrix: jax.Array, linear: jax.Array) -> jax.Ar
     ).params
 
 
-def _solve_densely(matvec: Any, target: PyTree, **_: Any) -> PyTree:
-    """Solve a symmetric linear system of jaxopt by an LU factorization; its iterative solvers are not exact enough."""
-    flat, restore = ravel_pytree(target)
-    matrix = jax.vmap(lambda column: ravel_pytree(matvec(restore(column)))[0])(jnp.eye(flat.size, dtype=flat.dtype))
-    return restore(jnp.linalg.solve(matrix, flat))
+def change_on_support(matrix: jax.Array, gradient: jax.Array, support: jax.Array, *, ridge: float = 0.0) -> jax.Array:
+    """Change d [m] of the weights that minimizes d.Pd / 2 + g.d with sum d = 0, on a support; 0 elsewhere.
 
-
-def osqp(matrix: jax.Array, linear: jax.Array, *, tolerance: float) -> jax.Array:
-    """Minimize subject to 1 <= sum x <= 1 and 0 <= x <= 1 by jaxopt's operator splitting.
+    On the support, P d + y 1 = -g; the system is solved by an LU factorization.
 
     Args:
       matrix: P [m, m].
-      linear: c [m].
-      tolerance: relative gap to reach.
-
-    Returns:
-      x [m], nonnegative, summing to 1 up to rounding.
+      gradient: g [m].
+      support: bool [m].
+      ridge: added to P's diagonal.
     """
-    size = matrix.shape[-1]
-    # OSQP's tolerances are absolute, so P is scaled to a mean diagonal entry of 1.
-    mean = jnp.trace(matrix) / size
-    mean = jnp.where(mean > 0, mean, 1)
-    constraints = jnp.concatenate([jnp.ones((1, size), matrix.dtype), jnp.eye(size, dtype=matrix.dtype)])
-    lower = jnp.zeros((size + 1,), matrix.dtype).at[0].set(1)
-    upper = jnp.ones((size + 1,), matrix.dtype)
-    solver = _jaxopt().BoxOSQP(tol=min(tolerance, 1e-4) * 0.1, maxiter=4000, eq_qp_solve="lu", implicit_diff=False)
-    solution = solver.run(params_obj=(matrix / mean, linear / mean), params_eq=constraints, params_ineq=(lower, upper))
-    weights = jnp.maximum(solution.params.primal[0], 0)
-    return weights / jnp.sum(weights)
+    inside = jnp.where(support[:, None] & support, matrix, 0) + jnp.diag(jnp.where(support, ridge, 1.0))
+    sums = support.astype(matrix.dtype)
+    conditions = jnp.block([[inside, sums[:, None]], [sums, jnp.zeros((1, 1))]])
+    return jnp.linalg.solve(conditions, jnp.append(jnp.where(support, -gradient, 0), 0.0))[:-1]
 
 
 class _Interior(NamedTuple):

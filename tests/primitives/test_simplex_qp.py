@@ -13,11 +13,7 @@ from pfl_jax import InvalidInput
 from pfl_jax.primitives import in_float64, simplex_qp, simplex_solvers, solve_simplex_qp
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 
-SOLVERS = [
-    "auto",
-    "interior_point",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("projected_gradient", "osqp")),
-]
+SOLVERS = ["auto", "interior_point", pytest.param("projected_gradient", marks=pytest.mark.slow)]
 
 
 def random_matrices(batch, size, seed=0, shift=0.3):
@@ -98,9 +94,7 @@ def test_solvers_find_the_minimizer(solver):
     np.testing.assert_allclose(weights, [0, 1, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "solver", ["interior_point", *(pytest.param(name, marks=pytest.mark.slow) for name in ("auto", "osqp"))]
-)
+@pytest.mark.parametrize("solver", ["interior_point", pytest.param("auto", marks=pytest.mark.slow)])
 def test_derivatives_are_those_of_the_minimizer(solver):
     matrix, linear = random_matrices(1, 6)[0], np.random.default_rng(7).normal(size=6) / 3
     toward = np.arange(6.0)
@@ -303,10 +297,8 @@ def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
     simplex_qp._solve.clear_cache()
     np.testing.assert_array_equal(got, want.weights)
     np.testing.assert_allclose(got, with_jaxopt.weights, atol=1e-4)
-    for solver in ("projected_gradient", "osqp"):
-        with pytest.raises(InvalidInput, match="jaxopt") as error:
-            solve_simplex_qp(matrices, solver=solver)
-        assert "\n" not in str(error.value)
+    with pytest.raises(InvalidInput, match="jaxopt"):
+        solve_simplex_qp(matrices, solver="projected_gradient")
 
 
 @pytest.mark.parametrize("solver", ["auto", "interior_point"])
