@@ -13,7 +13,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.aggregation import normalize_weights
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.per_example import FEW, add_norms, replace_operations, uses_of_parameters
+from pfl_jax.primitives.per_example import add_norms, have_closed_form, replace_operations
 from pfl_jax.validation import Count, check_value
 
 MICROBATCH = 16
@@ -41,17 +41,7 @@ def squared_gradient_norms(loss: KeylessLoss, params: PyTree, batch: ClientData)
       [1. 4.]
     """
     batch = batch._replace(mask=jnp.ones_like(batch.mask))
-    return _norms(loss, params, batch, closed=_have_closed_form(loss, params, batch, batch.mask.shape[0]))
-
-
-def _have_closed_form(loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int) -> bool:
-    """Whether the norms have a closed form: no leaf is used in two operations, or elsewhere.
-
-    This is examined for two sizes of the mini-batch, `rows` and another: an operation could have as many rows by
-    chance.
-    """
-    found = [uses_of_parameters(loss, params, batch, count) for count in (FEW, rows)]
-    return found[0] == found[1] and found[0].once and not found[0].elsewhere
+    return _norms(loss, params, batch, closed=have_closed_form(loss, params, batch, batch.mask.shape[0]))
 
 
 def _norms(loss: KeylessLoss, params: PyTree, batch: ClientData, *, closed: bool) -> jax.Array:
@@ -122,7 +112,7 @@ def fisher_trace(
         raise InvalidInput(f"reduction must be mean or sum, not {reduction!r}")
     check_value("microbatch", microbatch, Count)
 
-    closed = _have_closed_form(loss, params, data, min(microbatch, data.mask.shape[0]))
+    closed = have_closed_form(loss, params, data, min(microbatch, data.mask.shape[0]))
 
     def norms(rows: ClientData) -> jax.Array:
         return _norms(loss, params, rows._replace(mask=jnp.ones_like(rows.mask)), closed=closed)

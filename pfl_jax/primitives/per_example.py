@@ -195,47 +195,67 @@ def _repeats(moves: tuple[Any, ...]) -> bool:
     return 0 not in axes or shape[axes.index(0)] == 1
 
 
-class Uses(NamedTuple):
-    """Where a loss uses its parameters.
+def have_closed_form(
+    loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int, *, free_terms: bool = False
+) -> bool:
+    """Whether the gradients of single examples follow from operations on rows: no leaf is used in two of these.
 
-    Attributes:
-      leaves: number of the leaf of each operation on rows, in the order of the program.
-      elsewhere: whether a leaf is used outside of these operations too.
-    """
-
-    leaves: list[int]
-    elsewhere: bool
-
-    @property
-    def once(self) -> bool:
-        """Whether no leaf is the parameter of two operations."""
-        return len(set(self.leaves)) == len(self.leaves)
-
-
-def uses_of_parameters(loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int) -> Uses:
-    """Where a loss uses its parameters, read off its program for so many rows.
+    This is read off the loss's program for `rows` and for FEW examples: an operation could have as many rows by chance.
+    Operations inside of another transformation count as none.
 
     Args:
       loss: (params, ClientData) -> scalar.
       params: any pytree of arrays.
       batch: a mini-batch, of which only shapes and types count.
-      rows: examples of the mini-batch to examine.
-
-    Returns:
-      The uses; operations inside of another transformation count as elsewhere.
+      rows: number of examples with which gradients are computed.
+      free_terms: whether leaves may be used elsewhere too, where that depends on no example.
     """
-    found: list[int] = []
-    others: list[int] = []
+    sizes = [
+        jax.tree.map(lambda leaf, count=count: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), batch)
+        for count in (FEW, rows)
+    ]
 
-    def replacement(operation: Operation) -> jax.Array:
-        found.append(operation.leaf)
-        return operation.apply(operation.x, operation.parameter)
+    def uses(batch: ClientData) -> tuple[list[int], bool]:
+        """Leaf of each operation on rows, in the order of the program, and whether a leaf is used elsewhere too."""
+        found: list[int] = []
+        others: list[int] = []
 
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
-    jax.eval_shape(
-        lambda params, batch: replace_operations(loss, params, batch, replacement, others.append), params, shapes
-    )
-    return Uses(found, bool(others))
+        def replacement(operation: Operation) -> jax.Array:
+            found.append(operation.leaf)
+            return operation.apply(operation.x, operation.parameter)
+
+        jax.eval_shape(
+            lambda params, batch: replace_operations(loss, params, batch, replacement, others.append), params, batch
+        )
+        return found, bool(others)
+
+    (leaves, elsewhere), other = map(uses, sizes)
+    if (leaves, elsewhere) != other or len(set(leaves)) < len(leaves):
+        return False
+    return not elsewhere or (free_terms and not any(_depends_on_examples(loss, params, few) for few in sizes))
+
+
+def free_gradient(loss: KeylessLoss, params: PyTree, batch: ClientData) -> PyTree:
+    """Gradient of the parameters' uses outside of operations on rows."""
+
+    def tap(operation: Operation) -> jax.Array:
+        return operation.apply(operation.x, jax.lax.stop_gradient(operation.parameter))
+
+    return jax.grad(lambda params: replace_operations(loss, params, batch, tap))(params)
+
+
+def _depends_on_examples(loss: KeylessLoss, params: PyTree, batch: ClientData) -> bool:
+    """Whether `free_gradient` depends on the examples of a mini-batch."""
+    jaxpr = jax.make_jaxpr(lambda params, batch: free_gradient(loss, params, batch))(params, batch).jaxpr
+    depends = {*jaxpr.invars[len(jax.tree.leaves(params)) :]}
+
+    def any_depends(variables: list[Any]) -> bool:
+        return any(variable in depends for variable in variables if not isinstance(variable, Literal))
+
+    for equation in jaxpr.eqns:
+        if any_depends(equation.invars):
+            depends.update(equation.outvars)
+    return any_depends(jaxpr.outvars)
 
 
 def add_norms(operation: Operation, probe: jax.Array) -> jax.Array:

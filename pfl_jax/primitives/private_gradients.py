@@ -6,19 +6,17 @@ part is added as it is.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
 from pfl_jax.base import ClientData, KeylessLoss, Loss, PRNGKey, PyTree
 from pfl_jax.primitives.per_example import (
     FEW,
-    Operation,
     add_norms,
+    free_gradient,
+    have_closed_form,
     replace_operations,
-    uses_of_parameters,
     weigh_gradient,
 )
 from pfl_jax.streams import DROPOUT
@@ -104,8 +102,8 @@ def clipped_gradient_sum(
     batch = batch._replace(y=(batch.y, keys))
     keyless, params = _with_single_precision(functools.partial(_with_key_of_row, loss), params)
     few = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], FEW, axis=0), batch)
-    if _has_closed_form(keyless, params, few, min(examples, MICROBATCH)):
-        one_part, free = _sum_by_taps, _data_free(keyless, params, few)
+    if have_closed_form(keyless, params, few, min(examples, MICROBATCH), free_terms=True):
+        one_part, free = _sum_by_taps, free_gradient(keyless, params, few)
     else:
         one_part, free = _sum_one_by_one, _without_examples(keyless, params, few)
     if examples <= MICROBATCH:
@@ -166,7 +164,7 @@ def _without_examples(loss: KeylessLoss, params: PyTree, part: ClientData) -> Py
 
 
 def _sum_by_taps(loss: KeylessLoss, params: PyTree, batch: ClientData, clip: float | jax.Array, _: PyTree) -> PyTree:
-    """Sum without individual gradients, for a loss that `_has_closed_form`."""
+    """Sum without individual gradients, for a loss that `have_closed_form` accepts."""
     (examples,) = batch.mask.shape
     # The loss is a mean.
     count = jnp.maximum(jnp.sum(batch.mask), 1).astype(jnp.float32)
@@ -183,41 +181,3 @@ def _sum_by_taps(loss: KeylessLoss, params: PyTree, batch: ClientData, clip: flo
     weights = count * _factors(squares, batch.mask, clip)
     copies, structure = jax.tree.flatten(params)
     return jax.tree.unflatten(structure, jax.grad(with_weights)(copies))
-
-
-def _data_free(loss: KeylessLoss, params: PyTree, batch: ClientData) -> PyTree:
-    """Gradient of the parameters' uses outside of operations on rows."""
-
-    def tap(operation: Operation) -> jax.Array:
-        return operation.apply(operation.x, jax.lax.stop_gradient(operation.parameter))
-
-    return jax.grad(lambda params: replace_operations(loss, params, batch, tap))(params)
-
-
-def _has_closed_form(loss: KeylessLoss, params: PyTree, batch: ClientData, examples: int) -> bool:
-    """Whether the sum has a closed form: no leaf is used in two operations, and other uses depend on no example.
-
-    Both are examined for the rows of `batch` and for `examples` rows, the number with which the gradients are computed:
-    an operation could have as many rows by chance.
-    """
-    counts = batch.mask.shape[0], examples
-    found = [uses_of_parameters(loss, params, batch, rows) for rows in counts]
-    if found[0].leaves != found[1].leaves or not found[0].once:
-        return False
-    depends = found[0].elsewhere and any(_depends_on_examples(loss, params, batch, rows) for rows in counts)
-    return not depends
-
-
-def _depends_on_examples(loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int) -> bool:
-    """Whether `_data_free` depends on the examples of a mini-batch of so many rows."""
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
-    jaxpr = jax.make_jaxpr(lambda params, batch: _data_free(loss, params, batch))(params, shapes).jaxpr
-    depends = {*jaxpr.invars[len(jax.tree.leaves(params)) :]}
-
-    def any_depends(variables: list[Any]) -> bool:
-        return any(variable in depends for variable in variables if not isinstance(variable, Literal))
-
-    for equation in jaxpr.eqns:
-        if any_depends(equation.invars):
-            depends.update(equation.outvars)
-    return any_depends(jaxpr.outvars)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from pfl_jax.primitives import simplex_solvers
 from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 from pfl_jax.primitives.tree import gather
+from pfl_jax.validation import check_value
 
 Solver: TypeAlias = Literal["auto", "projected_gradient", "interior_point"]
 """Names of the solvers of `solve_simplex_qp`."""
@@ -53,7 +54,7 @@ def solve_simplex_qp(
 
     Solvers:
 
-    - "auto": for m up to 100 "projected_gradient", if jaxopt is installed; for m from 256 on equal weights, then
+    - "auto": for m up to 100 "projected_gradient"; for m from 256 on equal weights, then
       `pfl_jax.primitives.simplex_solvers.few_coordinates`. What has a Frank-Wolfe gap of at most `tolerance` is
       accepted. All others go to the interior-point method.
     - "projected_gradient": jaxopt.ProjectedGradient for the support and an exact solve on it, see
@@ -80,7 +81,7 @@ def solve_simplex_qp(
       becoming positive. The gaps' are zero.
 
     Raises:
-      InvalidInput: the solver is unknown or needs jaxopt, which is not installed; or the shapes do not fit.
+      InvalidInput: the solver is unknown, or the shapes do not fit.
 
     Example:
       >>> import jax.numpy as jnp
@@ -93,7 +94,7 @@ def solve_simplex_qp(
       >>> print(np.asarray(solution.weights).round(3))  # the point of the simplex nearest to -q / 2
       [0.75 0.25]
     """
-    _check_solver(solver)
+    check_value("solver", solver, Solver)
     if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
         raise InvalidInput(f"a quadratic program needs square matrices [..., m, m], got shape {matrices.shape}")
     linear = jnp.zeros(matrices.shape[:-1], matrices.dtype) if linear is None else linear
@@ -138,9 +139,9 @@ def map_simplex_qp(
       Weights [b, m] and gaps [b].
 
     Raises:
-      InvalidInput: the solver is unknown or needs jaxopt, which is not installed.
+      InvalidInput: the solver is unknown.
     """
-    _check_solver(solver)
+    check_value("solver", solver, Solver)
     floor = float(jnp.finfo(dtype).eps)
 
     def solve(part: PyTree) -> tuple[jax.Array, jax.Array]:
@@ -209,7 +210,7 @@ def _attempts(solver: Solver, size: int, tolerance: float, floor: float) -> list
     interior = functools.partial(simplex_solvers.interior_point, tolerance=min(tolerance, 1e-9), floor=floor)
     interior = certified(interior)
 
-    if solver == "auto" and size <= SMALL and simplex_solvers.jaxopt_is_installed():
+    if solver == "auto" and size <= SMALL:
         return [gradient, interior]
     if solver == "auto" and size >= 2 * FEW:
         return [equal, few, interior]
@@ -251,10 +252,3 @@ def _solve_in_batches(solve: Callable[[PyTree], PyTree], inputs: PyTree, size: i
     places = jnp.arange(-(-count // size) * size)
     rows = gather(inputs, jnp.where(places < count, places, 0).reshape(-1, size))
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], jax.lax.map(solve, rows))
-
-
-def _check_solver(solver: str) -> None:
-    if solver not in get_args(Solver):
-        raise InvalidInput(f"unknown solver {solver!r}: choose one of {', '.join(get_args(Solver))}")
-    if solver == "projected_gradient" and not simplex_solvers.jaxopt_is_installed():
-        raise InvalidInput(f"solver {solver!r} needs jaxopt: pip install jaxopt, or choose solver 'interior_point'")

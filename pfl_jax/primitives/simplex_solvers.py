@@ -5,7 +5,6 @@ whose smallest entry is 0; the largest absolute entry of both is about 1 (or 0).
 P x + c. `floor` is that of `frank_wolfe_gap`. Only this file imports jaxopt.
 """
 
-import importlib.util
 import warnings
 from typing import Any, NamedTuple
 
@@ -60,11 +59,6 @@ def frank_wolfe_gap(matrix: jax.Array, linear: jax.Array, weights: jax.Array, fl
     gradient = matrix @ weights + linear
     objective = weights @ gradient
     return jnp.maximum(objective - jnp.min(gradient), 0) / jnp.maximum(objective, floor)
-
-
-def jaxopt_is_installed() -> bool:
-    """Whether jaxopt is installed. It is not imported."""
-    return importlib.util.find_spec("jaxopt") is not None
 
 
 def _jaxopt() -> Any:

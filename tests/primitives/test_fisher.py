@@ -22,7 +22,7 @@ from pfl_jax.primitives import (
     fisher_trace,
     squared_gradient_norms,
 )
-from pfl_jax.primitives.fisher import _have_closed_form
+from pfl_jax.primitives.per_example import have_closed_form
 
 
 def client(shape, num_classes, size, padded, seed=0):
@@ -107,7 +107,7 @@ def test_equals_gradients_one_by_one(name):
     model, shape = build(name)
     params = model.init(jax.random.key(1))
     data = client(shape, 3, size=5, padded=8)
-    assert _have_closed_form(loss_of(model), params, data, 3) == (name != "shared")
+    assert have_closed_form(loss_of(model), params, data, 3) == (name != "shared")
     norms = one_by_one(model, params, data)
     # Not a multiple of the microbatch, so that the last one is partly padding.
     trace = jax.jit(lambda params, data: fisher_trace(loss_of(model), params, data, microbatch=3))(params, data)
@@ -200,7 +200,7 @@ def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer()
 
     for loss, closed in expected.items():
         want = norms_of(loss)
-        assert _have_closed_form(loss, params, data, 5) == closed
+        assert have_closed_form(loss, params, data, 5) == closed
         got = jax.jit(squared_gradient_norms, static_argnums=0)(loss, params, data)
         np.testing.assert_allclose(got, want, rtol=1e-4)
         if loss in (given["jitted"], given["checkpointed"]):

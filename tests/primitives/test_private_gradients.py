@@ -24,6 +24,7 @@ from pfl_jax.primitives import (
     private_gradients,
     proximal,
 )
+from pfl_jax.primitives.per_example import have_closed_form
 
 ROWS, REAL, INPUTS, CLASSES = 21, 18, 4, 3
 MODEL = mlp((INPUTS,), CLASSES, hidden=(5,))
@@ -53,7 +54,7 @@ def program(closed_form):
             # The examples come in parts, the last of them incomplete.
             patch.setattr(private_gradients, "MICROBATCH", 8)
             if not closed_form:
-                patch.setattr(private_gradients, "_has_closed_form", lambda *_: False)
+                patch.setattr(private_gradients, "have_closed_form", lambda *_, **__: False)
             return clipped_gradient_sum(jax.random.key(0), regularized, params, batch, clip)
 
     return jax.jit(sums)
@@ -171,7 +172,7 @@ def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     batch = jax.tree.map(lambda leaf: leaf[:3], examples())
 
     def has(loss, params=PARAMS):
-        return private_gradients._has_closed_form(loss, params, batch, 16)
+        return have_closed_form(loss, params, batch, 16, free_terms=True)
 
     given = losses(MODEL, ANCHOR)
 

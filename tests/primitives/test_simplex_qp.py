@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from reference import minimizer_on_simplex as exact
 
-from pfl_jax import InvalidInput
 from pfl_jax.primitives import in_float64, simplex_qp, simplex_solvers, solve_simplex_qp
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 
@@ -283,22 +282,6 @@ def test_jaxopt_solves_every_program_of_a_cohort(population, clients):
 
     matrices = population(clients)
     assert np.max(gaps(jnp.asarray(matrices / matrices.max(axis=(1, 2), keepdims=True), jnp.float32))) < 1e-7
-
-
-@pytest.mark.slow
-def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
-    matrices = jnp.asarray(random_matrices(2, 3), jnp.float32)
-    want = solve_simplex_qp(matrices, solver="interior_point")
-    with_jaxopt = solve_simplex_qp(matrices)
-    simplex_qp._solve.clear_cache()
-    monkeypatch.setattr(simplex_solvers, "jaxopt_is_installed", lambda: False)
-    monkeypatch.setattr(simplex_solvers, "_jaxopt", lambda: pytest.fail("jaxopt is not installed"))
-    got = solve_simplex_qp(matrices).weights
-    simplex_qp._solve.clear_cache()
-    np.testing.assert_array_equal(got, want.weights)
-    np.testing.assert_allclose(got, with_jaxopt.weights, atol=1e-4)
-    with pytest.raises(InvalidInput, match="jaxopt"):
-        solve_simplex_qp(matrices, solver="projected_gradient")
 
 
 @pytest.mark.parametrize("solver", ["auto", "interior_point"])
