@@ -17,10 +17,14 @@ from pfl_jax.atomic_write import write_binary
 from pfl_jax.base import Method, Params, Personal, PyTree, State
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.engine.body import network_of
+from pfl_jax.engine.checkpoint import leaves_by_path, plain, state_of
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.rounds import RoundProgram
-from pfl_jax.errors import InvalidInput, describe_value, one_line
+from pfl_jax.errors import InvalidInput, one_line
 from pfl_jax.schedules import MethodSchedule, at_round
+
+_NAMES: dict[str, Any] = {"simple": True, "separator": "."}
+"""How paths are written, such as "server.head.kernel"."""
 
 
 class SavedModel(NamedTuple):
@@ -158,7 +162,7 @@ def save_state(path: str | Path, state: State) -> None:
     Raises:
       CannotWrite: the file cannot be written.
     """
-    _write(path, _plain(state), {})
+    _write(path, plain(state), {})
 
 
 def load_state(path: str | Path, like: State) -> State:
@@ -172,28 +176,11 @@ def load_state(path: str | Path, like: State) -> State:
       InvalidInput: the file cannot be read, or has the state of another method or federation.
     """
     arrays, _ = _read(path)
-    wanted = _named(jax.eval_shape(_plain, like))
-    for name in {**wanted, **arrays}:
-        found, right = (describe_value(of[name]) if name in of else "nothing" for of in (arrays, wanted))
-        if found != right:
-            raise InvalidInput(f"{path} is the state of another run: its {name} is {found}, and here {right}")
-    state: State = jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
-    return state._replace(key=jax.random.wrap_key_data(state.key))
-
-
-def _plain(state: State) -> State:
-    """State with the key's raw data in place of the typed key."""
-    return state._replace(key=jax.random.key_data(state.key))
-
-
-def _named(tree: PyTree) -> dict[str, Any]:
-    """Leaves by path, such as "server.head.kernel"."""
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    return state_of(arrays, like, str(path), **_NAMES)
 
 
 def _write(path: str | Path, tree: PyTree, about: Mapping[str, str]) -> None:
-    arrays = {name: jax.numpy.asarray(np.asarray(leaf)) for name, leaf in _named(tree).items()}
+    arrays = {name: jax.numpy.asarray(np.asarray(leaf)) for name, leaf in leaves_by_path(tree, **_NAMES).items()}
     content = safetensors.flax.save(arrays, dict(about))
     write_binary(Path(path).expanduser(), lambda file: file.write(content))
 

@@ -154,7 +154,7 @@ def test_states_and_models_of_others_are_refused(tmp_path):
         *_, last = pfl_jax.run(method, federation, Settings(rounds=1), jax.random.key(0))
         states[name] = last.state
     files.save_state(tmp_path / "state.safetensors", states["fedper"])
-    with pytest.raises(InvalidInput, match="is the state of another run"):
+    with pytest.raises(InvalidInput, match="is of another run"):
         files.load_state(tmp_path / "state.safetensors", states["fedem"])
     with pytest.raises(InvalidInput, match="more than one set of the model's parameters"):
         files.client_params(method, federation, states["fedem"], 0)

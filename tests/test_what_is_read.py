@@ -5,7 +5,6 @@ import pydoc
 import jax
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
-from rich.progress import Progress
 
 import pfl_jax
 from pfl_jax import Settings, data, methods
@@ -34,15 +33,18 @@ def test_help_has_ranges_in_words():
 
 
 @pytest.mark.without_f1_auc
-def test_a_run_shows_its_progress_if_asked(monkeypatch):
-    shown = []
-    monkeypatch.setattr(Progress, "update", lambda self, task, **fields: shown.append(fields))
-    settings = Settings(rounds=3, eval_every=2)
+def test_a_run_shows_its_progress_if_asked(capsys):
     method = methods.make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
-    for progress in (False, True):
-        results = list(pfl_jax.run(method, tiny_federation(), settings, jax.random.key(0), progress=progress))
-        assert len(results) == 3
-        assert len(shown) == 3 * progress
-    assert [one["completed"] for one in shown] == [1, 2, 3]
-    assert shown[0]["status"] == ""
-    assert shown[-1]["status"] == f"received accuracy {results[-1].received['accuracy'].mean():.4g}"
+
+    def play(rounds, **options):
+        results = pfl_jax.run(method, tiny_federation(), Settings(rounds=rounds), jax.random.key(0), **options)
+        return list(results), capsys.readouterr().out
+
+    (*_, last), shown = play(2)
+    assert not shown
+    for rounds, options in ((2, {}), (3, {"state": last.state})):
+        # Of a run that goes on, the rounds that are left.
+        results, shown = play(rounds, progress=True, **options)
+        assert results[-1].round == rounds
+        assert shown.startswith("rounds")
+        assert "100%" in shown

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.atomic_write import cannot_write, make_folder, write_binary
-from pfl_jax.base import State
+from pfl_jax.base import PyTree, State
 from pfl_jax.data.rows import of_npz
 from pfl_jax.errors import InvalidInput, describe_value, one_line
-from pfl_jax.primitives.tree import gather
+from pfl_jax.primitives.tree import first_difference, gather
 from pfl_jax.safe_read import open_npz
 
 FOLDER = "checkpoints"
@@ -135,7 +135,7 @@ class Checkpoints:
                 check(record)
             if clients is not None:
                 like = like._replace(clients=jax.eval_shape(gather, like.clients, clients))
-            state = _state_from(_named(arrays, _STATE), like, f"the checkpoint of round {number} in {self.folder}")
+            state = state_of(_named(arrays, _STATE), like, f"the checkpoint of round {number} in {self.folder}")
             return Checkpoint(state, _named(arrays, _FURTHER), record)
         if reasons:
             raise InvalidInput(f"no checkpoint in {self.folder} can be read ({'; '.join(reasons)}): start the run anew")
@@ -177,7 +177,7 @@ class Checkpoints:
         """Arrays of this process's part by name."""
         content: dict[str, Any] = {}
         state = state._replace(clients=jax.tree.map(np.asarray, state.clients))
-        for name, leaf in _leaves(_plain(state)).items():
+        for name, leaf in leaves_by_path(plain(state)).items():
             if name.startswith("clients") and clients is not None and len(leaf) != len(clients):
                 leaf = np.asarray(leaf)[clients]
             content[f"{_STATE}{name}"] = leaf
@@ -227,23 +227,34 @@ def _named(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): leaf for name, leaf in arrays.items() if name.startswith(prefix)}
 
 
-def _plain(state: State) -> State:
+def plain(state: State) -> State:
     """State with the key's raw data in place of the typed key."""
     return state._replace(key=jax.random.key_data(state.key))
 
 
-def _leaves(plain: State) -> dict[str, Any]:
-    """Leaves by path, such as "server['head']"."""
-    return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(plain)}
+def leaves_by_path(tree: PyTree, **names: Any) -> dict[str, Any]:
+    """Leaves by path, such as "server['head']", or as `names` of `jax.tree_util.keystr` have it."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, **names).lstrip("."): leaf for path, leaf in leaves}
 
 
-def _state_from(leaves: dict[str, Any], like: State, what: str) -> State:
-    """State from leaves by path, the clients' part as it is there; InvalidInput if they are not as those of `like`."""
-    wanted = _leaves(jax.eval_shape(_plain, like))
-    for path in [*wanted, *leaves]:
-        found, right = (describe_value(part[path]) if path in part else "nothing" for part in (leaves, wanted))
-        if found != right:
-            raise InvalidInput(f"{what} is of another run: its {path} is {found}, and here {right}")
+def state_of(leaves: dict[str, Any], like: State, what: str, **names: Any) -> State:
+    """State from its leaves by path, the clients' part as it is there.
+
+    Args:
+      leaves: those of a state that is `plain`.
+      like: a state of the same run, or its shapes.
+      what: what has the leaves, for the error.
+      **names: see `leaves_by_path`.
+
+    Raises:
+      InvalidInput: the leaves are not as those of `like`.
+    """
+    wanted = leaves_by_path(jax.eval_shape(plain, like), **names)
+    kinds = [{name: describe_value(leaf) for name, leaf in each.items()} for each in (leaves, wanted)]
+    if different := first_difference(*kinds):
+        path, found, right = different
+        raise InvalidInput(f"{what} is of another run: its {path} is {found}, and here {right}")
     state = jax.tree.unflatten(jax.tree.structure(like), [leaves[path] for path in wanted])
     return state._replace(
         server=jax.tree.map(jnp.asarray, state.server),

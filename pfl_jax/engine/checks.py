@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,7 +20,7 @@ from pfl_jax.engine.store import Federation
 from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_line
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.tree import gather
+from pfl_jax.primitives.tree import first_difference, gather, kinds
 from pfl_jax.schedules import MethodSchedule, Mixed, at_round, mixture
 from pfl_jax.validation import check_values
 
@@ -74,8 +73,8 @@ def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Fed
         sizes[own] = 0 if method.work is None else method.work.model.num_features
     first, *others = [_exchange(method, data) for method in mixed.methods]
     for own, other in zip(clients[1:], others, strict=True):
-        found, wanted = _kinds(other, 0), _kinds(first, 0)
-        if found == wanted:
+        different = first_difference(kinds(other), kinds(first))
+        if different is None:
             continue
         if len(set(sizes)) > 1:
             usual = int(np.argmax(np.bincount(sizes)))
@@ -84,11 +83,10 @@ def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Fed
                 f"client {strange}'s network gives {sizes[strange]} features, the others {usual}: "
                 f"features={usual} (--features {usual}) adds a dense layer"
             )
-        wrong = next(path for path in [*wanted, *found] if found.get(path) != wanted.get(path))
+        path, found, wanted = different
         raise InvalidInput(
-            f"this method needs equal parameters: client {own[0]}'s network sends {found.get(wrong, 'nothing')} as "
-            f"{wrong or 'its message'}, client {clients[0][0]}'s {wanted.get(wrong, 'nothing')}: take one for several "
-            "networks, such as fedproto_g"
+            f"this method needs equal parameters: client {own[0]}'s network sends {found} as {path or 'its message'}, "
+            f"client {clients[0][0]}'s {wanted}: take one for several networks, such as fedproto_g"
         )
 
 
@@ -108,7 +106,7 @@ def _exchange(method: Method, data: Federation) -> PyTree:
             _, after, _ = method.aggregate(key, state.server, before, join(rows, sums), cohort)
         except (TypeError, ValueError):
             after = None
-        if _kinds(before, 0) != _kinds(after, 0):
+        if kinds(before) != kinds(after):
             raise InvalidInput("this method is for one network: its server needs the states of all clients of a round")
         return result.message
 
@@ -199,30 +197,6 @@ def check_not_traced(*trees: Any) -> None:
 
 
 @contextlib.contextmanager
-def usual_settings() -> Iterator[None]:
-    """Context in which JAX's settings about transfers and types are what the engine is written for."""
-    with jax.transfer_guard("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-def with_usual_settings(function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """The same generator function, run in `usual_settings` and left by each result."""
-
-    @functools.wraps(function)
-    def steps(*args: Any, **options: Any) -> Iterator[Any]:
-        results = function(*args, **options)
-        while True:
-            with usual_settings():
-                try:
-                    result = next(results)
-                except StopIteration:
-                    return
-            yield result
-
-    return steps
-
-
-@contextlib.contextmanager
 def explain_misfit(
     make: Callable[..., Method | MethodSchedule], values: Mapping[str, Any], data: Federation
 ) -> Iterator[None]:
@@ -290,17 +264,8 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
     like = jax.eval_shape(build(method, settings).init, data.with_frozen(at_round(method, 0).frozen), state.key)
     # A process may have only its own clients' rows.
     for part, axes in (("trained", 1), ("server", 0), ("clients", 1)):
-        found, wanted = (_kinds(getattr(one, part), axes) for one in (state, like))
-        if found != wanted:
-            wrong = next(path for path in [*wanted, *found] if found.get(path) != wanted.get(path))
+        if different := first_difference(*(kinds(getattr(one, part), axes) for one in (state, like))):
+            path, found, wanted = different
             raise InvalidInput(
-                f"state is of another method, model or federation: its {part}{wrong} is "
-                f"{found.get(wrong, 'nothing')}, and here {wanted.get(wrong, 'nothing')}"
+                f"state is of another method, model or federation: its {part}{path} is {found}, and here {wanted}"
             )
-
-
-def _kinds(tree: PyTree, axes: int) -> dict[str, str]:
-    """Type and shape of each leaf by path, without leading axes, and the type of the tree itself."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path): f"{leaf.dtype} {list(leaf.shape[axes:])}" for path, leaf in leaves}
-    return {"": type(tree).__name__} | named

@@ -20,8 +20,6 @@ from pfl_jax.engine.checks import (
     check_run,
     explain_misfit,
     typed_key,
-    usual_settings,
-    with_usual_settings,
 )
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import ClientMesh, client_mesh, replicate
@@ -111,7 +109,6 @@ class RoundResult(NamedTuple):
 
 
 @check_arguments
-@usual_settings()
 def run(
     method: Annotated[Method | MethodSchedule | MakeMethod, 'such as make_method("fedper", model)'],
     data: Annotated[Federation, "as data.federate makes it"],
@@ -165,7 +162,7 @@ def run(
       engine: compiled engine of this method and these settings, such as `pfl_jax.build(method, settings).jit()`, from a
         caller who has one. It says where the states are: state_on, state_folder and donate are left out then. None
         builds one.
-      progress: whether to show a bar with rounds, times and the mean of the primary score, in a terminal or a notebook.
+      progress: whether to show a bar with the rounds and their time, in a terminal or a notebook.
 
     Raises:
       InvalidInput: arguments of a wrong type or a state of another run, at once; a model that does not fit the data,
@@ -212,34 +209,14 @@ def run(
 
     explains = partial(explain_misfit, make if values else lambda: made, values, data)
     results = play(engine, data, settings, begin, newcomers, explains, on_nan)
-    return _with_progress(results, settings.rounds) if progress else results
+    if not progress:
+        return results
+    # Imported now: most runs show none.
+    from rich.progress import track
+
+    return iter(track(results, "rounds", total=settings.rounds - (0 if state is None else int(state.round))))
 
 
-def _with_progress(results: Iterator[RoundResult], rounds: int) -> Iterator[RoundResult]:
-    """Results of `rounds` rounds, as they come, beside a bar that shows how far they are."""
-    # Imported now: most runs have none.
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    status = TextColumn("{task.fields[status]}", markup=False)
-    columns = TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), status
-    with Progress(*columns) as bar:
-        task, said = bar.add_task("", total=rounds, status="compiling"), ""
-        for result in results:
-            if result.received is not None:
-                name, values = next(iter(result.received.by_name.items()))
-                said = f"received {name} {np.nanmean(values):.4g}"
-            bar.update(task, completed=result.round, status=said)
-            yield result
-
-
-@with_usual_settings
 def play(
     engine: Engine,
     data: Federation,
