@@ -4,6 +4,7 @@
 """
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -89,6 +90,22 @@ def describe_value(value: Any) -> str:
     # Modules have names too.
     is_named = callable(value) and hasattr(value, "__name__")
     return f"the function {value.__name__}" if is_named else f"a {type(value).__name__}"
+
+
+def first_difference(found: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """First name of which two descriptions of trees, path -> words, do not say the same.
+
+    Args:
+      found, wanted: the descriptions.
+
+    Returns:
+      The name and what each says of it; None where they are equal.
+    """
+    for name in {**wanted, **found}:
+        here, there = (words.get(name, "nothing") for words in (found, wanted))
+        if here != there:
+            return name, here, there
+    return None
 
 
 NO_FEATURES = (

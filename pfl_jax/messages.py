@@ -124,10 +124,6 @@ def downloaded(method: Method, server: Server, client: Client) -> PyTree:
     return server if method.download is None else method.download(server, client)
 
 
-received = downloaded
-"""Former name, which methods in users' own files import."""
-
-
 def bases(method: Method, server: Server, client: Client) -> PyTree:
     """What `Method.trained_from` gives: a tree like the message, None where nothing was received; see `downloaded`."""
     return downloaded(method, server, client) if method.trained_from is None else method.trained_from(server, client)

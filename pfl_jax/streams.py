@@ -23,7 +23,13 @@ SURVEY = LARGEST - 8
 ATTACKERS = LARGEST - 20
 EVALUATED_CLIENTS = LARGEST - 9
 
-# Streams of the key of a client's local training, besides the epochs of `LocalTraining.fold`.
+# Streams of the key of a client's local training, besides the epochs of `LocalTraining.fold`: Ditto's personal model,
+# augmentation, FedALA's weights, rounding of compressed messages, an attacker's noise, the noise on clipped gradients,
+# the keys of losses (dropout) in the steps of training and in the gradient over all of a client's examples.
+#
+# A step's loss gets the key fold_in(fold_in(fold_in(key, DROPOUT), epoch), step of the epoch), where `key` is that of
+# `LocalTraining.fit` or `LocalTraining.fold`, which depends on the round and the client; a private step folds DROPOUT
+# into the key of its noise. Part i of `mean_gradient` gets fold_in(fold_in(key, FULL_GRADIENT), i).
 PERSONAL_MODEL = LARGEST
 AUGMENTATION = LARGEST - 6
 AGGREGATION_WEIGHTS = LARGEST - 7
@@ -33,10 +39,11 @@ EXAMPLE_NOISE = LARGEST - 9
 DROPOUT = LARGEST - 23
 FULL_GRADIENT = LARGEST - 24
 
-# Streams of the key of an aggregation.
+# Streams of the key of an aggregation: the noise on the sum of the clients' clipped updates.
 CLIENT_NOISE = LARGEST - 10
 
-# Streams of the key of the server's initialization.
+# Streams of the key of the server's initialization: FedTGP's generator of prototypes, pFedFDA's class means, GPFL's
+# category embeddings and valve, FedCP's policy, the seeds of Floco's points and of pFedHN's embeddings.
 PROTOTYPE_GENERATOR = LARGEST
 CLASS_MEANS = LARGEST - 1
 CATEGORY_EMBEDDINGS = LARGEST - 2
@@ -44,49 +51,3 @@ VALVE = LARGEST - 3
 POLICY = LARGEST - 4
 SIMPLEX_POINTS = LARGEST - 5
 EMBEDDINGS = LARGEST - 6
-
-RUN = {
-    "initialization": INITIALIZATION,
-    "cohort": COHORT,
-    "evaluation": EVALUATION,
-    "stragglers": STRAGGLERS,
-    "dropouts": DROPOUTS,
-    "newcomers": NEWCOMERS,
-    "survey": SURVEY,
-    "attackers": ATTACKERS,
-    "evaluated_clients": EVALUATED_CLIENTS,
-}
-"""Name -> stream of a run's key."""
-
-SERVER = {
-    "prototype_generator": PROTOTYPE_GENERATOR,
-    "class_means": CLASS_MEANS,
-    "category_embeddings": CATEGORY_EMBEDDINGS,
-    "valve": VALVE,
-    "policy": POLICY,
-    "simplex_points": SIMPLEX_POINTS,
-    "embeddings": EMBEDDINGS,
-}
-"""Name -> stream of the key of the server's initialization: FedTGP's generator of prototypes, pFedFDA's class means,
-GPFL's category embeddings and valve, FedCP's policy, the seeds of Floco's points and of pFedHN's embeddings."""
-
-LOCAL = {
-    "personal_model": PERSONAL_MODEL,
-    "augmentation": AUGMENTATION,
-    "aggregation_weights": AGGREGATION_WEIGHTS,
-    "compression": COMPRESSION,
-    "attack": ATTACK,
-    "example_noise": EXAMPLE_NOISE,
-    "dropout": DROPOUT,
-    "full_gradient": FULL_GRADIENT,
-}
-"""Name -> stream of the key of a client's local training: Ditto's personal model, augmentation, FedALA's weights,
-rounding of compressed messages, an attacker's noise, the noise on clipped gradients, the keys of losses (dropout) in
-the steps of training and in the gradient over all of a client's examples.
-
-A step's loss gets the key fold_in(fold_in(fold_in(key, DROPOUT), epoch), step of the epoch), where `key` is that of
-`LocalTraining.fit` or `LocalTraining.fold`, which depends on the round and the client; a private step folds DROPOUT
-into the key of its noise. Part i of `mean_gradient` gets fold_in(fold_in(key, FULL_GRADIENT), i)."""
-
-AGGREGATION = {"client_noise": CLIENT_NOISE}
-"""Name -> stream of the key of an aggregation: the noise on the sum of the clients' clipped updates."""

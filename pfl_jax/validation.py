@@ -1,7 +1,8 @@
 """Validation of arguments by their annotations, for library and command line: `check_value` is the one check.
 
 An annotation says the type, the range of a number (`Range`), the form of a text (`Words`), a condition of its own
-(`Check`), and of a hyper-parameter with which values of others it is read (`ReadWith`):
+(`Check`), of a hyper-parameter with which values of others it is read (`ReadWith`), and by a text what to give, for
+errors, where the type's name says too little:
 
     def my_method(
         model, training=LocalTraining(), *, mu: NotNegative = 1.0, tau: Annotated[Positive, ReadWith("mu")] = 0.5
@@ -170,15 +171,14 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     # A key of JAX has a type of JAX's own.
     is_array = isinstance(getattr(value, "dtype", None), np.dtype)
     plain = np.asarray(value).item() if is_array and not _is_unknown(value) else value
+    notes = notes_of(kind)
     if not any(_is_of(one, part) for part in parts(kind) for one in (value, plain)):
         choices = literals(kind)
-        is_misspelled = choices and isinstance(value, str)
-        raise InvalidInput(
-            unknown(name, value, choices)
-            if is_misspelled
-            else f"{name} must be {describe(kind)}{_advice(kind)}, not {describe_value(plain)}"
-        )
-    for note in notes_of(kind):
+        if choices and isinstance(value, str):
+            raise InvalidInput(unknown(name, value, choices))
+        wanted = next((note for note in notes if isinstance(note, str)), describe(kind))
+        raise InvalidInput(f"{name} must be {wanted}, not {describe_value(plain)}")
+    for note in notes:
         if isinstance(note, Words):
             note.parse(plain, name)
         elif isinstance(note, Check):
@@ -187,11 +187,6 @@ def check_value(name: str, value: Any, kind: Any) -> None:
     if _is_number(plain) and not limits.has(plain):
         is_unbounded = not math.isfinite(plain) and limits.high == math.inf
         raise InvalidInput(f"{name} must {Range() if is_unbounded else limits}, not {plain:g}")
-
-
-def _advice(kind: Any) -> str:
-    """What an annotation says in words of where such a value comes from."""
-    return "".join(f", {note}," for note in notes_of(kind) if isinstance(note, str)).removesuffix(",")
 
 
 def _is_unknown(value: Any) -> bool:

@@ -230,10 +230,10 @@ REFUSED = {
     "a factory for a method": (lambda: run(method=methods.fedavg), "model must be a Model"),
     "the name of a method": (
         lambda: run(method="fedavg"),
-        "method must be a Method, a function or a Mixed, such as make_method(",
+        "method must be a method, such as make_method(\"fedper\", model), not 'fedavg'",
     ),
     "a number of rounds for settings": (lambda: run(settings=3), "settings must be a Settings, not 3"),
-    "a seed for a key": (lambda: run(key=0), "key must be an array, such as jax.random.key(0), not 0"),
+    "a seed for a key": (lambda: run(key=0), "key must be a key, such as jax.random.key(0), not 0"),
     "a raw seed for a key": (lambda: run(key=np.uint32([3])), "key must be a key, such as jax.random.key(0)"),
     "a key of another generator": (lambda: run(key=jax.random.key(0, impl="rbg")), "threefry2x32, not of rbg"),
     "a run within jit": (lambda: jax.jit(lambda key: [*run(key=key)])(KEY), "pfl_jax.build gives the functions"),
@@ -265,7 +265,7 @@ REFUSED = {
     ),
     "a dataset for a federation": (
         lambda: pfl_jax.run(made(), dataset(), Settings(rounds=1), KEY),
-        "data must be a FederatedData or a PlacedData, as data.federate makes it, not a Dataset",
+        "data must be a federation, as data.federate makes it, not a Dataset",
     ),
     "a result for a state": (lambda: continued((1, started())), "state must be a State or None, not a tuple"),
     "a state of another method": (lambda: continued(started("ditto")), "state is of another method"),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Method, Model
-from pfl_jax.messages import received
+from pfl_jax.messages import downloaded
 from pfl_jax.methods.fedpac_proto import fedpac_proto, prototype_losses
 from pfl_jax.primitives.aggregation import mix
 from pfl_jax.primitives.local_training import LocalTraining
@@ -64,5 +64,5 @@ def fedpac_proto_reading(
         local=local,
         aggregate=aggregate,
         personalize=lambda key, server, client, data: base.personalize(key, server, client[0], data),
-        download=lambda server, client: received(base, server, client[0]),
+        download=lambda server, client: downloaded(base, server, client[0]),
     )

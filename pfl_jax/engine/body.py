@@ -70,16 +70,15 @@ def network_of(
 
 
 def sample(
-    stages: Sequence[RoundProgram], data: Federation, key: PRNGKey, round_index: jax.Array, size: int
+    programs: Sequence[RoundProgram], data: Federation, key: PRNGKey, round_index: jax.Array, size: int
 ) -> tuple[Cohort, tuple[Places, ...]]:
-    """Cohort of `size` clients of a round, and their places, for each of the stages; data, key and round_index are the
-    run's."""
-    cohort = sample_cohort(key, round_index, data.train_count, size, stages[0].settings)
-    return cohort, tuple(one.places(data, cohort.clients)[-1] for one in stages)
+    """Cohort of `size` clients of a round, and their places for each of the programs."""
+    cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings)
+    return cohort, tuple(one.places(data, cohort.clients)[-1] for one in programs)
 
 
 def train(
-    stages: Sequence[RoundProgram],
+    programs: Sequence[RoundProgram],
     data: Federation,
     servers: Sequence[PyTree],
     trained: Scores,
@@ -91,7 +90,7 @@ def train(
     """Body of every round: local training and aggregation.
 
     Args:
-      stages: those of `networks`.
+      programs: those of `networks`.
       data, trained, key, round_index, cohort: of the run.
       servers, rows: for each network the server's state, and the states of its clients, leaves [D, W, ...].
 
@@ -100,11 +99,11 @@ def train(
       network some clients' numbers, ascending, N or more in free places, None for all of them, with their next states;
       and the outcome.
     """
-    mesh, size = data.mesh or stages[0].mesh, len(cohort.clients)
+    mesh, size = data.mesh or programs[0].mesh, len(cohort.clients)
     everyone = size == data.num_clients
     parts = [
         one.local(data, server, own, key, round_index, cohort)
-        for one, server, own in zip(stages, servers, rows, strict=True)
+        for one, server, own in zip(programs, servers, rows, strict=True)
     ]
     positions = _joined([jnp.append(own, size)[order] for own, order, *_ in parts])
     sent = _joined([training.sent for *_, training, _ in parts])
@@ -115,7 +114,7 @@ def train(
     messages = join(messages, reduce(partial(jax.tree.map, jnp.add), [sums for *_, sums in parts]))
     aggregation_key = fold_in(fold_in(key, round_index), cohort.num_clients)
     after, written, infos = [], [], []
-    for one, server, (own, order, training, _) in zip(stages, servers, parts, strict=True):
+    for one, server, (own, order, training, _) in zip(programs, servers, parts, strict=True):
         before = in_client_order(order, len(own), training.rows, mesh)
         method = one.method_of(round_index)
         server, clients, info = method.aggregate(aggregation_key, server, before, messages, cohort)

@@ -15,7 +15,7 @@ from pfl_jax.engine.body import Outcome, networks, sample, train
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.remembered import MakeMethod, Same, is_input, remembered
 from pfl_jax.engine.rounds import replicated
-from pfl_jax.engine.store import ClientStore, Federation, OnDevice, Places
+from pfl_jax.engine.store import ClientStore, Federation, Places
 from pfl_jax.primitives.tree import choose
 from pfl_jax.schedules import MethodSchedule, mixture
 
@@ -51,15 +51,23 @@ class Engine(NamedTuple):
         """
         if not self.store.is_traced:
             return self
-        # Explicit output shardings: the compiler could otherwise choose a new layout of the state each round, and
-        # every new layout of the inputs compiles the round again.
-        jit = partial(jax.jit, out_shardings=replicated(mesh or self.mesh))
-        return self._replace(
-            init=jit(self.init),
-            round=jit(self.round, static_argnums=2, donate_argnums=(1,) if donate else ()),
-            evaluate=jit(self.evaluate),
-            evaluate_new=jit(self.evaluate_new),
-        )
+        functions = {name: getattr(self, name) for name in FUNCTIONS}
+        return self._replace(**_jitted(functions, 0, mesh or self.mesh, donate=donate))
+
+
+FUNCTIONS = ("init", "round", "evaluate", "evaluate_new")
+"""Names of an engine's functions."""
+
+
+def _jitted(
+    functions: Mapping[str, Callable[..., Any]], data: int, mesh: Mesh | None, *, donate: bool
+) -> dict[str, Callable[..., Any]]:
+    """Compiled functions of an engine by name, with the data at this position among their arguments."""
+    # Explicit output shardings: the compiler could otherwise choose a new layout of the state each round, and every new
+    # layout of the inputs compiles the round again.
+    jit = partial(jax.jit, out_shardings=replicated(mesh))
+    of_round = {"static_argnums": data + 2, "donate_argnums": (data + 1,) if donate else ()}
+    return {name: jit(function, **(of_round if name == "round" else {})) for name, function in functions.items()}
 
 
 def build(
@@ -98,11 +106,11 @@ def build(
       >>> int(state.round), engine.evaluate(federation, state)["accuracy"].shape
       (2, (4,))
     """
-    store = OnDevice() if store is None else store
-    stages: Any = networks(method, settings, mesh)
-    sampled, trained_by = partial(sample, stages), partial(train, stages)
+    store = ClientStore() if store is None else store
+    programs: Any = networks(method, settings, mesh)
+    sampled, trained_by = partial(sample, programs), partial(train, programs)
     if not store.is_traced:
-        stages, sampled, trained_by = _compiled(Same(method), settings.of_a_round(), mesh, donate)
+        programs, sampled, trained_by = _compiled(Same(method), settings.of_a_round(), mesh, donate)
     one_network = mixture(method) is None
     # The places of an evaluation are the same in all rounds of a run. To draw some of very many clients takes longer
     # than a round, so that a store outside the device, whose calls are not traced, remembers them.
@@ -111,7 +119,7 @@ def build(
     def evaluated(data, key):
         if not store.is_traced and drawn and drawn[0][0] is data and drawn[0][1] is key:
             return drawn[0][2]
-        places = [one.evaluated(data, key) for one in stages]
+        places = [one.evaluated(data, key) for one in programs]
         drawn[:] = [] if store.is_traced else [(data, key, places)]
         return places
 
@@ -127,18 +135,18 @@ def build(
         return dataclasses.replace(places, ids=one.rows_of(data.num_clients, places.ids))
 
     def init(data, key):
-        servers, clients = [one.init_server(data, key) for one in stages], []
-        for one, server in zip(stages, servers, strict=True):
+        servers, clients = [one.init_server(data, key) for one in programs], []
+        for one, server in zip(programs, servers, strict=True):
             blocks = store.blocks(one.everyone(data))
             rows = ((stored(data, one, places), one.init_clients(data, server, key, places)) for places in blocks)
             clients.append(store.create(one.clients(data), data.mesh or mesh, rows))
         # A separate array for each field: every buffer is donated once.
-        unscored, completed = stages[0].unscored(data), jnp.zeros_like(data.train_count[0])
+        unscored, completed = programs[0].unscored(data), jnp.zeros_like(data.train_count[0])
         return State(together(servers), together(clients), unscored, key, completed)
 
     def round_(data, state, size):
         cohort, drawn_places = sampled(data, state.key, state.round, size)
-        before = list(zip(stages, each(state.clients), strict=True))
+        before = list(zip(programs, each(state.clients), strict=True))
         rows = [
             store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
             for (one, clients), places in zip(before, drawn_places, strict=True)
@@ -153,9 +161,9 @@ def build(
         return State(together(servers), together(after), trained, state.key, state.round + 1), outcome
 
     def evaluate(data, state):
-        scores = stages[0].unscored(data)
+        scores = programs[0].unscored(data)
         states = zip(each(state.server), each(state.clients), strict=True)
-        for one, (server, clients), everyone in zip(stages, states, evaluated(data, state.key), strict=True):
+        for one, (server, clients), everyone in zip(programs, states, evaluated(data, state.key), strict=True):
             for places in store.blocks(everyone):
                 rows = store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
                 scores = one.evaluate(data, server, state.key, state.round, places, rows, scores)
@@ -163,7 +171,7 @@ def build(
 
     def evaluate_new(data, state):
         scores: Any = None
-        for one, server in zip(stages, each(state.server), strict=True):
+        for one, server in zip(programs, each(state.server), strict=True):
             # There may be fewer newcomers than networks.
             if number := one.clients(data).num_clients:
                 found = one.evaluate_new(data, server, state.key, state.round)
@@ -185,64 +193,64 @@ def adopted(engine: Engine, data: Federation, clients: PyTree) -> PyTree:
 @remembered
 def _compiled(method: Same, settings: RoundSettings, mesh: Mesh | None, donate: bool) -> Any:
     """RoundProgram of each network, `sample` and `train`, compiled; `donate`: `train` takes over server and scores."""
-    stages = networks(method.it, settings, mesh)
+    programs = networks(method.it, settings, mesh)
     # The cohort's rows come in anew for every round. On a mesh they leave in another sharding: nothing to reuse.
     given = (*((1, 2) if donate else ()), *(() if mesh else (3,)))
     jit = partial(jax.jit, out_shardings=replicated(mesh))
     return (
-        tuple(one.compiled() for one in stages),
-        jit(partial(sample, stages), static_argnums=3),
-        jit(partial(train, stages), donate_argnums=given),
+        tuple(one.compiled() for one in programs),
+        jit(partial(sample, programs), static_argnums=3),
+        jit(partial(train, programs), donate_argnums=given),
     )
 
 
 def compiled(
     method: Method | MethodSchedule | MakeMethod,
+    made: Method | MethodSchedule,
     hyper_parameters: Mapping[str, Any] | None,
     settings: RoundSettings,
     mesh: Mesh | None,
     *,
     donate: bool,
+    over_runs: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] | None = None,
 ) -> Engine:
     """Engine with states on the device, which is compiled once for all runs of a method.
 
     Args:
       method, settings, mesh, donate: see `build`; with hyper-parameters a function of them to a method.
+      made: the method, or that of one run.
       hyper_parameters: see `pfl_jax.run`. Real numbers are inputs of the compiled programs: other values of them
         compile nothing.
+      over_runs: function of one run (values, *arguments) -> the same of several runs, hashable; None for one run.
     """
     values = dict(hyper_parameters or {})
     inputs = {name: value for name, value in values.items() if is_input(value)}
     fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
-    engine = _programs(Same(method), fixed, settings.of_a_round(), mesh, donate)
-    names = ("init", "round", "evaluate", "evaluate_new")
-    make: Any = method
-    made = make if hyper_parameters is None else make(**values)
-    return engine._replace(method=made, **{name: partial(getattr(engine, name), inputs) for name in names})
+    programs = _programs(Same(method), fixed, settings.of_a_round(), mesh, donate, over_runs)
+    # The values are arguments of the programs: in the functions they would be constants.
+    return programs._replace(method=made, **{name: partial(getattr(programs, name), inputs) for name in FUNCTIONS})
 
 
 @remembered
 def _programs(
-    method: Same, fixed: tuple[tuple[str, Any], ...] | None, settings: RoundSettings, mesh: Mesh | None, donate: bool
+    method: Same,
+    fixed: tuple[tuple[str, Any], ...] | None,
+    settings: RoundSettings,
+    mesh: Mesh | None,
+    donate: bool,
+    over_runs: Callable[..., Any] | None,
 ) -> Engine:
     """Engine whose functions have the hyper-parameters that are inputs as their first argument."""
 
-    def program(name: str, **options: Any) -> Callable[..., Any]:
+    def program(name: str) -> Callable[..., Any]:
         def run_one(values, *arguments):
             made = method.it if fixed is None else method.it(**dict(fixed), **values)
             return getattr(build(made, settings, mesh), name)(*arguments)
 
+        function = run_one if over_runs is None else over_runs(run_one)
         # As JAX calls it where it logs what it compiles.
-        run_one.__name__ = name
-        return jax.jit(run_one, out_shardings=replicated(mesh), **options)
+        function.__name__ = name
+        return function
 
-    return Engine(
-        init=program("init"),
-        round=program("round", static_argnums=3, donate_argnums=(2,) if donate else ()),
-        evaluate=program("evaluate"),
-        evaluate_new=program("evaluate_new"),
-        method=method.it,
-        settings=settings,
-        mesh=mesh,
-        store=OnDevice(donate=donate),
-    )
+    functions = _jitted({name: program(name) for name in FUNCTIONS}, 1, mesh, donate=donate)
+    return Engine(**functions, method=method.it, settings=settings, mesh=mesh, store=ClientStore(donate=donate))

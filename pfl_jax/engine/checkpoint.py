@@ -26,8 +26,8 @@ import numpy as np
 from pfl_jax.atomic_write import cannot_write, make_folder, write_binary
 from pfl_jax.base import PyTree, State
 from pfl_jax.data.rows import of_npz
-from pfl_jax.errors import InvalidInput, describe_value, one_line
-from pfl_jax.primitives.tree import first_difference, gather
+from pfl_jax.errors import InvalidInput, describe_value, first_difference, one_line
+from pfl_jax.primitives.tree import gather
 from pfl_jax.safe_read import open_npz
 
 FOLDER = "checkpoints"

@@ -17,10 +17,10 @@ from pfl_jax.data.federated import FederatedData, client_data, select_run
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.store import Federation
-from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_line
+from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_difference, first_line
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.tree import first_difference, gather, kinds
+from pfl_jax.primitives.tree import gather
 from pfl_jax.schedules import MethodSchedule, Mixed, at_round, mixture
 from pfl_jax.validation import check_values
 
@@ -73,7 +73,7 @@ def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Fed
         sizes[own] = 0 if method.work is None else method.work.model.num_features
     first, *others = [_exchange(method, data) for method in mixed.methods]
     for own, other in zip(clients[1:], others, strict=True):
-        different = first_difference(kinds(other), kinds(first))
+        different = first_difference(_kinds(other), _kinds(first))
         if different is None:
             continue
         if len(set(sizes)) > 1:
@@ -106,7 +106,7 @@ def _exchange(method: Method, data: Federation) -> PyTree:
             _, after, _ = method.aggregate(key, state.server, before, join(rows, sums), cohort)
         except (TypeError, ValueError):
             after = None
-        if kinds(before) != kinds(after):
+        if _kinds(before) != _kinds(after):
             raise InvalidInput("this method is for one network: its server needs the states of all clients of a round")
         return result.message
 
@@ -264,8 +264,15 @@ def check_state(method: Method | MethodSchedule, data: Federation, settings: Set
     like = jax.eval_shape(build(method, settings).init, data.with_frozen(at_round(method, 0).frozen), state.key)
     # A process may have only its own clients' rows.
     for part, axes in (("trained", 1), ("server", 0), ("clients", 1)):
-        if different := first_difference(*(kinds(getattr(one, part), axes) for one in (state, like))):
+        if different := first_difference(*(_kinds(getattr(one, part), axes) for one in (state, like))):
             path, found, wanted = different
             raise InvalidInput(
                 f"state is of another method, model or federation: its {part}{path} is {found}, and here {wanted}"
             )
+
+
+def _kinds(tree: PyTree, axes: int = 0) -> dict[str, str]:
+    """Type and shape of each leaf by path, without leading axes, and the type of the tree itself."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path): f"{leaf.dtype} {list(leaf.shape[axes:])}" for path, leaf in leaves}
+    return {"": type(tree).__name__} | named

@@ -110,8 +110,6 @@ def resolved(
         each = zip(mixed.methods, own, strict=True)
         chunks = [resolved(settings, one, sizes, devices=devices, backend=backend).chunk for one, sizes in each]
         return replace(settings, chunk=tuple(chunks))
-    if one_by_one(method, backend):
-        return replace(settings, chunk=1)
     work, counts = at_round(method, 0).work, np.unique(np.sort(np.atleast_2d(counts), axis=1), axis=0)
     cohorts = typical_cohort(counts, settings.cohort_size(counts.shape[1], 0))
     if work is not None and work.same_steps:
@@ -123,20 +121,11 @@ def resolved(
     return replace(settings, chunk=min(chunks))
 
 
-def one_by_one(method: Method | MethodSchedule, backend: str | None = None) -> bool:
-    """Whether chunk "auto" trains clients, and runs of a sweep, one after another: those with convolutions on a CPU.
-
-    Convolutions with a separate kernel for each client run in a loop there anyway, and chunk 1 wastes no step.
-
-    Args:
-      method: of the clients.
-      backend: name of the backend; None for JAX's default.
-    """
-    return most_clients(method, backend) == 1
-
-
 def most_clients(method: Method | MethodSchedule, backend: str | None = None) -> int | None:
     """Most clients under one vmap that chunk "auto" takes, from `pfl_jax.backends`; None for no limit.
+
+    It is 1 for convolutions on a CPU: with a separate kernel for each client they run in a loop there anyway, and one
+    after another wastes no step.
 
     Args:
       method: of the clients.

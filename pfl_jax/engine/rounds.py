@@ -49,7 +49,7 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundProgram:
-    """RoundProgram of a round as pure functions of some clients' states, wherever the states are stored between rounds.
+    """Round of one network as pure functions of some clients' states, wherever the states are stored between rounds.
 
     Their arguments are data, server, key and rounds (or round_index) of a run; places [D, W] of some clients, with
     their states `rows`, leaves [D, W, ...]; and scores [N] of all clients, into which those of some are written.
@@ -66,19 +66,16 @@ class RoundProgram:
     network: int | None = None
 
     def compiled(self) -> SimpleNamespace:
-        """The stages, compiled one by one."""
+        """The same functions, compiled one by one."""
         jit = partial(jax.jit, out_shardings=replicated(self.mesh))
+        names = ("init_server", "everyone", "unscored", "evaluated", "evaluate_new")
         return SimpleNamespace(
-            init_server=jit(self.init_server),
-            # The rows stay with the devices that made them.
-            init_clients=jax.jit(self.init_clients),
-            everyone=jit(self.everyone),
-            unscored=jit(self.unscored),
             clients=self.clients,
             rows_of=self.rows_of,
-            evaluated=jit(self.evaluated),
+            # The rows stay with the devices that made them.
+            init_clients=jax.jit(self.init_clients),
             evaluate=jit(self.evaluate, donate_argnums=6),
-            evaluate_new=jit(self.evaluate_new),
+            **{name: jit(getattr(self, name)) for name in names},
         )
 
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:

@@ -110,10 +110,10 @@ class RoundResult(NamedTuple):
 
 @check_arguments
 def run(
-    method: Annotated[Method | MethodSchedule | MakeMethod, 'such as make_method("fedper", model)'],
-    data: Annotated[Federation, "as data.federate makes it"],
+    method: Annotated[Method | MethodSchedule | MakeMethod, 'a method, such as make_method("fedper", model)'],
+    data: Annotated[Federation, "a federation, as data.federate makes it"],
     settings: Settings,
-    key: Annotated[PRNGKey, "such as jax.random.key(0)"],
+    key: Annotated[PRNGKey, "a key, such as jax.random.key(0)"],
     hyper_parameters: Mapping[str, Any] | None = None,
     *,
     state: State | None = None,
@@ -191,7 +191,7 @@ def run(
         "disk": OnDisk(None if state_folder is None else Path(state_folder)),
     }
     if engine is None and state_on == "device":
-        engine = compiled(make, hyper_parameters, settings, mesh, donate=donate)
+        engine = compiled(make, made, hyper_parameters, settings, mesh, donate=donate)
     elif engine is None:
         engine = build(made, settings, mesh, store=stores[state_on], donate=donate)
     else:

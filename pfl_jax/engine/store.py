@@ -5,7 +5,6 @@ else knows where rows are. On the host and on disk, a process stores the rows of
 more than blocks of them while all clients are initialized or evaluated, and evaluation sends no rows between processes.
 """
 
-import abc
 import dataclasses
 import math
 import os
@@ -65,8 +64,8 @@ class Members(NamedTuple):
         return self.own
 
 
-class ClientStore(abc.ABC):
-    """Place of the clients' states.
+class ClientStore:
+    """States of the clients on the device: leaves [N, ...] of the program's state. Subclasses keep them elsewhere.
 
     Attributes:
       is_traced: whether the functions are used while a program is traced, in which `clients` is a part.
@@ -76,31 +75,31 @@ class ClientStore(abc.ABC):
         outside.
     """
 
-    is_traced: bool
+    is_traced: bool = True
 
     def __init__(self, *, donate: bool = False):
         self._donate = donate
 
-    @abc.abstractmethod
     def blocks(self, places: Places) -> Iterable[Places]:
         """Parts [D, B] of the places [D, W] that are on the device one after another."""
+        return [places]
 
-    @abc.abstractmethod
     def create(self, data: Federation | Members, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
         """States of all clients, from blocks of places [D, B] and rows [D, B, ...]."""
+        ((places, rows),) = blocks
+        return in_client_order(places.ids, data.num_clients, rows, mesh)
 
-    @abc.abstractmethod
     def read(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
         """Rows [D, W, ...] of the clients in these places, row d for device d; arbitrary in free places."""
+        return gather(clients, places.ids)
 
-    @abc.abstractmethod
     def write(self, data: Federation | Members, clients: PyTree, ids: jax.Array | None, rows: PyTree) -> PyTree:
         """States of all clients with other rows [M, ...] for the distinct clients `ids` [M]; None for all in order.
 
         Rows of ids that are no clients are left out.
         """
+        return rows if ids is None else scatter(clients, ids, rows)
 
-    @abc.abstractmethod
     def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
         """States that came from outside, in this place; the given ones stay as they are.
 
@@ -109,27 +108,6 @@ class ClientStore(abc.ABC):
           mesh: devices of the run.
           clients: rows of all clients or of this process's own ones, from any store.
         """
-
-
-class OnDevice(ClientStore):
-    """States on the device: leaves [N, ...] of the program's state."""
-
-    is_traced = True
-
-    def blocks(self, places: Places) -> Iterable[Places]:
-        return [places]
-
-    def create(self, data: Federation | Members, mesh: Mesh | None, blocks: Iterable[tuple[Places, PyTree]]) -> PyTree:
-        ((places, rows),) = blocks
-        return in_client_order(places.ids, data.num_clients, rows, mesh)
-
-    def read(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree, places: Places) -> PyTree:
-        return gather(clients, places.ids)
-
-    def write(self, data: Federation | Members, clients: PyTree, ids: jax.Array | None, rows: PyTree) -> PyTree:
-        return rows if ids is None else scatter(clients, ids, rows)
-
-    def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
         # A disk's rows change in the next round.
         copies = jax.tree.map(lambda leaf: jnp.array(leaf, copy=self._donate or isinstance(leaf, np.memmap)), clients)
         return replicate(copies, mesh)
@@ -138,7 +116,7 @@ class OnDevice(ClientStore):
 class OnHost(ClientStore):
     """States in the host's memory: NumPy arrays [n, ...] of the n clients of this process."""
 
-    is_traced = False
+    is_traced: bool = False
 
     def blocks(self, places: Places) -> Iterator[Places]:
         # All of equal shapes: free places fill the last one.

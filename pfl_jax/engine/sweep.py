@@ -7,6 +7,7 @@ another device. The docstring of `run` has an example.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -18,76 +19,47 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pfl_jax.base import PRNGKey, PyTree, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
-from pfl_jax.engine.build import Engine
+from pfl_jax.engine.build import compiled
 from pfl_jax.engine.checks import check_not_traced, check_sweep, explain_misfit, typed_key
-from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.mapping import AXIS, ClientMesh, map_places, replicate
-from pfl_jax.engine.remembered import MakeMethod, Same, remembered
+from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.simulate import RoundResult, Settings
-from pfl_jax.engine.store import OnDevice
 from pfl_jax.primitives.tree import byte_count, gather
 from pfl_jax.schedules import at_round
 from pfl_jax.validation import Count, check_arguments
 
 
-def build(
-    make_method: MakeMethod,
-    settings: Settings,
-    values: Mapping[str, jax.Array],
-    *,
-    chunk: int | None = 1,
-    mesh: Mesh | None = None,
-    donate: bool = False,
-) -> Engine:
-    """Engine of R runs: that of `pfl_jax.build` under vmap, compiled; all its inputs and results have a leading axis R.
+@dataclass(frozen=True)
+class OverRuns:
+    """From a function of one run to the same of R runs, whose arguments and results have a leading axis R.
 
     Data are [R, ...] in the tables of the clients, and common in the pool of examples.
 
-    Args:
-      make_method, settings, chunk, donate: see `run`.
-      values: hyper-parameters [R].
+    Attributes:
+      chunk: see `run`.
       mesh: see `run`; here the number of devices must divide the number of runs.
     """
-    programs = _programs(Same(make_method), settings.of_a_round(), chunk, mesh, donate)
-    # The values are arguments of the programs: in the functions they would be constants.
-    names = ("init", "round", "evaluate", "evaluate_new")
-    one = make_method(**{name: value[0] for name, value in values.items()})
-    return programs._replace(method=one, **{name: partial(getattr(programs, name), values) for name in names})
 
+    chunk: int | None
+    mesh: Mesh | None
 
-@remembered
-def _programs(make_method: Same, settings: RoundSettings, chunk: int | None, mesh: Mesh | None, donate: bool) -> Engine:
-    """Engine of `build` whose functions have the hyper-parameters as their first argument."""
-    devices = 1 if mesh is None else mesh.size
+    def __call__(self, run_one: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """Function of R runs for `run_one` (values, data, key or state, *size)."""
+        devices = 1 if self.mesh is None else self.mesh.size
 
-    def over_runs(name: str) -> Callable[..., PyTree]:
-        """A function of one run's engine, mapped over all runs."""
-
-        def map_all(values, data, rest, *size):
+        def run_all(values, data, rest, *size):
             pool, own = _split(data)
 
-            def map_one(pool, run):
+            def of_share(pool, run):
                 own, values, rest = run
-                engine = simulate.build(make_method.it(**values), settings)
-                return getattr(engine, name)(pool._replace(**own), rest, *size), ()
+                return run_one(values, pool._replace(**own), rest, *size), ()
 
             shares = jax.tree.map(lambda leaf: leaf.reshape(devices, -1, *leaf.shape[1:]), (own, values, rest))
             is_real = np.ones((devices, len(data.train_count) // devices), bool)
-            results, _ = map_places(map_one, pool, shares, is_real, chunk=chunk, mesh=mesh)
+            results, _ = map_places(of_share, pool, shares, is_real, chunk=self.chunk, mesh=self.mesh)
             return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
 
-        return map_all
-
-    return Engine(
-        init=jax.jit(over_runs("init")),
-        round=jax.jit(over_runs("round"), static_argnums=3, donate_argnums=(2,) if donate else ()),
-        evaluate=jax.jit(over_runs("evaluate")),
-        evaluate_new=jax.jit(over_runs("evaluate_new")),
-        method=make_method.it,
-        settings=settings,
-        mesh=mesh,
-        store=OnDevice(donate=donate),
-    )
+        return run_all
 
 
 @check_arguments
@@ -154,11 +126,12 @@ def run(
     data = data.with_frozen(at_round(first, 0).frozen)
     settings = chunking.resolved(settings, first, np.asarray(data.train_count))
     if chunk == "auto":
-        chunk = 1 if chunking.one_by_one(first) else None
+        chunk = chunking.most_clients(first)
     # The caller's states are never donated.
     states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
-    engine = build(make_method, settings, values, chunk=chunk, mesh=mesh, donate=donate)
+    # The results of a run stay with its device, whatever the mesh.
+    engine = compiled(make_method, first, values, settings, None, donate=donate, over_runs=OverRuns(chunk, mesh))
 
     def begin():
         first = engine.init(data, keys) if states is None else states

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -171,25 +171,3 @@ def byte_count(tree: PyTree) -> int:
       64
     """
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def kinds(tree: PyTree, axes: int = 0, **names: Any) -> dict[str, str]:
-    """Type and shape of each leaf by its path, and under "" the type of the tree itself.
-
-    Args:
-      tree: any pytree of arrays.
-      axes: leading axes to leave out.
-      **names: how paths are written, see `jax.tree_util.keystr`.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, **names): f"{leaf.dtype} {list(leaf.shape[axes:])}" for path, leaf in leaves}
-    return {"": type(tree).__name__} | named
-
-
-def first_difference(found: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Path of the first leaf that two trees do not have alike, and what `kinds` says of it in both; None without."""
-    for path in {**wanted, **found}:
-        here, there = (each.get(path, "nothing") for each in (found, wanted))
-        if here != there:
-            return path, here, there
-    return None

@@ -172,7 +172,7 @@ def test_states_on_disk_come_from_checkpoints_by_rows(tmp_path):
             assert leaf.dtype == want.dtype
             np.testing.assert_array_equal(leaf, want)
     # What a round writes there reaches no state of another place.
-    taken = store.OnDevice().adopt(DATA, None, again)
+    taken = store.ClientStore().adopt(DATA, None, again)
     on_disk.write(DATA, again, np.array([2]), jax.tree.map(lambda leaf: leaf[:1], clients))
     jax.tree.map(np.testing.assert_array_equal, taken, clients)
     np.testing.assert_array_equal(again["steps"][2], clients["steps"][0])
