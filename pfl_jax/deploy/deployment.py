@@ -21,9 +21,10 @@ from jax.random import fold_in
 
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.base import ClientData, Cohort, Method, PRNGKey, PyTree, Scores
+from pfl_jax.engine.checkpoint import leaves_by_path, tree_of
 from pfl_jax.engine.cohort import Settings, evaluated_clients, sample_cohort
 from pfl_jax.engine.communication import Traffic
-from pfl_jax.errors import Diverged, InvalidInput, describe_value
+from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.frozen import Frozen, use
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
@@ -34,6 +35,9 @@ from pfl_jax.streams import EVALUATION, INITIALIZATION
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 """Arrays of a message or a file by name: the path of a leaf in its tree."""
+
+_PATHS: dict[str, Any] = {"simple": True, "separator": "/"}
+"""How paths are written."""
 
 
 class Request(NamedTuple):
@@ -165,7 +169,9 @@ class Deployment:
         clients, message = np.asarray(cohort.clients).tolist(), self._shapes[2]
         expected = (*message, jax.ShapeDtypeStruct((), jnp.int32))
         absent = _zeros(expected)
-        parts = [_as_tree(expected, answers[client]) if client in answers else absent for client in clients]
+        parts = [
+            _as_tree(expected, answers[client], "an answer") if client in answers else absent for client in clients
+        ]
         rows, _, counts = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
         sums = reduce(partial(jax.tree.map, np.add), [terms for _, terms, _ in parts])
         present = jnp.array([client in answers for client in clients])
@@ -195,7 +201,7 @@ class Deployment:
           InvalidInput: a request of an earlier round than the file's, or a file of another method.
         """
         unread = itertools.compress(_named(_zeros(self._shapes[:1])).items(), map(operator.not_, self._read_by_clients))
-        (server,) = _as_tree(self._shapes[:1], dict(unread) | request.arrays)
+        (server,) = _as_tree(self._shapes[:1], dict(unread) | request.arrays, "the request")
         state, last = self._state(client, train, request.arrived, file)
         if request.kind == "evaluate":
             return _named(self._score(server, state, train, test, request.round, client).by_name)
@@ -215,7 +221,7 @@ class Deployment:
         expected = jax.eval_shape(self._first_client, train, client)
         try:
             with open_npz(file) as stored:
-                state, last = _as_tree((expected, jax.ShapeDtypeStruct((), jnp.int32)), dict(stored))
+                state, last = _as_tree((expected, jax.ShapeDtypeStruct((), jnp.int32)), dict(stored), "it")
         except BAD_NPZ as error:
             raise InvalidInput(f"{file} is no state of this client: {error}") from error
         if arrived == last:
@@ -316,24 +322,12 @@ def _stacked(shapes: PyTree, size: int) -> PyTree:
 
 def _named(tree: PyTree) -> Arrays:
     """Leaves of a tree by their paths, as NumPy arrays."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {path: np.asarray(leaf) for path, leaf in leaves_by_path(tree, **_PATHS).items()}
 
 
-def _as_tree(shapes: PyTree, arrays: Arrays) -> PyTree:
-    """Tree of these shapes and types, of arrays from `_named`; InvalidInput if one is not there, or is another."""
-
-    def find(path, leaf):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        array = arrays.get(name)
-        if array is None or (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
-            raise InvalidInput(
-                f"{name}: expected {describe_value(leaf)}, got {describe_value(array)}: is it of the same method and "
-                "model?"
-            )
-        return array
-
-    return jax.tree_util.tree_map_with_path(find, shapes)
+def _as_tree(shapes: PyTree, arrays: Arrays, what: str) -> Any:
+    """Tree of these shapes and types, of arrays from `_named`; InvalidInput, which calls them `what`, for others."""
+    return tree_of(arrays, shapes, what, **_PATHS)
 
 
 def _live(jaxpr: Jaxpr, outputs: Sequence[Any]) -> set[Var]:

@@ -15,7 +15,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -238,24 +238,26 @@ def leaves_by_path(tree: PyTree, **names: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, **names).lstrip("."): leaf for path, leaf in leaves}
 
 
-def state_of(leaves: dict[str, Any], like: State, what: str, **names: Any) -> State:
-    """State from its leaves by path, the clients' part as it is there.
+def tree_of(leaves: Mapping[str, Any], like: PyTree, what: str, **names: Any) -> Any:
+    """Tree from its leaves by path, see `leaves_by_path`; InvalidInput if they are not as those of another tree.
 
     Args:
-      leaves: those of a state that is `plain`.
-      like: a state of the same run, or its shapes.
+      leaves: arrays by path.
+      like: a tree of such arrays, or of their shapes and types.
       what: what has the leaves, for the error.
-      **names: see `leaves_by_path`.
-
-    Raises:
-      InvalidInput: the leaves are not as those of `like`.
+      **names: how paths are written.
     """
-    wanted = leaves_by_path(jax.eval_shape(plain, like), **names)
-    kinds = [{name: describe_value(leaf) for name, leaf in each.items()} for each in (leaves, wanted)]
+    wanted = leaves_by_path(like, **names)
+    kinds = [{path: describe_value(leaf) for path, leaf in each.items()} for each in (leaves, wanted)]
     if different := first_difference(*kinds):
         path, found, right = different
         raise InvalidInput(f"{what} is of another run: its {path} is {found}, and here {right}")
-    state = jax.tree.unflatten(jax.tree.structure(like), [leaves[path] for path in wanted])
+    return jax.tree.unflatten(jax.tree.structure(like), [leaves[path] for path in wanted])
+
+
+def state_of(leaves: Mapping[str, Any], like: State, what: str, **names: Any) -> State:
+    """State from its leaves by path, see `tree_of`, the clients' part as it is there; `like` is not `plain`."""
+    state = tree_of(leaves, jax.eval_shape(plain, like), what, **names)
     return state._replace(
         server=jax.tree.map(jnp.asarray, state.server),
         key=jax.random.wrap_key_data(jnp.asarray(state.key)),

@@ -23,11 +23,7 @@ from pfl_jax.testing.subject import Subject, play
 
 
 def check_structure(subject: Subject) -> None:
-    """A round keeps structure, shapes and types of the state, and everything is finite.
-
-    Args:
-      subject: method under test.
-    """
+    """A round of the subject keeps structure, shapes and types of the state, and everything is finite."""
     data, engine = subject.data(), subject.compiled()
     state = engine.init(data, jax.random.key(0))
     before, structure = kinds(state), jax.tree.structure(state._replace(key=()))
@@ -58,11 +54,7 @@ def check_structure(subject: Subject) -> None:
 
 
 def check_trained_from(subject: Subject) -> None:
-    """What a method says that its clients train from is like their messages, also if the last batch has fewer rows.
-
-    Args:
-      subject: method under test.
-    """
+    """What the subject says that its clients train from is like their messages, also if the last batch is small."""
     method, start, data = subject.build(), subject.start, subject.data()
     # 9 examples of 10 rows: 8 and 2 rows in mini-batches of 8.
     data = data._replace(train_index=data.train_index[:, :10])
@@ -76,11 +68,7 @@ def check_trained_from(subject: Subject) -> None:
 
 
 def check_one_trace(subject: Subject) -> None:
-    """A round is traced once, whatever the state and the seed.
-
-    Args:
-      subject: method under test.
-    """
+    """A round of the subject is traced once, whatever the state and the seed."""
     engine, data = subject.compiled(), subject.data()
     state = play(engine, data, rounds=1)
     before = subject.traces
@@ -91,11 +79,7 @@ def check_one_trace(subject: Subject) -> None:
 
 
 def check_chunks_and_padding(subject: Subject) -> None:
-    """Neither clients under one vmap nor more padding change anything.
-
-    Args:
-      subject: method under test.
-    """
+    """Neither clients under one vmap nor more padding change the subject's states."""
     engine, data, want = subject.compiled(chunk=3), subject.data(pad=11), subject.reference
     got = play(engine, data, state=subject.start)
     assert_close(got, want)
@@ -104,11 +88,7 @@ def check_chunks_and_padding(subject: Subject) -> None:
 
 
 def check_devices(subject: Subject) -> None:
-    """Several devices that share the clients change nothing; without several there is nothing to check.
-
-    Args:
-      subject: method under test.
-    """
+    """Several devices that share the clients change nothing for the subject; without several nothing is checked."""
     if jax.device_count() < 2:
         return
     data, alone, shared = subject.data(), subject.compiled(), subject.compiled(shared=True)
@@ -120,11 +100,7 @@ def check_devices(subject: Subject) -> None:
 
 
 def check_order_of_clients(subject: Subject) -> None:
-    """Clients in another order have the same results.
-
-    Args:
-      subject: method under test.
-    """
+    """Clients in another order have the same results with the subject."""
     # Clients of one batch each, in arrays of the usual shapes: no random number is left but the initial model.
     data = subject.data()
     data = data._replace(train_count=jnp.minimum(data.train_count, jnp.array([7, 8, 6, 5])))
@@ -141,11 +117,7 @@ def check_order_of_clients(subject: Subject) -> None:
 
 
 def check_test_set(subject: Subject) -> None:
-    """Whatever the clients are tested on, the states are the same, bit for bit.
-
-    Args:
-      subject: method under test.
-    """
+    """Whatever the clients are tested on, the states of the subject are the same, bit for bit."""
     data, engine = subject.data(), subject.compiled()
     data = data._replace(x=data.x.astype(jnp.float32))
     tested = data.test_index.reshape(-1)
@@ -163,11 +135,7 @@ def check_test_set(subject: Subject) -> None:
 
 
 def check_clients_outside(subject: Subject) -> None:
-    """Clients outside a round's cohort stay as they were.
-
-    Args:
-      subject: method under test.
-    """
+    """Clients outside the cohort of a round of the subject stay as they were."""
     data, engine = subject.data(), subject.compiled()
     state = engine.init(data, jax.random.key(3))
     for _ in range(2):
@@ -182,10 +150,7 @@ def check_clients_outside(subject: Subject) -> None:
 def check_absent(subject: Subject) -> None:
     """Clients whose message does not arrive count as if they had not been drawn, whatever their new state.
 
-    Neither does padding count, nor the order of the clients; all of this for states and `Info`.
-
-    Args:
-      subject: method under test.
+    Neither does padding count, nor the order of the clients; all of this for states and `Info` of the subject.
     """
     method = subject.build()
 
@@ -226,11 +191,7 @@ def check_absent(subject: Subject) -> None:
 
 
 def check_options(subject: Subject) -> None:
-    """With every other value of a choice or a switch too, neither absence nor padding nor order has an effect.
-
-    Args:
-      subject: method under test.
-    """
+    """With other values of the subject's choices and switches too, neither absence nor padding nor order counts."""
     for name, other in subject.others().items():
         try:
             check_absent(other)
@@ -239,11 +200,7 @@ def check_options(subject: Subject) -> None:
 
 
 def check_resumption(subject: Subject) -> None:
-    """A run that goes on from a saved state equals the uninterrupted one.
-
-    Args:
-      subject: method under test.
-    """
+    """A run of the subject that goes on from a saved state equals the uninterrupted one."""
     engine, data = subject.compiled(), subject.data()
     whole, half = play(engine, data, rounds=4), play(engine, data, rounds=2)
     # A state that was saved and restored is its arrays and its key's data.
@@ -255,11 +212,7 @@ def check_resumption(subject: Subject) -> None:
 
 
 def check_seeds(subject: Subject) -> None:
-    """The same seed gives the same result, and another one does not.
-
-    Args:
-      subject: method under test.
-    """
+    """The same seed gives the same result of the subject, and another one does not."""
     engine, data, first = subject.compiled(), subject.data(), subject.reference
     again, other = play(engine, data), play(engine, data, seed=1)
     chex.assert_trees_all_equal(first._replace(key=()), again._replace(key=()))
@@ -272,11 +225,7 @@ def check_seeds(subject: Subject) -> None:
 
 
 def check_vmap(subject: Subject) -> None:
-    """Whole runs under vmap over seeds and learning rates, with every real number an input of the program.
-
-    Args:
-      subject: method under test.
-    """
+    """Whole runs of the subject under vmap over seeds and learning rates, with every real number an input."""
     data, settings = subject.data(), Settings(rounds=1)
 
     def whole_run(seed, lr, others):
