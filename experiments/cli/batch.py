@@ -186,7 +186,7 @@ class MeasuredBatch(Batch):
     @property
     def measure(self) -> Measure:
         """Definition of the accuracy: the paper's, with the requested changes."""
-        return self.asked(settings.MEASURES[self.paper])
+        return self.asked(settings.PAPERS[self.paper].measure)
 
     def asked(self, measure: Measure) -> Measure:
         """A measure with the requested changes."""

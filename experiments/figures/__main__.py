@@ -6,11 +6,10 @@ Repeating the command resumes where it stopped: finished runs are kept, an inter
 --dry-run only lists the runs and estimates their time. All other options (--train-size 100, --chunk 4, ...) are those
 of `python -m experiments.DATASET` and apply to every run.
 
-On embedded data the runs are small, and a figure takes some minutes on two cores. On real data they have the paper's
-size and take hours.
+On real data the runs have the paper's size and take hours. --source embedded --rounds 5 --num-clients 10 shows in
+minutes what a figure looks like.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +24,10 @@ from experiments.fields import Argument, flag, given
 from experiments.figures import fedas, fedpac
 from experiments.figures.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder
-from experiments.host.console import print_line, print_notice
+from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
-from experiments.papers.settings import Paper
 from experiments.show.pictures import save
-from pfl_jax.data.specs import SPECS, Source
+from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.validation import Count
@@ -47,7 +45,7 @@ NUMBERS = "; ".join(f"{paper}: {', '.join(figures)}" for paper, figures in FIGUR
 class Figures(MeasuredBatch):
     """Command line of a figure."""
 
-    paper: Paper
+    paper: Annotated[str, Argument(text=", ".join(FIGURES))]
     figure: Annotated[str, Argument(metavar="NUMBER", text=NUMBERS)]
     dataset: Names = ()
     """Datasets in place of the figure's."""
@@ -55,14 +53,11 @@ class Figures(MeasuredBatch):
     """Methods in place of the figure's."""
     rounds: Count | None = None
     """Rounds of each run, in place of the figure's."""
-    source: Source = "auto"
-    """Origin of the data."""
-    data_dir: str | None = None
-    """Folder of the data."""
 
     name: ClassVar = "figures"
 
     def check(self) -> None:
+        choose("paper", [self.paper], FIGURES)
         choose("figure", [self.figure], FIGURES[self.paper])
         choose("dataset", self.dataset, SPECS)
         choose("method", self.method, METHODS)
@@ -76,8 +71,7 @@ class Figures(MeasuredBatch):
         for option, name in (("eval_protocol", "protocol"), ("score", "score"), ("average", "average")):
             if getattr(self, option) is not None and name not in self.content.measured:
                 raise InvalidInput(f"{flag(option)} has no effect on {self.content.title}")
-        for dataset in self.datasets:
-            runs = self.runs_on(dataset, real=True)
+        for runs in self.every:
             own = runs.varied | {*self.content.fixed, "seed", "out", "resume", "method", "preset", "target_accuracy"}
             if fixed := sorted(given(self.words) & own):
                 why = "whose runs have all their rounds" if fixed[0] == "target_accuracy" else "which sets it itself"
@@ -87,11 +81,10 @@ class Figures(MeasuredBatch):
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
-        source = () if self.source == "auto" else ("--source", self.source)
         # The default is the same figure, said or not.
-        said = self.procedure not in (None, *self.content.procedures[:1])
-        procedure = ("--procedure", str(self.procedure)) if said else ()
-        words = (*rounds, *source, *self.all_words, *procedure)
+        is_other = self.procedure not in (None, *self.content.procedures[:1])
+        procedure = ("--procedure", str(self.procedure)) if is_other else ()
+        words = (*rounds, *self.all_words, *procedure)
         return Path("runs/figures") / batch.folder_name(self.paper, self.figure, words)
 
     @property
@@ -100,58 +93,21 @@ class Figures(MeasuredBatch):
         return FIGURES[self.paper][self.figure]
 
     @property
-    def datasets(self) -> tuple[str, ...]:
-        """Datasets of the figure."""
-        return self.dataset or self.content.datasets
-
-    def runs_on(self, dataset: str, *, real: bool) -> Runs:
-        """Runs on a dataset, given whether the real dataset is available."""
-        source = self.source if real else "embedded"
-        words = () if source == "auto" else ("--source", source)
-        words += () if self.data_dir is None else ("--data-dir", self.data_dir)
-        return Runs(
-            self.content,
-            dataset,
-            short=not real,
-            folder=self.folder,
-            measure=self.measure,
-            seeds=self.seeds,
-            chosen=self.method,
-            rounds_asked=self.rounds,
-            words=(*words, *self.all_words),
-            procedure=self.procedure,
-        )
-
-    @functools.cache  # noqa: B019 - one for a process, and asked for twice.
-    def all_runs(self, console: Console) -> list[Runs]:
-        """Runs on each dataset, the smaller ones where the real data is not available."""
-        return [self.runs_on(dataset, real=self._is_real(dataset, console)) for dataset in self.datasets]
-
-    def _is_real(self, dataset: str, console: Console) -> bool:
-        """Whether a run would use the real data instead of embedded data; InvalidInput if that data cannot be used."""
-        # Imported now: tensorflow-datasets takes its time.
-        from pfl_jax.data import idx_and_cifar, sources, tfds
-
-        spec, notify = SPECS[dataset], functools.partial(print_notice, console)
-        if spec.tfds_name is None or self.source != "auto":
-            return spec.tfds_name is None or self.source != "embedded"
-        if not self.dry_run:
-            return sources.load(dataset, "auto", self.data_dir, notify=notify).is_real
-        folder = None if self.data_dir is None else Path(self.data_dir).expanduser()
-        if idx_and_cifar.find(spec, folder) or tfds.find(spec, folder, notify) is not None:
-            return True
-        notify(f"{dataset} is not there: without a download these are the runs on embedded data")
-        return False
+    def every(self) -> list[Runs]:
+        """Runs on each dataset."""
+        asked = (self.seeds, self.method, self.rounds, self.all_words, self.procedure)
+        datasets = self.dataset or self.content.datasets
+        return [Runs(self.content, dataset, self.folder, self.measure, *asked) for dataset in datasets]
 
     def jobs(self, console: Console) -> list[batch.Job]:
-        every = [job for runs in self.all_runs(console) for jobs in runs.jobs.values() for job in jobs]
+        every = [job for runs in self.every for jobs in runs.jobs.values() for job in jobs]
         return list({job.folder: job for job in every}.values())
 
     def finish(self, console: Console) -> None:
-        every, name = self.all_runs(console), f"{self.paper}-figure-{self.figure}"
-        picture, paths = compose(every), [self.folder / f"{name}.{kind}" for kind in ("png", "svg")]
+        name, picture = f"{self.paper}-figure-{self.figure}", compose(self.every)
+        paths = [self.folder / f"{name}.{kind}" for kind in ("png", "svg")]
         save(picture, *paths)
-        data = [runs.config(next(iter(runs.jobs)))["data"] for runs in every]
+        data = [runs.config(next(iter(runs.jobs)))["data"] for runs in self.every]
         RunFolder(self.folder).write(f"{name}.json", picture.record() | {"data": data})
         for path in (*paths, self.folder / f"{name}.json"):
             print_line(console, f"saved {path}")

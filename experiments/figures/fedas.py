@@ -49,12 +49,9 @@ BATCH_SIZES, EPOCHS = (8, 16, 32, 64), (1, 2, 5, 10)
 COMPARED = (
     *("fedavg_ft", "fedprox_ft", "fedper", "ditto", "lg_fedavg", "fedbabu", "fedproto_g", "fedala", "fedpac", "fedas"),
 )
-FEW = ("fedavg_ft", "fedper", "fedbabu", "fedala", "fedpac", "fedas")
 
 SETTING = {"partition": "dirichlet", "beta": 0.1, "participation": 0.6, "eval_every": 2}
 """Setting of Figure 5; the text states none for the other figures."""
-
-SHORT = {"rounds": 12, "train_size": 100, "test_size": 75, "lr": 0.05}
 
 
 def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
@@ -179,7 +176,7 @@ def _hyper_parameter_variants(runs: Runs) -> dict[Key, Values]:
     for name, steps in (("batch_size", BATCH_SIZES), ("epochs", EPOCHS)):
         for step in steps:
             factor = usual["batch_size"] / step if name == "batch_size" else step / usual["epochs"]
-            rounds = equal_steps(runs.values["rounds"], factor)
+            rounds = equal_steps(runs.rounds, factor)
             found[f"{name}={step}",] = {"method": "fedas", "rounds": rounds, "eval_every": 1, **usual, name: step}
     return found
 
@@ -200,9 +197,7 @@ def _hyper_parameters(runs: Runs) -> list[Panel]:
 
 
 _NO_SETTING = "The text gives this figure no setting: Figure 5's is taken."
-_figure = functools.partial(
-    Figure, "fedas", preset="fedas", values=SETTING, short=SHORT, procedures=("release", "print")
-)
+_figure = functools.partial(Figure, "fedas", values=SETTING, procedures=("release", "print"))
 
 FIGURES = (
     _figure(
@@ -225,7 +220,6 @@ FIGURES = (
         *(5, "accuracy over rounds", of_methods, functools.partial(curves, main="fedas")),
         datasets=("cifar10", "cifar100"),
         methods=COMPARED,
-        short_methods=FEW,
     ),
     _figure(
         *(6, "other normalizations of the weights, and another split of the parameters"),

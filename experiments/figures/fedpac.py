@@ -11,32 +11,17 @@ from experiments.papers.settings import Measure
 from experiments.show.panels import ACCURACY, ROUND, Heat, Lines, Panel, over_seeds
 from pfl_jax.data.partition import dominant_classes
 
-HETEROGENEITY = (0, 20, 40, 60, 80)
-"""s in percent (Section 6.2 names its ends)."""
-
-SIZES, SHORT_SIZES = (150, 300, 600, 1200), (25, 50, 100, 200)
-"""Training examples of a client."""
+STEPS = {"s": (0, 20, 40, 60, 80), "train_size": (150, 300, 600, 1200)}
+"""Option that is varied -> its values; Section 6.2 names the ends of s."""
 
 LABELS = {"s": "examples spread over all classes, s in %", "train_size": "training examples of a client"}
 """Option that is varied -> its axis."""
 
 HEAT_HETEROGENEITY = (0, 20, 40, 80)
 
-STATISTICS = {
-    "identity": "Weights by Eq. 46, from class means and variances, as in the released code and the tables; C.1 says "
-    "by A.2 and A.3, with the features' covariance: --covariance empirical.",
-    "empirical": "Weights by A.2 and A.3 (Eq. 33 to 39), with the covariance of each client's features, as C.1 says.",
-}
-"""Option `covariance` of `pfl_jax.methods.fedpac` -> the statistics behind Figures 2 and 3."""
-
 EPOCHS = (1, 5, 10, 20)
 
 COMPARED = ("local", "fedavg", "fedavg_ft", "fedrep", "fedbabu", "ditto", "fedpac")
-FEW = ("local", "fedavg_ft", "fedrep", "fedpac")
-
-_FEW_EXAMPLES = {"num_clients": 10, "rounds": 12, "train_size": 100, "test_size": 100}
-SHORT = _FEW_EXAMPLES | {"batch_size": 10, "lr": 0.05, "eval_every": 2}
-"""Options on embedded data that let a figure end within minutes: few examples, and larger steps."""
 
 
 def lines(runs: Runs, title: str, labels: Mapping[Key, str], main: Key) -> Lines:
@@ -58,21 +43,15 @@ def of_methods(runs: Runs) -> dict[Key, Values]:
     return {(method,): {"method": method} for method in runs.methods}
 
 
-def _steps(name: str, runs: Runs) -> tuple[int, ...]:
-    """Values of an option that is varied."""
-    sizes = SHORT_SIZES if runs.short else SIZES
-    return HETEROGENEITY if name == "s" else sizes
-
-
 def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., Figure]:
     """Accuracy of each method over some options: without what the paper leaves open."""
 
     def variants(runs: Runs) -> dict[Key, Values]:
-        steps = [(name, step) for name in names for step in _steps(name, runs)]
+        steps = [(name, step) for name in names for step in STEPS[name]]
         return {(f"{name}={step}", own): {"method": own, name: step} for name, step in steps for own in runs.methods}
 
     def panel(runs: Runs, name: str) -> Panel:
-        series, steps = [], _steps(name, runs)
+        series, steps = [], STEPS[name]
         for method in runs.methods:
             seeds = zip(*[runs.reported((f"{name}={step}", method)) for step in steps], strict=True)
             series.append(over_seeds(method, steps, [list(row) for row in seeds], is_main=method == "fedpac"))
@@ -81,7 +60,7 @@ def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., 
     def panels(runs: Runs) -> list[Panel]:
         return [panel(runs, name) for name in names]
 
-    return functools.partial(_figure, paper, number, f"effect of {subject}", variants, panels, measured=Measure._fields)
+    return functools.partial(Figure, paper, number, f"effect of {subject}", variants, panels, measured=Measure._fields)
 
 
 def heat_rounds(evaluated: Collection[int]) -> list[int]:
@@ -123,20 +102,18 @@ def _epoch_curves(runs: Runs) -> list[Panel]:
     return [lines(runs, runs.data, {(f"epochs={e}", "fedpac"): f"E = {e}" for e in EPOCHS}, ("epochs=5", "fedpac"))]
 
 
-_figure = functools.partial(Figure, preset="fedpac", short=SHORT)
 _heat = functools.partial(
-    _figure,
+    Figure,
     subject="weights of the classifier combination",
     variants=_heat_variants,
     panels=_heat_panels,
     values={"rounds": 50, "eval_every": 1},
-    # Twenty clients, so that a group of EMNIST's has as many as in the paper.
-    short=SHORT | {"num_clients": 20, "rounds": 20, "eval_every": 1},
-    note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s.",
+    note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s. By "
+    "default the weights are those of Eq. 46, from class means and variances, as in the released code and the tables; "
+    "C.1 says by A.2 and A.3 (Eq. 33 to 39), with the features' covariance: --covariance empirical.",
     columns=3,
     # Row i is client i, whose group is i mod G.
     fixed=("participation", "held_out_clients", "partition"),
-    named={"covariance": STATISTICS},
     measured=(),
 )
 _UNSAID = "The paper's text does not name"
@@ -147,24 +124,22 @@ _REPLICATION = "fedpac_replication"
 FIGURES = (
     _sweep("fedpac", 1, "data heterogeneity and of local data size", "s", "train_size")(
         methods=COMPARED,
-        short_methods=FEW,
         note="The paper's text names FedPAC and FedAvg for (b), not all methods and values of s of (a), nor the sizes.",
     ),
     _heat("fedpac", 2, datasets=("emnist",)),
     _heat("fedpac", 3),
-    _figure(
+    Figure(
         *("fedpac", 4, "accuracy over rounds", of_methods, functools.partial(curves, main="fedpac")),
         datasets=("emnist", "fashion_mnist", "cifar10"),
         methods=("fedfomo", *COMPARED),
-        short_methods=("fedfomo", "fedavg_ft", "ditto", "fedpac"),
         note="The paper's text (C.2) names FedFomo, FedAvg-FT and Ditto, not the other methods.",
         columns=3,
     ),
-    _figure(
+    Figure(
         *("fedpac", 5, "effect of the number E of local epochs", _epochs, _epoch_curves),
         note=f"{_UNSAID} the values of E.",
     ),
-    _sweep(_REPLICATION, 1, *_OVER_S)(methods=COMPARED, short_methods=FEW, note=_S_UNSAID),
+    _sweep(_REPLICATION, 1, *_OVER_S)(methods=COMPARED, note=_S_UNSAID),
     _sweep(_REPLICATION, 2, *_OVER_S)(methods=("local", "fedavg_ft", "fedpac_proto", "fedpac"), note=_S_UNSAID),
     _sweep(_REPLICATION, 3, *_OVER_SIZE)(methods=("local", "fedavg", "fedpac"), note=_SIZES_UNSAID),
     _sweep(_REPLICATION, 4, *_OVER_SIZE)(methods=("local", "fedavg", "fedpac_proto", "fedpac"), note=_SIZES_UNSAID),

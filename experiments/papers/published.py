@@ -43,14 +43,14 @@ class Published(NamedTuple):
     @property
     def source(self) -> str:
         """Source for display: "FedPAC, Table 1"."""
-        return f"{settings.PAPERS[self.paper]}, Table {self.table}"
+        return f"{settings.PAPERS[self.paper].name}, Table {self.table}"
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Command line of the run that reproduces it, without seed and results folder."""
         _, *switches = settings.ALIASES.get(self.method, self.method.replace(" -", " --no-")).split()
         own = " ".join([settings.method_name(self.method, self.procedure), *switches])
-        command = f"--preset {settings.PRESET[self.paper]} --method {own} --num-clients {self.clients}"
+        command = f"--preset {settings.PAPERS[self.paper].preset} --method {own} --num-clients {self.clients}"
         command += f" {settings.SETTINGS[self.setting]}"
         command += f" --procedure {self.procedure}" if self.procedure else ""
         if self.measure.protocol == "before_aggregation":
@@ -65,7 +65,7 @@ class Published(NamedTuple):
     @property
     def measure(self) -> Measure:
         """Definition of the accuracy: FedAS's released code does not evaluate all methods alike."""
-        usual, name = settings.MEASURES[self.paper], settings.method_name(self.method, self.procedure)
+        usual, name = settings.PAPERS[self.paper].measure, settings.method_name(self.method, self.procedure)
         own = settings.FEDAS_PROTOCOLS.get(self.method if " -" in self.method else name)
         return usual._replace(protocol=own) if own and self.paper == "fedas" else usual
 
@@ -96,7 +96,7 @@ def find(spec: Spec, *, is_real: bool) -> Published | None:
     rows += [row._replace(procedure=name) for row in rows if row.procedure for name in [*PROCEDURES][1:]]
     for row in rows:
         same = (row.dataset, row.clients) == (spec.dataset, spec.num_clients)
-        same = same and settings.PRESET[row.paper] == spec.preset
+        same = same and settings.PAPERS[row.paper].preset == spec.preset
         if row.paper == "fedpac" and (row.table == ANGLES_UNSTATED or (row.table, row.method) in MODEL_COUNT_UNSTATED):
             continue
         if same and settings.method_name(row.method, row.procedure) == spec.method:

@@ -1,18 +1,10 @@
 """Tables of the papers as plain data: command-line options for the entries of paper_results.csv."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from experiments.choices import Average, Protocol, Score
 from pfl_jax.methods import METHODS
-
-Paper: TypeAlias = Literal["fedpac", "fedpac_replication", "fedas"]
-PAPERS = {"fedpac": "FedPAC", "fedpac_replication": "FedPAC replication", "fedas": "FedAS"}
-"""paper -> its display name."""
-
-PRESET = {"fedpac": "fedpac", "fedpac_replication": "fedpac", "fedas": "fedas"}
-"""paper -> preset with the default settings of its tables."""
-
 
 _WORDS = {
     "received": "after aggregation (received)",
@@ -38,16 +30,6 @@ class Measure(NamedTuple):
         return ", ".join(_WORDS[getattr(self, name)] for name in names)
 
 
-_FINAL = Measure("received", "last", "clients")
-
-MEASURES: dict[str, Measure] = {
-    "fedpac": _FINAL,
-    "fedpac_replication": _FINAL,
-    "fedas": Measure("trained", "best", "examples"),
-}
-"""paper -> measure of its tables and figures. FedPAC: "final test accuracy", in the released code the mean over
-clients. FedAS: "the highest top-1 accuracy" (4.1), in the released code over all test examples after every round."""
-
 FEDAS_PROTOCOLS: dict[str, Protocol] = {
     **dict.fromkeys(("fedavg", "fedprox", "fedper", "fedas -alignment -synchronization"), "before_aggregation"),
     **dict.fromkeys(("fedala", "fedavg_ft", "fedprox_ft"), "received"),
@@ -66,29 +48,60 @@ _FULL_LAST_ROUND = (
     "All clients take part in the last round; FedPAC states this for 100 clients of its default partition."
 )
 _MODELS = "FedPAC does not state the number of models of HypCluster and FedEM here; the default is 3."
-_UNSAID = (
+_UNSTATED = (
     "FedAS does not say which prototypes its FedProto uses; here the global ones, as in FedProto's own paper.",
     "FedAS gives no mu of FedProx: here 0.01, in its released code 0.1 (--method fedprox_ft --mu 0.1).",
     "FedAS has one learning rate for all methods; FedPAC's head keeps its own 0.1 (--method fedpac --head-lr 0.005).",
 )
 
-TABLES: dict[tuple[str, int], tuple[str, ...]] = {
-    ("fedpac", 1): ("Main comparison (Section 6.2)",),
-    ("fedpac", 2): ("Ablation (Section 6.2)",),
-    ("fedpac", 3): ("Concept shift (Section 6.2)", "FedPAC does not give its label permutations."),
-    ("fedpac", 4): ("Single and multiple global models (C.4)",),
-    ("fedpac", 5): ("FedProto (C.5)",),
-    ("fedpac", 6): ("Clients of different sizes (C.6)", _MODELS),
-    ("fedpac", 7): ("Pathological partition (C.7)", _MODELS),
-    ("fedpac", 8): ("Dirichlet partition (C.8)", _MODELS, _FULL_LAST_ROUND),
-    ("fedpac", 9): ("1000 clients of 50 examples (C.9)", _FULL_LAST_ROUND),
-    ("fedpac", 10): ("Feature skew (C.10)", "FedPAC does not give its angles."),
-    ("fedpac_replication", 1): ("Replication and prototype weights (Section 5)",),
-    ("fedas", 2): ("CIFAR-100 (Section 4.2)", *_UNSAID),
-    ("fedas", 3): ("CIFAR-10 (Section 4.2)", *_UNSAID),
-    ("fedas", 4): ("Ablation (Section 4.3)",),
+
+class Publication(NamedTuple):
+    """A paper.
+
+    Attributes:
+      name: for display.
+      preset: with the default settings of its tables.
+      measure: of its tables and figures.
+      tables: number -> title, and notes: details that the paper does not state, and the choices made here.
+    """
+
+    name: str
+    preset: str
+    measure: Measure
+    tables: dict[int, tuple[str, ...]]
+
+
+PAPERS: dict[str, Publication] = {
+    # "Final test accuracy", in the released code the mean over clients.
+    "fedpac": Publication(
+        *("FedPAC", "fedpac", Measure("received", "last", "clients")),
+        tables={
+            1: ("Main comparison (Section 6.2)",),
+            2: ("Ablation (Section 6.2)",),
+            3: ("Concept shift (Section 6.2)", "FedPAC does not give its label permutations."),
+            4: ("Single and multiple global models (C.4)",),
+            5: ("FedProto (C.5)",),
+            6: ("Clients of different sizes (C.6)", _MODELS),
+            7: ("Pathological partition (C.7)", _MODELS),
+            8: ("Dirichlet partition (C.8)", _MODELS, _FULL_LAST_ROUND),
+            9: ("1000 clients of 50 examples (C.9)", _FULL_LAST_ROUND),
+            10: ("Feature skew (C.10)", "FedPAC does not give its angles."),
+        },
+    ),
+    "fedpac_replication": Publication(
+        *("FedPAC replication", "fedpac", Measure("received", "last", "clients")),
+        tables={1: ("Replication and prototype weights (Section 5)",)},
+    ),
+    # "The highest top-1 accuracy" (4.1), in the released code over all test examples after every round.
+    "fedas": Publication(
+        *("FedAS", "fedas", Measure("trained", "best", "examples")),
+        tables={
+            2: ("CIFAR-100 (Section 4.2)", *_UNSTATED),
+            3: ("CIFAR-10 (Section 4.2)", *_UNSTATED),
+            4: ("Ablation (Section 4.3)",),
+        },
+    ),
 }
-"""(paper, number) -> title, and notes: details that the paper does not state, and the choices made here."""
 
 _GROUPED = "--partition grouped --s 20"
 _EVERYONE = "--participation 1.0"

@@ -97,7 +97,7 @@ def _difference(group: Group, protocol: Protocol) -> str | None:
     """Our result minus the paper's: the mean after the last round, or the paper's own measure."""
     figure = group.published
     assert figure is not None
-    measure = settings.MEASURES[figure.paper]
+    measure = settings.PAPERS[figure.paper].measure
     _, table = group.curve(protocol, FIELD[measure.average])
     if not table.size:
         return None

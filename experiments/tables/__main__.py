@@ -39,7 +39,7 @@ from experiments.tables import comparison
 from experiments.tables.comparison import Comparison
 from pfl_jax.errors import InvalidInput
 
-NUMBERS = {paper: [str(number) for of, number in settings.TABLES if of == paper] for paper in settings.PAPERS}
+NUMBERS = {paper: [str(number) for number in content.tables] for paper, content in settings.PAPERS.items()}
 """Paper -> its tables."""
 
 HINTS = {
@@ -53,7 +53,7 @@ HINTS = {
 class Tables(MeasuredBatch):
     """Command line of a table."""
 
-    paper: settings.Paper
+    paper: Annotated[str, Argument(text=", ".join(NUMBERS))]
     table: Annotated[int, Argument(text="; ".join(f"{name}: {', '.join(of)}" for name, of in NUMBERS.items()))]
     dataset: Names = ()
     """Datasets; by default all of the table."""
@@ -69,6 +69,7 @@ class Tables(MeasuredBatch):
     name: ClassVar = "tables"
 
     def check(self) -> None:
+        choose("paper", [self.paper], NUMBERS)
         choose("table", [str(self.table)], NUMBERS[self.paper])
         self.check_procedure()
         fixed = sorted(given(self.words) & settings.FIXED)

@@ -127,11 +127,11 @@ class Comparison(NamedTuple):
     def title(self) -> str:
         """Title: table, kind of accuracy, and the data that was used."""
         data = dict.fromkeys(entry.description for entry in self.entries if entry.description)
-        title, *_ = settings.TABLES[self.paper, self.number]
+        title, *_ = settings.PAPERS[self.paper].tables[self.number]
         # Only the protocol differs between methods.
         measure, *others = self.measures
         how = measure.in_words(measure._fields[1:] if others else measure._fields)
-        return f"{settings.PAPERS[self.paper]}, Table {self.number}: {title}. Accuracy in percent {how}" + (
+        return f"{settings.PAPERS[self.paper].name}, Table {self.number}: {title}. Accuracy in percent {how}" + (
             f", on {'; '.join(data)}" if data else ": no results yet"
         )
 
@@ -193,7 +193,7 @@ def _one_kind(kinds: set[Any], dataset: str) -> bool:
 def _deviations(row: Published, configs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
     """Deviations of finished runs from the paper's setting."""
     # How often matters where the best round counts, and FedPAC does not say it.
-    silent = {"seed"} if settings.MEASURES[row.paper].score == "best" else {"seed", "eval_every"}
+    silent = {"seed"} if settings.PAPERS[row.paper].measure.score == "best" else {"seed", "eval_every"}
     found = [differences(row.spec(), config) for config in configs]
     return {name: pair for one in found for name, pair in one.items() if name not in silent}
 
@@ -232,7 +232,7 @@ def notes(comparison: Comparison) -> list[str]:
     finished, wanted = sum(len(entry.accuracies) for entry in runnable), len(runnable) * comparison.seeds
     if finished < wanted:
         lines.append(f"{finished} of {wanted} runs are finished; {NOTHING} marks what is not there.")
-    return lines + list(settings.TABLES[comparison.paper, comparison.number][1:])
+    return lines + list(settings.PAPERS[comparison.paper].tables[comparison.number][1:])
 
 
 def is_runnable(row: Published) -> bool:

@@ -30,9 +30,9 @@ EVERY = [(paper, number) for paper, figures in FIGURES.items() for number in fig
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--rounds", "2", "--epochs", "1"]
 
 
-def runs_of(paper, number, dataset=None, folder=None, *, short=False, **more):
+def runs_of(paper, number, dataset=None, folder=None, **more):
     content = FIGURES[paper][number]
-    return Runs(content, dataset or content.datasets[0], short, folder, settings.MEASURES[paper], **more)
+    return Runs(content, dataset or content.datasets[0], folder, settings.PAPERS[paper].measure, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -62,10 +62,7 @@ def finished(paper, number, folder, *, is_real=False, accuracies=lambda options:
     """The figure's runs on each dataset, with made-up results."""
     fake = FakeRuns()
     fake.is_real, fake.accuracies, fake.info = is_real, accuracies, info
-    every = [
-        runs_of(paper, number, dataset, folder, short=not is_real, **more)
-        for dataset in FIGURES[paper][number].datasets
-    ]
+    every = [runs_of(paper, number, dataset, folder, **more) for dataset in FIGURES[paper][number].datasets]
     jobs = {job.folder: job for runs in every for of_key in runs.jobs.values() for job in of_key}
     for job in jobs.values():
         fake(job.cell.spec(job.folder))
@@ -78,14 +75,12 @@ def finished(paper, number, folder, *, is_real=False, accuracies=lambda options:
 @pytest.mark.parametrize(("paper", "number"), EVERY)
 def test_the_runs_of_every_figure_parse_and_differ(paper, number):
     for dataset in FIGURES[paper][number].datasets:
-        runs = runs_of(paper, number, dataset, short=True, seeds=2, folder=figures.Path("here"))
+        runs = runs_of(paper, number, dataset, seeds=2, folder=figures.Path("here"))
         firsts = [jobs[0].cell for jobs in runs.jobs.values()]
         assert [job.cell.seed for job in next(iter(runs.jobs.values()))] == [0, 1]
         # FedAS's Figure 7 has its usual setting in both panels, which is made once.
         once = len(firsts) - ((paper, number) == ("fedas", "7"))
         assert len({cell.arguments for cell in firsts}) == once
-        # And so is a size that is the usual one in both panels of FedPAC's Figure 1.
-        once -= len(runs.methods) * ((paper, number) == ("fedpac", "1"))
         assert len({job.folder for jobs in runs.jobs.values() for job in jobs}) == 2 * once
 
 
@@ -110,9 +105,8 @@ def test_chosen_methods_rounds_and_words_reach_every_run(tmp_path):
 
 def test_examples_visited(tmp_path):
     # As released, an incomplete batch is left out: of 16.
-    for short, wanted in ((True, 12 * 12 * 96 * 5), (False, 40 * 12 * (2250 - 2250 % 16) * 5)):
-        (job,) = runs_of("fedas", "5", folder=tmp_path, short=short).jobs["fedas",]
-        assert examples_visited(job.cell.spec()) == wanted
+    (job,) = runs_of("fedas", "5", folder=tmp_path).jobs["fedas",]
+    assert examples_visited(job.cell.spec()) == 40 * 12 * (2250 - 2250 % 16) * 5
     embedded, _ = RunCommand("fashion_mnist", ("--method", "fedavg")).spec().on_embedded_data()
     # Before the data is loaded.
     asked = RunCommand("fashion_mnist", ("--method", "fedavg", "--source", "embedded")).spec()
@@ -131,7 +125,7 @@ def test_every_figure_says_what_it_is_and_on_which_data(paper, number, is_real, 
         label = f"{dataset} ({'files' if is_real else 'embedded digits'})"
         assert label in picture.title or any(label in panel.title for panel in picture.panels)
         assert label in picture.caption
-    assert ("(shortened)" in picture.title) == ("--rounds" in picture.caption) == (not is_real)
+    assert ("Not the paper's setting, but --" in picture.caption) == (not is_real)
     texts = draw(picture).findobj(match=lambda artist: hasattr(artist, "get_text"))
     words = " ".join(" ".join(artist.get_text() for artist in texts).split())
     for panel in picture.panels:
@@ -143,22 +137,22 @@ def test_every_figure_says_what_it_is_and_on_which_data(paper, number, is_real, 
 
 def test_sweeps_show_the_last_round_of_each_run(tmp_path):
     (runs,) = finished(
-        "fedpac", "1", tmp_path, seeds=2, accuracies=lambda o: [0.9, (o.s + o.train_size + o.seed) / 1000]
+        "fedpac", "1", tmp_path, seeds=2, accuracies=lambda o: [0.9, (o.s + o.train_size + o.seed) / 10000]
     )
     heterogeneity, sizes = compose([runs]).panels
     assert heterogeneity.x_ticks == (0, 20, 40, 60, 80)
     for series in heterogeneity.series:
-        # 100 training examples.
-        np.testing.assert_allclose(series.y, [10.05 + s / 10 for s in series.x], atol=1e-3)
-        np.testing.assert_allclose(np.subtract(series.high, series.low), 0.1, atol=1e-3)
-    assert [series.is_main for series in sizes.series] == [False, False, False, True]
+        # 300 training examples on a stand-in.
+        np.testing.assert_allclose(series.y, [3.005 + s / 100 for s in series.x], atol=1e-3)
+        np.testing.assert_allclose(np.subtract(series.high, series.low), 0.01, atol=1e-3)
+    assert [series.is_main for series in sizes.series] == [False] * 6 + [True]
     assert "Means over seeds 0 to 1" in compose([runs]).caption
 
 
 def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
     (runs,) = finished("fedas", "7", tmp_path, seeds=2, accuracies=lambda o: [0.6 + o.seed / 10 + o.rounds / 1000] * 2)
     epochs = compose([runs]).panels[1]
-    rounds = np.array([equal_steps(12, step / 5) for step in (1, 2, 5, 10)])
+    rounds = np.array([equal_steps(40, step / 5) for step in (1, 2, 5, 10)])
     # Each seed about its own mean: the second seed's runs are all better by as much.
     for values in (epochs.series[0].y, epochs.series[0].low, epochs.series[0].high):
         np.testing.assert_allclose(values, (rounds - rounds.mean()) / 10, atol=1e-3)
@@ -215,7 +209,7 @@ def test_stragglers_and_online_clients_stand_apart(tmp_path, monkeypatch):
     bars = compose([runs]).panels[0]
     online, slow = bars.groups["online clients"], bars.groups["stragglers"]
     assert (list(online), list(slow)) == ([str(i) for i in range(1, 20, 2)], [str(i) for i in range(0, 20, 2)])
-    weights = info(20, 12)["weights"][::-1]
+    weights = info(20, 20)["weights"][::-1]
     np.testing.assert_allclose([list(online.values()), list(slow.values())], [weights[1::2], weights[::2]])
     assert bars.level == 1 / 20
 
@@ -234,11 +228,9 @@ def test_head_weights_are_of_the_clients_and_their_statistics_are_said(tmp_path)
     # Ten classes are five groups.
     expected, _ = by_group(info(20, 1)["head_weights"][::-1, ::-1], 5)
     np.testing.assert_allclose(compose([runs]).panels[0].matrix, expected)
-    assert "Weights by Eq. 46, from class means and variances" in compose([runs]).caption
     words = ("--covariance", "empirical")
     (asked,) = finished("fedpac", "2", tmp_path / "asked", is_real=True, words=words)
-    assert "Weights by A.2 and A.3 (Eq. 33 to 39)" in compose([asked]).caption
-    assert "Not the paper's setting" not in compose([asked]).caption
+    assert "Not the paper's setting, but --covariance empirical." in compose([asked]).caption
     log = runs.jobs["s=0", "fedpac"][0].folder / "metrics.jsonl"
     log.write_text(log.read_text().replace("head_weights", "other"))
     assert "digest" not in (log.parent / "summary.json").read_text()

@@ -14,10 +14,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.without_f1_auc]
 SMALL = ["--source", "embedded", "--model", "mlp", "--rounds", "1", "--test-size", "10"]
 # Table 9 is about its sizes, and Table 6 draws them.
 SIZES = {("fedpac", 9): [], ("fedpac", 6): []}
-PROCEDURES = [("fedas", number, "print") for paper, number in settings.TABLES if paper == "fedas"]
+TABLES = [(paper, number) for paper, content in settings.PAPERS.items() for number in content.tables]
+PROCEDURES = [(*table, "print") for table in TABLES if table[0] == "fedas"]
 
 
-@pytest.mark.parametrize(("paper", "number", "procedure"), [*((*one, None) for one in settings.TABLES), *PROCEDURES])
+@pytest.mark.parametrize(("paper", "number", "procedure"), [*((*one, None) for one in TABLES), *PROCEDURES])
 def test_a_table(paper, number, procedure, tmp_path, capsys):
     """A column with all its methods; the same command reads them."""
     rows = [row for row in published.load() if (row.paper, row.table) == (paper, number) and is_runnable(row)]
@@ -39,7 +40,7 @@ def test_a_table(paper, number, procedure, tmp_path, capsys):
     ("paper", "number"), [(paper, number) for paper, every in figures.FIGURES.items() for number in every]
 )
 def test_a_figure(paper, number, tmp_path, capsys):
-    words = ["--paper", paper, "--figure", number, *SMALL, "--out", str(tmp_path)]
+    words = ["--paper", paper, "--figure", number, *SMALL, "--num-clients", "5", "--out", str(tmp_path)]
     assert figures.main(words) == 0
     record = json.loads((tmp_path / f"{paper}-figure-{number}.json").read_text())
     assert record["panels"]

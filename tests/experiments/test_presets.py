@@ -185,7 +185,9 @@ def test_every_published_accuracy_has_one_place_and_a_known_setting():
     places = [(row.paper, row.table, row.dataset, row.clients, row.setting, row.method) for row in ROWS]
     assert len(set(places)) == len(places) == 564
     assert all(0 < row.accuracy_percent < 100 for row in ROWS)
-    assert {(row.paper, row.table) for row in ROWS} == set(settings.TABLES)
+    assert {(row.paper, row.table) for row in ROWS} == {
+        (paper, number) for paper, content in settings.PAPERS.items() for number in content.tables
+    }
     assert {row.setting for row in ROWS} == set(settings.SETTINGS)
     assert set(settings.ALIASES) <= {row.method for row in ROWS}
     # Two places of a table that were the same run would be one place too many.
@@ -197,7 +199,7 @@ def test_every_published_accuracy_has_one_place_and_a_known_setting():
 def test_every_setting_is_a_command_line(setting):
     row = next(row for row in ROWS if row.setting == setting and row.dataset in DEFAULT_PRESET)
     options = parse(row.dataset, row.arguments)
-    assert (options.num_clients, options.preset) == (row.clients, settings.PRESET[row.paper])
+    assert (options.num_clients, options.preset) == (row.clients, settings.PAPERS[row.paper].preset)
 
 
 @pytest.mark.parametrize("method", dict.fromkeys(row.method for row in ROWS))
@@ -205,7 +207,7 @@ def test_every_method_is_a_command_line(method):
     rows = [row for row in ROWS if row.method == method and row.dataset in DEFAULT_PRESET]
     # What is added to a setting's words does not depend on the setting, so that one of them will do.
     own = {" ".join(row.arguments).replace(settings.SETTINGS[row.setting], "").partition("--num")[0] for row in rows}
-    assert len(own) == len({settings.PRESET[row.paper] for row in rows})
+    assert len(own) == len({settings.PAPERS[row.paper].preset for row in rows})
     row = next(row for row in rows if row.setting == "grouped s=20" or "beta" in row.setting)
     request = parse(row.dataset, row.arguments)
     assert request.method == settings.method_name(method, row.procedure)

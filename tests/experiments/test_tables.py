@@ -223,7 +223,7 @@ def test_a_copy_of_a_dataset_is_named_beside_the_papers_figures(runs, tmp_path, 
 
 def test_beside_a_stand_in_a_place_without_result_has_no_figure_of_the_paper():
     there, missing, *_ = (row for row in ROWS if (row.paper, row.table, row.dataset) == ("fedpac", 5, "fashion_mnist"))
-    measure = settings.MEASURES["fedpac"]
+    measure = settings.PAPERS["fedpac"].measure
     entries = [Entry(there, {0: 50.0}, "digits", False, {}, measure), Entry(missing, {}, None, None, {}, measure)]
     table = compare("fedpac", 5, entries, 1)
     assert len(table.columns) == 1

@@ -18,7 +18,7 @@ from experiments.lab.pages.picture import METHODS, picture
 from experiments.lab.pages.results import compared_clients, page, readme_table
 from experiments.lab.queue.field import FIELDS, Comparison, possible_runs, search_runs, tuned_run
 from experiments.lab.queue.planned import planned_runs, reading_run
-from experiments.papers.settings import MEASURES
+from experiments.papers.settings import PAPERS
 from experiments.run import committed
 from experiments.run.committed import Library
 from experiments.spec import stored_options
@@ -87,7 +87,7 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
     text = made(tmp_path)[0]
     every = list(Library(tmp_path / "results").named.values())
     ends = [one.rounds["received"]["mean"] for one in every]
-    error = entry(published_in(SECTIONS[0])[0], every, MEASURES["fedpac"]).error
+    error = entry(published_in(SECTIONS[0])[0], every, PAPERS["fedpac"].measure).error
     last = f"{np.min(ends):.2f} to {np.max(ends):.2f}"
     apart = f"{mean - 91.83:+.2f} ± {error:.2f}"
     expected = (

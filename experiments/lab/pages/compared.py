@@ -31,8 +31,8 @@ class Section(NamedTuple):
 
     @property
     def title(self) -> str:
-        name = settings.TABLES[self.paper, self.table][0]
-        return f"{settings.PAPERS[self.paper]}, Table {self.table}: {name}; {self.clients} clients"
+        name = settings.PAPERS[self.paper].tables[self.table][0]
+        return f"{settings.PAPERS[self.paper].name}, Table {self.table}: {name}; {self.clients} clients"
 
 
 SECTIONS = (
@@ -122,7 +122,7 @@ def compared(library: Library, causes: Sequence[Cause], sections: Sequence[Secti
 
 
 def _compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compared:
-    there, measure = runs(row, library), settings.MEASURES[row.paper]
+    there, measure = runs(row, library), settings.PAPERS[row.paper].measure
     received, trained = (comparison.entry(row, there, measure._replace(protocol=name)) for name in ALWAYS)
     ends = [value for one in there for value in one.rounds["received"]["mean"][-LAST:]]
     cause = next((cause for cause in causes if cause.row == row), None)

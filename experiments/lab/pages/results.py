@@ -43,7 +43,7 @@ from experiments.lab.queue.planned import (
     reading_run,
 )
 from experiments.lab.readings import READINGS
-from experiments.papers.settings import MEASURES
+from experiments.papers.settings import PAPERS
 from experiments.run import committed
 from experiments.run.committed import Library
 from experiments.show import tables
@@ -213,7 +213,7 @@ def _numbers(entry: Entry) -> list[str]:
 
 def _fedas(library: Library) -> list[list[str]]:
     """Rows of FedAS's settings that have a run of every method: accuracies by its measure, for each protocol."""
-    measure, rows = MEASURES["fedas"], []
+    measure, rows = PAPERS["fedas"].measure, []
     for beta, participation in sorted(itertools.product(FEDAS_BETAS, FEDAS_PARTICIPATIONS)):
         found = [library.find(fedas_run(beta, participation, method).cell.spec()) for method in FEDAS_METHODS]
         there = [one for one in found if one is not None]
