@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pfl_jax.base import Scores
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, imported
 
 if TYPE_CHECKING:
     from pfl_jax.engine.simulate import RoundResult
@@ -40,10 +40,7 @@ def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[st
     Raises:
       InvalidInput: pandas is missing, a column has another number of values, or a folder has no runs.
     """
-    try:
-        import pandas  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InvalidInput("a frame needs a package that is not installed: pip install pandas") from None
+    pandas = imported("pandas", "a frame needs a package that is not installed: pip install pandas")
     if isinstance(results, str | Path):
         parts = [found | columns for found in _of_folders(Path(results).expanduser())]
     else:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 
-from pfl_jax.base import Method, PyTree
+from pfl_jax.base import Method
 from pfl_jax.data.federated import client_data
 from pfl_jax.engine.build import build
 from pfl_jax.engine.cohort import RoundSettings
@@ -36,20 +36,6 @@ def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
       data: the federation's data, of which only shapes are read. If the message grows with the number of examples, the
         result is that of the largest client.
     """
-    message, download = shapes(method, data)
-    encoded = at_round(method, 0).encoded
-
-    def counted(part):
-        if not is_mean(part):
-            return part
-        value = part.value if encoded is None else jax.eval_shape(encoded, part.value)
-        return (value, part.weight) if part.weight.ndim else value
-
-    return Traffic(byte_count(jax.tree.map(counted, message, is_leaf=is_mean)), byte_count(download))
-
-
-def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, PyTree]:
-    """Shapes and types of one client's message and download, for a method and a federation's data."""
     method, key = at_round(method, 0), jax.random.key(0)
 
     def exchange(data):
@@ -58,4 +44,12 @@ def shapes(method: Method | MethodSchedule, data: Federation) -> tuple[PyTree, P
         result = method.local(key, state.server, client, client_data(data.on_device(), 0, "train"))
         return result.message, downloaded(method, state.server, client)
 
-    return jax.eval_shape(exchange, data.with_frozen(method.frozen))
+    message, download = jax.eval_shape(exchange, data.with_frozen(method.frozen))
+
+    def counted(part):
+        if not is_mean(part):
+            return part
+        value = part.value if method.encoded is None else jax.eval_shape(method.encoded, part.value)
+        return (value, part.weight) if part.weight.ndim else value
+
+    return Traffic(byte_count(jax.tree.map(counted, message, is_leaf=is_mean)), byte_count(download))

@@ -149,7 +149,7 @@ class OnHost(ClientStore):
             full[here] = leaf
             return full.reshape(*local, *leaf.shape[1:])
 
-        rows = jax.tree.map(placed, self._rows(clients, positions))
+        rows = jax.tree.map(placed, gather(clients, positions))
         if mesh is None:
             return rows
         sharding = NamedSharding(mesh, PartitionSpec(AXIS))
@@ -165,8 +165,9 @@ class OnHost(ClientStore):
         cohort = np.arange(data.num_clients) if ids is None else np.asarray(ids)
         positions = np.searchsorted(own, cohort)
         here = np.append(own, -1)[positions] == cohort
-        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[here], rows)
-        return self._replaced(clients, positions[here], rows)
+        clients = clients if self._donate else jax.tree.map(np.array, clients)
+        self._fill(clients, positions[here], jax.tree.map(lambda leaf: np.asarray(leaf)[here], rows))
+        return clients
 
     def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
         own = data.own_clients()
@@ -176,21 +177,13 @@ class OnHost(ClientStore):
         """States of so many clients that are still to be filled, given some rows."""
         return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), like)
 
-    def _rows(self, clients: PyTree, positions: np.ndarray) -> PyTree:
-        return gather(clients, positions)
-
     def _fill(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> None:
-        """Write rows for the first time."""
+        """Write rows into the states of these clients."""
 
         def write(leaf, row):
             leaf[positions] = row
 
         jax.tree.map(write, clients, rows)
-
-    def _replaced(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> PyTree:
-        clients = clients if self._donate else jax.tree.map(np.array, clients)
-        self._fill(clients, positions, rows)
-        return clients
 
 
 class OnDisk(OnHost):

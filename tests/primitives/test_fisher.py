@@ -188,9 +188,14 @@ def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer()
     def regularized(params, batch):
         return plain(params, batch) + jnp.sum(jnp.square(params["head"]["bias"]))
 
+    def weighted(params, batch):
+        # A regularizer whose strength depends on an example.
+        return plain(params, batch) + jnp.sum(batch.x[0]) * jnp.sum(jnp.square(params["head"]["bias"]))
+
     expected = {loss: name in ("plain", "head_alone", "jitted") for name, loss in given.items()} | {
         both: True,
         regularized: False,
+        weighted: False,
     }
 
     def norms_of(loss):
@@ -201,6 +206,8 @@ def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer()
     for loss, closed in expected.items():
         want = norms_of(loss)
         assert have_closed_form(loss, params, data, 5) == closed
+        # Sums of clipped gradients have one beside terms that depend on no example.
+        assert have_closed_form(loss, params, data, 5, free_terms=True) == (closed or loss is regularized)
         got = jax.jit(squared_gradient_norms, static_argnums=0)(loss, params, data)
         np.testing.assert_allclose(got, want, rtol=1e-4)
         if loss in (given["jitted"], given["checkpointed"]):

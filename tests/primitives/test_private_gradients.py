@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import trees
-from layer_losses import losses
 
 from pfl_jax import ClientData, InvalidInput
 from pfl_jax.networks.adapters import lora
@@ -24,7 +23,6 @@ from pfl_jax.primitives import (
     private_gradients,
     proximal,
 )
-from pfl_jax.primitives.per_example import have_closed_form
 
 ROWS, REAL, INPUTS, CLASSES = 21, 18, 4, 3
 MODEL = mlp((INPUTS,), CLASSES, hidden=(5,))
@@ -166,24 +164,6 @@ def test_noise_has_the_standard_deviation_that_is_accounted():
     together = np.stack([first["a"], first["b"], second["a"]])
     np.testing.assert_allclose(np.corrcoef(together) - np.eye(3), 0, atol=0.03)
     assert not any(np.any(leaf) for leaf in draw(jax.random.key(0), 0.0).values())
-
-
-def test_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
-    batch = jax.tree.map(lambda leaf: leaf[:3], examples())
-
-    def has(loss, params=PARAMS):
-        return have_closed_form(loss, params, batch, 16, free_terms=True)
-
-    given = losses(MODEL, ANCHOR)
-
-    def weighted(params, batch):
-        # A regularizer whose strength depends on an example.
-        return given["plain"](params, batch) + jnp.sum(batch.x[0]) * proximal(params, ANCHOR)
-
-    assert has(lambda params, batch: regularized(params, batch, None))
-    assert has(lambda head, batch: given["head_alone"]({"head": head}, batch), PARAMS["head"])
-    assert [name for name, loss in given.items() if name != "head_alone" and has(loss)] == ["plain", "jitted"]
-    assert not has(weighted)
 
 
 @functools.cache
