@@ -103,7 +103,7 @@ def fedpac(
       collaboration: whether heads are combined; if not, each client keeps its own (Table 2).
       covariance: the features' covariance matrix in the head weights: the identity (Eq. 43), or each client's second
         moments (Eq. 37), which it sends then; Appendix C.1 computes the weights of Figures 2 and 3 so.
-      solver: solver for the head weights: auto, projected_gradient or interior_point.
+      solver: solver for the head weights: auto, projected_gradient, osqp or interior_point.
 
     Returns:
       A `Method`. The server keeps a `FedPACServer`, a client its head.

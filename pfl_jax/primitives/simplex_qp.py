@@ -15,7 +15,7 @@ from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 from pfl_jax.primitives.tree import gather
 from pfl_jax.validation import check_value
 
-Solver: TypeAlias = Literal["auto", "projected_gradient", "interior_point"]
+Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
 """Names of the solvers of `solve_simplex_qp`."""
 
 Attempt: TypeAlias = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
@@ -54,11 +54,12 @@ def solve_simplex_qp(
 
     Solvers:
 
-    - "auto": for m up to 100 "projected_gradient"; for m from 256 on equal weights, then
+    - "auto": for m up to 100 "projected_gradient", if jaxopt is installed; for m from 256 on equal weights, then
       `pfl_jax.primitives.simplex_solvers.few_coordinates`. What has a Frank-Wolfe gap of at most `tolerance` is
       accepted. All others go to the interior-point method.
     - "projected_gradient": jaxopt.ProjectedGradient for the support and an exact solve on it, see
       `pfl_jax.primitives.simplex_solvers.projected_gradient`.
+    - "osqp": jaxopt.BoxOSQP with LU factorizations; slow for more than a few dozen clients.
     - "interior_point": `pfl_jax.primitives.simplex_solvers.interior_point`, to a gap of 1e-9 or `tolerance`, whichever
       is smaller.
 
@@ -81,7 +82,7 @@ def solve_simplex_qp(
       becoming positive. The gaps' are zero.
 
     Raises:
-      InvalidInput: the solver is unknown, or the shapes do not fit.
+      InvalidInput: the solver is unknown or needs jaxopt, which is not installed; or the shapes do not fit.
 
     Example:
       >>> import jax.numpy as jnp
@@ -94,7 +95,7 @@ def solve_simplex_qp(
       >>> print(np.asarray(solution.weights).round(3))  # the point of the simplex nearest to -q / 2
       [0.75 0.25]
     """
-    check_value("solver", solver, Solver)
+    _check_solver(solver)
     if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or matrices.shape[-1] == 0:
         raise InvalidInput(f"a quadratic program needs square matrices [..., m, m], got shape {matrices.shape}")
     linear = jnp.zeros(matrices.shape[:-1], matrices.dtype) if linear is None else linear
@@ -139,9 +140,9 @@ def map_simplex_qp(
       Weights [b, m] and gaps [b].
 
     Raises:
-      InvalidInput: the solver is unknown.
+      InvalidInput: the solver is unknown or needs jaxopt, which is not installed.
     """
-    check_value("solver", solver, Solver)
+    _check_solver(solver)
     floor = float(jnp.finfo(dtype).eps)
 
     def solve(part: PyTree) -> tuple[jax.Array, jax.Array]:
@@ -206,15 +207,16 @@ def _attempts(solver: Solver, size: int, tolerance: float, floor: float) -> list
 
     equal = certified(lambda matrix, linear: jnp.full_like(linear, 1 / size))
     gradient = certified(functools.partial(simplex_solvers.projected_gradient, floor=floor))
+    osqp = certified(functools.partial(simplex_solvers.osqp, tolerance=tolerance))
     few = functools.partial(simplex_solvers.few_coordinates, size=max(FEW, size // 4), tolerance=tolerance, floor=floor)
     interior = functools.partial(simplex_solvers.interior_point, tolerance=min(tolerance, 1e-9), floor=floor)
     interior = certified(interior)
 
-    if solver == "auto" and size <= SMALL:
+    if solver == "auto" and size <= SMALL and simplex_solvers.jaxopt_is_installed():
         return [gradient, interior]
     if solver == "auto" and size >= 2 * FEW:
         return [equal, few, interior]
-    return [gradient] if solver == "projected_gradient" else [interior]
+    return {"projected_gradient": [gradient], "osqp": [osqp]}.get(solver, [interior])
 
 
 def _solve_missed(
@@ -252,3 +254,9 @@ def _solve_in_batches(solve: Callable[[PyTree], PyTree], inputs: PyTree, size: i
     places = jnp.arange(-(-count // size) * size)
     rows = gather(inputs, jnp.where(places < count, places, 0).reshape(-1, size))
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], jax.lax.map(solve, rows))
+
+
+def _check_solver(solver: Solver) -> None:
+    check_value("solver", solver, Solver)
+    if solver in ("projected_gradient", "osqp") and not simplex_solvers.jaxopt_is_installed():
+        raise InvalidInput(f"solver {solver!r} needs jaxopt: pip install jaxopt, or choose solver 'interior_point'")

@@ -5,6 +5,7 @@ whose smallest entry is 0; the largest absolute entry of both is about 1 (or 0).
 P x + c. `floor` is that of `frank_wolfe_gap`. Only this file imports jaxopt.
 """
 
+import importlib.util
 import warnings
 from typing import Any, NamedTuple
 
@@ -59,6 +60,11 @@ def frank_wolfe_gap(matrix: jax.Array, linear: jax.Array, weights: jax.Array, fl
     gradient = matrix @ weights + linear
     objective = weights @ gradient
     return jnp.maximum(objective - jnp.min(gradient), 0) / jnp.maximum(objective, floor)
+
+
+def jaxopt_is_installed() -> bool:
+    """Whether jaxopt is installed. It is not imported."""
+    return importlib.util.find_spec("jaxopt") is not None
 
 
 def _jaxopt() -> Any:
@@ -144,6 +150,30 @@ def change_on_support(matrix: jax.Array, gradient: jax.Array, support: jax.Array
     sums = support.astype(matrix.dtype)
     conditions = jnp.block([[inside, sums[:, None]], [sums, jnp.zeros((1, 1))]])
     return jnp.linalg.solve(conditions, jnp.append(jnp.where(support, -gradient, 0), 0.0))[:-1]
+
+
+def osqp(matrix: jax.Array, linear: jax.Array, *, tolerance: float) -> jax.Array:
+    """Minimize subject to 1 <= sum x <= 1 and 0 <= x <= 1 by jaxopt's operator splitting.
+
+    Args:
+      matrix: P [m, m].
+      linear: c [m].
+      tolerance: relative gap to reach.
+
+    Returns:
+      x [m], nonnegative, summing to 1 up to rounding.
+    """
+    size = matrix.shape[-1]
+    # OSQP's tolerances are absolute, so P is scaled to a mean diagonal entry of 1.
+    mean = jnp.trace(matrix) / size
+    mean = jnp.where(mean > 0, mean, 1)
+    constraints = jnp.concatenate([jnp.ones((1, size), matrix.dtype), jnp.eye(size, dtype=matrix.dtype)])
+    lower = jnp.zeros((size + 1,), matrix.dtype).at[0].set(1)
+    upper = jnp.ones((size + 1,), matrix.dtype)
+    solver = _jaxopt().BoxOSQP(tol=min(tolerance, 1e-4) * 0.1, maxiter=4000, eq_qp_solve="lu", implicit_diff=False)
+    solution = solver.run(params_obj=(matrix / mean, linear / mean), params_eq=constraints, params_ineq=(lower, upper))
+    weights = jnp.maximum(solution.params.primal[0], 0)
+    return weights / jnp.sum(weights)
 
 
 class _Interior(NamedTuple):

@@ -27,7 +27,7 @@ CASES = [
     ("fedas", "--reduction sum --no-synchronization", "--no-synchronization"),
     ("fedpac", "--lam 0.5", None),
     ("fedpac", "--lam 0.5 --no-alignment", "--no-alignment"),
-    ("fedpac", "--solver interior_point --no-collaboration", "--no-collaboration"),
+    ("fedpac", "--solver osqp --no-collaboration", "--no-collaboration"),
     ("knn_per", "--held-out 0.3", None),
     ("knn_per", "--held-out 0.3 --mixing 0.5", "--mixing 0.5"),
     ("fedcac", "--collaboration-rounds 9 --share 0", "--share 0"),

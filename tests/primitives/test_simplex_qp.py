@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from reference import minimizer_on_simplex as exact
 
+from pfl_jax import InvalidInput
 from pfl_jax.primitives import in_float64, simplex_qp, simplex_solvers, solve_simplex_qp
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 
-SOLVERS = ["auto", "interior_point", pytest.param("projected_gradient", marks=pytest.mark.slow)]
+SOLVERS = [
+    "auto",
+    "interior_point",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("projected_gradient", "osqp")),
+]
 
 
 def random_matrices(batch, size, seed=0, shift=0.3):
@@ -93,7 +98,9 @@ def test_solvers_find_the_minimizer(solver):
     np.testing.assert_allclose(weights, [0, 1, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize("solver", ["interior_point", pytest.param("auto", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "solver", ["interior_point", *(pytest.param(name, marks=pytest.mark.slow) for name in ("auto", "osqp"))]
+)
 def test_derivatives_are_those_of_the_minimizer(solver):
     matrix, linear = random_matrices(1, 6)[0], np.random.default_rng(7).normal(size=6) / 3
     toward = np.arange(6.0)
@@ -282,6 +289,24 @@ def test_jaxopt_solves_every_program_of_a_cohort(population, clients):
 
     matrices = population(clients)
     assert np.max(gaps(jnp.asarray(matrices / matrices.max(axis=(1, 2), keepdims=True), jnp.float32))) < 1e-7
+
+
+@pytest.mark.slow
+def test_without_jaxopt_auto_is_the_interior_point(monkeypatch):
+    matrices = jnp.asarray(random_matrices(2, 3), jnp.float32)
+    want = solve_simplex_qp(matrices, solver="interior_point")
+    with_jaxopt = solve_simplex_qp(matrices)
+    simplex_qp._solve.clear_cache()
+    monkeypatch.setattr(simplex_solvers, "jaxopt_is_installed", lambda: False)
+    monkeypatch.setattr(simplex_solvers, "_jaxopt", lambda: pytest.fail("jaxopt is not installed"))
+    got = solve_simplex_qp(matrices).weights
+    simplex_qp._solve.clear_cache()
+    np.testing.assert_array_equal(got, want.weights)
+    np.testing.assert_allclose(got, with_jaxopt.weights, atol=1e-4)
+    for solver in ("projected_gradient", "osqp"):
+        with pytest.raises(InvalidInput, match="jaxopt") as error:
+            solve_simplex_qp(matrices, solver=solver)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("solver", ["auto", "interior_point"])
