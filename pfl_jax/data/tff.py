@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pfl_jax.atomic_write import write_binary
-from pfl_jax.errors import InvalidInput, imported, one_line
+from pfl_jax.errors import imported
 
 COMPRESSED: dict[str, Callable[..., Any]] = {".lzma": lzma.open, ".xz": lzma.open, ".gz": gzip.open}
 
@@ -44,45 +44,27 @@ message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MES
 """
 """Messages of tf.train.Example, with a map as the entries that it is on the wire."""
 
-Client: TypeAlias = tuple[str, Sequence[Any], Sequence[Any]]
+Features: TypeAlias = tuple[str, Sequence[Any], Sequence[Any]]
 """Name of a client, and of its training and its test examples the features, each a list with a value of each example.
 
 A value is a text as bytes, a whole number, or an array of floats."""
 
 
-def is_tff(path: Path) -> bool:
-    """Whether this is a SQLite file, or a folder of HDF5 files."""
-    return path.is_file() or any(path.glob("*_train.h5"))
-
-
-def read(
-    path: Path,
-    splits: tuple[str, str],
-    features: Sequence[str],
-    number: int | None,
-    most: tuple[int | None, int | None] = (None, None),
-) -> Iterator[Client]:
+def read(path: Path, splits: Sequence[str], features: Sequence[str], number: int | None) -> Iterator[Features]:
     """The first clients, by their names' order, that have training and test examples.
+
+    Errors are those of the packages that read the file.
 
     Args:
       path: the SQLite file, or the folder of HDF5 files.
       splits: names of the splits of training and of test examples in SQLite; HDF5 files end in _train and _test.
       features: names of those that are wanted of an example.
       number: of clients; None for all.
-      most: training and test examples of a client, the first ones; None for all.
-
-    Raises:
-      InvalidInput: the file cannot be read, has no such splits or features, or an example that is none.
     """
-    try:
-        yield from (_read_hdf5 if path.is_dir() else _read_sqlite)(path, splits, features, number, most)
-    except (OSError, sqlite3.Error, lzma.LZMAError, EOFError, ValueError, KeyError) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidInput(f"{path} cannot be read as client data of TFF: {one_line(error, 100)}") from None
+    return _read_hdf5(path, features, number) if path.is_dir() else _read_sqlite(path, splits, features, number)
 
 
-def _read_sqlite(path: Path, splits: Any, features: Sequence[str], number: int | None, most: Any) -> Iterator[Client]:
+def _read_sqlite(path: Path, splits: Sequence[str], features: Sequence[str], number: int | None) -> Iterator[Features]:
     file = _uncompressed(path)
     with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         of_split = "SELECT client_id FROM client_metadata WHERE split_name = ?"
@@ -94,15 +76,13 @@ def _read_sqlite(path: Path, splits: Any, features: Sequence[str], number: int |
         if not names:
             there = [name for (name,) in connection.execute("SELECT DISTINCT split_name FROM client_metadata")]
             raise ValueError(f"no client has the splits {splits[0]} and {splits[1]} (there are {', '.join(there)})")
+        # In one pass for each split, since a file may have no index of its clients.
+        query = "SELECT client_id, serialized_example_proto FROM examples JOIN chosen USING (client_id)"
         tables: list[dict[str, list[bytes]]] = []
-        for split, limit in zip(splits, most, strict=True):
-            table: dict[str, list[bytes]] = {name: [] for name in names}
-            # In one pass, since a file may have no index of its clients.
-            query = "SELECT client_id, serialized_example_proto FROM examples JOIN chosen USING (client_id)"
+        for split in splits:
+            tables.append({name: [] for name in names})
             for name, serialized in connection.execute(f"{query} WHERE split_name = ?", (split,)):
-                if limit is None or len(table[name]) < limit:
-                    table[name].append(serialized)
-            tables.append(table)
+                tables[-1][name].append(serialized)
     for name in names:
         examples = ([parse_example(one) for one in table[name]] for table in tables)
         train, test = ([[one[feature] for one in some] for feature in features] for some in examples)
@@ -120,47 +100,35 @@ def _uncompressed(path: Path) -> Path:
     return target
 
 
-def _read_hdf5(path: Path, splits: Any, features: Sequence[str], number: int | None, most: Any) -> Iterator[Client]:
+def _read_hdf5(path: Path, features: Sequence[str], number: int | None) -> Iterator[Features]:
+    files = [one for split in ("train", "test") for one in sorted(path.glob(f"*_{split}.h5"))[:1]]
+    if len(files) < 2:
+        raise ValueError("it has no files of LEAF (train/*.json and test/*.json) or TFF (*_train.h5 and *_test.h5)")
     h5py = imported("h5py", "HDF5 files need h5py: pip install h5py, or give TFF's .sqlite file")
-    files = [next(iter(sorted(path.glob(f"*_{split}.h5"))), None) for split in ("train", "test")]
-    if None in files:
-        raise ValueError("there is no file that ends in _test.h5")
     with h5py.File(files[0]) as first, h5py.File(files[1]) as second:
         sets: Any = first["examples"], second["examples"]
         for name in sorted(set(sets[0]) & set(sets[1]))[:number]:
-            examples = zip((one[name] for one in sets), most, strict=True)
-            train, test = ([list(rows[feature][:limit]) for feature in features] for rows, limit in examples)
+            train, test = ([list(one[name][feature]) for feature in features] for one in sets)
             yield name, train, test
 
 
 @functools.cache
 def _parser() -> Callable[[bytes], Any]:
-    """Parser of a message of _SCHEMA; ValueError for anything else."""
+    """Parser of a message of _SCHEMA."""
     # Imported now: every start of an experiment would wait for it.
     from google.protobuf import text_format
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.descriptor_pool import DescriptorPool
-    from google.protobuf.message import DecodeError
     from google.protobuf.message_factory import GetMessageClass
 
     pool = DescriptorPool()
     pool.Add(text_format.Parse(_SCHEMA, FileDescriptorProto(name="example.proto", syntax="proto3")))
     message: Any = GetMessageClass(pool.FindMessageTypeByName("Example"))
-
-    def parse(serialized: bytes) -> Any:
-        try:
-            return message.FromString(serialized)
-        except DecodeError as error:
-            raise ValueError(str(error)) from None
-
-    return parse
+    return message.FromString
 
 
 def parse_example(serialized: bytes) -> dict[str, Any]:
     """Features of a serialized tf.train.Example: bytes or a whole number of one value, an array of several or floats.
-
-    Raises:
-      ValueError: it is none.
 
     Reference:
       tensorflow/core/example/example.proto and feature.proto.
