@@ -14,7 +14,6 @@ from experiments.options import Options
 from experiments.spec import Spec
 from pfl_jax.data import own_files, sites
 from pfl_jax.data.natural import NATURAL, Limits
-from pfl_jax.data.rows import blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.text import TEXT_MODELS, vocabulary_of
@@ -97,7 +96,7 @@ def fitted(spec: Spec, dataset: Dataset) -> Spec:
         if is_file(path := getattr(spec, name)):
             found[name] = str(Path(path).expanduser().absolute())
     is_tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
-    if spec.model in TEXT_MODELS and any(np.any(part % 1) for _, part in blocks(dataset.train_x)):
+    if spec.model in TEXT_MODELS and np.any(dataset.train_x % 1):
         how = ": leave out --normalize" if spec.normalize else ""
         raise InvalidInput(f"--model {spec.model} is for tokens, and the inputs are no whole numbers{how}")
     if spec.model in TEXT_MODELS and spec.vocabulary is None and is_tokens:
@@ -149,7 +148,7 @@ def _notes_on_classes(dataset: Dataset) -> list[str]:
 
 def _hashes(x: Any) -> np.ndarray:
     """A number [P] for each row that equal rows share."""
-    return np.fromiter((hash(row.tobytes()) for _, part in blocks(x) for row in part), np.int64, len(x))
+    return np.fromiter((hash(row.tobytes()) for row in x), np.int64, len(x))
 
 
 def _arguments(options: Options) -> dict[str, Any]:
@@ -158,7 +157,7 @@ def _arguments(options: Options) -> dict[str, Any]:
     names = (*names, "test_data", "test_fraction", "normalize")
     arguments = {name: getattr(options, name) for name in names}
     lists = {name: _listed(getattr(options, name)) for name in ("inputs", "drop")}
-    return {"data": _data(options), "by_rows": options.distributed} | arguments | lists
+    return {"data": _data(options)} | arguments | lists
 
 
 def _listed(names: str | None) -> tuple[str, ...] | None:

@@ -28,7 +28,6 @@ from pfl_jax import simulate
 from pfl_jax.base import Method, Model
 from pfl_jax.data import allocation, federated, partition, partition_files, sources
 from pfl_jax.data.augment import CropAndFlip
-from pfl_jax.data.rows import as_rows
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking, clock, placement
 from pfl_jax.engine.cohort import attackers
@@ -118,8 +117,6 @@ def build_experiment(spec: Spec, console: Console, processes: Processes | None =
         on_host = jax.local_devices(backend="cpu")[0] if spec.distributed else None
         with jax.default_device(on_host):
             parts, shift = divide_and_tell(spec, dataset, console), shift_of(spec, dataset)
-            if spec.distributed:
-                dataset = dataset._replace(train_x=as_rows(dataset.train_x), test_x=as_rows(dataset.test_x))
             data = federated.federate(dataset, parts, **shift, seed=spec.seed)
         if not spec.distributed:
             return assemble(spec, dataset, data, parts)
@@ -160,7 +157,6 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
             *(spec.dataset, spec.source, spec.data_dir),
             notify=notify,
             normalization=spec.pixel_normalization,
-            by_rows=spec.distributed,
         )
     if is_partition_file(spec.partition):
         partition_files.load(spec.partition, dataset)

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax.data import checks, columns, preparation
+from pfl_jax.data import checks, preparation
 from pfl_jax.data.allocation import by_client
 from pfl_jax.data.preparation import Encode, Impute
-from pfl_jax.data.rows import take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import Columns, Roles, Table, check_numbers, join, sets
 from pfl_jax.errors import InvalidInput
@@ -86,10 +85,7 @@ def from_arrays(
     if (test_x is None) != (test_y is None) or (test_client is None) != (test_x is None or client is None):
         raise InvalidInput("test rows have inputs, labels and, if training rows have them, clients: give all or none")
     named = {"x": x, "test_x": test_x, "y": y, "test_y": test_y, "client": client, "test_client": test_client}
-    given = [(name, columns.plain(values)) for name, values in {**named, "time": time}.items() if values is not None]
-    for name_, values in given:
-        if name_ in ("x", "test_x"):
-            checks.input_shape(values, name_)
+    given = [(name, values) for name, values in {**named, "time": time}.items() if values is not None]
     roles = Roles("x", "y", None if client is None else "client", None if time is None else "time")
     return from_tables(
         *(*sets("the data", given), roles, name, source, origin),
@@ -125,7 +121,7 @@ def from_tables(
       train: tables of training rows, at least one.
       test: tables of test rows; none for a share of the training rows.
       roles: which columns are what.
-      encode: what words and dates of inputs become; None refuses them.
+      encode: what words of inputs become; None refuses them.
       name, source, origin, test_fraction, impute, min_rows, normalize, num_classes, seed: see `from_arrays`.
       client_names: names of the clients 0 to N - 1, where the column of clients has numbers; None where it has names.
     """
@@ -137,8 +133,6 @@ def from_tables(
     if min_rows is not None:
         joined = _of_large_clients(joined, min_rows, has_test=bool(test))
     parts = {"": slice(0, joined.num_train)} | ({"test ": slice(joined.num_train, None)} if test else {})
-    if isinstance(roles.labels, str) and num_classes is None:
-        _check_kinds(train, roles.labels)
     check_numbers(joined.source, joined.inputs, joined.num_train, impute=impute is not None, encode=encode is not None)
     ys, classes = _targets(joined, parts, num_classes)
     clients, owners = _clients(joined, parts, client_names)
@@ -150,12 +144,12 @@ def from_tables(
         by_client(clients[0], clients[1], owners)
 
     def chosen(values: list[Any]) -> list[Any]:
-        return [take(value, some) for value, some in zip(values if test else values * 2, rows, strict=True)]
+        return [value[some] for value, some in zip(values if test else values * 2, rows, strict=True)]
 
     prepared = preparation.fit(joined.inputs, parts[""] if test else rows[0], impute, encode)
     x = prepared.side_by_side(joined.inputs)
     # Before rows are chosen, so that an error has their numbers in the file.
-    train_x, test_x = chosen([checks.inputs(take(x, part), f"{prefix}x") for prefix, part in parts.items()])
+    train_x, test_x = chosen([checks.inputs(x[part], f"{prefix}x") for prefix, part in parts.items()])
     train_y, test_y = chosen(ys)
     made = Dataset(name, source, origin, True, train_x, train_y, test_x, test_y, len(classes), keep_split=True)
     if normalize:
@@ -192,23 +186,6 @@ def _are_classes(y: np.ndarray) -> bool:
         stacklevel=2,
     )
     return True
-
-
-def _check_kinds(tables: Sequence[Table], name: str) -> None:
-    """Raise InvalidInput for whole numbers of one table beside fractions of another: one of them is a mistake."""
-    found: dict[str, str] = {}
-    for one in tables:
-        y = one.columns[name]
-        if y.ndim == 1 and y.dtype.kind in "biu":
-            found.setdefault("whole numbers", one.source)
-        elif y.ndim == 1 and y.dtype.kind == "f" and np.any(y % 1):
-            found.setdefault("floats", one.source)
-    if len(found) > 1:
-        (kind, source), (other, beside) = found.items()
-        raise InvalidInput(
-            f"{beside} has {other} in {name}, and {source} {kind}: give all the same, or say what they are with "
-            "num_classes (--task)"
-        )
 
 
 def _clients(

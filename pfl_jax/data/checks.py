@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pfl_jax.data import columns, pictures
+from pfl_jax.data import columns
 from pfl_jax.data.allocation import Partition
-from pfl_jax.data.rows import LazyArray, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, describe_value
 from pfl_jax.validation import check_value
@@ -20,13 +19,6 @@ SPLITS = {"train": "training", "test": "test", "validation": "validation"}
 
 def inputs(x: Any, what: str) -> Any:
     """Inputs [P, ...] as float32 or integers of at most 32 bits; `what` is their name, for errors."""
-    x = x if isinstance(x, LazyArray) else pictures.as_array(x, what)
-    input_shape(x, what)
-    return _numbers(x, what)
-
-
-def input_shape(x: Any, what: str) -> None:
-    """Raise InvalidInput for inputs without a row for each example, or with channels first."""
     shape = np.shape(x)
     if len(shape) < 2 or 0 in shape:
         raise InvalidInput(f"{what} has shape {list(shape)}: give one row for each example, [P, ...]")
@@ -34,6 +26,7 @@ def input_shape(x: Any, what: str) -> None:
         raise InvalidInput(
             f"{what} has shape {list(shape)}, channels first: give [P, H, W, C], with np.moveaxis({what}, 1, -1)"
         )
+    return _numbers(x, what)
 
 
 def _numbers(x: Any, what: str) -> Any:
@@ -47,31 +40,19 @@ def _numbers(x: Any, what: str) -> Any:
             return x
         limits = np.iinfo(np.int32)
         if x.min() < limits.min or x.max() > limits.max:
-            raise InvalidInput(f"{what} has integers from {x.min()} to {x.max()}, beyond 32 bits: give them as floats")
+            raise InvalidInput(f"{what} has integers from {x.min()} to {x.max()}, beyond 32 bits: give floats")
         return x.astype(np.int32)
-    for start, part in blocks(x):
-        with np.errstate(over="ignore"):
-            bad = np.argwhere(~np.isfinite(part.astype(np.float32, copy=False)))
-        if len(bad):
-            (row, *place), value = bad[0].tolist(), part[tuple(bad[0])]
-            at = f"row {start + row}, place {place}" if place else f"row {start + row}"
-            raise InvalidInput(
-                f"{what} has {value} in {at} (counted from 0), which is no finite float32: leave such rows out, or "
-                "fill NaN in with --impute (impute=)"
-            )
-    return x.astype(np.float32, copy=False)
-
-
-def one_type(train_x: Any, test_x: Any, names: tuple[str, str]) -> tuple[Any, Any]:
-    """Training and test inputs of one type: floats if either are, but never pixels beside other images."""
-    train_x, test_x = pictures.alike([train_x, test_x])
-    if train_x.shape[1:] != test_x.shape[1:] or (train_x.ndim == 4 and train_x.dtype != test_x.dtype):
-        one, other = (f"{name} {x.dtype} {list(x.shape[1:])}" for name, x in zip(names, (train_x, test_x), strict=True))
-        raise InvalidInput(f"{one} and {other} must be of one type and shape")
-    if train_x.dtype == test_x.dtype:
-        return train_x, test_x
-    common = np.float32 if "f" in (train_x.dtype.kind, test_x.dtype.kind) else np.int32
-    return train_x.astype(common), test_x.astype(common)
+    with np.errstate(over="ignore"):
+        found = x.astype(np.float32, copy=False)
+    bad = np.argwhere(~np.isfinite(found))
+    if len(bad):
+        row, *place = bad[0].tolist()
+        at = f"row {row}, place {place}" if place else f"row {row}"
+        raise InvalidInput(
+            f"{what} has {x[tuple(bad[0])]} in {at} (counted from 0), which is no finite float32: leave such rows out, "
+            "or fill NaN in with --impute (impute=)"
+        )
+    return found
 
 
 def names(values: Any, what: str, role: str) -> np.ndarray:
@@ -140,16 +121,18 @@ def dataset(given: Dataset) -> Dataset:
     """The same dataset as NumPy arrays of the types that `federate` needs."""
     check_value("dataset", given, Dataset)
     found: dict[str, Any] = {}
-    for split, x, y in (("train", given.train_x, given.train_y), ("test", given.test_x, given.test_y)):
-        # What stays in its file was checked when that was opened.
-        x = x if isinstance(x, LazyArray) else inputs(x, f"{split}_x")
-        y = labels(y, given.num_classes, f"{split}_y") if given.num_classes else values(y, f"{split}_y")
+    for part in ("x", "y"):
+        fields = [f"train_{part}", f"test_{part}"]
+        sides = [(name, columns.plain(getattr(given, name), name)) for name in fields]
+        for name, array in zip(fields, columns.alike(part, sides), strict=True):
+            if part == "y":
+                found[name] = labels(array, given.num_classes, name) if given.num_classes else values(array, name)
+            else:
+                found[name] = inputs(array, name)
+    for split in ("train", "test"):
+        x, y = found[f"{split}_x"], found[f"{split}_y"]
         if len(x) != len(y):
             raise InvalidInput(f"there are {len(x)} rows in {split}_x, and {len(y)} labels in {split}_y")
-        found |= {f"{split}_x": x, f"{split}_y": y}
-    for part in ("x", "y"):
-        pair = f"train_{part}", f"test_{part}"
-        found |= dict(zip(pair, one_type(found[pair[0]], found[pair[1]], pair), strict=True))
     if given.mean is not None or given.std is not None:
         x = found["train_x"]
         mean, std = (np.atleast_1d(np.asarray(value, np.float64)) for value in (given.mean, given.std))

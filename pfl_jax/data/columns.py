@@ -5,14 +5,14 @@ A column is numbers [P, ...] in which NaN is missing, dates [P] in which NaT is,
 
 import datetime
 import numbers
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.data import pictures
-from pfl_jax.data.rows import LazyArray
 from pfl_jax.errors import InvalidInput
 
 Kind = Literal["numbers", "dates", "words", "values of several types"]
@@ -21,22 +21,16 @@ NO_VALUE = ("", "na", "n/a", "nan", "null", "none", "?")
 """Texts, in lower case, that stand for a missing number."""
 
 
-def plain(values: Any, what: str = "a column") -> Any:
+def plain(values: Any, what: str = "a column") -> np.ndarray:
     """A column as an array of its kind; objects of several types stay what they are, a kind of its own.
 
     Args:
       values: the column; pictures become arrays as of `pictures.stack`.
       what: its name, for errors.
     """
-    if isinstance(values, LazyArray):
-        return values
     if isinstance(values, np.ma.MaskedArray):
-        if not np.ma.getmaskarray(values).any():
-            values = values.data
-        elif values.dtype.kind in "biuf":
-            values = np.ma.filled(values.astype(np.float64), np.nan)
-        else:
-            values = np.ma.filled(values.astype(object), None)
+        gone = np.ma.getmaskarray(values)
+        values = np.where(gone, None, values.data.astype(object)) if gone.any() else values.data
     try:
         array = pictures.as_array(values, what)
     except InvalidInput:
@@ -45,9 +39,9 @@ def plain(values: Any, what: str = "a column") -> Any:
         # Rows of different lengths.
         array = np.empty(len(values), object)
         array[:] = values
-    if array.dtype.kind == "V" and jnp.issubdtype(array.dtype, np.number):
+    if array.dtype.kind == "V" and array.dtype.names is None:
         # bfloat16, float8 and int4, which NumPy does not know.
-        return array.astype(np.float32 if jnp.issubdtype(array.dtype, np.floating) else np.int8)
+        return array.astype(np.float32)
     if array.dtype.kind == "S":
         return np.char.decode(array, "utf-8", "replace")
     return _of_objects(array) if array.dtype.kind == "O" else array
@@ -120,32 +114,52 @@ def missing(column: np.ndarray) -> np.ndarray:
     return np.isnat(column) if column.dtype.kind == "M" else column != column
 
 
-def is_nothing(column: Any) -> bool:
-    """Whether a column [P] has no value at all."""
-    is_plain = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind == "f"
-    return is_plain and bool(np.isnan(column).all())
+def alike(name: str, parts: Sequence[tuple[str, Any]]) -> list[Any]:
+    """Parts of one column as arrays of one type; gray pictures have three channels where others have.
 
+    Args:
+      name: of the column.
+      parts: what has each part, for errors, and the part. One without any value has no kind of its own.
 
-def nothing_like(some: np.ndarray, size: int) -> np.ndarray:
-    """Column [P] of missing values of the kind of another one."""
+    Raises:
+      InvalidInput: parts of several kinds or shapes, or pixels beside other images.
+    """
+    arrays = pictures.alike([part for _, part in parts])
+    is_empty = [one.ndim == 1 and one.dtype.kind == "f" and bool(np.isnan(one).all()) for one in arrays]
+    usual = is_empty.index(False) if False in is_empty else 0
     nothing: dict[Kind, Any] = {"words": None, "dates": np.datetime64("NaT", "us")}
-    return np.full(size, nothing.get(kind(some), np.nan))
+    for place, one in enumerate(arrays):
+        if is_empty[place]:
+            arrays[place] = one = np.full(len(one), nothing.get(kind(arrays[usual]), np.nan))
+        if (found := _form(one)) != (wanted := _form(arrays[usual])):
+            raise InvalidInput(
+                f"{parts[place][0]} has {found} in {name}, and {parts[usual][0]} {wanted}: give all the same"
+            )
+    common = np.result_type(*(one.dtype for one in arrays))
+    return [one.astype(common, copy=False) for one in arrays]
 
 
-def of_texts(texts: np.ndarray) -> np.ndarray:
-    """Texts as whole numbers, as numbers, or as words, the first of these that all of them are."""
+def _form(column: Any) -> str:
+    """What all parts of a column have in common."""
+    what = str(column.dtype) if column.ndim == 4 else kind(column)
+    return f"{what} {list(column.shape[1:])}" if column.ndim > 1 else what
+
+
+def of_texts(texts: np.ndarray, form: re.Pattern[str] | None = None) -> np.ndarray:
+    """Texts as whole numbers, as numbers, or as words, the first of these that all of them are.
+
+    Args:
+      texts: str [P].
+      form: how numbers are written; None for any way.
+    """
     # To Python 1_0 is a ten.
-    if not np.any(np.char.find(texts, "_") >= 0):
+    if not np.any(np.char.find(texts, "_") >= 0) and (form is None or all(map(form.fullmatch, texts.tolist()))):
         for wanted in (np.int64, np.float64):
             with suppress(ValueError, OverflowError):
                 return texts.astype(wanted)
         with suppress(ValueError):
             return np.where(np.isin(np.char.lower(texts), NO_VALUE), "nan", texts).astype(np.float64)
-    if not np.any(texts == ""):
-        return texts
-    words = texts.astype(object)
-    words[texts == ""] = None
-    return words
+    return np.where(texts == "", None, texts.astype(object)) if np.any(texts == "") else texts
 
 
 def dated(words: np.ndarray) -> np.ndarray:

@@ -14,7 +14,6 @@ from pfl_jax.data import shift as shifts
 from pfl_jax.data.clients import from_clients
 from pfl_jax.data.partition import Partition, natural
 from pfl_jax.data.places import spread
-from pfl_jax.data.rows import LazyArray, concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, described
 from pfl_jax.frozen import Frozen
@@ -40,8 +39,7 @@ class FederatedData(NamedTuple):
 
     Attributes:
       x: [P, ...], the inputs of the pool: training examples, then test examples. uint8 [P, H, W, C] for images,
-        otherwise float32 or integers. Of a dataset that was loaded by rows, `pfl_jax.data.rows.LazyArray`, which only
-        `pfl_jax.engine.placement.place` can use.
+        otherwise float32 or integers.
       y: [P], int32, the labels of the pool; or other targets, float32 [P] or numbers [P, ...].
       train_index, train_count: int32 [N, n_max] and [N].
       test_index, test_count: int32 [N, t_max] and [N].
@@ -256,9 +254,8 @@ def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
 def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:
     from_train, from_test = np.split(used, [np.searchsorted(used, len(dataset.train_y))])
     from_test = from_test - len(dataset.train_y)
-    x = concatenate([take(dataset.train_x, from_train), take(dataset.test_x, from_test)])
     return {
-        "x": x if isinstance(x, LazyArray) else jnp.asarray(x),
+        "x": jnp.asarray(np.concatenate([dataset.train_x[from_train], dataset.test_x[from_test]])),
         "y": jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]])),
         "num_classes": NumClasses(dataset.num_classes),
         "mean": None if dataset.mean is None else jnp.asarray(dataset.mean, jnp.float32),

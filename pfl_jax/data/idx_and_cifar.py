@@ -7,20 +7,18 @@ import gzip
 import tarfile
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pfl_jax.data import rows
-from pfl_jax.data.rows import LazyArray
 from pfl_jax.data.specs import Arrays, DatasetSpec
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, one_line
 
 SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets"))
 """Folders in which Linux distributions install datasets, such as Debian's package `dataset-fashion-mnist`."""
 
-UNREADABLE = (OSError, EOFError, zlib.error, tarfile.TarError)
-"""Errors of damaged or truncated files."""
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, tarfile.TarError)
+"""Errors of damaged, truncated or other files."""
 
 NOTE = "note.txt"
 """File beside a dataset's files that says what they are, where they are not the published ones."""
@@ -89,27 +87,27 @@ def find(spec: DatasetSpec, data_dir: Path | None) -> tuple[Path, ...]:
     return ()
 
 
-def load(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool = False) -> tuple[Arrays, str]:
+def load(spec: DatasetSpec, paths: tuple[Path, ...]) -> tuple[Arrays, str]:
     """Examples, of which EMNIST's images become upright, in the files that `find` found; and the folder or archive.
 
-    With `by_rows`, images of uncompressed IDX files are `pfl_jax.data.rows.LazyArray`, which are read later.
     InvalidInput if a file is damaged or of another dataset.
     """
     origin = paths[0] if len(paths) == 1 else paths[0].parent
     try:
-        is_cifar = spec.name in CIFAR
-        arrays = _load_cifar(CIFAR[spec.name], paths, origin) if is_cifar else _load_idx(spec, paths, by_rows=by_rows)
+        arrays = _load_cifar(CIFAR[spec.name], paths) if spec.name in CIFAR else _load_idx(spec, paths)
         # Several datasets have the same file names; the largest label shows whether these files are of the right one.
         highest = arrays.train_y.max(), arrays.test_y.max()
         if highest[0] != spec.num_classes - 1 or highest[1] >= spec.num_classes:
-            raise InvalidInput(
-                f"{origin} is not {spec.name}: its training labels end at {highest[0]} and its test labels at "
-                f"{highest[1]}, and the classes are 0 to {spec.num_classes - 1}"
+            raise ValueError(
+                f"its training labels end at {highest[0]} and its test labels at {highest[1]}, and the classes are 0 "
+                f"to {spec.num_classes - 1}"
             )
         if spec.name == "fashion_mnist" and tuple(arrays.test_y[: len(_MNIST_TEST_LABELS)]) == _MNIST_TEST_LABELS:
-            raise InvalidInput(f"{origin} holds MNIST's digits, not Fashion-MNIST")
-    except InvalidInput as error:
-        raise InvalidInput(f"{error}; put a whole copy of {spec.name} there, or remove it") from None
+            raise ValueError("it holds MNIST's digits")
+    except UNREADABLE as error:
+        raise InvalidInput(
+            f"{origin} is not {spec.name}, or damaged ({one_line(error)}): put a whole copy there, or remove it"
+        ) from error
     return arrays, str(origin)
 
 
@@ -127,57 +125,36 @@ def note(spec: DatasetSpec, folder: Path, test_y: np.ndarray) -> str:
     return "" if is_in_order or spec.name != "cifar10" else "a copy in another order"
 
 
-def _load_idx(spec: DatasetSpec, paths: tuple[Path, ...], *, by_rows: bool) -> Arrays:
-    def upright(x: np.ndarray) -> np.ndarray:
-        return (x.swapaxes(1, 2) if spec.transposed else x)[..., None]
-
+def _load_idx(spec: DatasetSpec, paths: tuple[Path, ...]) -> Arrays:
     arrays = []
     for images, labels in (paths[:2], paths[2:]):
-        x, y = _read_idx(images, spec.shape[:2], by_rows=by_rows), _read_idx(labels, (), by_rows=False)
+        x, y = _read_idx(images, spec.shape[:2]), _read_idx(labels, ())
         if len(x) != len(y):
-            raise InvalidInput(f"{images} holds {len(x)} images, but {labels} holds {len(y)} labels")
-        x = x.map(upright, spec.shape, np.uint8) if isinstance(x, LazyArray) else np.ascontiguousarray(upright(x))
-        arrays += [x, y.astype(np.int32)]
+            raise ValueError(f"{images.name} has {len(x)} images, and {labels.name} {len(y)} labels")
+        upright = x.swapaxes(1, 2) if spec.transposed else x
+        arrays += [np.ascontiguousarray(upright[..., None]), y.astype(np.int32)]
     return Arrays(*arrays)
 
 
-def _read_idx(path: Path, shape: tuple[int, ...], *, by_rows: bool) -> Any:
+def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Read an IDX file as uint8 [count, *shape]: a magic number, the sizes as big-endian int32, then the bytes."""
-    begin, stays = 4 * (2 + len(shape)), by_rows and path.suffix != ".gz"
+    begin = 4 * (2 + len(shape))
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            header, content = file.read(begin), b"" if stays else file.read()
-        size = path.stat().st_size - begin if stays else len(content)
+            content = file.read()
+        magic, count, *found = np.frombuffer(content[:begin], ">u4").tolist()
+        if magic != 0x0800 + 1 + len(shape) or tuple(found) != shape:
+            raise ValueError(f"magic {magic:#06x} and sizes {[count, *found]}, not bytes of shape {shape}")
+        return np.frombuffer(content, np.uint8, offset=begin).reshape(count, *shape)
     except UNREADABLE as error:
-        raise InvalidInput(f"{path} cannot be read, it may be truncated: {error}") from error
-    if len(header) < begin:
-        raise InvalidInput(f"{path} is truncated: {len(header)} bytes")
-    magic, count, *found = np.frombuffer(header, ">u4").tolist()
-    if magic != 0x0800 + 1 + len(shape) or tuple(found) != shape or not count:
-        raise InvalidInput(
-            f"{path} is no IDX file of bytes of shape {shape}: magic {magic:#06x}, sizes {[count, *found]}"
-        )
-    if size != count * int(np.prod(shape, dtype=int)):
-        raise InvalidInput(
-            f"{path} is damaged: its header promises {count} items of shape {shape}, it has {size} bytes"
-        )
-    if stays:
-        return rows.of_file(path, begin, (count, *shape), np.uint8)
-    return np.frombuffer(content, np.uint8).reshape(count, *shape)
+        raise ValueError(f"{path.name}: {one_line(error)}") from error
 
 
-def _load_cifar(layout: CifarFormat, paths: tuple[Path, ...], origin: Path) -> Arrays:
-    try:
-        contents = _members(paths[0]) if len(paths) == 1 else {path.name: path.read_bytes() for path in paths}
-    except UNREADABLE as error:
-        raise InvalidInput(f"{origin} cannot be read, it may be truncated: {error}") from error
+def _load_cifar(layout: CifarFormat, paths: tuple[Path, ...]) -> Arrays:
+    contents = _members(paths[0]) if len(paths) == 1 else {path.name: path.read_bytes() for path in paths}
     arrays, width = [], layout.labels + 3072
     for part in (layout.train, layout.test):
-        for name in part:
-            if not contents.get(name) or len(contents[name]) % width:
-                size = len(contents[name]) if name in contents else "no"
-                raise InvalidInput(f"{origin}: {name} has {size} bytes, not a multiple of {width}, its record")
-        records = np.frombuffer(b"".join(contents[name] for name in part), np.uint8).reshape(-1, width)
+        records = np.concatenate([np.frombuffer(contents[name], np.uint8).reshape(-1, width) for name in part])
         x = records[:, layout.labels :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         arrays += [np.ascontiguousarray(x), records[:, layout.labels - 1].astype(np.int32)]
     return Arrays(*arrays)

@@ -16,7 +16,6 @@ from pfl_jax.atomic_write import make_folder, write_binary, write_text
 from pfl_jax.data import checks
 from pfl_jax.data.allocation import Partition
 from pfl_jax.data.readers import CLIENT, LABEL
-from pfl_jax.data.rows import concatenate, take
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import CannotWrite, InvalidInput, imported, one_line
 
@@ -26,10 +25,10 @@ def _client_rows(dataset: Dataset, parts: Partition) -> dict[str, list[tuple[Any
     parts = checks.partition(parts, len(dataset.train_y), len(dataset.test_y))
     if parts.validation is not None:
         raise InvalidInput("these formats have training and test rows: leave out --val-fraction")
-    x, y = concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
+    x, y = (np.concatenate(both) for both in ((dataset.train_x, dataset.test_x), (dataset.train_y, dataset.test_y)))
     names = np.array(dataset.class_names)
     y = names[y] if len(names) else y
-    return {split: [(take(x, one), y[one]) for one in getattr(parts, split)] for split in ("train", "test")}
+    return {split: [(x[one], y[one]) for one in getattr(parts, split)] for split in ("train", "test")}
 
 
 def write_leaf(folder: str | Path, dataset: Dataset, parts: Partition, clients: Sequence[str]) -> None:

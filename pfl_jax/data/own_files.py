@@ -3,8 +3,11 @@
 Nothing is unpickled, and no code that comes with data is run.
 """
 
+import contextlib
+import csv
 import functools
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ from pfl_jax.data import readers
 from pfl_jax.data.arrays import from_tables
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import Names, Roles, Table
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, one_line
+from pfl_jax.safe_read import BAD_NPZ
 
 HUB = "hf:"
 """What the name of a dataset on the Hugging Face hub starts with."""
@@ -32,7 +36,6 @@ def from_file(
     drop: Names = (),
     time: str | None = None,
     test_data: str | Path | None = None,
-    by_rows: bool = False,
     **options: Any,
 ) -> Dataset:
     """Data set of a file or folder, with the digest of the files as its origin.
@@ -44,7 +47,7 @@ def from_file(
       Integers if all of them are integers, otherwise float32.
     - Folder of images: a sub-folder for each class, images of one size; uint8 [H, W, 1] or [H, W, 3]. Above them may be
       folders train and test (or val), and with `client_column` a folder for each client.
-    - Folder of Hugging Face's `save_to_disk`, or hf:NAME of the hub: the images, the column of equally long lists, or
+    - Folder of Hugging Face's `save_to_disk`, or hf:NAME of the hub: the column of images or of equally long lists, or
       all columns as numbers; the split "test", or else that for validation, is the test set.
     - LEAF's files, or their folder, and the folder of Flower's partitions: see `pfl_jax.data.interchange`; the column
       of the clients is client.
@@ -58,32 +61,41 @@ def from_file(
       drop: columns that are left out.
       time: column of numbers or dates, by which the latest rows of each client, or of all, are the test rows.
       test_data: file or folder with the test rows, of the same format; by default those within `data`.
-      by_rows: whether the inputs of .npz files stay there, see `pfl_jax.data.sources.load`; those of the other formats
-        are read into memory.
-      **options: `encode`, what words become: "one_hot" flags, or "ordinal" numbers, where dates become days since 1970;
-        by default both are refused. `test_fraction`, `impute`, `min_rows`, `normalize`, `num_classes` and `seed` of
-        `from_arrays`.
+      **options: `encode`, what words become: "one_hot" flags, or "ordinal" numbers; by default they are refused.
+        `test_fraction`, `impute`, `min_rows`, `normalize`, `num_classes` and `seed` of `from_arrays`.
 
     Raises:
       InvalidInput: a missing or damaged file, an unknown format, a missing column, columns that differ, or anything
         `from_arrays` refuses.
     """
     roles = Roles(inputs, label or "label", client_column, time, drop)
-    try:
-        train, test, roles, kind = _read(data, label, roles, by_rows=by_rows)
+    with _said_of(data, test_data):
+        train, test, roles, kind = _read(data, label, roles)
         if test_data is not None:
             if test:
                 raise InvalidInput(f"{data} has test rows of its own: leave out either them or {test_data}")
-            test, more, *_ = _read(test_data, label, roles, by_rows=by_rows)
+            test, more, *_ = _read(test_data, label, roles)
             if more:
                 raise InvalidInput(f"{test_data} has training and test rows: give a file with the test rows alone")
         path = str(data)
         name = path[len(HUB) :] if path.startswith(HUB) else Path(data).expanduser().resolve().stem
         return from_tables(train, test, roles, name, kind, digest(data, test_data), **options)
+
+
+@contextlib.contextmanager
+def _said_of(*files: str | Path | None) -> Iterator[None]:
+    """Whatever is wrong with the content of files, as InvalidInput that names them."""
+    names = tuple(str(one) for one in files if one is not None)
+    place = ", tested on ".join(names)
+    try:
+        yield
     except InvalidInput as error:
-        place = data if test_data is None else f"{data}, tested on {test_data}"
-        text = str(error)
-        raise InvalidInput(text if text.startswith((str(data), str(test_data))) else f"{place}: {text}") from None
+        raise InvalidInput(str(error) if str(error).startswith(names) else f"{place}: {error}") from None
+    except (*BAD_NPZ, csv.Error, TypeError, RecursionError) as error:
+        raise InvalidInput(
+            f"{place} is damaged, of another format, or holds a pickle, which is never read "
+            f"({type(error).__name__}: {one_line(error, 150)})"
+        ) from error
 
 
 def digest(data: str | Path, test_data: str | Path | None = None) -> str:
@@ -98,12 +110,10 @@ def digest(data: str | Path, test_data: str | Path | None = None) -> str:
             whole.update(_digest_on_hub(part.removeprefix(HUB)).encode())
             continue
         path = _existing(part)
-        files = [path] if path.is_file() else readers.regular_files(path)
-        try:
+        with _said_of(part):
+            files = [path] if path.is_file() else readers.regular_files(path)
             stamps = tuple((str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files)
             whole.update(_digest_of_files(str(path), stamps).encode())
-        except OSError as error:
-            raise InvalidInput(f"cannot read {error.filename or data}: {error.strerror or error}") from None
     return whole.hexdigest()[:16]
 
 
@@ -140,22 +150,20 @@ def _existing(data: str | Path) -> Path:
     return path
 
 
-def _read(
-    data: str | Path, label: str | None, roles: Roles, *, by_rows: bool
-) -> tuple[list[Table], list[Table], Roles, str]:
+def _read(data: str | Path, label: str | None, roles: Roles) -> tuple[list[Table], list[Table], Roles, str]:
     """Tables of the training and of the test rows of a file or folder, what their columns are, and its kind."""
     source = str(data).removeprefix(HUB) if str(data).startswith(HUB) else _existing(data)
     if isinstance(source, str) or readers.is_hugging_face(source):
         return *readers.tables(source, readers.splits(source), roles), roles, "Hugging Face"
     if readers.is_leaf(source):
-        return *readers.leaf(source, label, roles.client), roles._replace(inputs="x", labels="y"), "LEAF"
+        return *readers.leaf(source), roles._replace(inputs="x", labels=label or "y"), "LEAF"
     if readers.is_flower(source):
         return *readers.flower(source, roles), roles, "Flower"
     if source.is_dir():
         return *readers.image_folder(source, label, roles.client), roles, "image folder"
     if source.suffix.lower() == ".npz":
         roles = roles._replace(inputs=roles.inputs or "x", labels=label or "y")
-        return *readers.npz(source, roles, by_rows=by_rows), roles, "npz"
+        return *readers.npz(source, roles), roles, "npz"
     if source.suffix.lower() == ".csv":
         return [readers.csv_file(source, roles)], [], roles, "csv"
     raise InvalidInput(f"{data} has the ending {source.suffix or 'of no format'}: data is {FORMATS}")

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,22 +13,21 @@ ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", "
 """Endings of files with pictures."""
 
 
-def stack(named: Iterable[tuple[object, Any]], mode: str | None = None) -> np.ndarray:
+def stack(named: Iterable[tuple[object, Any]]) -> np.ndarray:
     """Pictures of one size, uint8 [P, H, W, 1], or [P, H, W, 3] if any of them has color.
 
     - Turned upright, by the orientation in their EXIF data.
     - Palettes, CMYK and other kinds of color are RGB; black and white are 0 and 255.
     - What is transparent shows white.
-    - Of 16 bits for a channel the upper 8 are read, and of several frames the first: a warning says so.
+    - Of several frames the first is read, and of color in 16 bits for a channel the upper 8, as Pillow does.
 
     Args:
       named: name for errors, and picture: a file's path, an image of Pillow, or, as Hugging Face and pandas keep them,
         {"bytes": content or None, "path": file or None}.
-      mode: mode of Pillow that all pictures are converted to first.
 
     Raises:
       InvalidInput: a picture that is missing, damaged, of another size than the first, or whose numbers have no
-        brightness of their own (32 bits, floats).
+        brightness of their own (16 or 32 bits, floats).
 
     Example:
       >>> from PIL import Image
@@ -39,19 +37,15 @@ def stack(named: Iterable[tuple[object, Any]], mode: str | None = None) -> np.nd
       >>> found[:, 0, 0].tolist()
       [[255, 0, 0], [255, 0, 0], [76, 76, 76]]
     """
-    read = [(name, *_read(name, picture, mode)) for name, picture in named]
-    for name, image, _ in read:
+    read = [(name, _read(name, picture)) for name, picture in named]
+    for name, image in read:
         (height, width), (others, across) = image.shape[1:3], read[0][1].shape[1:3]
         if (height, width) != (others, across):
             raise InvalidInput(
                 f"{name} has {width} x {height} pixels, and {read[0][0]} {across} x {others}: all images must have one "
                 "size"
             )
-    for loss in dict.fromkeys(loss for *_, losses in read for loss in losses):
-        names = [name for name, _, losses in read if loss in losses]
-        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        warnings.warn(f"{names[0]}{more}: {loss}", stacklevel=2)
-    return np.concatenate(alike([image for _, image, _ in read]))
+    return np.concatenate(alike([image for _, image in read]))
 
 
 def alike(arrays: Sequence[Any]) -> list[Any]:
@@ -79,8 +73,8 @@ def _is_of_pillow(value: Any) -> bool:
     return pillow is not None and isinstance(value, pillow.Image)
 
 
-def _read(name: object, picture: Any, mode: str | None) -> tuple[np.ndarray, list[str]]:
-    """A picture, uint8 [1, H, W, 1] or [1, H, W, 3], and what of it is not read."""
+def _read(name: object, picture: Any) -> np.ndarray:
+    """A picture, uint8 [1, H, W, 1] or [1, H, W, 3]."""
     pillow = imported("PIL.Image", "pictures need Pillow: pip install pillow")
     if isinstance(picture, Mapping):
         picture = picture["path"] if picture["bytes"] is None else io.BytesIO(picture["bytes"])
@@ -88,31 +82,22 @@ def _read(name: object, picture: Any, mode: str | None) -> tuple[np.ndarray, lis
         raise InvalidInput(f"{name} has no picture: leave such rows out")
     try:
         if _is_of_pillow(picture):
-            return _decoded(pillow, picture, mode)
-        if isinstance(picture, str) and "://" in picture:
-            picture = io.BytesIO(imported("fsspec", "pictures at addresses need fsspec").open(picture).open().read())
+            return _decoded(pillow, picture)
         with pillow.open(picture) as opened:
-            return _decoded(pillow, opened, mode)
+            return _decoded(pillow, opened)
     except Exception as error:  # whatever the decoders raise at damaged bytes
         raise InvalidInput(f"{name} is no image that can be read ({one_line(error)})") from None
 
 
-def _decoded(pillow: Any, opened: Any, mode: str | None) -> tuple[np.ndarray, list[str]]:
+def _decoded(pillow: Any, opened: Any) -> np.ndarray:
     from PIL import ImageOps
 
-    losses = ["of several frames the first is read"] if getattr(opened, "n_frames", 1) > 1 else []
-    # Where there is color Pillow itself reads 8 of 16 bits, and only the tiles say so.
-    if opened.mode.startswith("I;16") or any(";16" in str(tile) for tile in getattr(opened, "tile", ())):
-        losses.append("of 16 bits for a channel the upper 8 are read; arrays in an .npz file keep them all")
     opened = ImageOps.exif_transpose(opened)
-    opened = opened.convert(mode) if mode else opened
-    if opened.mode.startswith("I;16"):
-        return (np.asarray(opened) >> 8).astype(np.uint8)[None, ..., None], losses
-    if opened.mode in ("I", "F"):
+    if opened.mode[0] in "IF":
         raise ValueError(f"mode {opened.mode}: its numbers have no brightness; give them as arrays in an .npz file")
     is_gray = opened.mode in ("1", "L", "LA")
     if opened.has_transparency_data:
         opened = opened.convert("RGBA")
         opened = pillow.alpha_composite(pillow.new("RGBA", opened.size, "white"), opened)
     pixels = np.asarray(opened.convert("L" if is_gray else "RGB"))
-    return pixels.reshape(1, *pixels.shape[:2], -1), losses
+    return pixels.reshape(1, *pixels.shape[:2], -1)

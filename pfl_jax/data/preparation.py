@@ -1,4 +1,4 @@
-"""From the columns of a table to a model's inputs: missing values, words, dates and scales, as of the training rows."""
+"""From the columns of a table to a model's inputs: missing values, words and scales, as of the training rows."""
 
 import dataclasses
 import json
@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from pfl_jax.data import checks, columns
-from pfl_jax.data.rows import LazyArray, blocks
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.table import check_numbers, table
 from pfl_jax.errors import InvalidInput, imported
@@ -20,8 +19,6 @@ Impute: TypeAlias = Literal["mean", "median", "most_frequent"]
 Encode: TypeAlias = Literal["one_hot", "ordinal"]
 """What a word becomes: flags of all words, or its place among them by the alphabet."""
 
-_EPOCH, _DAY = np.datetime64("1970-01-01", "us"), np.timedelta64(1, "D")
-
 
 @dataclass(frozen=True)
 class InputColumn:
@@ -29,7 +26,7 @@ class InputColumn:
 
     Attributes:
       name: its name.
-      kind: "numbers", "words" or "dates"; dates become days since 1970.
+      kind: "numbers" or "words".
       fill: what takes the place of a missing value, a list for an array; None where nothing does.
       words: those of the training rows, sorted.
     """
@@ -41,9 +38,6 @@ class InputColumn:
 
     def numbers(self, column: Any, encode: Encode | None) -> Any:
         """Numbers [P, ...] of a column of its kind; of words, where `encode` has them as flags, [P, K]."""
-        if self.kind == "dates":
-            # What has no date at all has no kind.
-            column = (column.astype("datetime64[us]") - _EPOCH) / _DAY if column.dtype.kind == "M" else column
         if self.fill is not None and (gone := columns.missing(np.asarray(column))).any():
             column = np.where(gone, np.asarray(self.fill), np.asarray(column))
         if self.kind != "words":
@@ -90,9 +84,6 @@ class Preparation:
         if gone := [one.name for one in self.columns if one.name not in given]:
             raise InvalidInput(f"the table has no column {gone[0]} (there are {', '.join(given)})")
         inputs = {one.name: given[one.name] for one in self.columns}
-        for one in self.columns:
-            if one.kind == "dates" and columns.kind(inputs[one.name]) == "words":
-                inputs[one.name] = columns.dated(inputs[one.name])
         impute = all(one.fill is not None for one in self.columns)
         rows = len(inputs[self.columns[0].name])
         check_numbers("the table", inputs, rows, impute=impute, encode=self.encode is not None)
@@ -138,8 +129,6 @@ def _fitted(name: str, column: Any, train: Any, impute: Impute | None) -> InputC
     if kind == "numbers" and (impute is None or (column.ndim > 1 and column.dtype.kind != "f")):
         return InputColumn(name)
     there = np.asarray(column[train])
-    if kind == "dates":
-        there = InputColumn(name, kind).numbers(there, None)
     fill = None if impute is None else _fill(name, there, impute if kind != "words" else "most_frequent")
     if kind != "words":
         return InputColumn(name, kind, fill)
@@ -170,21 +159,18 @@ def normalized(made: Dataset, prepared: Preparation) -> tuple[Dataset, Preparati
     train_x = made.train_x
     axes = (0, 1, 2) if train_x.ndim == 4 else (0,)
     size = int(np.prod([train_x.shape[axis] for axis in axes], dtype=np.int64))
-    mean: Any = sum(part.sum(axes, np.float64) for _, part in blocks(train_x)) / size
-    std = np.sqrt(sum(np.square(part - mean).sum(axes, np.float64) for _, part in blocks(train_x)) / size)
-    lowest = np.min([part.min(axes) for _, part in blocks(train_x)], axis=0)
-    constant = lowest == np.max([part.max(axes) for _, part in blocks(train_x)], axis=0)
+    # Parts of at most 64 MiB: their squares have eight bytes for each pixel.
+    parts = np.array_split(train_x, 1 + train_x.nbytes // 2**26)
+    mean: Any = sum(part.sum(axes, np.float64) for part in parts) / size
+    std = np.sqrt(sum(np.square(part - mean).sum(axes, np.float64) for part in parts) / size)
+    lowest = train_x.min(axes)
+    constant = lowest == train_x.max(axes)
     # Rounding would leave a constant a mean and a deviation that are nearly, and not exactly, its own and 0.
     mean, std = np.where(constant, lowest, mean), np.where(constant, 1.0, std)
     if train_x.dtype == np.uint8 and train_x.ndim == 4:
         std = np.where(constant, 1.0, std / 255)
         return made._replace(mean=tuple((mean / 255).tolist()), std=tuple(std.tolist())), prepared
-    found: list[Any] = [
-        part.map(lambda rows: _scaled(rows, mean, std), part.shape[1:], np.float32)
-        if isinstance(part, LazyArray)
-        else _scaled(part, mean, std)
-        for part in (train_x, made.test_x)
-    ]
+    found = [_scaled(part, mean, std) for part in (train_x, made.test_x)]
     scale = _tuples(mean.tolist()), _tuples(std.tolist())
     return made._replace(train_x=found[0], test_x=found[1]), dataclasses.replace(prepared, mean=scale[0], std=scale[1])
 

@@ -1,10 +1,10 @@
 """Readers of a user's files and folders, which give tables: .npz, .csv, images by class, Hugging Face, LEAF and Flower.
 
-What is written for others, and the formats of LEAF and Flower, is in `pfl_jax.data.interchange`.
+Damaged files raise what the packages raise that read them; `pfl_jax.data.own_files` says which file it was. What is
+written for others, and the formats of LEAF and Flower, is in `pfl_jax.data.interchange`.
 """
 
 import csv
-import dataclasses
 import json
 import os
 import re
@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pfl_jax.data import columns, pictures
-from pfl_jax.data.rows import of_npz
 from pfl_jax.data.table import CLIENT, Roles, Table, names_of, sets, table
 from pfl_jax.errors import InvalidInput, imported, one_line, shortened
-from pfl_jax.safe_read import BAD_NPZ, open_npz
+from pfl_jax.safe_read import open_npz
 
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -33,77 +32,43 @@ T = TypeVar("T")
 LABEL = "label"
 """Name of Flower's column of labels."""
 
+_WHOLE = r"-?(0|[1-9]\d*)"
+CLIENT_NUMBER, LABEL_NUMBER = re.compile(_WHOLE), re.compile(_WHOLE + r"(\.\d+)?([eE][-+]?\d+)?")
+"""Numbers in texts that name something: 07 is another one than 7."""
 
-def npz(path: Path, roles: Roles, *, by_rows: bool = False) -> tuple[list[Table], list[Table]]:
+
+def npz(path: Path, roles: Roles) -> tuple[list[Table], list[Table]]:
     """Tables of the training and the test rows of an .npz file: arrays, and the same with test_ before their names.
 
-    Only the arrays that are asked for are read; with `by_rows` the inputs stay in the file.
+    Only the arrays that are asked for are read.
     """
-    inputs = names_of(roles.inputs)
-    wanted = [*inputs, *names_of(roles.labels), *filter(None, (roles.client, roles.time)), *names_of(roles.drop)]
-    try:
-        with open_npz(path) as stored:
-            there = stored.files
-            of_name = {name: name if name in wanted else name.removeprefix("test_") for name in there}
-            named = [
-                (name, of_npz(path, name) if by_rows and column in inputs else stored[name])
-                for name, column in of_name.items()
-                if column in wanted
-            ]
-    except BAD_NPZ as error:
-        raise InvalidInput(
-            f"{path} is damaged, no .npz file, or holds a pickle, which is never read ({one_line(error, 80)})"
-        ) from None
+    wanted = [name for names in (roles.inputs, roles.labels, roles.client, roles.time) for name in names_of(names)]
+    wanted += names_of(roles.drop)
+    with open_npz(path) as stored:
+        there = stored.files
+        of_name = {name: name if name in wanted else name.removeprefix("test_") for name in there}
+        named = [(name, stored[name]) for name, column in of_name.items() if column in wanted]
     if missing := [name for name in wanted if name not in there]:
         raise InvalidInput(f"{path} has no array {missing[0]} (there are {', '.join(there)})")
     return sets(path, named)
 
 
 def csv_file(path: Path, roles: Roles) -> Table:
-    """Table of a .csv file with a header, whose columns are texts."""
-    header, lines = _rows(path)
-    found = table(path, zip(header, map(np.array, zip(*lines, strict=True)), strict=True), form="texts")
-    last = found.columns[header[-1]]
-    if header[-1] in (roles.labels, roles.client) and np.sum(last == last[-1]) == 1 and is_cut(path):
-        raise InvalidInput(
-            f"{path} ends within its last line, and no other row has its {header[-1]}, '{last[-1]}': the file may be "
-            "cut off; end the line if it is whole"
-        )
-    return found
-
-
-def is_cut(path: str | Path) -> bool:
-    """Whether a text file that is not empty ends without the end of a line; a file that is cut off mostly does."""
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() not in (b"\n", b"\r")
-
-
-def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Header and rows, all of the same length; blank lines are left out."""
-    begin, lines = 1, []
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True, skipinitialspace=True)
-            for row in reader:
-                if (end := reader.line_num) > begin:
-                    raise InvalidInput(f"{path}: a quote in line {begin} is closed in line {end}: close it in its own")
-                if row:
-                    lines.append((begin, [field.strip() for field in row]))
-                begin += 1
-    except csv.Error as error:
-        raise InvalidInput(f"{path}: line {begin} is no CSV ({error}): a quote there may not be closed") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} cannot be read as CSV ({error})") from None
+    """Table of a .csv file with a header; blank lines are left out."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True, skipinitialspace=True)
+        lines = [(reader.line_num, [field.strip() for field in row]) for row in reader if row]
     if len(lines) < 2:
         raise InvalidInput(f"{path} has no rows: give a header and a row for each example")
-    (_, header), *rest = lines
+    (_, header), *rows = lines
     if len(header) == 1:
         raise InvalidInput(f"{path} has one column, {header[0]!r}: separate columns by commas, as in 1.5,2,yes")
-    for number, row in rest:
+    for number, row in rows:
         if len(row) != len(header):
             raise InvalidInput(f"{path} has {len(row)} fields in line {number}, and {len(header)} in its header")
-    return header, [row for _, row in rest]
+    forms = dict.fromkeys(names_of(roles.labels), LABEL_NUMBER) | {roles.client: CLIENT_NUMBER}
+    texts = zip(header, map(np.array, zip(*(row for _, row in rows), strict=True)), strict=True)
+    return table(path, ((name, columns.of_texts(values, forms.get(name))) for name, values in texts))
 
 
 def train_and_test(source: object, splits: dict[str, T]) -> tuple[T, T | None]:
@@ -122,23 +87,11 @@ def train_and_test(source: object, splits: dict[str, T]) -> tuple[T, T | None]:
 
 
 def regular_files(path: Path) -> list[Path]:
-    """Regular files below a folder, sorted, without those that are hidden or lie in hidden folders.
-
-    Raises:
-      InvalidInput: a name is not UTF-8.
-    """
-    found, seen = [], set()
+    """Regular files below a folder, sorted, without those that are hidden or lie in hidden folders."""
+    found = []
     for folder, names, files in os.walk(path, followlinks=True):
-        # A link may lead to a folder that it lies in.
-        is_new = (real := os.path.realpath(folder)) not in seen
-        seen.add(real)
-        names[:] = [name for name in names if is_new and not name.startswith(".")]
-        found += [Path(folder, name) for name in files if is_new and not name.startswith(".")]
-    for one in found:
-        if not os.fsencode(one).decode("utf-8", "ignore") == str(one):
-            raise InvalidInput(
-                f"{path} has a name that is not UTF-8, {os.fsencode(one.relative_to(path))!r}: rename it"
-            )
+        names[:] = [name for name in names if not name.startswith(".")]
+        found += [Path(folder, name) for name in files if not name.startswith(".")]
     return sorted(one for one in found if one.is_file())
 
 
@@ -150,36 +103,32 @@ def image_folder(path: Path, label: str | None, client: str | None) -> tuple[lis
     """
     images = [one for one in regular_files(path) if one.suffix.lower() in pictures.ENDINGS]
     levels = {one: folders for one in images if (folders := one.relative_to(path).parts[:-1])}
-    files = list(levels)
-    if not files:
+    if not levels:
         raise InvalidInput(f"{path} has no images: give a folder with a sub-folder of images for each class")
-    first = {levels[one][0].lower() for one in files}
-    is_split = "train" in {SPLITS.get(name) for name in first} and first <= SPLITS.keys()
-    of_split: dict[str, list[Path]] = {"train": files}
-    if is_split and all(len(levels[one]) > 1 for one in files):
-        of_split = {}
-        for one in files:
-            of_split.setdefault(levels[one][0], []).append(one)
-            levels[one] = levels[one][1:]
-    depth = min(len(levels[one]) for one in files)
+    first = {SPLITS.get(folders[0].lower()) for folders in levels.values()}
+    is_split = "train" in first and None not in first and min(map(len, levels.values())) > 1
+    of_split: dict[str, dict[Path, tuple[str, ...]]] = {}
+    for one, folders in levels.items():
+        split, below = (folders[0], folders[1:]) if is_split else ("train", folders)
+        of_split.setdefault(split, {})[one] = below
+    all_below = [below for part in of_split.values() for below in part.values()]
+    depth = min(map(len, all_below))
     if depth < (2 if client is not None else 1):
         raise InvalidInput(f"{path} has one level of folders, which are the classes: it names no clients")
     if client is None and label is None and depth > 1:
-        some = shortened(", ".join(dict.fromkeys("/".join(levels[one][:2]) for one in files)), 80)
+        some = shortened(", ".join(dict.fromkeys("/".join(below[:2]) for below in all_below)), 80)
         raise InvalidInput(
             f"{path} has two levels of folders ({some}): say that the first ones are the clients with --client-column "
             "client, or that they are the classes with --label class"
         )
+    names = (label or "label",) if client is None else (client, label or "label")
+
+    def of_part(source: object, part: dict[Path, tuple[str, ...]]) -> Table:
+        named = [(name, [below[place] for below in part.values()]) for place, name in enumerate(names)]
+        return table(source, [("image", pictures.stack((one, one) for one in part)), *named])
+
     train, test = train_and_test(path, of_split)
-    chosen = [*train, *(test or ())]
-    named: dict[str, Any] = {"image": pictures.stack((one, one) for one in chosen)}
-    for place, name in enumerate((label or "label",) if client is None else (client, label or "label")):
-        named[name] = [levels[one][place] for one in chosen]
-    found = [
-        [table(path, ((name, values[part]) for name, values in named.items()))]
-        for part in (slice(len(train)), slice(len(train), None))
-    ]
-    return found[0], found[1] if test else []
+    return [of_part(path, train)], [] if test is None else [of_part(f"the test set of {path}", test)]
 
 
 def is_hugging_face(path: Path) -> bool:
@@ -215,23 +164,18 @@ def _table(source: object, rows: Any, roles: Roles) -> Table:
         raise InvalidInput(
             f"{source} is a stream: take rows of it, datasets.Dataset.from_list(list(stream.take(1000)))"
         )
-    features = {name: feature for name, feature in rows.features.items() if type(feature).__name__ == "Image"}
+    images = {name for name, feature in rows.features.items() if type(feature).__name__ == "Image"}
     # Targets stay as they are stored: the palette of a mask numbers its classes. Other pictures are not read.
-    chosen = set(names_of(roles.inputs) or features) - {*names_of(roles.labels), *names_of(roles.drop)}
-    unread = features.keys() - {*names_of(roles.labels)}
-    named = arrays(rows.select_columns([name for name in rows.features if name not in unread]))
-    images = [name for name in features if name in chosen]
-    for name in images:
-        encoded = rows.with_format(None).cast_column(name, dataclasses.replace(features[name], decode=False))
-        named[name] = pictures.stack(pictures.rows(encoded[name], f"{source}: {name}"), features[name].mode)
+    images -= {*names_of(roles.labels)}
+    chosen = images & {*names_of(roles.inputs or list(images))} - {*names_of(roles.drop)}
+    named = {name: list(rows.with_format(None)[name]) for name in rows.features if name in chosen}
+    named |= arrays(rows.select_columns([name for name in rows.features if name not in images]))
     name = roles.labels if isinstance(roles.labels, str) else ""
     if name in named and (names := getattr(rows.features[name], "names", None)):
         # Without a label is None, which is NaN here, or -1.
         there = named[name] >= 0
-        words = np.array(names, object)[np.where(there, named[name], 0).astype(int)]
-        words[~there] = None
-        named[name] = words
-    return table(source, named.items(), pictures=tuple(images))
+        named[name] = np.where(there, np.array(names, object)[np.where(there, named[name], 0).astype(int)], None)
+    return table(source, named.items())
 
 
 def is_leaf(path: Path) -> bool:
@@ -256,36 +200,30 @@ def leaf_users(files: Sequence[Path]) -> Iterator[tuple[str, list[Any], list[Any
     """Name, x and y of each user with rows in LEAF's files of a split.
 
     Raises:
-      InvalidInput: a file that cannot be read, a user who is there twice, or with another number of x than of y.
+      ValueError: a user who is there twice, or with another number of x than of y.
     """
     seen: dict[str, Path] = {}
     for file in files:
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(content["users"], list):
-                raise ValueError("its users are no list")
-            # Not num_samples: LEAF counts the test rows of Shakespeare that it leaves out between the two sets.
-            for user in map(str, content["users"]):
-                rows = content["user_data"][user]
-                if len(rows["x"]) != len(rows["y"]):
-                    raise ValueError(f"user {user} has {len(rows['x'])} x and {len(rows['y'])} y")
-                if user in seen:
-                    raise ValueError(f"user {user} is there twice, first in {seen[user].name}: list each once")
-                if len(rows["x"]):
-                    seen[user] = file
-                    yield user, rows["x"], rows["y"]
-        except KeyError as error:
-            raise InvalidInput(f"{file} is no file of LEAF: it has no {error}") from None
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise InvalidInput(f"{file} is no file of LEAF: {one_line(error, 150)}") from None
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content["users"], list):
+            raise ValueError(f"the users of {file.name} are no list")
+        # Not num_samples: LEAF counts the test rows of Shakespeare that it leaves out between the two sets.
+        for user in map(str, content["users"]):
+            rows = content["user_data"][user]
+            if len(rows["x"]) != len(rows["y"]):
+                raise ValueError(f"user {user} has {len(rows['x'])} x and {len(rows['y'])} y in {file.name}")
+            if user in seen:
+                raise ValueError(f"user {user} is there twice, in {seen[user].name} and in {file.name}")
+            if len(rows["x"]):
+                seen[user] = file
+                yield user, rows["x"], rows["y"]
 
 
-def leaf(path: Path, label: str | None, client: str | None) -> tuple[list[Table], list[Table]]:
+def leaf(path: Path) -> tuple[list[Table], list[Table]]:
     """Tables of LEAF's users, whose x are numbers: the training and the test rows."""
-    _check_names(path, label in (None, "y"), client, "y")
     train, test = (
         [
-            table(f"user {user}", (("x", x), ("y", y)), form="lists").with_column(CLIENT, user)
+            table(f"user {user}", (("x", _narrow(x)), ("y", y))).with_column(CLIENT, user)
             for user, x, y in leaf_users(leaf_files(path).get(split, []))
         ]
         for split in ("train", "test")
@@ -297,12 +235,11 @@ def leaf(path: Path, label: str | None, client: str | None) -> tuple[list[Table]
     return train, test
 
 
-def _check_names(path: Path, is_label: bool, client: str | None, label: str) -> None:
-    """Raise InvalidInput for names of columns that a format does not have."""
-    if not is_label or client not in (None, CLIENT):
-        raise InvalidInput(
-            f"{path} has the columns {label} and {CLIENT}: leave out --label, give --client-column client"
-        )
+def _narrow(values: Any) -> Any:
+    """A column of lists, whose whole numbers have no width, as bytes if all of them are such."""
+    column = columns.plain(values)
+    is_bytes = column.dtype.kind in "iu" and 0 <= column.min(initial=0) <= column.max(initial=0) < 256
+    return column.astype(np.uint8) if is_bytes else column
 
 
 def is_flower(path: Path) -> bool:
@@ -318,14 +255,11 @@ def _partitions(path: Path) -> list[int]:
 
 def flower(path: Path, roles: Roles) -> tuple[list[Table], list[Table]]:
     """Tables of Flower's folder of partitions, whose numbers are the clients: the training and the test rows."""
-    _check_names(path, True, roles.client, str(roles.labels))
-    numbers = _partitions(path)
-    if numbers != list(range(len(numbers))):
-        raise InvalidInput(f"{path} has {len(numbers)} partitions up to {numbers[-1]}: give all from partition_0 on")
     train, test = [], []
-    for number in numbers:
+    for number in _partitions(path):
         folder = path / f"partition_{number}"
         for every, found in zip((train, test), tables(folder, splits(folder), roles), strict=True):
-            found = [dataclasses.replace(one, form="lists") for one in found]
-            every += found if roles.client is None else [one.with_column(CLIENT, number) for one in found]
+            for one in found:
+                narrow = table(one.source, ((name, _narrow(values)) for name, values in one.columns.items()))
+                every.append(narrow if roles.client is None else narrow.with_column(CLIENT, number))
     return train, test

@@ -28,8 +28,7 @@ class Dataset(NamedTuple):
       origin: version or folder of real data, and its size if it is incomplete; digest of a user's own files; "" for
         embedded data.
       is_real: False for synthetic images in place of the dataset.
-      train_x, test_x: [P, ...], both float32 or integers of at most 32 bits; images are uint8 [P, H, W, C]. If loaded
-        by rows, `pfl_jax.data.rows.LazyArray` of this shape and type.
+      train_x, test_x: [P, ...], both float32 or integers of at most 32 bits; images are uint8 [P, H, W, C].
       train_y, test_y: int32 [P], the classes; or other targets, float32 [P] or numbers [P, ...].
       num_classes: K; 0 for targets that are no classes.
       mean, std: those of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
@@ -93,7 +92,6 @@ def load(
     notify: Notify = print_to_stderr,
     *,
     normalization: PixelNormalization = "fedas",
-    by_rows: bool = False,
 ) -> Dataset:
     """Load a dataset. EMNIST's published images are transposed; here they are upright.
 
@@ -108,9 +106,6 @@ def load(
       notify: function that receives messages before slow steps, and if "auto" selects embedded images.
       normalization: paper whose released code defines the mean and standard deviation that normalize pixels: for CIFAR
         0.5 ("fedas"), or those of CIFAR-10's training pixels ("fedpac"). The other datasets have only one.
-      by_rows: whether the inputs stay in their file (`pfl_jax.data.rows.LazyArray`), so that
-        `pfl_jax.engine.placement.place` reads only the examples of the process's own clients. This is for uncompressed
-        IDX files, and for tensorflow-datasets once a first run has cached it; all else is in memory.
 
     Raises:
       InvalidInput: the name, source or normalization is unknown, the source does not have the data, or files are
@@ -133,10 +128,10 @@ def load(
     if spec.tfds_name is None or source == "embedded":
         return _embedded(spec, seed)
     # Unusable data is an error; only missing data is skipped.
-    if source != "files" and (prepared := tfds.find(spec, folder, notify, by_rows=by_rows)) is not None:
+    if source != "files" and (prepared := tfds.find(spec, folder, notify)) is not None:
         return _real(spec, "tfds", *prepared, notify)
     if source != "tfds" and (paths := idx_and_cifar.find(spec, folder)):
-        dataset = _real(spec, "files", *idx_and_cifar.load(spec, paths, by_rows=by_rows), notify)
+        dataset = _real(spec, "files", *idx_and_cifar.load(spec, paths), notify)
         return dataset._replace(note=idx_and_cifar.note(spec, paths[0].parent, dataset.test_y))
     if source == "files":
         raise InvalidInput(idx_and_cifar.missing(spec, folder))

@@ -3,22 +3,17 @@
 Columns are matched by their names, never by their places; those of the first table give the order of the inputs.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pfl_jax.data import columns, pictures
-from pfl_jax.data.rows import concatenate, take
+from pfl_jax.data import columns
 from pfl_jax.errors import InvalidInput, shortened
 
 Names: TypeAlias = str | Sequence[str]
 """Name of one column, or names of several columns side by side."""
-
-Form: TypeAlias = Literal["arrays", "lists", "texts"]
-"""What columns come from: only once tables are joined, texts have a type, and whole numbers of lists their width."""
 
 CLIENT = "client"
 """Name of the column of clients, where a format has none."""
@@ -30,15 +25,11 @@ class Table:
 
     Attributes:
       source: what has them, for errors.
-      columns: name -> [P, ...], an array as of `columns.plain`, or `pfl_jax.data.rows.LazyArray`.
-      form: what the columns come from.
-      pictures: columns that are the inputs where none are named.
+      columns: name -> [P, ...], an array as of `columns.plain`.
     """
 
     source: str
     columns: Mapping[str, Any]
-    form: Form = "arrays"
-    pictures: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
@@ -48,9 +39,7 @@ class Table:
         return replace(self, columns={**self.columns, name: np.full(len(self), value)})
 
 
-def table(
-    source: object, named: Iterable[tuple[Any, Any]], *, form: Form = "arrays", pictures: tuple[str, ...] = ()
-) -> Table:
+def table(source: object, named: Iterable[tuple[Any, Any]]) -> Table:
     """Table of names and columns of any type; InvalidInput for two of one name, or of different lengths."""
     pairs = [(str(name), columns.plain(values, f"{name} of {source}")) for name, values in named]
     found = dict(pairs)
@@ -61,7 +50,7 @@ def table(
             raise InvalidInput(f"{source} has a single value in {name}: give one for each row")
         if len(column) != len(pairs[0][1]):
             raise InvalidInput(f"{source} has {len(pairs[0][1])} rows in {pairs[0][0]}, and {len(column)} in {name}")
-    return Table(str(source), found, form, pictures)
+    return Table(str(source), found)
 
 
 def sets(source: object, named: Iterable[tuple[Any, Any]]) -> tuple[list[Table], list[Table]]:
@@ -103,7 +92,7 @@ class Columns(NamedTuple):
     def take(self, rows: np.ndarray) -> "Columns":
         """The columns of these rows [B], whose numbers are sorted."""
         client, time = (None if column is None else column[rows] for column in (self.client, self.time))
-        inputs = {name: take(column, rows) for name, column in self.inputs.items()}
+        inputs = {name: column[rows] for name, column in self.inputs.items()}
         num_train = int(np.searchsorted(rows, self.num_train))
         return Columns(self.source, inputs, self.labels[rows], client, time, num_train)
 
@@ -125,9 +114,8 @@ def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns
     for name in (*special, *names_of(roles.inputs), *dropped):
         if name not in first.columns:
             raise InvalidInput(f"{first.source} has no column {name} (there are {_listed(first.columns)})")
-    if leaked := [name for name in names_of(roles.inputs) if name in labels]:
-        raise InvalidInput(f"{first.source}: column {leaked[0]} cannot be a label and an input")
-    if twice := [name for name in special if special.count(name) > 1 or name in dropped]:
+    named = [*special, *dropped, *(name for name in names_of(roles.inputs) if name in labels)]
+    if twice := [name for name in special if named.count(name) > 1]:
         raise InvalidInput(f"{first.source}: column {twice[0]} is named for two things: give another name for one")
     chosen = [name for name in names_of(roles.inputs) or _inputs(first, {*special, *dropped}) if name not in dropped]
     if not chosen:
@@ -146,18 +134,14 @@ def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns
         if len(names) > 1 and any(first.columns[name].ndim > 1 for name in names):
             raise InvalidInput(f"{first.source} has several columns of arrays ({_listed(names)}): leave one")
     found = {name: _joined(tables, name) for name in (*special, *chosen)}
-    form = first.form if len({one.form for one in tables}) == 1 else "arrays"
-    inputs = {name: _input(found[name], form) for name in chosen}
     for name in special:
-        if form == "texts" and name != roles.time:
-            found[name] = _names_of_texts(found[name], decimals=name in labels)
         _check_complete(first.source, name, found[name])
     return Columns(
         source=first.source,
-        inputs=inputs,
+        inputs={name: found[name] for name in chosen},
         labels=found[labels[0]] if len(labels) == 1 else np.stack([found[name] for name in labels], axis=1),
         client=None if roles.client is None else found[roles.client],
-        time=None if roles.time is None else _times(first.source, roles.time, _input(found[roles.time], form)),
+        time=None if roles.time is None else _times(first.source, roles.time, found[roles.time]),
         num_train=sum(map(len, train)),
     )
 
@@ -172,10 +156,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _inputs(first: Table, others: set[str]) -> list[str]:
-    """Inputs that nobody named: pictures, or else arrays of rank 2 or more, or else all columns."""
+    """Inputs that nobody named: arrays of rank 2 or more, or where there are none all columns."""
     rest = [name for name in first.columns if name not in others]
-    pictures = [name for name in rest if name in first.pictures]
-    return pictures or [name for name in rest if first.columns[name].ndim > 1] or rest
+    return [name for name in rest if first.columns[name].ndim > 1] or rest
 
 
 def _check_names(first: Table, chosen: Sequence[str]) -> None:
@@ -190,48 +173,15 @@ def _check_names(first: Table, chosen: Sequence[str]) -> None:
 
 def _joined(tables: Sequence[Table], name: str) -> Any:
     """A column of all rows; InvalidInput for tables that have different things in it."""
-    parts = [(one.source, one.columns[name]) for one in tables if len(one)]
-    if len(parts) < 2:
-        return parts[0][1] if parts else tables[0].columns[name]
-    # A part where nothing is there has no kind of its own.
-    parts = list(zip([source for source, _ in parts], pictures.alike([part for _, part in parts]), strict=True))
-    usual, some = next((pair for pair in parts if not columns.is_nothing(pair[1])), parts[0])
-    joined = []
-    for source, part in parts:
-        part = columns.nothing_like(some, len(part)) if columns.is_nothing(part) else part
-        one, other = columns.kind(part), columns.kind(some)
-        if one != other:
-            raise InvalidInput(f"{source} has {one} in {name}, and {usual} {other}: give all the same")
-        # Never pixels beside other images.
-        if part.shape[1:] != some.shape[1:] or (part.ndim == 4 and part.dtype != some.dtype):
-            one, other = (f"{who} {what.dtype} {list(what.shape[1:])}" for who, what in ((usual, some), (source, part)))
-            raise InvalidInput(f"{name} of {one} and of {other} must be of one type and shape")
-        joined.append(part)
-    common = np.result_type(*(part.dtype for part in joined))
-    return concatenate([part.astype(common, copy=False) for part in joined])
-
-
-def _input(column: Any, form: Form) -> Any:
-    """A column of inputs; of texts, and of words that are dates, what they say; bytes of lists that are such."""
-    if form == "lists" and column.dtype.kind in "iu" and 0 <= column.min(initial=0) <= column.max(initial=0) < 256:
-        return column.astype(np.uint8)
-    if column.ndim > 1:
-        return column
-    column = columns.of_texts(column) if form == "texts" else np.asarray(column)
-    return columns.dated(column) if columns.kind(column) == "words" else column
-
-
-def _names_of_texts(texts: np.ndarray, *, decimals: bool) -> np.ndarray:
-    """Texts that name something, as numbers if all of them are written like these: 07 is another one than 7."""
-    form = re.compile(r"-?(0|[1-9]\d*)" + (r"(\.\d+)?([eE][-+]?\d+)?" if decimals else ""))
-    return columns.of_texts(texts) if all(form.fullmatch(text) for text in np.unique(texts).tolist()) else texts
+    parts = [(one.source, one.columns[name]) for one in tables if len(one)] or [("", tables[0].columns[name])]
+    return np.concatenate(columns.alike(name, parts)) if len(parts) > 1 else parts[0][1]
 
 
 def _check_complete(source: str, name: str, column: Any) -> None:
     """Raise InvalidInput for a label, client or time that is missing."""
     if column.ndim > 1 or not len(column):
         return
-    gone = columns.missing(np.asarray(column)) | (column == "" if columns.kind(column) == "words" else False)
+    gone = columns.missing(np.asarray(column))
     if gone.any():
         raise InvalidInput(
             f"{source} has no {name} in {gone.sum()} of {len(gone)} rows, such as row {gone.argmax()} (counted from "
@@ -241,6 +191,7 @@ def _check_complete(source: str, name: str, column: Any) -> None:
 
 def _times(source: str, name: str, times: np.ndarray) -> np.ndarray:
     """Times [P], which can be sorted: numbers or dates."""
+    times = columns.dated(times) if columns.kind(times) == "words" else times
     if times.ndim > 1 or columns.kind(times) not in ("numbers", "dates"):
         raise InvalidInput(
             f"{source}: {name} is no column of times (there is {_sample(times, 0)}): write numbers, or dates as in "
@@ -271,7 +222,7 @@ def _odd(column: np.ndarray) -> tuple[int, str]:
 def check_numbers(source: str, inputs: Mapping[str, Any], num_train: int, *, impute: bool, encode: bool) -> None:
     """Raise InvalidInput that names every column of inputs which holds words, dates, or nothing in some row.
 
-    Unless missing values are filled in (`impute`), and words and dates become numbers (`encode`).
+    Unless missing values are filled in (`impute`), and words become numbers (`encode`).
     """
     odd = []
     for name, column in inputs.items():
@@ -279,9 +230,9 @@ def check_numbers(source: str, inputs: Mapping[str, Any], num_train: int, *, imp
         if kind == "numbers" and column.ndim > 1:
             # `checks.inputs` looks for NaN, block by block.
             continue
-        is_mixed = kind == "values of several types"
-        gone = np.zeros(len(column), bool) if is_mixed else columns.missing(column)
-        if is_mixed or (kind != "numbers" and not encode and not gone.all()):
+        can_be_used = kind == "numbers" or (kind == "words" and encode)
+        gone = columns.missing(np.asarray(column)) if can_be_used else np.zeros(0, bool)
+        if not can_be_used:
             row, found = _odd(column)
         elif gone.any() and not impute:
             row, found = int(np.argmax(gone)), "nothing"
@@ -292,5 +243,5 @@ def check_numbers(source: str, inputs: Mapping[str, Any], num_train: int, *, imp
     if odd:
         raise InvalidInput(
             f"{source}: not numeric (rows are counted from 0): {', '.join(odd)}. Leave columns out (--drop), "
-            "encode words and dates (--encode), fill in missing values (--impute), or write numbers"
+            "encode words (--encode), fill in missing values (--impute), or write numbers"
         )

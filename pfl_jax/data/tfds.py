@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pfl_jax.atomic_write import make_folder, write_binary
-from pfl_jax.data import rows
 from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import CannotWrite, InvalidInput, imported, one_line
 from pfl_jax.safe_read import BAD_NPZ, open_npz
@@ -42,9 +41,7 @@ def folder_or_default(data_dir: Path | None) -> Path:
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
-def find(
-    spec: DatasetSpec, data_dir: Path | None, notify: Notify, *, by_rows: bool = False
-) -> tuple[Arrays, str] | None:
+def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str] | None:
     """Examples and version of the dataset as prepared by tfds, or as cached by an earlier run; None without either.
 
     Arguments are those of `pfl_jax.data.sources.load`. Prepared data that cannot be read is an InvalidInput.
@@ -53,7 +50,7 @@ def find(
     kept = _newest((folder / "pfl_jax").glob(f"{spec.name}-*.npz"))
     prepared = _newest(info.parent for info in (folder / (spec.tfds_name or spec.name)).glob("*/dataset_info.json"))
     if kept is not None and (prepared is None or _version(kept) == _version(prepared)):
-        arrays = _read_cache(kept, spec, by_rows=by_rows)
+        arrays = _read_cache(kept, spec)
         if arrays is not None:
             return arrays, _version(kept)
         if prepared is None:
@@ -110,18 +107,15 @@ def _newest(paths: Iterable[Path]) -> Path | None:
     return max(filter(_version, paths), key=lambda path: [*map(int, _version(path).split("."))], default=None)
 
 
-def _read_cache(path: Path, spec: DatasetSpec, *, by_rows: bool) -> Arrays | None:
+def _read_cache(path: Path, spec: DatasetSpec) -> Arrays | None:
     """Cached arrays; None if they are damaged, or of other data."""
     try:
         with open_npz(path) as stored:
-            parts: dict[str, Any] = {
-                name: rows.of_npz(path, name) if by_rows and name.endswith("_x") else np.asarray(stored[name])
-                for name in Arrays._fields
-            }
+            arrays = Arrays(*(np.asarray(stored[name]) for name in Arrays._fields))
     except BAD_NPZ:
         return None
-    x_shapes = [(*parts[f"{split}_y"].shape, *spec.shape) for split in ("train", "test")]
-    return Arrays(**parts) if x_shapes == [parts["train_x"].shape, parts["test_x"].shape] else None
+    is_whole = all(x.shape == (*y.shape, *spec.shape) for x, y in (arrays[:2], arrays[2:]))
+    return arrays if is_whole else None
 
 
 def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:

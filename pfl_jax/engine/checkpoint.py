@@ -25,10 +25,9 @@ import numpy as np
 
 from pfl_jax.atomic_write import cannot_write, make_folder, write_binary
 from pfl_jax.base import PyTree, State
-from pfl_jax.data.rows import of_npz
 from pfl_jax.errors import InvalidInput, describe_value, first_difference, one_line
 from pfl_jax.primitives.tree import gather
-from pfl_jax.safe_read import open_npz
+from pfl_jax.safe_read import mapped, open_npz
 
 FOLDER = "checkpoints"
 """Name of the checkpoint folder inside a run's folder."""
@@ -118,7 +117,7 @@ class Checkpoints:
           like: a state of the same run, or its shapes.
           check: function that is called with the record first, and raises InvalidInput for the record of another run.
           clients: those whose rows are wanted, ascending; None for all.
-          by_rows: whether the clients' states stay in the file, as `pfl_jax.data.rows.LazyArray`, for those on disk.
+          by_rows: whether the clients' states stay in the file, memory-mapped, for those on disk.
 
         Raises:
           InvalidInput: all checkpoints are damaged, or the newest intact one is from another run.
@@ -200,7 +199,7 @@ class Checkpoints:
             about = json.loads(stored[_ABOUT].tobytes())
             arrays: dict[str, Any] = {}
             for name, _, dtype in about["arrays"]:
-                leaf = of_npz(path, name) if by_rows and name.startswith(_OF_CLIENTS) else stored[name]
+                leaf = mapped(path, name) if by_rows and name.startswith(_OF_CLIENTS) else stored[name]
                 # NumPy's format has only the size of JAX's own types.
                 arrays[name] = leaf.view(dtype)
         names = [name for name in arrays if name.startswith(_OF_CLIENTS)]

@@ -1,9 +1,8 @@
 """Placement of a federation: each device holds only the examples of its own clients, in one process or many.
 
-Clients are dealt to the devices of a mesh by size, and no device gets more than ceil(N / D) clients. A process reads
-only the examples of its own devices' clients; with `pfl_jax.data.rows.LazyArray` as inputs these alone ever are in its
-memory. In a round, each device trains its own clients of the cohort. Their rows are then replicated, and all devices do
-the rest (aggregation, the next state) alike.
+Clients are dealt to the devices of a mesh by size, and no device gets more than ceil(N / D) clients. A process keeps
+only the examples of its own devices' clients. In a round, each device trains its own clients of the cohort. Their rows
+are then replicated, and all devices do the rest (aggregation, the next state) alike.
 
 Disadvantage: with a small cohort the number of clients per device is random, and all devices wait for the one with the
 most. Without placement every device can read all examples, and devices share the cohort evenly.
@@ -93,7 +92,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     """Assign a federation's clients to the devices of a mesh; this process stores those of its own devices.
 
     Args:
-      data: data of all clients, the same in all processes; x may be `pfl_jax.data.rows.LazyArray`.
+      data: data of all clients, the same in all processes.
       mesh: mesh with the single axis "clients", over devices of one or more processes.
     """
     devices, num_clients = mesh.size, data.num_clients

@@ -177,9 +177,7 @@ def test_natural_clients_have_their_own_rows_alone():
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 2), (4, 4, 3)], ids=str)
-def test_normalized_features_or_channels(shape, monkeypatch):
-    # Sums of several blocks.
-    monkeypatch.setattr("pfl_jax.data.rows.BLOCK", 1000)
+def test_normalized_features_or_channels(shape):
     x, test_x = inputs(np.float64, shape), inputs(np.float64, shape)
     x[..., 0] = 0.1
     dataset = from_arrays(x, Y, test_x=test_x, test_y=Y, normalize=True)
@@ -192,8 +190,7 @@ def test_normalized_features_or_channels(shape, monkeypatch):
     np.testing.assert_allclose(dataset.test_x[..., 1:], (test_varying - mean) / std, rtol=1e-5, atol=1e-6)
 
 
-def test_normalized_bytes_of_images_stay_bytes(monkeypatch):
-    monkeypatch.setattr("pfl_jax.data.rows.BLOCK", 100)
+def test_normalized_bytes_of_images_stay_bytes():
     x = inputs(np.uint8, (4, 4, 2))
     x[..., 1] = 51
     dataset = from_arrays(x, Y, test_x=x, test_y=Y, normalize=True)

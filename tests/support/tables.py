@@ -30,10 +30,6 @@ class Split:
     def select_columns(self, names):
         return Split({name: self._columns[name] for name in names})
 
-    def cast_column(self, name, feature):
-        assert not feature.decode
-        return self
-
     def __getitem__(self, rows):
         return self._columns if rows == slice(None) else self._columns[rows]
 
