@@ -62,8 +62,7 @@ class Data:
     """What takes the place of missing numbers, by the training rows; that of missing words is the most frequent one
     (only with custom). None refuses them."""
     encode: Annotated[Encode | None, Mark.OWN_DATA] = None
-    """What words become: flags, or numbers in the order of the alphabet; dates become days since 1970 (only with
-    custom). None refuses both."""
+    """What words become: flags, or numbers in the order of the alphabet (only with custom). None refuses them."""
     min_rows: Annotated[Count | None, Mark.OWN_DATA] = None
     """Clients with fewer rows are left out (only with --client-column); None refuses clients of one row."""
     test_data: Annotated[str | None, Mark.BY_DIGEST, Mark.OWN_DATA] = None

@@ -76,7 +76,8 @@ def one_line(error: object, length: int = 300) -> str:
       error: the error, or a text.
       length: most characters.
     """
-    return shortened(" ".join(str(error).split()) or type(error).__name__, length)
+    text = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+    return shortened(" ".join(text.split()) or type(error).__name__, length)
 
 
 def describe_value(value: Any) -> str:

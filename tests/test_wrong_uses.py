@@ -150,9 +150,9 @@ REFUSED = {
     "mean of 0 to 255": (lambda: run(dataset(mean=(127.5,), std=(64.0,))), "between 0 and 1"),
     "integers beyond 32 bits": (lambda: run(plain(lambda x: x[:, 0, 0].astype(np.int64) << 40)), "beyond 32 bits"),
     "inputs that are strings": (lambda: run(plain(lambda x: x.astype(str))), "train_x holds <U"),
-    "bytes beside floats": (lambda: run(dataset(test_x=TEST_X / 255, mean=None, std=None)), "of one type and shape"),
+    "bytes beside floats": (lambda: run(dataset(test_x=TEST_X / 255, mean=None, std=None)), ": give all the same"),
     "channel-first images": (lambda: run(plain(lambda x: first(x.repeat(3, axis=3)))), "channels first"),
-    "test images of another size": (lambda: run(dataset(test_x=TEST_X[:, :3])), "of one type and shape"),
+    "test images of another size": (lambda: run(dataset(test_x=TEST_X[:, :3])), ": give all the same"),
     "inputs of one axis": (lambda: run(plain(lambda x: x[:, 0, 0, 0])), "train_x has shape"),
     "NaN input": (lambda: run(plain(lambda x: at(x, (5, 1, 1, 0), np.nan))), "nan in row 5, place [1, 1, 0]"),
     "a label equal to K": (lambda: run(labeled(lambda y: y + (np.arange(len(y)) == 5))), "train_y has 3 in row 5"),
@@ -163,7 +163,7 @@ REFUSED = {
     "more test images than labels": (lambda: run(dataset(test_y=TEST_Y[:-3])), "12 rows in test_x, and 9 labels"),
     "several labels, one in test": (
         lambda: data.from_arrays(TRAIN_X, np.eye(3)[TRAIN_Y], test_x=TEST_X, test_y=TEST_Y * 1.0),
-        "y of the data float64 [3] and of the test set of the data float64 [] must be of one type and shape",
+        "the test set of the data has numbers in y, and the data numbers [3]: give all the same",
     ),
     "a target NaN": (
         lambda: data.from_arrays(TRAIN_X, at(TRAIN_Y, 2, np.nan)),

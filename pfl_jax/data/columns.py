@@ -30,7 +30,7 @@ def plain(values: Any, what: str = "a column") -> np.ndarray:
     """
     if isinstance(values, np.ma.MaskedArray):
         gone = np.ma.getmaskarray(values)
-        values = np.where(gone, None, values.data.astype(object)) if gone.any() else values.data
+        values = without(values.data, gone) if gone.any() else values.data
     try:
         array = pictures.as_array(values, what)
     except InvalidInput:
@@ -114,6 +114,13 @@ def missing(column: np.ndarray) -> np.ndarray:
     return np.isnat(column) if column.dtype.kind == "M" else column != column
 
 
+def without(column: np.ndarray, gone: np.ndarray) -> np.ndarray:
+    """Objects [P, ...] with None where a value is `gone`."""
+    found = column.astype(object)
+    found[gone] = None
+    return found
+
+
 def alike(name: str, parts: Sequence[tuple[str, Any]]) -> list[Any]:
     """Parts of one column as arrays of one type; gray pictures have three channels where others have.
 
@@ -159,7 +166,7 @@ def of_texts(texts: np.ndarray, form: re.Pattern[str] | None = None) -> np.ndarr
                 return texts.astype(wanted)
         with suppress(ValueError):
             return np.where(np.isin(np.char.lower(texts), NO_VALUE), "nan", texts).astype(np.float64)
-    return np.where(texts == "", None, texts.astype(object)) if np.any(texts == "") else texts
+    return without(texts, texts == "") if np.any(texts == "") else texts
 
 
 def dated(words: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ Nothing is unpickled, and no code that comes with data is run.
 """
 
 import contextlib
-import csv
 import functools
 import hashlib
 from collections.abc import Iterator
@@ -91,10 +90,9 @@ def _said_of(*files: str | Path | None) -> Iterator[None]:
         yield
     except InvalidInput as error:
         raise InvalidInput(str(error) if str(error).startswith(names) else f"{place}: {error}") from None
-    except (*BAD_NPZ, csv.Error, TypeError, RecursionError) as error:
+    except (*BAD_NPZ, TypeError, RecursionError) as error:
         raise InvalidInput(
-            f"{place} is damaged, of another format, or holds a pickle, which is never read "
-            f"({type(error).__name__}: {one_line(error, 150)})"
+            f"{place} is damaged, of another format, or holds a pickle, which is never read ({one_line(error, 150)})"
         ) from error
 
 

@@ -6,11 +6,9 @@
 Rows are counted through the training examples and on through the test examples, which begin at `train_rows`.
 """
 
-import functools
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,9 +17,6 @@ from pfl_jax.data import checks
 from pfl_jax.data.allocation import Partition
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, one_line
-
-MOST_ROWS = 2**30
-"""Most rows of a set: a federation has their numbers, those of both sets, as int32."""
 
 
 def digest(dataset: Dataset) -> str:
@@ -81,13 +76,13 @@ def load(path: str | Path, dataset: Dataset) -> Partition:
       InvalidInput: the file cannot be read, is of other data, or has a row that is not there, a row twice, or one for
         training and for test.
     """
-    content, found = _read(path), digest(dataset)
-    if content["digest"] != found:
+    parts, about, found = *_read(path), digest(dataset)
+    if about["digest"] != found:
         raise InvalidInput(
-            f"{path} divides {content['source']} with the digest {content['digest']}, not {dataset.description} with "
+            f"{path} divides {about['source']} with the digest {about['digest']}, not {dataset.description} with "
             f"{found}: load the data as it was, with the same options"
         )
-    return _parts(path, content, len(dataset.train_y), len(dataset.test_y))
+    return parts
 
 
 def rows_of(path: str | Path) -> Partition:
@@ -99,45 +94,21 @@ def rows_of(path: str | Path) -> Partition:
     Raises:
       InvalidInput: see `load`.
     """
-    content = _read(path)
-    return _parts(path, content, content["train_rows"], content["test_rows"])
+    return _read(path)[0]
 
 
-def _read(path: str | Path) -> dict[str, Any]:
-    """Content of a file, whose fields are there and of the right type."""
-    path = Path(path).expanduser()
+def _read(path: str | Path) -> tuple[Partition, dict[str, str]]:
+    """Partition of a file, and what it is of: source and digest."""
     try:
-        status = path.stat()
-        return _content(path, (status.st_size, status.st_mtime_ns))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} cannot be read as a partition: {one_line(error, 100)}") from None
-
-
-@functools.lru_cache(maxsize=4)
-def _content(path: Path, stamp: tuple[int, int]) -> dict[str, Any]:
-    """Content of a file, read again if its size or time, `stamp`, changes."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    kinds = {"source": str, "digest": str, "train_rows": int, "test_rows": int, "clients": list}
-    for name, kind in kinds.items():
-        if not isinstance(content, dict) or type(content.get(name)) is not kind:
-            raise ValueError(f"it has no {name}, or of a wrong type")
-    for name in ("train_rows", "test_rows"):
-        if not 0 < content[name] <= MOST_ROWS:
-            raise ValueError(f"{name} is {content[name]}, and must be from 1 to {MOST_ROWS}")
-    for number, client in enumerate(content["clients"]):
-        if not isinstance(client, dict) or not {"train", "test"} <= client.keys() <= checks.SPLITS.keys():
-            raise ValueError(f"client {number} has no rows by the names train and test")
-    return content
-
-
-def _parts(path: str | Path, content: dict[str, Any], num_train: int, num_test: int) -> Partition:
-    clients = content["clients"]
-    train, test, validation = ([one.get(split, []) for one in clients] for split in ("train", "test", "validation"))
-    parts = Partition(train, test, validation if any(validation) else None, pooled=True)
-    try:
-        return checks.partition(parts, num_train, num_test)
-    except (InvalidInput, ValueError, OverflowError) as error:
-        raise InvalidInput(f"{path}: {one_line(error)}") from None
+        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        clients, about = content["clients"], {name: content[name] for name in ("source", "digest")}
+        if strange := {split for client in clients for split in client} - checks.SPLITS.keys():
+            raise ValueError(f"it has rows for {strange.pop()}, and rows are for {', '.join(checks.SPLITS)}")
+        train, test, validation = ([client.get(split, []) for client in clients] for split in checks.SPLITS)
+        parts = Partition(train, test, validation if any(validation) else None, pooled=True)
+        return checks.partition(parts, content["train_rows"], content["test_rows"]), about
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"{path} cannot be read as a partition: {one_line(error)}") from None
 
 
 def digest_of(parts: Partition, shift: str = "none") -> str:

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,13 +59,8 @@ def as_array(values: Any, what: str) -> np.ndarray:
     if getattr(values, "dtype", None) in (None, object) and np.iterable(values):
         first = next((value for value in values if value is not None), None)
         if _is_of_pillow(first) or (isinstance(first, Mapping) and set(first) == {"bytes", "path"}):
-            return stack(rows(values, what))
+            return stack((f"{what} in row {row} (counted from 0)", value) for row, value in enumerate(values))
     return np.asarray(values)
-
-
-def rows(values: Iterable[Any], what: str) -> Iterator[tuple[str, Any]]:
-    """Pictures with their names, by the rows of a column."""
-    return ((f"{what} in row {row} (counted from 0)", value) for row, value in enumerate(values))
 
 
 def _is_of_pillow(value: Any) -> bool:

@@ -57,7 +57,10 @@ def csv_file(path: Path, roles: Roles) -> Table:
     """Table of a .csv file with a header; blank lines are left out."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True, skipinitialspace=True)
-        lines = [(reader.line_num, [field.strip() for field in row]) for row in reader if row]
+        try:
+            lines = [(reader.line_num, [field.strip() for field in row]) for row in reader if row]
+        except csv.Error as error:
+            raise InvalidInput(f"{path}: line {reader.line_num} is no CSV ({error}): is a quote closed?") from None
     if len(lines) < 2:
         raise InvalidInput(f"{path} has no rows: give a header and a row for each example")
     (_, header), *rows = lines
@@ -168,13 +171,13 @@ def _table(source: object, rows: Any, roles: Roles) -> Table:
     # Targets stay as they are stored: the palette of a mask numbers its classes. Other pictures are not read.
     images -= {*names_of(roles.labels)}
     chosen = images & {*names_of(roles.inputs or list(images))} - {*names_of(roles.drop)}
-    named = {name: list(rows.with_format(None)[name]) for name in rows.features if name in chosen}
+    named: dict[str, Any] = {name: list(rows.with_format(None)[name]) for name in rows.features if name in chosen}
     named |= arrays(rows.select_columns([name for name in rows.features if name not in images]))
     name = roles.labels if isinstance(roles.labels, str) else ""
     if name in named and (names := getattr(rows.features[name], "names", None)):
         # Without a label is None, which is NaN here, or -1.
         there = named[name] >= 0
-        named[name] = np.where(there, np.array(names, object)[np.where(there, named[name], 0).astype(int)], None)
+        named[name] = columns.without(np.array(names)[np.where(there, named[name], 0).astype(int)], ~there)
     return table(source, named.items())
 
 

@@ -174,6 +174,9 @@ def test_what_cannot_be_read_is_named(door, what, tmp_path):
     contents = [png(Image.new("RGB", (2, 3), (number, 0, 0))) for number in range(12)]
     contents[8] = content
     name = {"folder": "008.png", "Flower": "row 2", "Hugging Face": "row 8", "frame": "row 8"}[door]
+    if "can be read" in text and door in ("Flower", "Hugging Face"):
+        # Hugging Face's package decodes, and does not say which row it was.
+        name, text = "of mine", "is damaged, of another format"
     with pytest.raises(InvalidInput, match=f"{name}.*{text}"):
         DOORS[door](contents, np.arange(12) % 2, tmp_path / "of mine")
 
@@ -188,7 +191,7 @@ def test_missing_pictures_are_named(tmp_path):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(tmp_path / "hf"))
-    with pytest.raises(InvalidInput, match=r"image in row 4 .* has no picture"):
+    with pytest.raises(InvalidInput, match=r"image of .*hf in row 4 .* has no picture"):
         from_file(tmp_path / "hf")
 
 

@@ -129,7 +129,7 @@ def test_domains_are_clients_or_several_of_them(tmp_path):
 @pytest.mark.parametrize(
     ("read", "name", "content", "words"),
     [
-        (sites.heart, "heart.csv", "id,age\n1,2\n", "is not heart: 'sex'"),
+        (sites.heart, "heart.csv", "id,age\n1,2\n", "is not heart: there is no 'sex'"),
         (sites.heart, "absent.csv", None, "is not there"),
         (sites.watch, "text.npy", "text", "is not watch"),
         (sites.har, "text.zip", "text", "is not har"),

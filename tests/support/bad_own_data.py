@@ -133,21 +133,8 @@ def _tables() -> Iterator[Row]:
         "my.csv has no rows: give a header and a row for each example",
         text(table(rows=0)),
     )
-    yield csv, "a quote is not closed", "a quote there may not be closed", last('7,1,"no,A')
-    yield (
-        csv,
-        "a quote is closed a line later",
-        "my.csv: a quote in line 14 is closed in line 15: close it in its own",
-        last('7,1,"no\n8,1,no",A'),
-    )
-    yield csv, "a quote within a field", "a quote there may not be closed", last('7,1,"no"t,A')
-    words = f"{csv} --label hospital"
-    yield (
-        words,
-        "its last label is cut off",
-        "and no other row has its hospital",
-        text("a,hospital\n1,Rome\n2,Oslo\n3,Rome\n4,Oslo\n5,Oslo\n6,Ro"),
-    )
+    yield csv, "a quote is not closed", "my.csv: line 14 is no CSV (unexpected end of data)", last('7,1,"no,A')
+    yield csv, "a quote within a field", "is a quote closed?", last('7,1,"no"t,A')
     yield (
         csv,
         "the index that pandas writes",
@@ -231,7 +218,7 @@ def _arrays() -> Iterator[Row]:
     yield (
         command,
         "it is a pickle",
-        "object) data. If you trust the file you can load ...)",
+        "my.npz is damaged, of another format, or holds a pickle, which is never read",
         text(evil_pickle(), "my.npz"),
     )
     yield (
