@@ -205,12 +205,10 @@ def _of_large_clients(joined: Columns, min_rows: int, *, has_test: bool) -> Colu
     check_value("min_rows", min_rows, Count)
     if joined.client is None:
         raise InvalidInput("a least number of a client's rows is for data with clients: name their column")
-    owners, numbers = np.unique(checks.column(joined.client), return_inverse=True)
-    of_train = np.bincount(numbers[: joined.num_train], minlength=len(owners))
-    of_test = np.bincount(numbers[joined.num_train :], minlength=len(owners))
+    owners, numbers = np.unique(checks.names(joined.client, "client", "client"), return_inverse=True)
+    counts = np.stack([np.bincount(part, minlength=len(owners)) for part in np.split(numbers, [joined.num_train])])
     # One row cannot be for both.
-    large = of_train + of_test >= max(min_rows, 2)
-    large &= (of_train > 0) & (of_test > 0) if has_test else True
+    large = (counts.sum(axis=0) >= max(min_rows, 2)) & (not has_test or (counts > 0).all(axis=0))
     if not large.any():
         raise InvalidInput(f"none of {len(owners)} clients has {min_rows} rows, of both kinds if there is a test set")
     if gone := int(np.sum(~large)):

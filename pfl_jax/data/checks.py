@@ -61,20 +61,22 @@ def names(values: Any, what: str, role: str) -> np.ndarray:
     if values.ndim != 1 or not len(values):
         one_hot = f"; of one-hot labels take np.argmax({what}, axis=1)" if values.ndim == 2 else ""
         raise InvalidInput(f"{what} has shape {list(values.shape)}: give one {role} for each row, [P]{one_hot}")
-    if values.dtype.kind in "biuf":
+    kind = columns.kind(values)
+    if kind == "numbers":
         with np.errstate(invalid="ignore"):
             found = values.astype(np.int64)
         strange = np.flatnonzero(found != values)
-    elif values.dtype.kind == "U":
-        found, strange = values, np.flatnonzero(values == "")
+    elif kind == "words":
+        found, strange = values, np.flatnonzero(columns.missing(values) | (values == ""))
     else:
-        raise InvalidInput(f"{what} holds {values.dtype}: a {role} is an integer or a string")
+        raise InvalidInput(f"{what} holds {kind}: a {role} is an integer or a string")
     if len(strange):
-        value = values[strange[0]].item()
+        value = columns.sample(values, strange[0])
         raise InvalidInput(
-            f"{what} has {value!r} in row {strange[0]} (counted from 0): a {role} is an integer or a string"
+            f"{what} has {value} in row {strange[0]} (counted from 0), the first of {len(strange)} such rows: a {role} is "
+            "an integer or a string, leave other rows out"
         )
-    return found
+    return found if kind == "numbers" else found.astype(str)
 
 
 def labels(y: Any, num_classes: int | None, what: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pfl_jax.data import pictures
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, shortened
 
 Kind = Literal["numbers", "dates", "words", "values of several types"]
 
@@ -112,6 +112,14 @@ def missing(column: np.ndarray) -> np.ndarray:
     if column.dtype.kind == "O":
         return np.array([value is None for value in column], bool)
     return np.isnat(column) if column.dtype.kind == "M" else column != column
+
+
+def sample(column: np.ndarray, row: int) -> str:
+    """What a row has, for errors."""
+    value = column[row]
+    if isinstance(value, np.datetime64):
+        return str(value.astype("datetime64[s]")).removesuffix("T00:00:00")
+    return shortened(repr(value.item() if isinstance(value, np.generic) else value), 40)
 
 
 def without(column: np.ndarray, gone: np.ndarray) -> np.ndarray:

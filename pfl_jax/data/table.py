@@ -106,7 +106,7 @@ def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns
 
     Raises:
       InvalidInput: a column is missing or has no name of its own, tables with other columns or shapes, words beside
-        numbers, rows without a label, client or time, or no inputs.
+        numbers, rows without a time, or no inputs.
     """
     tables, first = [*train, *test], train[0]
     labels, dropped = names_of(roles.labels), names_of(roles.drop)
@@ -134,8 +134,6 @@ def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns
         if len(names) > 1 and any(first.columns[name].ndim > 1 for name in names):
             raise InvalidInput(f"{first.source} has several columns of arrays ({_listed(names)}): leave one")
     found = {name: _joined(tables, name) for name in (*special, *chosen)}
-    for name in special:
-        _check_complete(first.source, name, found[name])
     return Columns(
         source=first.source,
         inputs={name: found[name] for name in chosen},
@@ -177,34 +175,17 @@ def _joined(tables: Sequence[Table], name: str) -> Any:
     return np.concatenate(columns.alike(name, parts)) if len(parts) > 1 else parts[0][1]
 
 
-def _check_complete(source: str, name: str, column: Any) -> None:
-    """Raise InvalidInput for a label, client or time that is missing."""
-    if column.ndim > 1 or not len(column):
-        return
-    gone = columns.missing(np.asarray(column))
-    if gone.any():
-        raise InvalidInput(
-            f"{source} has no {name} in {gone.sum()} of {len(gone)} rows, such as row {gone.argmax()} (counted from "
-            "0): leave them out"
-        )
-
-
 def _times(source: str, name: str, times: np.ndarray) -> np.ndarray:
-    """Times [P], which can be sorted: numbers or dates."""
+    """Times [P], which can be sorted: numbers or dates, of all rows."""
     times = columns.dated(times) if columns.kind(times) == "words" else times
-    if times.ndim > 1 or columns.kind(times) not in ("numbers", "dates"):
+    is_odd = times.ndim > 1 or columns.kind(times) not in ("numbers", "dates")
+    if is_odd or columns.missing(times).any():
+        row = 0 if is_odd else int(columns.missing(times).argmax())
         raise InvalidInput(
-            f"{source}: {name} is no column of times (there is {_sample(times, 0)}): write numbers, or dates as in "
-            "2020-01-31 or 2020-01-31T12:00"
+            f"{source}: {name} is no column of times (there is {columns.sample(times, row)} in row {row}): write "
+            "numbers, or dates as in 2020-01-31 or 2020-01-31T12:00"
         )
     return times
-
-
-def _sample(column: np.ndarray, row: int) -> str:
-    value = column[row]
-    if isinstance(value, np.datetime64):
-        return str(value.astype("datetime64[s]")).removesuffix("T00:00:00")
-    return shortened(repr(value.item() if isinstance(value, np.generic) else value), 40)
 
 
 def _odd(column: np.ndarray) -> tuple[int, str]:
@@ -216,7 +197,7 @@ def _odd(column: np.ndarray) -> tuple[int, str]:
     there = [(row, value) for row, value in enumerate(column) if value is not None]
     texts = (row for row, value in there if columns.of_texts(np.array([str(value)])).dtype.kind not in "if")
     row = next(texts, there[0][0])
-    return row, _sample(column, row)
+    return row, columns.sample(column, row)
 
 
 def check_numbers(source: str, inputs: Mapping[str, Any], num_train: int, *, impute: bool, encode: bool) -> None:

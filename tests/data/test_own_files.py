@@ -176,7 +176,7 @@ def test_rows_of_hugging_face_without_a_label_are_refused(hub, tmp_path):
     (tmp_path / "state.json").write_text("{}")
     labels = np.arange(24) % 3
     hub["train"] = Split({"a": labels, "label": labels - 1}, label=types.SimpleNamespace(names=["x", "y", "z"]))
-    with pytest.raises(InvalidInput, match="has no label in 8 of 24 rows, such as row 0"):
+    with pytest.raises(InvalidInput, match=r"y has None in row 0 \(counted from 0\), the first of 8 such rows"):
         from_file(tmp_path)
 
 

@@ -119,8 +119,8 @@ def _tables() -> Iterator[Row]:
     yield hospital, "an empty field", "dose (nothing in row 12). Leave columns out (--drop)", last("7,,no,A")
     yield hospital, "a field is missing", "my.csv has 3 fields in line 14, and 4 in its header", last("7,no,A")
     yield hospital, "nan for a number", "fill in missing values (--impute)", last("7,nan,no,A")
-    yield hospital, "a row without label", "my.csv has no label in 1 of 13 rows, such as row 12", last("7,1,,A")
-    yield hospital, "a row without client", "my.csv has no hospital in 1 of 13 rows, such as row 12", last("7,1,no,")
+    yield hospital, "a row without label", "my.csv: y has None in row 12 (counted from 0)", last("7,1,,A")
+    yield hospital, "a row without client", "my.csv: client has None in row 12 (counted from 0)", last("7,1,no,")
     yield (
         hospital,
         "a hospital with one row",
