@@ -73,8 +73,8 @@ def names(values: Any, what: str, role: str) -> np.ndarray:
     if len(strange):
         value = columns.sample(values, strange[0])
         raise InvalidInput(
-            f"{what} has {value} in row {strange[0]} (counted from 0), the first of {len(strange)} such rows: a {role} is "
-            "an integer or a string, leave other rows out"
+            f"{what} has {value} in row {strange[0]} (counted from 0), the first of {len(strange)} such rows: a {role} "
+            "is an integer or a string, leave other rows out"
         )
     return found if kind == "numbers" else found.astype(str)
 

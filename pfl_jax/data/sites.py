@@ -249,22 +249,23 @@ def domains(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     Raises:
       InvalidInput: no such folders, or pictures that cannot be read.
     """
-    return federation("domains", "files", data, _parts(Path(data).expanduser(), limits), limits, normalize=True)
-
-
-def _parts(folder: Path, limits: Limits) -> Iterator[Client]:
-    """Pictures of each domain, or of several parts of it."""
-    ((pictures,), _) = readers.image_folder(folder, None, "domain")
-    x, y, domain = (pictures.columns[name] for name in ("image", "label", "domain"))
-    names, classes = np.unique(domain), np.unique(y)
+    ((pictures,), _) = readers.image_folder(Path(data).expanduser(), None, "domain")
+    x, label, domain = (pictures.columns[name] for name in ("image", "label", "domain"))
+    names, classes = np.unique(domain), np.unique(label)
     number = len(names) if limits.clients is None else limits.clients
     if number % len(names):
-        raise InvalidInput(f"it has {len(names)} domains: the number of clients is a multiple of it, not {number}")
-    for name in names:
-        of_class = [np.flatnonzero((domain == name) & (y == one)) for one in classes]
-        for part in range(several := number // len(names)):
-            own = np.concatenate([rows[part::several] for rows in of_class])
-            yield name if several == 1 else f"{name} {part + 1}", *_divided(x[own], y[own], limits.test_fraction)
+        raise InvalidInput(f"{data} has {len(names)} domains: the number of clients is a multiple of it, not {number}")
+
+    def clients() -> Iterator[Client]:
+        y = np.searchsorted(classes, label)
+        for name in names:
+            of_class = [np.flatnonzero((domain == name) & (label == one)) for one in classes]
+            for part in range(several := number // len(names)):
+                own = np.concatenate([rows[part::several] for rows in of_class])
+                yield name if several == 1 else f"{name} {part + 1}", *_divided(x[own], y[own], limits.test_fraction)
+
+    about = {"class_names": tuple(classes.tolist()), "num_classes": len(classes), "normalize": True}
+    return federation("domains", "files", data, clients(), limits, **about)
 
 
 def _divided(x: np.ndarray, y: np.ndarray, share: float) -> tuple[Any, Any]:

@@ -122,6 +122,8 @@ def test_domains_are_clients_or_several_of_them(tmp_path):
     several = sites.domains(tmp_path / "data", Limits(4))
     assert several.client_names == ("photo 1", "photo 2", "sketch 1", "sketch 2")
     assert np.bincount(several.train_client).tolist() == [6] * 4
+    # With so few rows of each client there are no dogs.
+    assert sites.domains(tmp_path / "data", Limits(2, 3, 1)).num_classes == 2
     with pytest.raises(InvalidInput, match="has 2 domains: the number of clients is a multiple of it, not 3"):
         sites.domains(tmp_path / "data", Limits(3))
 
@@ -133,7 +135,7 @@ def test_domains_are_clients_or_several_of_them(tmp_path):
         (sites.heart, "absent.csv", None, "is not there"),
         (sites.watch, "text.npy", "text", "is not watch"),
         (sites.har, "text.zip", "text", "is not har"),
-        (sites.domains, "text", "text", "is not domains"),
+        (sites.domains, "text", "text", "has no images"),
     ],
 )
 def test_other_files_are_refused(read, name, content, words, tmp_path):
