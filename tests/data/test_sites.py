@@ -110,20 +110,20 @@ def test_people_of_uci_har(har_folder):
 
 def test_domains_are_clients_or_several_of_them(tmp_path):
     for domain, shade in (("photo", 10), ("sketch", 200)):
-        for label in ("cat", "dog"):
+        for label in ("cat", "dog", "eel"):
             folder = tmp_path / "data" / domain / label
             folder.mkdir(parents=True)
             for number in range(8):
                 Image.new("RGB", (5, 4), (shade, number, 0)).save(folder / f"{number}.png")
     dataset = sites.domains(tmp_path / "data")
     assert dataset.client_names == ("photo", "sketch")
-    assert (dataset.train_x.shape, len(dataset.test_y)) == ((24, 4, 5, 3), 8)
-    assert dataset.class_names == ("cat", "dog")
+    assert (dataset.train_x.shape, len(dataset.test_y)) == ((36, 4, 5, 3), 12)
+    assert dataset.class_names == ("cat", "dog", "eel")
     several = sites.domains(tmp_path / "data", Limits(4))
     assert several.client_names == ("photo 1", "photo 2", "sketch 1", "sketch 2")
-    assert np.bincount(several.train_client).tolist() == [6] * 4
-    # With so few rows of each client there are no dogs.
-    assert sites.domains(tmp_path / "data", Limits(2, 3, 1)).num_classes == 2
+    assert np.bincount(several.train_client).tolist() == [9] * 4
+    # Nobody trains on the last class then, and everybody is tested on it.
+    assert sites.domains(tmp_path / "data", Limits(2, 7, 6)).num_classes == 3
     with pytest.raises(InvalidInput, match="has 2 domains: the number of clients is a multiple of it, not 3"):
         sites.domains(tmp_path / "data", Limits(3))
 
