@@ -13,7 +13,7 @@ from experiments.identity import fixed_rounds, notes, relevant_options
 from experiments.options import Options
 from experiments.run import build
 from experiments.spec import SYNONYMS
-from pfl_jax import InvalidInput, hyper_parameters
+from pfl_jax import InvalidInput, validation
 from pfl_jax.methods import METHODS, annotations, make_method
 from pfl_jax.validation import ReadWith, literals
 
@@ -189,7 +189,7 @@ def test_the_program_does_not_depend_on_it(method, name, values, other):
 def test_conditions_are_of_hyper_parameters_that_exist(method):
     kinds = annotations(METHODS[method])
     for name, kind in kinds.items():
-        for note in hyper_parameters.notes_of(kind):
+        for note in validation.notes_of(kind):
             if isinstance(note, ReadWith):
                 assert note.name in kinds.keys() - {name}
                 assert set(note.values) <= {*literals(kinds[note.name])}
