@@ -211,24 +211,6 @@ def test_who_waits_begins_within_an_interval(period):
         devices.wait(0, 2e9)
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: Settings(rounds=4, timetable=STALE), "rounds is 4, and the timetable has 3"),
-        (lambda: Settings(rounds=3, timetable=STALE, drop_rate=0.2), "drop_rate 0.2 cannot be given with a timetable"),
-        (lambda: last(tiny_method("local"), Settings(rounds=3, timetable=STALE)), "methods that send a Mean"),
-        (
-            lambda: last(tiny_method("fedavg"), Settings(rounds=1, timetable=STALE), tiny_federation((9, 5))),
-            "the timetable has a client 2, and the federation has 2",
-        ),
-    ],
-)
-def test_what_cannot_be_combined_is_refused_in_one_line(call, said):
-    with pytest.raises(InvalidInput, match=said) as raised:
-        call()
-    assert "\n" not in str(raised.value)
-
-
 # Virtual time: events of a few clients by hand, and of more against a simulation second by second
 
 
@@ -337,14 +319,19 @@ def test_a_file_of_devices(tmp_path):
         assert "\n" not in str(raised.value)
 
 
+def run(name, data=None, rounds=3):
+    return last(tiny_method(name), Settings(rounds=rounds, timetable=STALE), data)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
+        (lambda: Settings(rounds=4, timetable=STALE), "rounds is 4, and the timetable has 3"),
+        (lambda: Settings(rounds=3, timetable=STALE, drop_rate=0.2), "drop_rate 0.2 cannot be given with a timetable"),
+        (lambda: run("local"), "methods that send a Mean"),
+        (lambda: run("fedavg", tiny_federation((9, 5)), 1), "the timetable has a client 2, and the federation has 2"),
         (lambda: timetable(devices([1, 1]), np.ones(3), 1, buffer=1), "there are 2 devices, and 3 clients"),
-        (
-            lambda: timetable(devices([1, 1]), np.ones(2), 1, buffer=3),
-            "buffer must be at most the number of clients",
-        ),
+        (lambda: timetable(devices([1, 1]), np.ones(2), 1, buffer=3), "buffer must be at most the number of clients"),
         (lambda: timetable(devices([1, 1]), np.ones(2), 1, buffer=1, concurrency=3), "concurrency must be at most"),
         (lambda: timetable(devices([1, 1]), np.ones(2), 1, buffer=0), "buffer must be at least 1, not 0"),
         (lambda: timetable(devices([1, 1]), np.array([1, np.nan]), 1, buffer=1), "seconds must be finite"),
@@ -354,6 +341,7 @@ def test_a_file_of_devices(tmp_path):
         (lambda: Timetable(np.zeros((2, 1)), np.zeros((2, 1)), np.array([2, 1])), "seconds of a timetable must ascend"),
     ],
 )
-def test_what_has_no_timetable_is_refused(call, said):
-    with pytest.raises(InvalidInput, match=said):
+def test_what_is_no_timetable_or_does_not_go_with_one_is_refused_in_one_line(call, said):
+    with pytest.raises(InvalidInput, match=said) as raised:
         call()
+    assert "\n" not in str(raised.value)
