@@ -1,6 +1,7 @@
 """The engine: one run of a method as four pure functions, wherever the clients' states are between rounds."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -112,16 +113,13 @@ def build(
     if not store.is_traced:
         programs, sampled, trained_by = _compiled(Same(method), settings.of_a_round(), mesh, donate)
     one_network = mixture(method) is None
-    # The places of an evaluation are the same in all rounds of a run. To draw some of very many clients takes longer
-    # than a round, so that a store outside the device, whose calls are not traced, remembers them.
-    drawn: list[tuple[Federation, PRNGKey, list[Places]]] = []
 
-    def evaluated(data, key):
-        if not store.is_traced and drawn and drawn[0][0] is data and drawn[0][1] is key:
-            return drawn[0][2]
-        places = [one.evaluated(data, key) for one in programs]
-        drawn[:] = [] if store.is_traced else [(data, key, places)]
-        return places
+    def evaluated(data: Same, key: Same) -> list[Places]:
+        return [one.evaluated(data.it, key.it) for one in programs]
+
+    if not store.is_traced:
+        # The same in all rounds of a run. To draw some of very many clients takes longer than a round.
+        evaluated = functools.lru_cache(maxsize=1)(evaluated)
 
     def each(parts):
         """Server or clients of a state, for each network."""
@@ -163,7 +161,8 @@ def build(
     def evaluate(data, state):
         scores = programs[0].unscored(data)
         states = zip(each(state.server), each(state.clients), strict=True)
-        for one, (server, clients), everyone in zip(programs, states, evaluated(data, state.key), strict=True):
+        drawn = evaluated(Same(data), Same(state.key))
+        for one, (server, clients), everyone in zip(programs, states, drawn, strict=True):
             for places in store.blocks(everyone):
                 rows = store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
                 scores = one.evaluate(data, server, state.key, state.round, places, rows, scores)

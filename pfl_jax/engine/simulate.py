@@ -24,7 +24,7 @@ from pfl_jax.engine.checks import (
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import ClientMesh, client_mesh, replicate
 from pfl_jax.engine.remembered import MakeMethod
-from pfl_jax.engine.store import ClientStore, Federation, OnDisk, OnHost
+from pfl_jax.engine.store import Federation, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.primitives.metrics import before_aggregation
 from pfl_jax.schedules import MethodSchedule, at_round
@@ -186,16 +186,13 @@ def run(
     newcomers = newcomers if newcomers is None or newcomers.mesh else replicate(newcomers, mesh)
     devices = 1 if mesh is None else mesh.size
     settings = chunking.resolved(settings, made, np.asarray(data.train_count), devices=devices)
-    stores: dict[StateOn, ClientStore] = {
-        "host": OnHost(donate=donate),
-        "disk": OnDisk(None if state_folder is None else Path(state_folder)),
-    }
-    if engine is None and state_on == "device":
-        engine = compiled(make, made, hyper_parameters, settings, mesh, donate=donate)
-    elif engine is None:
-        engine = build(made, settings, mesh, store=stores[state_on], donate=donate)
-    else:
+    if engine is not None:
         check_engine(engine, made, settings, mesh, state_on, donate=donate)
+    elif state_on == "device":
+        engine = compiled(make, made, hyper_parameters, settings, mesh, donate=donate)
+    else:
+        store = OnHost(donate=donate) if state_on == "host" else OnDisk(state_folder)
+        engine = build(made, settings, mesh, store=store, donate=donate)
 
     def begin():
         if state is None:

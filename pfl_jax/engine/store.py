@@ -196,7 +196,7 @@ class OnDisk(OnHost):
       folder: where the files take room; None for the system's folder of temporary files.
     """
 
-    def __init__(self, folder: Path | None = None):
+    def __init__(self, folder: str | Path | None = None):
         super().__init__(donate=True)
         self._folder = folder
 
@@ -211,7 +211,7 @@ class OnDisk(OnHost):
         return jax.tree.map(lambda leaf: _mapped((count, *leaf.shape[1:]), np.dtype(leaf.dtype), self._folder), like)
 
 
-def _mapped(shape: tuple[int, ...], dtype: np.dtype, folder: Path | None) -> np.ndarray:
+def _mapped(shape: tuple[int, ...], dtype: np.dtype, folder: str | Path | None) -> np.ndarray:
     """Array in a new file that has no name, so that it ends with the array; CannotWrite if there is no room for it."""
     if not (size := math.prod(shape) * dtype.itemsize):
         return np.empty(shape, dtype)
