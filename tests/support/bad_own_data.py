@@ -59,13 +59,6 @@ def tested(content: str) -> Prepare:
     return lambda here: (text(table())(here), text(content, "other.csv")(here))
 
 
-def changed(**places: object) -> np.ndarray:
-    """The good inputs with a value in the fifth row."""
-    x = X.astype(np.float64)
-    x[4, 1] = places["value"]
-    return x
-
-
 def _options() -> Iterator[Row]:
     csv, npz_ = "custom --data my.csv", "custom --data my.npz"
     yield f"{npz_} --task multi_label", "its labels are classes", "labels float32 [P] are not several flags", npz()
@@ -108,7 +101,6 @@ def _tables() -> Iterator[Row]:
     hospital = f"{csv} --client-column hospital"
     yield "custom --data my.parquet", "", "my.parquet has the ending .parquet", text(b"PAR1", "my.parquet")
     yield f"{csv} --label diagnosis", "it has no such column", "my.csv has no column diagnosis", text(table())
-    yield f"{csv} --client-column clinic", "it has no such column", "my.csv has no column clinic", text(table())
     yield f"{csv} --client-column label", "that is the label", "column label is named for two things", text(table())
     yield (
         csv,
@@ -118,15 +110,7 @@ def _tables() -> Iterator[Row]:
     )
     yield hospital, "an empty field", "dose (nothing in row 12). Leave columns out (--drop)", last("7,,no,A")
     yield hospital, "a field is missing", "my.csv has 3 fields in line 14, and 4 in its header", last("7,no,A")
-    yield hospital, "nan for a number", "fill in missing values (--impute)", last("7,nan,no,A")
     yield hospital, "a row without label", "my.csv: y has None in row 12 (counted from 0)", last("7,1,,A")
-    yield hospital, "a row without client", "my.csv: client has None in row 12 (counted from 0)", last("7,1,no,")
-    yield (
-        hospital,
-        "a hospital with one row",
-        "my.csv: client C has 1 row, and needs a training and a test row",
-        last("7,1,no,C"),
-    )
     yield (
         hospital,
         "the header alone",
@@ -134,7 +118,6 @@ def _tables() -> Iterator[Row]:
         text(table(rows=0)),
     )
     yield csv, "a quote is not closed", "my.csv: line 14 is no CSV (unexpected end of data)", last('7,1,"no,A')
-    yield csv, "a quote within a field", "is a quote closed?", last('7,1,"no"t,A')
     yield (
         csv,
         "the index that pandas writes",
@@ -142,13 +125,6 @@ def _tables() -> Iterator[Row]:
         text(table(",dose,label,hospital")),
     )
     yield csv, "its separators are semicolons", "separate columns by commas", text(table().replace(",", ";"))
-    yield hospital, "a number beyond float32", "which is no finite float32", last("7,1e39,no,A")
-    yield (
-        csv,
-        "two columns of one name",
-        "my.csv has two columns of one name: age, age, label, hospital",
-        text(table("age,age,label,hospital")),
-    )
     yield (
         csv,
         "bytes that are no text",
@@ -163,8 +139,6 @@ def _tables() -> Iterator[Row]:
         "other.csv has the columns age, weight, label, hospital, and my.csv has age, dose",
         tested(other),
     )
-    strange = table(row="7,1,maybe,A")
-    yield words, "a label that no training row has", "test y has the label maybe", tested(strange)
     strange = table(row="7,1,no,C")
     yield words, "a hospital that no training row has", "test client has the client C", tested(strange)
     few = "age,dose,label,hospital\n1,2,no,A\n"
@@ -174,7 +148,6 @@ def _tables() -> Iterator[Row]:
 def _arrays() -> Iterator[Row]:
     command = "custom --data my.npz"
     yield command, "no such array", "my.npz has no array y", npz(y=None, labels=Y)
-    yield command, "a number beyond float32", "which is no finite float32", npz(x=changed(value=1e39))
     yield command, "labels with fractions", "give an integer or a word for each row", npz(y=Y / 2)
     yield command, "labels of two columns", "give an integer or a word for each row", npz(y=np.stack([Y, Y], axis=1))
     yield (
@@ -201,13 +174,6 @@ def _arrays() -> Iterator[Row]:
         "it has test rows",
         "my.npz: a test fraction and a test set cannot both be given",
         npz(test_x=X, test_y=Y),
-    )
-    yield f"{command} --client-column user", "no such array", "my.npz has no array user", npz()
-    yield (
-        f"{command} --client-column user",
-        "no clients of test rows",
-        "my.npz: the test set of my.npz has the columns x, y, and my.npz has x, y, user",
-        npz(user=Y, test_x=X, test_y=Y),
     )
     yield (
         command,
