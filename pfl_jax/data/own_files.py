@@ -68,7 +68,7 @@ def from_file(
         `from_arrays` refuses.
     """
     roles = Roles(inputs, label or "label", client_column, time, drop)
-    with _said_of(data, test_data):
+    try:
         train, test, roles, kind = _read(data, label, roles)
         if test_data is not None:
             if test:
@@ -79,20 +79,22 @@ def from_file(
         path = str(data)
         name = path[len(HUB) :] if path.startswith(HUB) else Path(data).expanduser().resolve().stem
         return from_tables(train, test, roles, name, kind, digest(data, test_data), **options)
+    except InvalidInput as error:
+        place = data if test_data is None else f"{data}, tested on {test_data}"
+        text = str(error)
+        raise InvalidInput(text if text.startswith((str(data), str(test_data))) else f"{place}: {text}") from None
 
 
 @contextlib.contextmanager
-def _said_of(*files: str | Path | None) -> Iterator[None]:
-    """Whatever is wrong with the content of files, as InvalidInput that names them."""
-    names = tuple(str(one) for one in files if one is not None)
-    place = ", tested on ".join(names)
+def _reading(data: object) -> Iterator[None]:
+    """Whatever the packages raise that read a file, as InvalidInput that names it."""
     try:
         yield
-    except InvalidInput as error:
-        raise InvalidInput(str(error) if str(error).startswith(names) else f"{place}: {error}") from None
+    except InvalidInput:
+        raise
     except (*BAD_NPZ, TypeError, RecursionError) as error:
         raise InvalidInput(
-            f"{place} is damaged, of another format, or holds a pickle, which is never read ({one_line(error, 150)})"
+            f"{data} is damaged, of another format, or holds a pickle, which is never read ({one_line(error, 150)})"
         ) from error
 
 
@@ -108,7 +110,7 @@ def digest(data: str | Path, test_data: str | Path | None = None) -> str:
             whole.update(_digest_on_hub(part.removeprefix(HUB)).encode())
             continue
         path = _existing(part)
-        with _said_of(part):
+        with _reading(part):
             files = [path] if path.is_file() else readers.regular_files(path)
             stamps = tuple((str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files)
             whole.update(_digest_of_files(str(path), stamps).encode())
@@ -151,17 +153,18 @@ def _existing(data: str | Path) -> Path:
 def _read(data: str | Path, label: str | None, roles: Roles) -> tuple[list[Table], list[Table], Roles, str]:
     """Tables of the training and of the test rows of a file or folder, what their columns are, and its kind."""
     source = str(data).removeprefix(HUB) if str(data).startswith(HUB) else _existing(data)
-    if isinstance(source, str) or readers.is_hugging_face(source):
-        return *readers.tables(source, readers.splits(source), roles), roles, "Hugging Face"
-    if readers.is_leaf(source):
-        return *readers.leaf(source), roles._replace(inputs="x", labels=label or "y"), "LEAF"
-    if readers.is_flower(source):
-        return *readers.flower(source, roles), roles, "Flower"
-    if source.is_dir():
-        return *readers.image_folder(source, label, roles.client), roles, "image folder"
-    if source.suffix.lower() == ".npz":
-        roles = roles._replace(inputs=roles.inputs or "x", labels=label or "y")
-        return *readers.npz(source, roles), roles, "npz"
-    if source.suffix.lower() == ".csv":
-        return [readers.csv_file(source, roles)], [], roles, "csv"
+    with _reading(data):
+        if isinstance(source, str) or readers.is_hugging_face(source):
+            return *readers.tables(source, readers.splits(source), roles), roles, "Hugging Face"
+        if readers.is_leaf(source):
+            return *readers.leaf(source), roles._replace(inputs="x", labels=label or "y"), "LEAF"
+        if readers.is_flower(source):
+            return *readers.flower(source, roles), roles, "Flower"
+        if source.is_dir():
+            return *readers.image_folder(source, label, roles.client), roles, "image folder"
+        if source.suffix.lower() == ".npz":
+            roles = roles._replace(inputs=roles.inputs or "x", labels=label or "y")
+            return *readers.npz(source, roles), roles, "npz"
+        if source.suffix.lower() == ".csv":
+            return [readers.csv_file(source, roles)], [], roles, "csv"
     raise InvalidInput(f"{data} has the ending {source.suffix or 'of no format'}: data is {FORMATS}")

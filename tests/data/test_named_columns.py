@@ -286,8 +286,9 @@ def test_the_latest_rows_of_each_client_are_its_test_rows(form):
     assert 6 <= len(found.test_y) <= 10
     with pytest.raises(InvalidInput, match="client u has rows of one time only, 3: nothing is later"):
         from_arrays(np.eye(8), Y, client=["u"] * 4 + ["v"] * 4, time=[3] * 4 + [1, 2, 3, 4])
-    with pytest.raises(InvalidInput, match=r"when is no column of times \(there is 'soon'\): write numbers, or dates"):
-        from_clients([{"a": Y, "when": ["soon"] * 8, "y": Y}], time="when")
+    for odd, found in ((["soon"] * 8, "'soon' in row 0"), ([0, 1, None, *range(5)], "nan in row 2")):
+        with pytest.raises(InvalidInput, match=rf"when is no column of times \(there is {found}\): write numbers"):
+            from_clients([{"a": Y, "when": odd, "y": Y}], time="when")
     with pytest.raises(InvalidInput, match="and a test set cannot both be given"):
         from_arrays(np.eye(8), Y, test_x=np.eye(8), test_y=Y, time=Y)
 
