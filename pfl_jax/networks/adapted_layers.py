@@ -90,7 +90,7 @@ def contract(layer: Any, inputs: Sequence[int], x: jax.Array, kernel: jax.Array)
         return x.reshape(*x.shape[: x.ndim - len(inputs)], -1) @ kernel
     kernel = kernel.reshape(*inputs, -1)
     if kind == "block":
-        return layers.convolve(x, kernel, padding=layer.padding)
+        return layers.convolve(x, kernel, layer.padding)
     if not isinstance(layer, nn.Module):
         return _nnx_convolution(layer, x, kernel)
     like = layer.clone(parent=None, name=None, features=kernel.shape[-1], use_bias=False)

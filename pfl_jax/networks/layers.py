@@ -74,19 +74,31 @@ class ConvBlock(nn.Module):
 
     def before_pooling(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """Convolution of x with kernel, in a method of its own: adapters add to its result."""
-        return convolve(x, kernel, padding=self.padding)
+        return convolve(x, kernel, self.padding)
 
 
-def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
-    """Convolution of images [B, H, W, Cin] with a kernel [kh, kw, Cin, Cout], all sides padded alike.
+def convolve(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
+    """Convolution of images [B, H, W, Cin] with a kernel [kh, kw, Cin, Cout] and zeros on each side."""
+    sides = ((padding, padding), (padding, padding))
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), sides, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def last_state(width: int, x: jax.Array, real: jax.Array) -> jax.Array:
+    """Last state [B, width] of a gated recurrent unit over the steps of x [B, T, C]; inside a compact module.
 
     Args:
-      x, kernel: see there.
-      stride: steps between results.
-      padding: rows and columns of zeros on each side.
+      width: of the state.
+      x: see there.
+      real: bool [B, T]; the other steps, before, between and after these, leave the state as it is.
     """
-    sides = ((padding, padding), (padding, padding))
-    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), sides, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def step(cell, state, inputs):
+        values, real = inputs
+        return jnp.where(real[:, None], cell(state, values)[0], state), None
+
+    over = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1)
+    state, _ = over(nn.GRUCell(width, name="gru"), jnp.zeros((x.shape[0], width), x.dtype), (x, real))
+    return state
 
 
 def assemble(

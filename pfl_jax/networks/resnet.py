@@ -8,28 +8,15 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.layers import assemble, convolve
+from pfl_jax.networks.layers import assemble
 
 _he = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
-class Conv(nn.Module):
-    """Convolution without a bias, 3x3 padded by one or 1x1, for inputs [B, H, W, Cin]; He's initialization (fan out).
-
-    Attributes:
-      features: output channels.
-      size: side of the kernel, 3 or 1.
-      halve: stride two in place of one.
-    """
-
-    features: int
-    size: int = 3
-    halve: bool = False
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.param("kernel", _he, (self.size, self.size, x.shape[-1], self.features))
-        return convolve(x, kernel, 2 if self.halve else 1, self.size // 2)
+def _convolution(features: int, size: int = 3, *, halve: bool = False, name: str) -> nn.Conv:
+    """Convolution without a bias, 3x3 padded by one or 1x1, of stride one or two; He's initialization (fan out)."""
+    strides, padding = 2 if halve else 1, size // 2
+    return nn.Conv(features, (size, size), strides, padding, use_bias=False, kernel_init=_he, name=name)
 
 
 def _normalization(groups: int | None, name: str) -> nn.Module:
@@ -52,10 +39,10 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = _normalization(self.groups, "norm1")(Conv(self.features, halve=self.halve, name="conv1")(x))
-        y = _normalization(self.groups, "norm2")(Conv(self.features, name="conv2")(nn.relu(y)))
+        y = _normalization(self.groups, "norm1")(_convolution(self.features, halve=self.halve, name="conv1")(x))
+        y = _normalization(self.groups, "norm2")(_convolution(self.features, name="conv2")(nn.relu(y)))
         if self.halve or x.shape[-1] != self.features:
-            x = Conv(self.features, 1, self.halve, name="shortcut")(x)
+            x = _convolution(self.features, 1, halve=self.halve, name="shortcut")(x)
             x = _normalization(self.groups, "shortcut_norm")(x)
         return nn.relu(x + y)
 
@@ -75,7 +62,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.relu(_normalization(self.groups, "norm")(Conv(self.widths[0], name="conv")(x)))
+        x = nn.relu(_normalization(self.groups, "norm")(_convolution(self.widths[0], name="conv")(x)))
         for stage, width in enumerate(self.widths):
             for block in range(self.blocks):
                 halve = stage > 0 and block == 0

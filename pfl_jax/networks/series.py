@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.layers import Dense, assemble, torch_uniform
+from pfl_jax.networks.layers import Dense, assemble, last_state, torch_uniform
 
 
 def _is_real(x: jax.Array) -> jax.Array:
@@ -54,15 +54,8 @@ class LastStateOfSeries(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        x, cell = x.astype(jnp.float32), nn.GRUCell(self.width, name="gru")
-
-        def step(cell, state, inputs):
-            values, real = inputs
-            return jnp.where(real[:, None], cell(state, values)[0], state), None
-
-        over = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1)
-        state, _ = over(cell, jnp.zeros((x.shape[0], self.width), x.dtype), (x, _is_real(x)))
-        return state
+        x = x.astype(jnp.float32)
+        return last_state(self.width, x, _is_real(x))
 
 
 class SeriesTransformer(nn.Module):

@@ -10,7 +10,7 @@ import numpy as np
 
 from pfl_jax.base import Model
 from pfl_jax.errors import InvalidInput
-from pfl_jax.networks.layers import Dense, assemble
+from pfl_jax.networks.layers import Dense, assemble, last_state
 from pfl_jax.tasks import NEXT_SYMBOL
 
 VOCABULARY = 10_000
@@ -84,18 +84,7 @@ class LastState(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         vectors, is_word = _embed(x, self.vocabulary, self.width)
-        cell = nn.GRUCell(self.width, name="gru")
-
-        def step(cell, state, inputs):
-            vector, real = inputs
-            new, _ = cell(state, vector)
-            # Padding leaves the state as it is, before, between and after words.
-            return jnp.where(real[:, None], new, state), None
-
-        start = jnp.zeros((x.shape[0], self.width), vectors.dtype)
-        over = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1)
-        state, _ = over(cell, start, (vectors, is_word))
-        return state
+        return last_state(self.width, vectors, is_word)
 
 
 def _check(input_shape: Sequence[int], vocabulary: int, width: int) -> None:
