@@ -1,14 +1,12 @@
 """A few rounds of every method on a fixed tiny problem, as numbers that are stored in golden.json.
 
-They catch a change of results that nobody intended. After an intended one `python tests/support/golden.py NAME`
-rewrites them and raises the version of the method's results, in golden.json and in its file: results of the old version
-are then run again. Without names it does so for all methods. Numbers that agree up to rounding stay as they are.
+They catch a change of results that nobody intended. After an intended one raise the version of the method's results in
+its file, and `python tests/support/golden.py NAME` writes the new numbers: results of the old version are then run
+again. Without names it does so for all methods. Numbers that agree up to rounding stay as they are.
 """
 
 import hashlib
-import inspect
 import json
-import re
 from pathlib import Path
 
 import jax
@@ -66,25 +64,18 @@ def numbers_of(stored):
     return {name: values for name, values in stored.items() if name not in ("version", "digest")}
 
 
-def renewed(stored, got, version):
-    """Entry of a method, None so far for a new one, with the numbers of today and, if any moved, another version."""
+def renewed(name, stored, got, version):
+    """Entry of a method of this version, None so far for a new one, with the numbers of today where any moved.
+
+    Raises:
+      SystemExit: they moved, and the version is still the stored one.
+    """
     if stored is None:
         return entry(version, got)
-    if moved(numbers_of(stored), got):
-        return entry(max(version, stored["version"] + 1), got)
-    return entry(max(version, stored["version"]), got | numbers_of(stored))
-
-
-def with_version(source, name, version):
-    """Source of a method's file with another version of its results."""
-    changed, count = re.subn(
-        rf"^@method_factory(\(version=\d+\))?\n(?=def {name}\()",
-        f"@method_factory(version={version})\n",
-        source,
-        flags=re.MULTILINE,
-    )
-    assert count == 1, f"no @method_factory above def {name}("
-    return changed
+    where = moved(numbers_of(stored), got)
+    if where and version <= stored["version"]:
+        raise SystemExit(f"{name}: {where} is another one: write @method_factory(version={stored['version'] + 1})")
+    return entry(version, got if where else got | numbers_of(stored))
 
 
 def _text(stored):
@@ -113,12 +104,8 @@ if __name__ == "__main__":
     chosen = sys.argv[1:] or METHODS
     stored = json.loads(FILE.read_text()) if FILE.exists() else {}
     for name in chosen:
-        method, own = make_method(name, tiny_model(), **HYPER_PARAMETERS), version_of(METHODS[name])
+        method = make_method(name, tiny_model(), **HYPER_PARAMETERS)
         got = fingerprint(method, simulate.build(method, simulate.Settings(rounds=1)).jit())
-        stored[name] = renewed(stored.get(name), got, own)
-        if (version := stored[name]["version"]) != own:
-            path = Path(inspect.getfile(inspect.unwrap(METHODS[name])))
-            path.write_text(with_version(path.read_text(), name, version))
-            print(f"{name} has version {version} now, in {path}: its committed results are run again", file=sys.stderr)
+        stored[name] = renewed(name, stored.get(name), got, version_of(METHODS[name]))
     FILE.write_text(_text({name: stored[name] for name in METHODS if name in stored}))
     print(f"wrote {', '.join(chosen)} to {FILE}", file=sys.stderr)
