@@ -122,7 +122,6 @@ SLOW_FACTORIZATIONS = "scipy was imported before pfl_jax"
 @pytest.mark.parametrize(
     ("first", "given", "printed", "warned"),
     [
-        ("", None, "None 1 True", False),
         ("", "2", "2 2 True", False),
         ("import scipy.linalg", None, "None 1 True", False),
         ("import scipy.linalg; sys.modules['threadpoolctl'] = None", None, None, True),

@@ -118,11 +118,6 @@ def at(array, place, value):
     return array
 
 
-def first(x):
-    """Images with their channel first, of at least 8 x 8 pixels."""
-    return x.transpose(0, 3, 1, 2).repeat(2, 2).repeat(2, 3)
-
-
 def several():
     """A dataset with several labels a row, which are no classes."""
     return data.from_arrays(TRAIN_X, np.eye(3)[TRAIN_Y])
@@ -130,10 +125,6 @@ def several():
 
 def whole(given):
     return data.partition.iid(given, 1)
-
-
-def grouped(**changes):
-    return data.partition.grouped(dataset(**changes), 3, train_size=4)
 
 
 def mesh(*axes, **kinds):
@@ -151,12 +142,10 @@ REFUSED = {
     "integers beyond 32 bits": (lambda: run(plain(lambda x: x[:, 0, 0].astype(np.int64) << 40)), "beyond 32 bits"),
     "inputs that are strings": (lambda: run(plain(lambda x: x.astype(str))), "train_x holds <U"),
     "bytes beside floats": (lambda: run(dataset(test_x=TEST_X / 255, mean=None, std=None)), ": give all the same"),
-    "channel-first images": (lambda: run(plain(lambda x: first(x.repeat(3, axis=3)))), "channels first"),
     "test images of another size": (lambda: run(dataset(test_x=TEST_X[:, :3])), ": give all the same"),
     "inputs of one axis": (lambda: run(plain(lambda x: x[:, 0, 0, 0])), "train_x has shape"),
     "NaN input": (lambda: run(plain(lambda x: at(x, (5, 1, 1, 0), np.nan))), "nan in row 5, place [1, 1, 0]"),
     "a label equal to K": (lambda: run(labeled(lambda y: y + (np.arange(len(y)) == 5))), "train_y has 3 in row 5"),
-    "a label -1": (lambda: run(labeled(lambda y: y - (np.arange(len(y)) == 3))), "labels are the integers 0 to 2"),
     "a label 2.7": (lambda: run(labeled(lambda y: at(y, 2, 2.7))), "train_y has 2.7"),
     "one-hot labels": (lambda: run(labeled(lambda y: np.eye(3)[y])), "argmax"),
     "strings for labels": (lambda: run(labeled(lambda y: y.astype(str))), "from_arrays"),
@@ -172,9 +161,7 @@ REFUSED = {
     "no targets": (lambda: data.from_arrays(TRAIN_X, []), "the data has 24 rows in x, and 0 in y"),
     "class_table without classes": (lambda: data.class_table(data.federate(several(), whole(several()))), "no classes"),
     "labels shifted without classes": (lambda: data.federate(several(), parts(), shift="labels"), "are none"),
-    "a model of fewer classes": (lambda: run(method=made(classes=2)), "the model has 2 classes, and the data 3"),
     "a model of other inputs": (lambda: run(method=made(shape=(5, 5, 1))), "does not take"),
-    "the name of a model": (lambda: make_method("fedavg", "mlp"), "model must be a Model"),
     "a number for the recipe": (lambda: methods.fedavg(model(), 0.1), "training must be a LocalTraining"),
     "a field of a wrapper": (
         lambda: methods.fedavg(model(), server_optimizer="adam"),
@@ -188,36 +175,25 @@ REFUSED = {
         lambda: run(partition=parts("test", 1, np.array([1, 4]), pooled=True, test=POOLED)),
         "example 1 is a test example and one for training",
     ),
-    "another client's training examples in a test set": (
-        lambda: run(partition=parts("test", 1, np.array([2, 5]), pooled=True, test=POOLED)),
-        "example 2 is a test example and one for training",
-    ),
     "pooled test indices without the offset": (lambda: run(partition=parts(pooled=True)), "test examples begin at 24"),
     "test indices with the offset": (lambda: run(partition=parts(test=POOLED)), "pooled=True"),
     "an index of -1": (lambda: run(partition=parts("train", 0, np.array([-1, 2]))), "training example -1"),
     "an index of P": (lambda: run(partition=parts("train", 0, np.array([24]))), "there are 0 to 23"),
     "indices that are floats": (lambda: run(partition=parts("train", 1, np.array([1.0]))), "give whole numbers"),
     "a client without training examples": (lambda: run(partition=parts("train", 1, [])), "has no training examples"),
-    "a client without test examples": (lambda: run(partition=parts("test", 1, [])), "has no test examples"),
     "one client fewer in test": (lambda: run(partition=parts(test=tables()[1][:2])), "tables of 2, 3 clients"),
-    "no clients": (lambda: run(partition=Partition([], [])), "tables of 0 clients"),
     "validation examples in the test set": (
         lambda: run(partition=parts(test=POOLED, validation=[[], POOLED[0][:1], []], pooled=True)),
         "example 24 is a test example and one for training or validation",
     ),
-    "grouped: a label -1": (lambda: grouped(train_y=TRAIN_Y - 1), "train_y has -1"),
-    "grouped: no classes": (lambda: data.partition.grouped(several(), 3), "no classes to divide"),
     "dirichlet: beta 0": (lambda: data.partition.dirichlet(dataset(), 3, beta=0), "beta must be positive"),
     "dirichlet: sizes of 0": (
         lambda: data.partition.dirichlet(dataset(), 3, beta=9, min_size=0, train_size=0),
         "at least 1",
     ),
     "iid: labels for a dataset": (lambda: data.partition.iid(TRAIN_Y, 3), "dataset must be a Dataset"),
-    "iid: no clients": (lambda: data.partition.iid(dataset(), 0), "num_clients must be at least 1"),
     "iid: half examples": (lambda: data.partition.iid(dataset(), 3, train_size=1.5), "whole number"),
     "rounds True": (lambda: Settings(rounds=True), "rounds must be a whole number, not True"),
-    "rounds of a key": (lambda: Settings(rounds=KEY), "rounds must be a whole number, not key<fry> []"),
-    "participation all": (lambda: Settings(rounds=1, participation="all"), "participation must be a number"),
     "drop_rate NaN": (lambda: Settings(rounds=1, drop_rate=np.nan), "at least 0 and below 1, not nan"),
     "lr of an array": (lambda: recipe(lr=jnp.float32(-0.1)), "lr must not be negative, not -0.1"),
     "augment True": (lambda: recipe(augment=True), "augment must be a function or None, not True"),
@@ -278,7 +254,6 @@ REFUSED = {
     "a sweep with chunk 0": (lambda: sweep(chunk=0), "chunk must be at least 1, not 0"),
     "a sweep over batch sizes": (lambda: sweep(name="batch_size", lr=(2, 3)), "start a sweep for each"),
     "a cohort of more clients than there are": (lambda: cohort(4), "1 to 3 of 3 clients, not 4"),
-    "a cohort of nobody": (lambda: cohort(0), "1 to 3 of 3 clients, not 0"),
     "a client that is not there": (
         lambda: data.client_data(data.federate(dataset(), parts()), 3, "train"),
         "there is no client 3",

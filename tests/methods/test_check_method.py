@@ -16,100 +16,78 @@ def only(*names):
     return [name for name in CHECKS if name not in names]
 
 
-def broken(**parts):
-    """A factory of FedAvg with some functions in the place of its own: name -> (base, arguments...) -> result."""
+def altered(server=None, message=None, refuses=None, client=None, aggregate=None):
+    """A factory of FedAvg with a mistake, which takes what FedAvg has to something else.
+
+    Args:
+      server: (server's new state, cohort) -> another one.
+      message: (message, data) -> another one.
+      refuses: share -> whether the training fails, a Python `if` on a hyper-parameter that sweeps trace.
+      client: what a number that clients keep, 0 at first, grows by.
+      aggregate: messages -> server's new state.
+    """
 
     def factory(model, training=LocalTraining(), *, share: float = 0.5):
         base = methods.fedavg(model, training)
-        changed = {name: lambda *arguments, _part=part: _part(base, share, *arguments) for name, part in parts.items()}
-        return base._replace(**changed)
+
+        def local(key, state, own, data):
+            if refuses and refuses(share):
+                raise ValueError
+            result = base.local(key, state, (), data)
+            result = result if message is None else result._replace(message=message(result.message, data))
+            return result if client is None else result._replace(client=own + client)
+
+        def combine(key, state, clients, messages, cohort):
+            if aggregate:
+                return aggregate(messages), clients, {}
+            state, clients, info = base.aggregate(key, state, clients, messages, cohort)
+            return state if server is None else server(state, cohort), clients, info
+
+        method = base._replace(local=local, aggregate=combine)
+        return method if client is None else method._replace(init_client=lambda *_: jnp.zeros((), jnp.int32))
 
     return factory
 
 
-def leaks_order(base, share, key, server, clients, messages, cohort):
-    """The server adds something that depends on the size of the round's first client."""
-    server, clients, info = base.aggregate(key, server, clients, messages, cohort)
-    return jax.tree.map(lambda leaf: leaf + 0.01 * cohort.counts[0], server), clients, info
+def plus(number, tree):
+    return jax.tree.map(lambda leaf: leaf + number, tree)
 
 
-def counts_in_floats(base, share, key, server, clients, messages, cohort):
-    """The server's state has another type after a round."""
-    server, clients, info = base.aggregate(key, server, clients, messages, cohort)
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), server), clients, info
-
-
-def starts_at_zero(base, share, key, server, data):
-    return jnp.zeros((), jnp.int32)
-
-
-def adds_a_half(base, share, key, server, client, data):
-    """The client's state has another type after a round, to which its row of the old array would be cut."""
-    return base.local(key, server, (), data)._replace(client=client + 0.5)
-
-
-def branches(base, share, key, server, client, data):
-    """A Python `if` on a hyper-parameter that sweeps trace."""
-    if share > 1:
-        raise ValueError
-    return base.local(key, server, client, data)
-
-
-def reads_padding(base, share, key, server, client, data):
-    """Padding counts as examples."""
-    count = jnp.asarray(data.mask.shape[0], jnp.float32)
-    result = base.local(key, server, client, data)
-    shifted = jax.tree.map(lambda leaf: leaf + 1e-3 * count, result.message.value)
-    return result._replace(message=result.message._replace(value=shifted))
-
-
-def starts_alike(base, share, key, server, clients, messages, cohort):
-    """Whatever happens, the same state."""
-    return jax.tree.map(jnp.zeros_like, server), clients, {}
-
-
-def counts_the_absent(base, share, key, server, clients, messages, cohort):
-    """The mean is over all rows, also those that stand for no message."""
-    return jax.tree.map(lambda leaf: leaf.mean(axis=0), messages), clients, {}
-
-
-def sends_the_model(base, share, key, server, client, data):
-    result = base.local(key, server, client, data)
-    return result._replace(message=result.message.value)
-
-
-def sends_more(base, share, key, server, client, data):
-    result = base.local(key, server, client, data)
-    return result._replace(message=(result.message, result.message.weight))
+IN_BFLOAT16 = altered(server=lambda state, _: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state))
+READS_PADDING = altered(
+    message=lambda message, data: message._replace(value=plus(1e-3 * data.mask.shape[0], message.value))
+)
+COUNTS_THE_ABSENT = altered(
+    message=lambda message, _: message.value,
+    aggregate=lambda messages: jax.tree.map(lambda leaf: leaf.mean(axis=0), messages),
+)
 
 
 SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("check", "parts", "message"),
+    ("check", "factory", "message"),
     [
-        ("order_of_clients", {"aggregate": leaks_order}, "Clients in another order have the same results"),
-        ("structure", {"aggregate": counts_in_floats}, r"the state changes: .*float32.* before and .*bfloat16.* after"),
-        ("structure", {"init_client": starts_at_zero, "local": adds_a_half}, r"clients: .*int32.*float32.* after"),
-        ("one_trace", {"aggregate": counts_in_floats}, "a later round was traced again"),
-        pytest.param(
-            "absent",
-            {"aggregate": counts_the_absent, "local": sends_the_model},
-            "count as if they had not been drawn",
-            marks=SLOW,
+        (
+            "order_of_clients",
+            altered(server=lambda state, cohort: plus(0.01 * cohort.counts[0], state)),
+            "Clients in another order have the same results",
         ),
-        ("trained_from", {"local": sends_more}, "must give a tree like the message"),
-        ("seeds", {"aggregate": starts_alike}, "another seed gives the same state"),
-        pytest.param("vmap", {"local": branches}, "TracerBoolConversionError", marks=SLOW),
-        pytest.param(
-            "chunks_and_padding", {"local": reads_padding}, "Neither clients under one vmap nor more", marks=SLOW
-        ),
+        ("structure", IN_BFLOAT16, r"the state changes: .*float32.* before and .*bfloat16.* after"),
+        # A row of the old array would be cut to its type.
+        ("structure", altered(client=0.5), r"clients: .*int32.*float32.* after"),
+        ("one_trace", IN_BFLOAT16, "a later round was traced again"),
+        pytest.param("absent", COUNTS_THE_ABSENT, "count as if they had not been drawn", marks=SLOW),
+        ("trained_from", altered(message=lambda sent, _: (sent, sent.weight)), "must give a tree like the message"),
+        ("seeds", altered(server=lambda state, _: jax.tree.map(jnp.zeros_like, state)), "another seed gives"),
+        pytest.param("vmap", altered(refuses=lambda share: share > 1), "TracerBoolConversionError", marks=SLOW),
+        pytest.param("chunks_and_padding", READS_PADDING, "Neither clients under one vmap nor more", marks=SLOW),
     ],
 )
-def test_a_broken_method_fails_with_the_rule_it_breaks(check, parts, message):
+def test_a_broken_method_fails_with_the_rule_it_breaks(check, factory, message):
     with pytest.raises(AssertionError, match=message) as failure:
-        check_method(broken(**parts), skip=only(check))
+        check_method(factory, skip=only(check))
     assert str(failure.value).startswith(f"{check}: ")
 
 
@@ -123,10 +101,6 @@ class Altered(Subject):
     def compiled(self, chunk=1, *, shared=False):
         engine = super().compiled(chunk, shared=shared)
         return engine._replace(round=lambda *arguments: self.alter(*engine.round(*arguments)))
-
-
-def plus(number, tree):
-    return jax.tree.map(lambda leaf: leaf + number, tree)
 
 
 def remembers():
@@ -149,9 +123,7 @@ def trains_on_scores(state, outcome):
 
 def with_choice(model, training=LocalTraining(), *, mean: Literal["weighted", "of_rows"] = "weighted"):
     """FedAvg whose other mean counts absent clients."""
-    base = methods.fedavg(model, training)
-    parts = {"local": sends_the_model, "aggregate": counts_the_absent} if mean == "of_rows" else {}
-    return broken(**parts)(model, training) if parts else base
+    return (COUNTS_THE_ABSENT if mean == "of_rows" else methods.fedavg)(model, training)
 
 
 def with_info(model, training=LocalTraining()):
@@ -194,7 +166,7 @@ def test_a_check_notices_a_wrong_round(check, alter, message):
 
 def test_the_accuracy_is_the_callers():
     with pytest.raises(AssertionError, match=r"not above 0\.999"):
-        check_method(broken(), accuracy=0.999, skip=only("learning"), lr=0.01, epochs=1)
+        check_method(methods.fedavg, accuracy=0.999, skip=only("learning"), lr=0.01, epochs=1)
 
 
 def test_the_clients_learn_the_callers_task():

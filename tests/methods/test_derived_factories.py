@@ -75,6 +75,7 @@ WRAPPED = {"server_optimizer": "adam", **PRIVATE}
 IDS = ["partial", "partial_with_a_recipe", "function"]
 
 
+@functools.cache
 def program(factory):
     """A round with all wrappers, as text: nothing need be compiled to see that two programs are the same."""
     method, data = make_method(factory, tiny_model(), **HYPER_PARAMETERS, **WRAPPED), tiny_federation()
@@ -121,15 +122,10 @@ def test_other_local_training_has_no_budget_unless_it_says_so():
 FILE = """
 import functools
 
-from pfl_jax import LocalTraining, methods
+from pfl_jax import methods
 
-again = functools.partial(methods.fedavg)
 prox = functools.partial(methods.fedprox, mu=0.3)
 aligned = functools.partial(methods.fedpac, alignment=False)
-
-
-def logged(model, training=LocalTraining()):
-    return methods.fedavg(model, training)
 """
 
 
@@ -138,13 +134,6 @@ def mine(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-@pytest.mark.parametrize("name", ["again", "logged"])
-def test_its_options_are_those_of_the_method(mine, name):
-    words = ["--server-optimizer", "yogi", "--dp-clip", "1", "--client-clip", "1", "--compress", "none"]
-    there = parse("digits", ["--method", f"mine.py:{name}", *words]).hyper_parameters
-    assert there == parse("digits", ["--method", "fedavg", *words]).hyper_parameters
 
 
 def test_a_partial_in_a_file_has_help_ranges_and_conditions(mine, capsys):

@@ -79,12 +79,6 @@ def test_epsilon_greedy_choice(epsilon):
         np.testing.assert_allclose(np.bincount(chosen[:, 2], minlength=6)[[2, 4, 5]] / len(keys), 1 / 3, atol=0.03)
 
 
-def test_choice_ends_when_nobody_is_left():
-    positions, found = choose_peers(jax.random.key(0), jnp.zeros(3), jnp.arange(3) == 2, jnp.float32(0.5), 4)
-    assert set(np.asarray(positions[:2]).tolist()) == {0, 1}
-    np.testing.assert_array_equal(found, [True, True, False, False])
-
-
 # Limits
 
 

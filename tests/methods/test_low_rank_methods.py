@@ -1,13 +1,12 @@
 """FedEx-LoRA, HetLoRA and FedDPA: their equations in float64 NumPy, and FedAvg as their limit without adapters."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from trees import assert_same, distance
 
-from pfl_jax import InvalidInput, LocalTraining, Settings, build, methods, models, networks
+from pfl_jax import InvalidInput, LocalTraining, Settings, build, methods, models
 from pfl_jax.data import client_data
 from pfl_jax.messages import map_means
 from pfl_jax.methods import METHODS
@@ -249,29 +248,14 @@ def test_feddpa_needs_features():
 # Factors A M and M^-1 B, which compute the same: what docs/pretrained.md says of methods that compare parameters
 
 
-class Transformer(nn.Module):
-    """One layer of attention over the two rows of an input."""
-
-    @nn.compact
-    def __call__(self, x):
-        tokens = nn.Dense(8, name="embedding")(x.reshape(len(x), *SHAPE[:2]))
-        mixed = nn.MultiHeadDotProductAttention(2, name="attention")(tokens, tokens)
-        states = nn.LayerNorm(name="norm")(tokens + mixed)
-        return nn.Dense(3, name="head")(states.mean(1))
-
-
-# A method with adapters in the states of clients runs by default, on the perceptron; compiling all takes minutes.
+# A method with adapters in the states of clients runs by default; compiling all takes minutes.
 @pytest.fixture(
     params=["feddpa", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "feddpa")],
     scope="module",
 )
 def subject(request):
-    if request.param == "feddpa":
-        return conformance.Subject(METHODS[request.param], model=adapted())
-    base = networks.from_flax(Transformer(), SHAPE, 3)
-    model = adapters.lora(base, SHAPE, rank=2, alpha=8.0, targets="embedding|query|value")
     # At the usual rate, rounding grows beyond the tolerance in feddbe and pfedfda.
-    return conformance.Subject(METHODS[request.param], model=model, lr=0.02)
+    return conformance.Subject(METHODS[request.param], model=adapted(), lr=0.02)
 
 
 @pytest.mark.parametrize(

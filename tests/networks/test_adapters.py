@@ -78,30 +78,6 @@ def test_a_model_with_adapters_is_the_network_at_first_and_then_the_merged_one(n
     np.testing.assert_allclose(trained, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:'VariableState' was removed:DeprecationWarning")
-def test_low_rank_adapters_are_those_of_qwix():
-    qwix = pytest.importorskip("qwix", reason="alpha, so nothing here depends on it: pip install qwix")
-    model, shape, dtype = NETWORKS["layers"]
-    adapted = lora(model, shape, rank=2, alpha=6.0, targets="attention|convolution|dense", input_dtype=dtype)
-    params, x = moved(adapted.init(jax.random.key(0))), inputs("layers")
-    rule = qwix.LoraRule(module_path="attention/.*|convolution|dense", rank=2, alpha=6.0)
-    theirs = qwix.apply_lora_to_model(Layers(), qwix.LoraProvider([rule]))
-
-    def filled(shapes, base, adapters):
-        return {
-            name: filled(shape, base[name], adapters.get(name))
-            if isinstance(shape, dict)
-            else adapters[name.removeprefix("kernel_")].reshape(shape.shape)
-            if "lora" in name
-            else base[name]
-            for name, shape in shapes.items()
-        }
-
-    shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
-    same = filled(shapes, adapted.frozen.read()["base"] | {"head": params["head"]}, params["backbone"])
-    np.testing.assert_allclose(adapted.apply(params, x), theirs.apply({"params": same}, x), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_linear_probe_trains_the_head_alone(name):
     model, shape, dtype = NETWORKS[name]

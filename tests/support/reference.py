@@ -1,6 +1,7 @@
 """The tiny model of problems.py in float64 NumPy, with its gradients written out: slow and obvious."""
 
 import numpy as np
+from scipy import special
 from scipy.optimize import nnls
 
 from pfl_jax.data import client_data
@@ -134,6 +135,27 @@ def head_weights(mu, variance, counts):
         weights[weights < 1e-3] = 0
         rows.append(weights / weights.sum())
     return np.stack(rows)
+
+
+def layer_norm(x, scale, bias, epsilon):
+    """Normalization of the last axis."""
+    deviation = x - x.mean(-1, keepdims=True)
+    return deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + epsilon) * scale + bias
+
+
+def attention(query, key, value, heads, norms=None):
+    """Self-attention of the tokens [T, d] of one example, head by head; `norms`: of each head's queries and keys."""
+    mixed = []
+    for part in np.split(np.arange(query.shape[1]), heads):
+        q, k = query[:, part], key[:, part]
+        if norms is not None:
+            q, k = (layer_norm(x, *norm, 1e-6) for x, norm in zip((q, k), norms, strict=True))
+        mixed.append(np.exp(log_softmax(q @ k.T / np.sqrt(len(part)))) @ value[:, part])
+    return np.concatenate(mixed, -1)
+
+
+def gelu(x):
+    return x * (1 + special.erf(x / np.sqrt(2))) / 2
 
 
 def numerical_gradient(loss, w, step=1e-6):
