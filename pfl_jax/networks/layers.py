@@ -78,7 +78,7 @@ class ConvBlock(nn.Module):
 
 
 def convolve(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-    """Convolution of images [B, H, W, Cin] with a kernel [kh, kw, Cin, Cout] and zeros on each side."""
+    """Convolution of images x [B, H, W, Cin] with a kernel [kh, kw, Cin, Cout], and padding by zeros on each side."""
     sides = ((padding, padding), (padding, padding))
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), sides, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
