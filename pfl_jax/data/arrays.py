@@ -115,7 +115,7 @@ def from_tables(
     client_names: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Data set of tables; every reader ends here.
+    """Data set of tables; every reader ends here. Errors count rows through the training and on through the test rows.
 
     Args:
       train: tables of training rows, at least one.
@@ -132,30 +132,24 @@ def from_tables(
     joined = join(train, test, roles)
     if min_rows is not None:
         joined = _of_large_clients(joined, min_rows, has_test=bool(test))
-    parts = {"": slice(0, joined.num_train)} | ({"test ": slice(joined.num_train, None)} if test else {})
-    check_numbers(joined.source, joined.inputs, joined.num_train, impute=impute is not None, encode=encode is not None)
-    ys, classes = _targets(joined, parts, num_classes)
-    clients, owners = _clients(joined, parts, client_names)
-    rows: Sequence[Any] = (slice(None), slice(None))
-    if not test:
-        group = clients[0] if clients else ys[0] if len(classes) and joined.time is None else None
-        rows = _divided(group, joined.time, len(ys[0]), 0.25 if test_fraction is None else test_fraction, owners, seed)
-    elif clients:
-        by_client(clients[0], clients[1], owners)
-
-    def chosen(values: list[Any]) -> list[Any]:
-        return [value[some] for value, some in zip(values if test else values * 2, rows, strict=True)]
-
-    prepared = preparation.fit(joined.inputs, parts[""] if test else rows[0], impute, encode)
-    x = prepared.side_by_side(joined.inputs)
-    # Before rows are chosen, so that an error has their numbers in the file.
-    train_x, test_x = chosen([checks.inputs(x[part], f"{prefix}x") for prefix, part in parts.items()])
-    train_y, test_y = chosen(ys)
-    made = Dataset(name, source, origin, True, train_x, train_y, test_x, test_y, len(classes), keep_split=True)
+    check_numbers(joined.source, joined.inputs, impute=impute is not None, encode=encode is not None)
+    y, classes = _targets(joined, num_classes)
+    client, owners = _clients(joined, client_names)
+    rows: Sequence[Any] = (slice(0, joined.num_train), slice(joined.num_train, None))
+    if test and client is not None:
+        by_client(client[rows[0]], client[rows[1]], owners)
+    elif not test:
+        group = y if client is None and len(classes) and joined.time is None else client
+        rows = _divided(group, joined.time, len(y), 0.25 if test_fraction is None else test_fraction, owners, seed)
+    prepared = preparation.fit(joined.inputs, rows[0], impute, encode)
+    x = checks.inputs(prepared.side_by_side(joined.inputs), "x")
+    train_rows, test_rows = rows
+    arrays = {"train_x": x[train_rows], "train_y": y[train_rows], "test_x": x[test_rows], "test_y": y[test_rows]}
+    made = Dataset(name, source, origin, True, **arrays, num_classes=len(classes), keep_split=True)
     if normalize:
         made, prepared = preparation.normalized(made, prepared)
-    if clients:
-        made = made._replace(**dict(zip(("train_client", "test_client"), chosen(clients), strict=True)))
+    if client is not None:
+        made = made._replace(train_client=client[train_rows], test_client=client[test_rows])
     return made._replace(
         class_names=() if np.array_equal(classes, np.arange(len(classes))) else tuple(map(str, classes)),
         client_names=tuple(map(str, owners)),
@@ -163,14 +157,14 @@ def from_tables(
     )
 
 
-def _targets(joined: Columns, parts: dict[str, slice], num_classes: int | None) -> tuple[list[np.ndarray], np.ndarray]:
-    """Labels as numbers, or other targets, of each part, and the classes [K], of which there may be none."""
-    ys = {prefix: checks.column(joined.labels[part]) for prefix, part in parts.items()}
-    if not (num_classes or (num_classes is None and _are_classes(ys[""]))):
-        return [checks.values(y, f"{prefix}y") for prefix, y in ys.items()], np.zeros(0, np.int64)
-    ys = {prefix: checks.names(y, f"{prefix}y", "label") for prefix, y in ys.items()}
-    classes = _classes(ys[""], num_classes)
-    return [_numbers(y, classes, f"{prefix}y", "label") for prefix, y in ys.items()], classes
+def _targets(joined: Columns, num_classes: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Labels as numbers, or other targets, and the classes [K] of the training rows, of which there may be none."""
+    y = checks.column(joined.labels)
+    if not (num_classes or (num_classes is None and _are_classes(y[: joined.num_train]))):
+        return checks.values(y, "y"), np.zeros(0, np.int64)
+    y = checks.names(y, "y", "label")
+    classes = _classes(y[: joined.num_train], num_classes)
+    return _numbers(y, classes, "y", "label"), classes
 
 
 def _are_classes(y: np.ndarray) -> bool:
@@ -188,16 +182,13 @@ def _are_classes(y: np.ndarray) -> bool:
     return True
 
 
-def _clients(
-    joined: Columns, parts: dict[str, slice], names: Sequence[str] | None
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Numbers of the clients of the rows of each part, and their names [N]; both empty where there are none."""
+def _clients(joined: Columns, names: Sequence[str] | None) -> tuple[np.ndarray | None, np.ndarray]:
+    """Numbers of the rows' clients, and the names [N] of those in training; None and empty where there are none."""
     if joined.client is None:
-        return [], np.zeros(0, np.int64)
-    found = {prefix: checks.names(joined.client[part], f"{prefix}client", "client") for prefix, part in parts.items()}
-    owners = np.unique(found[""])
-    numbers = [_numbers(given, owners, f"{prefix}client", "client") for prefix, given in found.items()]
-    return numbers, owners if names is None else np.array(names)[owners]
+        return None, np.zeros(0, np.int64)
+    found = checks.names(joined.client, "client", "client")
+    owners = np.unique(found[: joined.num_train])
+    return _numbers(found, owners, "client", "client"), owners if names is None else np.array(names)[owners]
 
 
 def _of_large_clients(joined: Columns, min_rows: int, *, has_test: bool) -> Columns:

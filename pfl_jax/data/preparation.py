@@ -36,13 +36,13 @@ class InputColumn:
     fill: Any = None
     words: tuple[str, ...] = ()
 
-    def numbers(self, column: Any, encode: Encode | None) -> Any:
+    def numbers(self, column: np.ndarray, encode: Encode | None) -> np.ndarray:
         """Numbers [P, ...] of a column of its kind; of words, where `encode` has them as flags, [P, K]."""
-        if self.fill is not None and (gone := columns.missing(np.asarray(column))).any():
-            column = np.where(gone, np.asarray(self.fill), np.asarray(column))
+        if self.fill is not None and (gone := columns.missing(column)).any():
+            column = np.where(gone, np.asarray(self.fill), column)
         if self.kind != "words":
             return column
-        flags = np.asarray(column)[:, None] == np.array(self.words, object)
+        flags = column[:, None] == np.array(self.words, object)
         if encode == "one_hot":
             return flags.astype(np.int64)
         return np.where(flags.any(axis=1), flags.argmax(axis=1), -1)
@@ -85,8 +85,7 @@ class Preparation:
             raise InvalidInput(f"the table has no column {gone[0]} (there are {', '.join(given)})")
         inputs = {one.name: given[one.name] for one in self.columns}
         impute = all(one.fill is not None for one in self.columns)
-        rows = len(inputs[self.columns[0].name])
-        check_numbers("the table", inputs, rows, impute=impute, encode=self.encode is not None)
+        check_numbers("the table", inputs, impute=impute, encode=self.encode is not None)
         x = checks.inputs(self.side_by_side(inputs), "the table")
         return x if self.mean is None else _scaled(x, np.asarray(self.mean), np.asarray(self.std))
 

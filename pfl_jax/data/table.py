@@ -196,11 +196,11 @@ def _odd(column: np.ndarray) -> tuple[int, str]:
         return 0, "rows of different shapes"
     there = [(row, value) for row, value in enumerate(column) if value is not None]
     texts = (row for row, value in there if columns.of_texts(np.array([str(value)])).dtype.kind not in "if")
-    row = next(texts, there[0][0])
+    row = next(texts, there[0][0] if there else 0)
     return row, columns.sample(column, row)
 
 
-def check_numbers(source: str, inputs: Mapping[str, Any], num_train: int, *, impute: bool, encode: bool) -> None:
+def check_numbers(source: str, inputs: Mapping[str, Any], *, impute: bool, encode: bool) -> None:
     """Raise InvalidInput that names every column of inputs which holds words, dates, or nothing in some row.
 
     Unless missing values are filled in (`impute`), and words become numbers (`encode`).
@@ -209,18 +209,15 @@ def check_numbers(source: str, inputs: Mapping[str, Any], num_train: int, *, imp
     for name, column in inputs.items():
         kind = columns.kind(column)
         if kind == "numbers" and column.ndim > 1:
-            # `checks.inputs` looks for NaN, block by block.
+            # `checks.inputs` says in which place of a row NaN is.
             continue
-        can_be_used = kind == "numbers" or (kind == "words" and encode)
-        gone = columns.missing(np.asarray(column)) if can_be_used else np.zeros(0, bool)
-        if not can_be_used:
+        if kind != "numbers" and not (kind == "words" and encode):
             row, found = _odd(column)
-        elif gone.any() and not impute:
-            row, found = int(np.argmax(gone)), "nothing"
+        elif columns.missing(column).any() and not impute:
+            row, found = int(columns.missing(column).argmax()), "nothing"
         else:
             continue
-        place = f"row {row}" if row < num_train else f"test row {row - num_train}"
-        odd.append(f"{name} ({found} in {place})")
+        odd.append(f"{name} ({found} in row {row})")
     if odd:
         raise InvalidInput(
             f"{source}: not numeric (rows are counted from 0): {', '.join(odd)}. Leave columns out (--drop), "

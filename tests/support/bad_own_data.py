@@ -140,7 +140,12 @@ def _tables() -> Iterator[Row]:
         tested(other),
     )
     strange = table(row="7,1,no,C")
-    yield words, "a hospital that no training row has", "test client has the client C", tested(strange)
+    yield (
+        words,
+        "a hospital that no training row has",
+        "client has the client C, which no training row has",
+        tested(strange),
+    )
     few = "age,dose,label,hospital\n1,2,no,A\n"
     yield words, "hospital B has no test rows", "my.csv, tested on other.csv: client B has no test rows", tested(few)
 
@@ -160,7 +165,7 @@ def _arrays() -> Iterator[Row]:
     yield (
         command,
         "test labels that no training row has",
-        "my.npz: test y has the label 2, which no training row has (6 such rows)",
+        "my.npz: y has the label 2, which no training row has (6 such rows)",
         npz(test_x=X, test_y=Y + 1),
     )
     yield (
