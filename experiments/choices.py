@@ -42,6 +42,7 @@ OF_LAYERS = ("lora", "ffa_lora", "bottleneck")
 SIZED = ("grouped", "pathological", "dirichlet", "iid")
 """Partitions that are drawn."""
 
+FromZero = Annotated[int, Range(0)]
 Share = Annotated[float, Range(0, 1, above=True, below=True)]
 
 CUSTOM = "custom"
@@ -61,5 +62,5 @@ PROTOCOLS: tuple[Protocol, ...] = (*ALWAYS, "before_aggregation")
 Average = Literal["clients", "examples"]
 FIELD: dict[Average, str] = {"clients": "mean", "examples": "pooled"}
 """Average of the clients' accuracies, over clients or test examples -> its field in records and `metrics.Summary`."""
-Score = Literal["last", "best"]
+ReportedRound = Literal["last", "best"]
 """Round of a run that is reported: the last one, or the one with the highest mean."""

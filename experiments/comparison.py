@@ -150,7 +150,7 @@ def _row(run: Run, number: int, protocol: Protocol) -> np.ndarray:
     (line,) = (line for line in run.lines if line["round"] == number)
     row = line.get(f"{protocol}_per_client")
     if row is None:
-        raise InvalidInput(f"{run.folder} has no scores of its clients by {protocol} in round {number}")
+        raise InvalidInput(f"{run.path} has no scores of its clients by {protocol} in round {number}")
     return np.array(row, np.float64)
 
 

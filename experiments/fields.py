@@ -25,6 +25,8 @@ class Mark(enum.Enum):
     CHOOSES = "decides which setting of a sweep is the best"
     CODE = "may be FILE.py:NAME"
     FILE = "a file by whose content runs are told apart"
+    NOT_IN_PLACE = "no part of the rounds of `experiments.run.in_place`"
+    TIMED = "gives each seed a timetable of its own"
 
 
 class Also(tuple[str, ...]):
@@ -33,6 +35,15 @@ class Also(tuple[str, ...]):
     __slots__ = ()
 
     def __new__(cls, *names: str) -> "Also":
+        return super().__new__(cls, names)
+
+
+class Needs(tuple[str, ...]):
+    """Options of which at least one must be given with an option."""
+
+    __slots__ = ()
+
+    def __new__(cls, *names: str) -> "Needs":
         return super().__new__(cls, names)
 
 

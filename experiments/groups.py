@@ -12,6 +12,7 @@ from experiments.choices import (
     OF_LAYERS,
     PRETRAINED,
     SIZED,
+    FromZero,
     ModelName,
     OnNaN,
     PartitionName,
@@ -20,23 +21,14 @@ from experiments.choices import (
     Share,
     TaskName,
 )
-from experiments.fields import Also, Mark, NotInSweeps
+from experiments.fields import Also, Mark, Needs, NotInSweeps
 from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.specs import PixelNormalization, Source
 from pfl_jax.networks.text import TEXT_MODELS
 from pfl_jax.primitives.local_training import Optimizer
 from pfl_jax.privacy import Delta
-from pfl_jax.validation import (
-    AboveZero,
-    BelowOne,
-    Count,
-    Fraction,
-    NotNegative,
-    Positive,
-    Range,
-    ReadWith,
-)
+from pfl_jax.validation import AboveZero, BelowOne, Count, Fraction, NotNegative, Positive, Range, ReadWith
 from pfl_jax.wrappers.attacks import Attack
 
 
@@ -125,22 +117,22 @@ class Federation:
     """Number of clients of the federation."""
     participation: Annotated[AboveZero, ReadWith("buffer", (None,)), Also("join_ratio", "client_activate_rate", "frac")]
     """Share of the clients that take part in each round, above 0 and at most 1; at least one client takes part."""
-    full_last_round: bool = False
+    full_last_round: Annotated[bool, ReadWith("device_trace", (None,))] = False
     """All clients take part in the last round."""
-    straggler_fraction: Fraction = 0.0
+    straggler_fraction: Annotated[Fraction, ReadWith("device_trace", (None,))] = 0.0
     """Share of the clients that are stragglers, the same ones in all rounds."""
-    straggler_rate: Annotated[AboveZero, ReadWith("straggler_fraction")] = 1.0
+    straggler_rate: Annotated[AboveZero, ReadWith("straggler_fraction"), ReadWith("device_trace", (None,))] = 1.0
     """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
-    drop_rate: Annotated[BelowOne, Also("client_drop_rate")] = 0.0
+    drop_rate: Annotated[BelowOne, Also("client_drop_rate"), Mark.NOT_IN_PLACE] = 0.0
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
-    device_trace: Annotated[str | None, Mark.FILE] = None
+    device_trace: Annotated[str | None, Mark.FILE, Mark.TIMED, Mark.NOT_IN_PLACE] = None
     """JSON file of the clients' devices, see docs/time.md: cohorts are drawn among available clients, a round takes as
     long as its slowest, and evaluations have the virtual time."""
-    buffer: Count | None = None
+    buffer: Annotated[Count | None, Needs("device_trace"), Needs("concurrency")] = None
     """Asynchronous rounds (FedBuff): number of messages of a step of the server (with --device-trace)."""
-    concurrency: Count | None = None
+    concurrency: Annotated[Count | None, Needs("buffer")] = None
     """Number of clients that train at once (with --buffer)."""
-    held_out_clients: Annotated[Annotated[int, Range(0)], NotInSweeps("newcomers are measured in single runs")] = 0
+    held_out_clients: Annotated[FromZero, NotInSweeps("newcomers are measured in single runs"), Mark.NOT_IN_PLACE] = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""
 
@@ -152,7 +144,7 @@ class Robustness:
     # Hyper-parameters of all methods that stand here in the help.
     of_methods: ClassVar = ("server_mean", "compress")
 
-    attack: Annotated[Attack | None, ReadWith("attackers")] = None
+    attack: Annotated[Attack | None, ReadWith("attackers"), Mark.NOT_IN_PLACE] = None
     """What attackers do: train on label K - 1 - y in place of y (labels), send their update with the opposite sign
     (signs), or Gaussian noise as long as the update (noise). Signs and noise change only what the server needs as a
     mean."""
@@ -216,7 +208,7 @@ class Training:
     with decoupled weight decay. Adam and AdamW do not use --momentum."""
     clip_norm: Positive | None = None
     """Largest norm of a mini-batch's gradient over all parameters; larger gradients are scaled down to it."""
-    schedule: tuple[str, ...] | None = None
+    schedule: Annotated[tuple[str, ...] | None, Mark.NOT_IN_PLACE] = None
     """Factors of real-valued hyper-parameters that change with the round, one or more NAME=KIND. lr=cosine or
     lr=cosine:END: from 1 to END (by default 0) over all rounds. lam=linear:START:END:ROUNDS: linear, then END.
     lr=exponential:FACTOR: FACTOR to the power of the round. lr=step:FACTOR:ROUNDS: times FACTOR every ROUNDS rounds."""
@@ -227,7 +219,7 @@ class Training:
     augment: bool = False
     """Random crops and flips of color images in every training batch, as in FedPAC's released code. Heads that are
     trained on precomputed features (FedPAC, FedRep), statistics and tests use the original images."""
-    on_nan: OnNaN = "stop"
+    on_nan: Annotated[OnNaN, Mark.NOT_IN_PLACE] = "stop"
     """What to do if a client's model or message becomes NaN or infinite: end the run (stop), or leave the client out of
     the round (skip-client)."""
     seed: Annotated[int, NotInSweeps("use --seeds")] = 0
@@ -257,7 +249,7 @@ class Evaluation:
 
     eval_every: Annotated[Count, Also("eval_gap", "test_interval")] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
-    eval_clients: Count | None = None
+    eval_clients: Annotated[Count | None, Mark.NOT_IN_PLACE] = None
     """Number of clients that are evaluated after aggregation, drawn once for a run, as for federations of many clients;
     None evaluates all."""
     eval_protocol: Annotated[Protocol, Mark.NEUTRAL, Mark.CHOOSES] = "received"
@@ -287,9 +279,9 @@ class Output:
     resume: Annotated[str | None, Mark.NEUTRAL, NotInSweeps("the same command goes on where it was stopped")] = None
     """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed. With a larger
     --rounds, rounds are added to a run, also to a finished one."""
-    accept_other_code: Annotated[bool, Mark.NEUTRAL] = False
+    accept_other_code: Annotated[bool, Mark.NEUTRAL, Needs("resume")] = False
     """With --resume: also resume a run that other sources of this project began."""
-    trust: Annotated[bool, Mark.NEUTRAL] = False
+    trust: Annotated[bool, Mark.NEUTRAL, Needs("resume", "config")] = False
     """With --resume and --config: execute the files of --method, --model and --loss that the run's folder or the file
     names."""
     config: Annotated[str | None, Mark.NEUTRAL] = None
@@ -326,6 +318,7 @@ class Engine:
     state_on: Annotated[
         Literal["auto", "device", "host", "disk"],
         Mark.NEUTRAL,
+        Mark.NOT_IN_PLACE,
         NotInSweeps("its runs keep their clients' states on the devices"),
     ] = "auto"
     """Place of the clients' states between rounds: the memory of the device or the host, or a file in the run's folder.
@@ -336,14 +329,16 @@ class Engine:
     compilation_cache: Annotated[bool, Mark.NEUTRAL] = True
     """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
     distributed: Annotated[
-        bool, Mark.NEUTRAL, Mark.PROCESSES, NotInSweeps("a command of many runs has one process")
+        bool, Mark.NEUTRAL, Mark.PROCESSES, Mark.NOT_IN_PLACE, NotInSweeps("a command of many runs has one process")
     ] = False
     """Share the run among several processes, on one or more machines: start the same command in each process. Under
     Slurm and other schedulers the processes find each other. The first process reports and writes files."""
-    coordinator: Annotated[str | None, Mark.NEUTRAL, Mark.PROCESSES] = None
+    coordinator: Annotated[str | None, Mark.NEUTRAL, Mark.PROCESSES, Needs("distributed"), Needs("num_processes")] = (
+        None
+    )
     """HOST:PORT of the first process, if there is no scheduler; needs --distributed, --num-processes and
     --process-id."""
-    num_processes: Annotated[Count | None, Mark.NEUTRAL, Mark.PROCESSES] = None
+    num_processes: Annotated[Count | None, Mark.NEUTRAL, Mark.PROCESSES, Needs("process_id")] = None
     """Number of processes (only with --distributed)."""
-    process_id: Annotated[int | None, Mark.NEUTRAL, Mark.PROCESSES] = None
+    process_id: Annotated[FromZero | None, Mark.NEUTRAL, Mark.PROCESSES, Needs("coordinator")] = None
     """Number of this process, from 0 (only with --distributed)."""

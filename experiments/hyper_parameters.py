@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from experiments.fields import Option, flag, is_own, option_words
+from experiments.groups import Training
 from experiments.options import KINDS
 from experiments.own_code import method_factory, option_kind
 from pfl_jax.base import Method
@@ -19,7 +20,7 @@ from pfl_jax.methods.factories import RECIPES, annotations, arguments, function_
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import ReadWith, hint, notes_of, parts, range_of
 
-TRAINING_HYPER_PARAMETERS = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
+TRAINING_HYPER_PARAMETERS = Training.of_methods
 """Hyper-parameters of `LocalTraining` for which methods and presets have their own defaults."""
 
 

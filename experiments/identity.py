@@ -84,10 +84,9 @@ def unread(spec: Spec) -> dict[str, str]:
         whys = {name: why for name, why in whys.items() if name not in ("train_size", "test_size")}
     if spec.optimizer != "sgd":
         whys["momentum"] = f"with --optimizer {spec.optimizer}, which has its own"
-    if spec.participation == 1 or spec.device_trace is not None:
+    if spec.participation == 1:
         # Nobody is drawn where all take part.
-        why = "with --participation 1" if spec.device_trace is None else "with --device-trace"
-        whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), why)
+        whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), "with --participation 1")
     if not (spec.dataset in SPECS and SPECS[spec.dataset].fedpac):
         how = "--normalize normalizes" if spec.dataset == CUSTOM else "both papers' settings normalize alike"
         whys["pixel_normalization"] = f"on {spec.dataset}, which {how}"

@@ -9,9 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
 from experiments.choices import MethodName, PresetName, ProcedureName, networks
-from experiments.fields import Also, Mark, Option, flag, marked, noted
+from experiments.fields import Also, Mark, Needs, Option, flag, marked, noted
 from experiments.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
-from pfl_jax.engine.cohort import DRAWS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.models import MODELS
 from pfl_jax.validation import ReadWith, check_value, listed, unknown
@@ -32,24 +31,14 @@ class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federat
     release with --preset fedas."""
 
     def check(self) -> None:
-        """Raise InvalidInput for the first option that is out of range."""
+        """Raise InvalidInput for the first option that is out of range, or stands without one that it needs."""
         for name, kind in KINDS.items():
             check_value(flag(name), getattr(self, name), kind)
-        if self.accept_other_code and self.resume is None:
-            raise InvalidInput("--accept-other-code needs --resume")
-        if self.trust and self.resume is None and self.config is None:
-            raise InvalidInput("--trust needs --resume or --config")
-        for name, needed in (("buffer", "device_trace"), ("buffer", "concurrency"), ("concurrency", "buffer")):
-            if getattr(self, name) is not None and getattr(self, needed) is None:
-                raise InvalidInput(f"{flag(name)} needs {flag(needed)}")
-        # Of --participation it takes the number of clients.
-        for name in DRAWS[1:] if self.device_trace is not None else ():
-            if getattr(self, name):
-                raise InvalidInput(f"{flag(name)} cannot be given with --device-trace, which says who takes part")
-        for name, conditions in CONDITIONS.items():
-            of_models = [one.values for one in conditions if one.name == "model"]
-            if of_models and getattr(self, name) is not None and not {*networks(self.model)} & {*of_models[0]}:
-                raise InvalidInput(f"{flag(name)} is for --model {listed(of_models[0], 'and')}, not for {self.model}")
+        given = {name for name in KINDS if getattr(self, name) is not None and getattr(self, name) is not False}
+        for name, needed in NEEDS.items():
+            for names in needed if name in given else ():
+                if not given & {*names}:
+                    raise InvalidInput(f"{flag(name)} needs {listed([*map(flag, names)])}")
         names = networks(self.model)
         if strange := [name for name in names if len(names) > 1 and name not in MODELS]:
             raise InvalidInput(unknown("model in a list", strange[0], MODELS))
@@ -86,6 +75,9 @@ GROUPS: dict[str, Any] = {
 CONDITIONS = noted(KINDS, ReadWith)
 """Option -> conditions under which it is read, all of which must be met."""
 
+NEEDS = noted(KINDS, Needs)
+"""Option -> what must be given with it."""
+
 RESULT_NEUTRAL = frozenset(marked(KINDS, Mark.NEUTRAL, Mark.BY_DIGEST))
 """Options that do not change the results of a run; of --source and --data, only the data that was loaded matters.
 `identity.result_neutral` has an exception."""
@@ -106,5 +98,8 @@ def read_with(name: str, value: Any) -> list[str]:
 
 
 def is_met(condition: ReadWith, value: Any) -> bool:
-    """Whether the value of an option meets a condition: of lora:8, the kind."""
-    return condition.is_met(value.partition(":")[0] if isinstance(value, str) else value)
+    """Whether the value of an option meets a condition: of lora:8 the kind, of several networks one."""
+    if not isinstance(value, str):
+        return condition.is_met(value)
+    words = networks(value) if condition.name == "model" else [value.partition(":")[0]]
+    return any(map(condition.is_met, words))

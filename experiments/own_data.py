@@ -1,9 +1,6 @@
 """A user's own data: what it decides of a run's options, and notes on what may not have been meant."""
 
 import dataclasses
-import functools
-import hashlib
-import warnings
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -47,20 +44,6 @@ def with_installed(spec: Spec) -> Spec:
     if spec.dataset not in sites.INSTALLED or spec.data is not None:
         return spec
     return dataclasses.replace(spec, data=str(sites.installed(spec.dataset)))
-
-
-def sizes(options: Options) -> tuple[int, int]:
-    """Numbers of training examples and of clients, the latter 0 unless the data names them."""
-    return _sizes(**_arguments(options))
-
-
-@functools.lru_cache(maxsize=16)
-def _sizes(**arguments: Any) -> tuple[int, int]:
-    with warnings.catch_warnings():
-        # They are told when the data is loaded.
-        warnings.simplefilter("ignore")
-        dataset = _read(**arguments)
-    return len(dataset.train_y), len(dataset.client_names)
 
 
 def _read(task: str | None, **arguments: Any) -> Dataset:
@@ -110,16 +93,7 @@ def fitted(spec: Spec, dataset: Dataset) -> Spec:
     return dataclasses.replace(spec, **found)
 
 
-def checksums(options: Options) -> list[str]:
-    """SHA-256 of a file of a natural federation, to compare with those that docs/natural.md has."""
-    path = Path(_data(options))
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        return [f"the SHA-256 of {path.name} is {hashlib.file_digest(file, 'sha256').hexdigest()}"]
-
-
-def notes(options: Options, dataset: Dataset) -> list[str]:
+def notes(dataset: Dataset) -> list[str]:
     """Remarks on the user's own data that can be used, and may not be what was meant."""
     found = _notes_on_classes(dataset) if dataset.num_classes else []
     if again := int(np.isin(_hashes(dataset.test_x), _hashes(dataset.train_x)).sum()):

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments import DATASETS
-from experiments.cli import request as parsing
+from experiments.cli import command as parsing
 from experiments.cli.parser import check_new, parse
 from experiments.fields import Argument
 from experiments.host.console import Terminal, print_line

@@ -34,12 +34,6 @@ from pfl_jax.validation import hint, listed, unknown
 
 IN_PLACE = "alignment in place"
 """Rounds of FedAS's released code, see `experiments.run.in_place`; their name in a run's files."""
-NOT_IN_PLACE = (
-    *("held_out_clients", "eval_clients", "drop_rate", "on_nan", "schedule", "attack", "device_trace", "state_on"),
-    *("distributed", "server_mean", "compress", "client_clip"),
-)
-"""Options, and hyper-parameters of all methods, that these rounds do not have."""
-
 SYNONYMS = {
     **{name: names[0] for name, names in noted(KINDS, Also).items()},
     "epochs": ("local_epochs", "local_epoch"),
@@ -316,35 +310,24 @@ def _with_rows(spec: Spec) -> Spec:
 
 
 def _check_processes(spec: Spec) -> None:
-    """Raise InvalidInput unless all or none of the options that locate the processes of --distributed are given."""
-    names = ("coordinator", "num_processes", "process_id")
-    given = [name for name in names if getattr(spec, name) is not None]
+    """Raise InvalidInput for options that cannot locate the processes of --distributed."""
     if spec.distributed and spec.state_on == "disk":
         raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
-    if given and not spec.distributed:
-        raise InvalidInput(f"{flag(given[0])} is for --distributed")
-    if 0 < len(given) < len(names):
-        missing = next(name for name in names if name not in given)
-        raise InvalidInput(f"{flag(given[0])} needs {flag(missing)} too: give all three, or none under a scheduler")
-    if spec.coordinator is None or spec.num_processes is None or spec.process_id is None:
-        return
-    host, colon, port = spec.coordinator.rpartition(":")
-    if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+    host, _, port = (spec.coordinator or "localhost:1").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {spec.coordinator}")
-    if not 0 <= spec.process_id < spec.num_processes:
-        raise InvalidInput(
-            f"--process-id must be between 0 and {spec.num_processes - 1} with --num-processes "
-            f"{spec.num_processes}, not {spec.process_id}"
-        )
+    if (spec.process_id or 0) >= (spec.num_processes or 1):
+        raise InvalidInput(f"--process-id {spec.process_id} is none of --num-processes {spec.num_processes}, from 0")
 
 
 def _check_in_place(spec: Spec) -> None:
     """Raise InvalidInput for an option that cannot be used with alignment in place."""
     usual = {name: option.default for name, option in (COMMON | method_options("fedas")).items()}
     values, other = spec.values, {"manner": "parallel", "target": "global_class_mean"}
-    found = [name for name in NOT_IN_PLACE if name in values and values[name] != usual[name]]
-    if found := [*found, *(name for name, value in other.items() if values[name] == value)]:
+    names = (*marked(KINDS, Mark.NOT_IN_PLACE), "server_mean", "compress", "client_clip")
+    refused = [name for name in names if name in values and values[name] != usual[name]]
+    if refused := [*refused, *(name for name, value in other.items() if values[name] == value)]:
         raise InvalidInput(
-            f"{flag(found[0])} {values[found[0]]} cannot be used with the {IN_PLACE} of --procedure release: give "
+            f"{flag(refused[0])} {values[refused[0]]} cannot be used with the {IN_PLACE} of --procedure release: give "
             "--procedure print"
         )

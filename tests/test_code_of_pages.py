@@ -24,12 +24,10 @@ from rich.console import Console
 from trees import assert_same, row
 
 from experiments import export
-from experiments.cli.command import main
-from experiments.cli.request import parse
+from experiments.cli.command import main, parse
 from experiments.export import load_runs
 from experiments.report.__main__ import main as report
 from experiments.run import build
-from experiments.run.estimate import examples_visited
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import Cohort, LocalTraining, primitives, simulate
 from pfl_jax.engine.clock import read_devices
@@ -247,13 +245,9 @@ def test_the_data_of_your_data_is_what_the_page_says(names, capsys):
         if module == "experiments.custom":
             experiment = build.build_experiment(parse("custom", words), Console())
             clients.append(experiment.data.num_clients)
-            visited = 30 * 5 * int(experiment.data.train_count.sum())
-            assert examples_visited(parse("custom", words)) == pytest.approx(visited, rel=0.02)
         else:
             assert sweep([*words, "--dry-run"]) == 0
-            preview = capsys.readouterr().out
-            assert "4 runs, 0 of them finished" in preview
-            assert "0.1 million training examples are left" in preview
+            assert "4 runs, 0 of them finished" in capsys.readouterr().out
     assert clients == [4, 5, 5, 6]
     assert names["tokens"].shape == (len(names["rows"]), 20)
     assert experiment.spec.vocabulary == names["tokens"].max() + 1 == 1001

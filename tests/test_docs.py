@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from message_shapes import message_shapes
 
-from experiments.cli.request import parse
+from experiments.cli.command import parse
 from experiments.fields import flag
 from experiments.options import Options
 from experiments.presets import DEFAULT_PRESET

@@ -10,21 +10,20 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from experiments.choices import Average, ProcedureName, Protocol, Score
+from experiments.choices import Average, ProcedureName, Protocol, ReportedRound
+from experiments.cli.command import RunCommand
 from experiments.cli.parser import Folder, Hidden, parse
-from experiments.cli.request import RunCommand
 from experiments.fields import by_option, given
-from experiments.folder.load import Result, read_config, read_metrics, read_summary
+from experiments.folder import cached, stored_runs
+from experiments.folder.committed import ROOT
 from experiments.folder.run_folder import CONFIG, lock_folder, slug
+from experiments.folder.stored_runs import Run
 from experiments.folder.version import Trust
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
 from experiments.options import RESULT_NEUTRAL
 from experiments.papers import settings
 from experiments.papers.settings import Measure
-from experiments.run import cached_runs
-from experiments.run.committed import ROOT
-from experiments.run.estimate import Speeds, examples_visited
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count
 
@@ -87,22 +86,24 @@ class Batch(abc.ABC):
 
     def run(self, jobs: Sequence[Job], console: Console) -> None:
         """Run the unfinished jobs of one group."""
+        # Imported now, so that errors, --help and what is finished do not wait for it.
+        from experiments.run.run import run_cell
+
         for job in jobs:
-            cached_runs.run_cell(job.cell.spec(), job.folder, console, trust=self.trust)
+            run_cell(job.cell.spec(), job.folder, console, trust=self.trust)
 
-    def inspect(self, job: Job) -> cached_runs.State:
+    def inspect(self, job: Job) -> cached.State:
         """Content of a job's folder; InvalidInput if it holds something else."""
-        return cached_runs.inspect(job.cell.spec(), job.folder, self.trust)
+        return cached.inspect(job.cell.spec(), job.folder, self.trust)
 
-    def committed_result(self, job: Job) -> Result | None:
+    def committed_result(self, job: Job) -> Run | None:
         """Committed result of a job, in place of its folder; None without one."""
         return None
 
     def seconds(self, job: Job) -> float | None:
         """Run time of a finished job in seconds, its share of that of runs together; None if it is not finished."""
         if self.inspect(job) == "finished":
-            together = read_config(job.folder).get("runs_together", 1)
-            return read_summary(job.folder).get("seconds", 0.0) / together
+            return stored_runs.read(job.folder).seconds
         kept = self.committed_result(job)
         return None if kept is None else kept.seconds
 
@@ -114,12 +115,11 @@ class Batch(abc.ABC):
                 return f"finished, in {kept.path}", 0.0
             if state != "unfinished":
                 return state, float(state != "finished")
-            rounds, lines = job.cell.spec().rounds, read_metrics(job.folder)
-            done = lines[-1]["round"] if lines else 0
-            if (job.folder / CONFIG).exists():
-                # Those of its data, which may be embedded.
-                rounds = read_config(job.folder)["options"]["rounds"]
-            return f"round {done} of {rounds}", 1 - done / rounds
+            if not (job.folder / CONFIG).exists():
+                return f"round 0 of {job.cell.spec().rounds}", 1.0
+            run = stored_runs.read(job.folder)
+            # Its rounds are those on its data, which may be embedded.
+            return f"round {run.round} of {run.spec.rounds}", 1 - run.round / run.spec.rounds
         except InvalidInput as error:
             return str(error), 1.0
 
@@ -148,21 +148,19 @@ class Batch(abc.ABC):
             for job in group:
                 print_line(console, f"{job.cell.command(job.folder)}  # {self.state(job)[0]}")
         shares, left = [self.state(job)[1] for job in jobs], self.left(jobs)
-        examples = sum(examples_visited(job.cell.spec()) * share for job, share in zip(jobs, shares, strict=True))
-        print_line(
-            console,
-            f"{len(jobs)} runs, {shares.count(0.0)} of them finished; {examples / 1e6:,.1f} million training examples "
-            f"are left, about {duration(sum(left))}",
-        )
+        time = "" if left is None else f"; about {duration(sum(left))} left"
+        print_line(console, f"{len(jobs)} runs, {shares.count(0.0)} of them finished{time}")
 
-    def left(self, jobs: Sequence[Job]) -> list[float]:
-        """Estimated remaining seconds of each job."""
+    def left(self, jobs: Sequence[Job]) -> list[float] | None:
+        """Estimated remaining seconds of each job; None before one is finished."""
         done = {}
         for job in jobs:
             with contextlib.suppress(InvalidInput):
                 done[job.folder] = self.seconds(job) or 0.0
-        speeds = _speeds(jobs, done)
-        return [speeds.seconds(job.cell.spec()) * self.state(job)[1] for job in jobs]
+        seconds = seconds_of_a_round(jobs, done)
+        if seconds is None:
+            return None
+        return [seconds * job.cell.spec().rounds * self.state(job)[1] for job in jobs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +173,7 @@ class MeasuredBatch(Batch):
     eval_protocol: Protocol | None = None
     """Reported protocol; by default the paper's own protocol. before_aggregation is measured only
     on request; such runs also serve the other two, with the same --out."""
-    score: Score | None = None
+    score: ReportedRound | None = None
     """Reported round; by default the paper's choice. The best one is chosen on test examples, as in the
     papers."""
     average: Average | None = None
@@ -298,20 +296,20 @@ def _run_missing(
     missing = [job for job in group if job.folder not in done]
     if not missing:
         return
-    speeds = _speeds(jobs, done)
-    left = [speeds.seconds(job.cell.spec()) for job in jobs if job.folder not in done]
+    seconds = seconds_of_a_round(jobs, done)
+    rounds = sum(job.cell.spec().rounds for job in jobs if job.folder not in done)
     title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
     title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    print_line(console, title + (f"; about {duration(sum(left))} left" if done else ""), style="bold")
+    print_line(console, title + (f"; about {duration(seconds * rounds)} left" if seconds else ""), style="bold")
     batch.run(missing, console)
     done |= {job.folder: seconds for job in missing if (seconds := batch.seconds(job)) is not None}
     batch.update()
 
 
-def _speeds(jobs: Sequence[Job], done: Mapping[Path, float]) -> Speeds:
-    """Speeds of the finished runs, of those in their folders if there are some: others may be of another machine."""
+def seconds_of_a_round(jobs: Sequence[Job], done: Mapping[Path, float]) -> float | None:
+    """Mean time of a round of finished runs, of those in their folders if there are some: others may be of another
+    machine; None without one."""
     finished = [job for job in jobs if done.get(job.folder)]
-    speeds = Speeds()
-    for job in [job for job in finished if job.folder.exists()] or finished:
-        speeds.add(job.cell.spec(), done[job.folder])
-    return speeds
+    finished = [job for job in finished if job.folder.exists()] or finished
+    rounds = sum(job.cell.spec().rounds for job in finished)
+    return sum(done[job.folder] for job in finished) / rounds if rounds else None

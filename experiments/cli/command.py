@@ -1,27 +1,34 @@
-"""Command line of one run; every error that the user can correct is one line."""
+"""Command line of one run, what its words say as a `Spec`, and commands of single runs as tables have them."""
 
+import dataclasses
+import functools
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from experiments.cli.parser import Group, options_of, split
-from experiments.cli.request import parse
+from experiments import presets
+from experiments.choices import CUSTOM
+from experiments.cli import parser
+from experiments.cli.parser import OptionGroup, options_of, summary
+from experiments.fields import Option, assignments, given
 from experiments.host.exit_codes import exit_code
-from experiments.options import Options
-from experiments.own_code import CODE
+from experiments.hyper_parameters import method_options
+from experiments.options import GROUPS, Options, names_of
+from experiments.own_code import CODE, identifier, label, method_factory
+from experiments.papers.published import Published
+from experiments.spec import DATASET, SELECTION, Spec, unknown_option, usual_values, values_in
 from pfl_jax.errors import InvalidInput
-
-if TYPE_CHECKING:
-    pass
+from pfl_jax.methods.factories import function_of
 
 
 def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
     """Run an experiment with command-line arguments, by default those of this process; return the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
 
     def work() -> None:
-        spec = parse(dataset, _with_method(arguments))
+        spec = parse(dataset, sys.argv[1:] if arguments is None else arguments)
         if spec.print_config:
             print(spec.as_json())
             return
@@ -39,22 +46,106 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
     return exit_code(work)
 
 
-def _with_method(arguments: Sequence[str]) -> Sequence[str]:
-    """The arguments, with the method of the run that --resume names: it decides which other options there are."""
-    some = {name: options_of(Options)[name] for name in ("resume", "trust", *CODE)}
-    said, _ = split(arguments, [Group("", "", some)])
-    if "method" in said or said.get("resume") is None:
-        return arguments
+def parse(dataset: str, words: Sequence[str]) -> Spec:
+    """Run of the words after `python -m experiments.DATASET`; --help prints help and raises SystemExit(0)."""
+    parser.choose("dataset", [dataset], presets.DEFAULT_PRESET)
+    common = options_of(Options)
+    # These decide which other options there are, and their defaults.
+    first = {name: common[name] for name in (*SELECTION, *CODE, "config", "resume", "trust")}
+    chosen, _ = parser.split(words, [OptionGroup("", "", first)])
+    of_file: dict[str, Any] = {}
+    if (file := chosen.get("config")) is not None:
+        of_file = values_in(file, dict.fromkeys(given(words)), trust=chosen.get("trust", False))
+        if (of := of_file.pop(DATASET, dataset)) != dataset:
+            raise InvalidInput(f"--config {file} is for {of}, not {dataset}")
+    if chosen.get("resume") is not None and "method" not in chosen:
+        of_file |= _resumed_method(chosen)
+    chosen = {name: common[name].value(value) for name, value in of_file.items() if name in SELECTION} | chosen
+    usual = usual_values(dataset, chosen)
+    every = common | method_options(usual["method"])
+    every = {name: option._replace(default=usual[name]) for name, option in every.items()}
+    groups = _grouped(usual["method"], every)
+    found, others = parser.split(words, groups, f"experiments.{dataset}", _description(dataset, usual["preset"]))
+    if others:
+        raise InvalidInput(_unknown_word(others[0], every, usual["method"]))
+    return Spec.of(dataset, **of_file | found)
+
+
+def _resumed_method(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Method of the run that --resume names; nothing where it cannot be read, and `resumed` says what is wrong."""
     # Imported now, as all that only some commands need.
     from experiments.folder.load import read_config
     from experiments.run.resume import of_a_run, own_values
 
-    folder = Path(said["resume"]).expanduser()
+    folder = Path(chosen["resume"]).expanduser()
     try:
         config = read_config(folder)
     except InvalidInput:
-        # `resumed` says what is wrong.
-        return arguments
+        return {}
     with of_a_run(folder):
-        method = own_values(config, folder, said, trust=said.get("trust", False))["method"]
-    return [*arguments, f"--method={method}"]
+        return {"method": own_values(config, chosen, trust=chosen.get("trust", False))["method"]}
+
+
+# A table needs each command several times.
+_parsed = functools.lru_cache(maxsize=4096)(parse)
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Command of a single run of a table, figure or sweep: its arguments are those without --seed and --out."""
+
+    dataset: str
+    arguments: tuple[str, ...]
+    seed: int = 0
+
+    @classmethod
+    def of(cls, row: Published, words: Sequence[str] = (), seed: int = 0) -> "RunCommand":
+        """The run that reproduces a published accuracy, with further options."""
+        return cls(row.dataset, (*row.arguments, *words), seed)
+
+    def spec(self, folder: str | Path | None = None) -> Spec:
+        """The run, checked, with its results in a folder."""
+        parsed = _parsed(self.dataset, self.arguments)
+        if parsed.distributed:
+            raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
+        out, given = (None, {"seed"}) if folder is None else (str(folder), {"seed", "out"})
+        # Many runs would fill the disk.
+        keep = parsed.keep_state if "keep_state" in parsed.given else "never"
+        return dataclasses.replace(parsed, seed=self.seed, out=out, keep_state=keep, given=parsed.given | given)
+
+    def command(self, folder: str | Path | None = None) -> str:
+        """Shell command of the same run."""
+        out = () if folder is None else ("--out", str(folder))
+        module = f"experiments.{self.dataset}"
+        return shlex.join(["python", "-m", module, *self.arguments, "--seed", str(self.seed), *out])
+
+
+def _grouped(method: str, options: Mapping[str, Option]) -> list[OptionGroup]:
+    """Groups of all options of a run, the method's own first."""
+    shared = {name for group in GROUPS.values() for name in names_of(group)} | {*SELECTION}
+    own = [*(name for name in options if name not in shared), *SELECTION]
+    text = summary(function_of(method_factory(method))) or label(method)
+    groups = [(identifier(method), text, own)]
+    groups += [(heading, str(group.__doc__), names_of(group)) for heading, group in GROUPS.items()]
+    return [
+        OptionGroup(heading, text, {name: options[name] for name in names if name in options})
+        for heading, text, names in groups
+    ]
+
+
+def _unknown_word(word: str, options: Mapping[str, Option], method: str) -> str:
+    """Error message for a word that is no option of a run, or not of this method."""
+    head = word.partition("=")[0].replace("_", "-")
+    if head.startswith("--"):
+        return unknown_option(head, [name for option in options.values() for name in option.flags], method)
+    return parser.unknown_option(word, options)
+
+
+def _description(dataset: str, preset: str) -> str:
+    data = "your own data" if dataset == CUSTOM else dataset
+    text = (
+        f"Personalized federated learning on {data}. The defaults are the settings of the {preset} preset; "
+        "the default of --method is that paper's own method."
+    )
+    smaller = presets.EMBEDDED.get((preset, dataset))
+    return text if not smaller else f"{text} On embedded data the defaults are smaller: {assignments(smaller)}."

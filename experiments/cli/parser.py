@@ -35,7 +35,7 @@ Folder: TypeAlias = Annotated[Path | None, Argument(metavar="DIR")]
 Hidden: TypeAlias = Annotated[_Options, Argument("none")]
 
 
-class Group(NamedTuple):
+class OptionGroup(NamedTuple):
     """Options under one heading of the help."""
 
     heading: str
@@ -60,7 +60,7 @@ def parse(
 ) -> tuple[_Options, tuple[str, ...]]:
     """Options of a command by its dataclass and, with `more`, the other words; --help raises SystemExit(0)."""
     options = options_of(kind)
-    values, rest = split(sys.argv[1:] if words is None else words, [Group("", "", options)], module, description)
+    values, rest = split(sys.argv[1:] if words is None else words, [OptionGroup("", "", options)], module, description)
     if rest and not more:
         raise InvalidInput(unknown_option(rest[0], options))
     if missing := [option for name, option in options.items() if option.default is MISSING and name not in values]:
@@ -70,7 +70,7 @@ def parse(
 
 
 def split(
-    words: Iterable[str], groups: Sequence[Group], module: str = "", description: str | None = None
+    words: Iterable[str], groups: Sequence[OptionGroup], module: str = "", description: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Values of the options on a command line, and the words that belong to none; no --help without a description."""
     options = {name: option for group in groups for name, option in group.options.items()}

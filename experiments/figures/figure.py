@@ -11,9 +11,9 @@ import numpy as np
 
 from experiments import presets
 from experiments.cli.batch import Job, jobs_of_seeds
-from experiments.cli.request import RunCommand
+from experiments.cli.command import RunCommand
 from experiments.fields import assignments, option_words
-from experiments.folder import load
+from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import slug
 from experiments.identity import differences, relevant_options
 from experiments.papers.settings import PAPERS, Measure
@@ -142,12 +142,14 @@ class Runs:
 
     def curve(self, key: Key) -> tuple[list[int], list[list[float | None]]]:
         """Rounds [R] of a run's evaluations, and mean accuracy in percent for each seed [R]."""
-        runs = [load.read_result(job.folder) for job in self.jobs[key]]
-        return runs[0].rounds["round"], [run.curve(self.measure.protocol, self.measure.average) for run in runs]
+        runs = [stored_runs.read(job.folder) for job in self.jobs[key]]
+        return [line["round"] for line in runs[0].lines], [
+            run.curve(self.measure.protocol, self.measure.average) for run in runs
+        ]
 
     def reported(self, key: Key) -> list[float | None]:
         """Mean accuracy in percent in the reported round, for each seed."""
-        return [load.read_result(job.folder).accuracy(*self.measure) for job in self.jobs[key]]
+        return [stored_runs.read(job.folder).accuracy(*self.measure) for job in self.jobs[key]]
 
     def info(self, key: Key, name: str) -> list[dict[int, np.ndarray]]:
         """Vector or matrix of Info by evaluated round, for each seed, in the order of the clients."""

@@ -1,28 +1,21 @@
 """Reading of a run's files."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from experiments.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, Score
+from experiments.choices import PROTOCOLS, WITH_FILES, Protocol
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
     METRICS,
     SUMMARY,
-    VALIDATION,
-    VIRTUAL,
     digest,
     digest_of_content,
 )
 from experiments.own_code import read
 from pfl_jax.errors import InvalidInput
-
-COUNTERS = ("bytes_up", "bytes_down", "seconds", VIRTUAL)
-"""Entries of an evaluation beside its scores."""
-CLIENTS = "last_clients"
-"""Entry of `Result.rounds` with the scores of the single clients after the last round."""
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
@@ -105,87 +98,6 @@ def axis(config: dict[str, Any]) -> str:
 def chosen(config: dict[str, Any], means: Iterable[float]) -> float:
     """Best of some means of the primary score."""
     return max(means) if task_of(config)["higher_is_better"] else min(means)
-
-
-class Result(NamedTuple):
-    """Result of a finished run, from its folder or from its committed file.
-
-    Attributes:
-      path: file with its evaluations.
-      config, summary: content of config.json and summary.json, in a committed file without single clients.
-      rounds: "round" -> numbers of the evaluated rounds [R]; each protocol's name -> name -> [R], see
-        `pfl_jax.primitives.metrics.Summary`; "validation" -> the same on validation examples, where there are any;
-        COUNTERS -> [R]; "last_clients" -> each protocol's name -> the clients' primary score [N] in the last one, None
-        for a client without one.
-      command, commit, version: of a committed result.
-    """
-
-    path: Path
-    config: dict[str, Any]
-    summary: dict[str, Any]
-    rounds: dict[str, Any]
-    command: str = ""
-    commit: str | None = None
-    version: int | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Run time in seconds; of runs that were trained together, each one's share."""
-        return self.summary["seconds"] / self.config.get("runs_together", 1)
-
-    def accuracy(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> float | None:
-        """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
-        one."""
-        means = self.curve(protocol, average)
-        known = [mean for mean in means if mean is not None]
-        return means[-1] if score == "last" else chosen(self.config, known) if known else None
-
-    def clients(self, protocol: Protocol, score: Score = "last", average: Average = "clients") -> dict[str, int]:
-        """Number of the clients of `accuracy`, as "clients"; none where it is not known."""
-        means, counts = self.curve(protocol, average), self.rounds[protocol].get("clients", [])
-        where = len(means) - 1 if score == "last" else means.index(self.accuracy(protocol, score, average))
-        return {"clients": counts[where]} if counts else {}
-
-    def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
-        """Mean accuracies [R] in percent, as in `accuracy`."""
-        means = self.rounds.get(protocol, {}).get(FIELD[average])
-        if means is None:
-            what = f"{protocol}, {FIELD[average]}" if protocol in self.rounds else protocol
-            raise InvalidInput(f"{self.path} has no accuracies {what}: remove it, with its folder, and run it again")
-        return means
-
-    def validation(self, protocol: Protocol) -> float | None:
-        """Mean accuracy over clients on validation examples at the last evaluation; None without such examples."""
-        return self.rounds[VALIDATION][protocol]["mean"][-1] if VALIDATION in self.rounds else None
-
-    def at_round(self, number: int, protocol: Protocol) -> float | None:
-        """Mean over clients after a round; None if the round was not evaluated."""
-        rounds = self.rounds["round"]
-        return self.rounds[protocol]["mean"][rounds.index(number)] if number in rounds else None
-
-
-def read_result(folder: Path) -> Result:
-    """Result of a finished run in its folder; InvalidInput if it cannot be read."""
-    return Result(folder / METRICS, read_config(folder), read_summary(folder), columns(read_metrics(folder)))
-
-
-def columns(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Evaluations in the form of `Result.rounds`, with the entries that all of them have."""
-    found: dict[str, Any] = {"round": [line["round"] for line in lines], **_summaries(lines)}
-    if VALIDATION in lines[-1]:
-        found[VALIDATION] = _summaries([line[VALIDATION] for line in lines])
-    clients = {protocol: lines[-1].get(f"{protocol}_per_client") for protocol in measured(lines[-1])}
-    found[CLIENTS] = {protocol: scores for protocol, scores in clients.items() if scores is not None}
-    return found | {name: [line[name] for line in lines] for name in COUNTERS if name in lines[-1]}
-
-
-def _summaries(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[Any]]]:
-    """Protocol -> name -> values of all lines, for names that all of them have."""
-    found = {}
-    for protocol in measured(lines[-1]):
-        names = [name for name in lines[-1][protocol] if all(name in line.get(protocol, {}) for line in lines)]
-        found[protocol] = {name: [line[protocol][name] for line in lines] for name in names}
-    return found
 
 
 def _text(path: Path) -> str:

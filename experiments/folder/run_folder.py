@@ -57,7 +57,7 @@ Line: TypeAlias = dict[str, Any]
 """One evaluation as the metrics log has it, see `evaluation`."""
 
 
-class Counts(NamedTuple):
+class ExampleCounts(NamedTuple):
     """Numbers of examples that clients are scored on, [N]; validation examples, newcomers and attackers are None
     without."""
 
@@ -71,7 +71,7 @@ class Counts(NamedTuple):
 def evaluation(
     number: int,
     scores: Mapping[str, Scores],
-    counts: Counts,
+    counts: ExampleCounts,
     newcomers: Mapping[str, Scores] | None = None,
 ) -> Line:
     """Evaluation as a line of the metrics log, shares in percent; `scores` and `newcomers` are by protocol."""

@@ -1,6 +1,7 @@
 """Runs found in folders, grouped by setting: runs of a group differ only in their seed."""
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.choices import Protocol
+from experiments.choices import FIELD, Average, Protocol, ReportedRound
 from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
 from experiments.hyper_parameters import defaults
@@ -28,17 +29,46 @@ _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
 
 @dataclass(frozen=True)
 class Run:
-    """One run as stored in its folder; its results depend on the setting, and on the seed."""
+    """A stored run, in its folder or as a committed result; its results depend on the setting, and on the seed.
 
-    folder: Path
+    Attributes:
+      path: its folder, or the file of its committed result.
+      config: content of config.json.
+      lines: its evaluations in order; a committed result has the scores of single clients in the last one alone.
+      summary: content of summary.json; None of a run that is not finished.
+      asked: protocol that is reported first; None for the run's own.
+      commit, version: of a committed result.
+    """
+
+    path: Path
     config: dict[str, Any]
-    spec: Spec
-    setting: dict[str, Any]
-    data: str
-    is_real: bool
-    headline: Protocol
     lines: list[dict[str, Any]]
     summary: dict[str, Any] | None
+    asked: Protocol | None = None
+    commit: str | None = None
+    version: int | None = None
+
+    @functools.cached_property
+    def spec(self) -> Spec:
+        return Spec.stored(self.config)
+
+    @functools.cached_property
+    def setting(self) -> dict[str, Any]:
+        """Options on which the results depend, but for the seed."""
+        return {"dataset": self.spec.dataset} | relevant_options(self.spec)
+
+    @property
+    def data(self) -> str:
+        return self.config["data"]["description"]
+
+    @property
+    def is_real(self) -> bool:
+        return bool(self.config["data"]["is_real"])
+
+    @property
+    def headline(self) -> Protocol:
+        """Protocol that is reported first."""
+        return self.asked or self.spec.eval_protocol
 
     @property
     def seed(self) -> int:
@@ -54,6 +84,43 @@ class Run:
         if self.summary is not None:
             return "finished"
         return f"unfinished: round {self.round} of {self.spec.rounds}"
+
+    @property
+    def seconds(self) -> float:
+        """Run time of a finished run in seconds; of runs that were trained together, each one's share."""
+        return (self.summary or {}).get("seconds", 0.0) / self.config.get("runs_together", 1)
+
+    def accuracy(self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients") -> float | None:
+        """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
+        one."""
+        means = self.curve(protocol, average)
+        known = [mean for mean in means if mean is not None]
+        return means[-1] if score == "last" else load.chosen(self.config, known) if known else None
+
+    def clients(
+        self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients"
+    ) -> dict[str, int]:
+        """Number of the clients of `accuracy`, as "clients"; none where it is not known."""
+        means = self.curve(protocol, average)
+        where = len(means) - 1 if score == "last" else means.index(self.accuracy(protocol, score, average))
+        summary = self.lines[where][protocol]
+        return {"clients": summary["clients"]} if "clients" in summary else {}
+
+    def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
+        """Mean accuracies [R] in percent, as in `accuracy`."""
+        name = FIELD[average]
+        if not all(name in line.get(protocol, {}) for line in self.lines):
+            what = f"{protocol}, {name}" if protocol in self.lines[-1] else protocol
+            raise InvalidInput(f"{self.path} has no accuracies {what}: remove it, with its folder, and run it again")
+        return [line[protocol][name] for line in self.lines]
+
+    def validation(self, protocol: Protocol) -> float | None:
+        """Mean accuracy over clients on validation examples at the last evaluation; None without such examples."""
+        return self.lines[-1][VALIDATION][protocol]["mean"] if VALIDATION in self.lines[-1] else None
+
+    def at_round(self, number: int, protocol: Protocol) -> float | None:
+        """Mean over clients after a round; None if the round was not evaluated."""
+        return next((line[protocol]["mean"] for line in self.lines if line["round"] == number), None)
 
 
 @dataclass(frozen=True)
@@ -173,22 +240,20 @@ def find(paths: Iterable[Path]) -> list[Path]:
     return list(found.values())
 
 
-def read(folder: Path, headline: Protocol | None = None) -> Run:
-    """Run in a folder; `headline` is the protocol that is reported first, by default the run's own."""
+def read(folder: Path, asked: Protocol | None = None) -> Run:
+    """Run in a folder; `asked` is the protocol that is reported first, by default the run's own."""
     config = load.read_config(folder)
-    try:
-        spec = Spec.stored(config)
-        setting = {"dataset": spec.dataset} | relevant_options(spec)
-        data, is_real = config["data"]["description"], config["data"]["is_real"]
-    except (KeyError, TypeError, AttributeError):
-        raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
     # Before the lines: a run that is finished meanwhile counts as one that goes on, with the lines that it had then.
     summary = load.read_summary(folder) if (folder / SUMMARY).exists() else None
-    lines = load.read_metrics(folder)
-    if not all(isinstance(line, dict) and "round" in line and "received" in line for line in lines):
+    run = Run(folder, config, load.read_metrics(folder), summary, asked)
+    try:
+        # Of an edited configuration they say what is missing.
+        _ = run.setting, run.data, run.is_real
+    except (KeyError, TypeError, AttributeError):
+        raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
+    if not all("round" in line and "received" in line for line in run.lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
-    first = headline or spec.eval_protocol
-    return Run(folder, config, spec, setting, data, bool(is_real), first, lines, summary)
+    return run
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
@@ -291,7 +356,7 @@ def load_runs(*folders: str | Path) -> Any:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    row = {"folder": str(run.folder), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
+    row = {"folder": str(run.path), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
     row["round"] = run.round
     last, (primary, *others) = run.lines[-1] if run.lines else {}, load.task_of(run.config)["scores"]
     for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):

@@ -60,7 +60,7 @@ def _start(spec: Spec) -> Processes:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # CPUs need Gloo for collectives between processes; it has no effect on other devices.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # SIGTERM ends a round and writes a checkpoint, see `signals.stoppable`.
+    # SIGTERM ends a round and writes a checkpoint, see `exit_codes.stoppable`.
     jax.config.update("jax_enable_preemption_service", False)
     explicit: dict[str, Any] = {}
     if spec.coordinator is not None:

@@ -1,19 +1,26 @@
-"""Exit codes, and one-line messages on stderr for errors that the user can correct."""
+"""The end of a command: exit codes, errors that the user can correct in one line, Ctrl-C and SIGTERM.
+
+The first signal ends a run after its round, a second one ends the process at once. A thread reads them, because XLA
+compiles for half a minute in the main thread.
+"""
 
 import contextlib
-import errno
 import os
+import signal
+import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import NoReturn
+
+from rich.console import Console
 
 from pfl_jax.atomic_write import DISK_FULL
 from pfl_jax.errors import InvalidInput
 
 INVALID, INTERRUPTED = 2, 130
 
-_OF_PATHS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
-"""Numbers of errors of paths that the user gave."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def exit_code(work: Callable[[], None]) -> int:
@@ -40,10 +47,11 @@ def exit_code(work: Callable[[], None]) -> int:
         close_output()
         return 1
     except OSError as error:
-        if error.filename is None and error.errno in DISK_FULL:
-            close_output()
-        elif error.filename is None or error.errno not in (*DISK_FULL, *_OF_PATHS):
+        # Of a path that the user gave, or of the output itself.
+        if error.filename is None and error.errno not in DISK_FULL:
             raise
+        if error.filename is None:
+            close_output()
         print_line(f"error: {error.filename or 'cannot write the output'}: {error.strerror}")
         return INVALID
     except RuntimeError as error:
@@ -79,3 +87,63 @@ def close_output() -> None:
     """Let the rest of the output go nowhere; otherwise Python would report the same error again at exit."""
     with contextlib.suppress(OSError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Stop:
+    """Request to stop the run after its round, or at once: there is nothing to lose before the first round is
+    completed."""
+
+    asked = False
+    at_once = False
+
+
+@contextlib.contextmanager
+def stoppable(console: Console, last_words: Callable[[], str], *, at_once: bool = True) -> Iterator[Stop]:
+    """Context in which the first SIGINT or SIGTERM asks to stop, and the next ends the process, after `last_words`."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    stop.at_once = at_once
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def answer() -> None:
+        # A byte for each signal, and a zero at the end.
+        while number := reader.recv(1)[0]:
+            if number in SIGNALS:
+                if stop.asked or stop.at_once:
+                    _end(last_words)
+                stop.asked = True
+                console.print("stopping after this round; once more to stop at once", highlight=False)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    # Python's own handlers do nothing: the number of each signal goes to the thread.
+    handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+    descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(descriptor)
+        writer.send(b"\0")
+        thread.join()
+        reader.close()
+        writer.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _end(last_words: Callable[[], str]) -> None:
+    """Say what remains, and end the process."""
+    said = "interrupted"
+    # Nothing that fails here may keep the process.
+    with contextlib.suppress(Exception):
+        said = last_words()
+    with contextlib.suppress(Exception):
+        if sys.stdout.isatty():
+            # A progress bar has hidden it.
+            print("\x1b[?25h", flush=True)
+        sys.stdout.flush()
+    print_line(said)
+    os._exit(INTERRUPTED)

@@ -4,12 +4,11 @@ import hashlib
 import os
 import platform
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
 from experiments.options import Options
-from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.errors import InvalidInput
 
 MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
@@ -17,19 +16,9 @@ MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32
 
 
 def prepare(options: Options) -> None:
-    """Call `prepare_jax` with the values of the options."""
-    prepare_jax(devices=options.devices, precision=options.precision, compilation_cache=options.compilation_cache)
-
-
-def prepare_jax(
-    *,
-    devices: int | Literal["auto"] = "auto",
-    precision: Precision = BACKENDS["default"].precision,
-    compilation_cache: bool = True,
-) -> None:
     """Make the settings that JAX needs before its first computation; on a CPU one device for each core by default."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = cores if devices == "auto" else devices
+    count = cores if options.devices == "auto" else options.devices
     wanted = {
         # One device per core, with clients spread over them, uses the cores better than one device that splits every
         # operation.
@@ -43,8 +32,8 @@ def prepare_jax(
     known = {flag.partition("=")[0] for flag in flags}
     flags += [f"--{name}={value}" for name, value in wanted.items() if f"--{name}" not in known]
     os.environ["XLA_FLAGS"] = " ".join(flags)
-    jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[precision])
-    folder = cache_folder() if compilation_cache else None
+    jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[options.precision])
+    folder = cache_folder() if options.compilation_cache else None
     if folder is not None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # Cache small programs too, so that the next start compiles nothing.

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.cli.request import RunCommand
+from experiments.cli.command import RunCommand
 from experiments.papers import published
 from experiments.papers.published import Published
 

@@ -1,17 +1,16 @@
-"""Committed results, written: the line of a finished run, see `experiments.run.committed`."""
+"""Committed results, written: the line of a finished run, see `experiments.folder.committed`."""
 
 import functools
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from experiments.folder import load
+from experiments.folder import committed, load
 from experiments.folder.run_folder import DIGESTS
 from experiments.folder.version import PACKAGE, digest_of_sources, method_version
 from experiments.lab.queue.planned import PlannedRun
 from experiments.own_code import OTHER_FILES, label
 from experiments.own_data import is_file
-from experiments.run import committed
 from experiments.run.trackers import LONG
 from pfl_jax.errors import InvalidInput
 
@@ -33,7 +32,7 @@ def store(run: PlannedRun, record: committed.Record, root: Path = committed.ROOT
 
 
 def distill(folder: Path) -> committed.Record:
-    """Committed result of a finished run without its command, see `load.Result`.
+    """Committed result of a finished run without its command, see `committed.columns`.
 
     Raises:
       InvalidInput: its files cannot be read.
@@ -50,7 +49,7 @@ def distill(folder: Path) -> committed.Record:
             "version": config["method_version"],
             "config": {name: value for name, value in config.items() if name not in LONG} | {"options": options},
             "summary": {name: value for name, value in summary.items() if not name.endswith(LEFT_OUT)},
-            "rounds": load.columns(lines),
+            "rounds": committed.columns(lines),
         }
     except (KeyError, TypeError, IndexError) as error:
         raise InvalidInput(f"{folder} is not the folder of a finished run: {error!r}") from None

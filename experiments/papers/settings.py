@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.choices import Average, Protocol, Score
+from experiments.choices import Average, Protocol, ReportedRound
 from pfl_jax.methods import METHODS
 
 _WORDS = {
@@ -22,7 +22,7 @@ class Measure(NamedTuple):
     examples."""
 
     protocol: Protocol
-    score: Score
+    score: ReportedRound
     average: Average
 
     def in_words(self, names: Sequence[str] = ("protocol", "score", "average")) -> str:

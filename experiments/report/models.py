@@ -29,7 +29,7 @@ def features(groups: Sequence[Group], *, trust: bool) -> list[Picture]:
         if run is None:
             continue
         try:
-            charts.append(_features(load_run(run.folder, trust=trust), f"{group.label}, seed {run.seed}"))
+            charts.append(_features(load_run(run.path, trust=trust), f"{group.label}, seed {run.seed}"))
         except InvalidInput as error:
             remarks.append(f"{group.label}: {error}.")
     return charts + ([Picture("Without features", " ".join(remarks), [])] if remarks else [])

@@ -148,7 +148,7 @@ def timings(groups: Sequence[Group]) -> Table:
             "time": duration(run.lines[-1]["seconds"]) if run.lines else None,
             "examples/s": None if speed is None else f"{speed:,.0f}",
             "device, chunk": f"{run.config.get('device', NOTHING)}, {run.config.get('chunk', NOTHING)}",
-            "folder": code(str(run.folder)),
+            "folder": code(str(run.path)),
         }
         rows.append(row)
     return Table(rows)

@@ -15,7 +15,7 @@ from rich.console import Console
 from experiments import identity, own_code
 from experiments.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
 from experiments.fields import assignments, is_own, is_partition_file
-from experiments.folder.run_folder import Counts
+from experiments.folder.run_folder import ExampleCounts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.jax_config import devices
 from experiments.host.processes import Processes
@@ -74,13 +74,13 @@ class Experiment:
     privacy: tuple[Budget, ...] = ()
 
     @functools.cached_property
-    def counts(self) -> Counts:
+    def counts(self) -> ExampleCounts:
         """Numbers of examples that the clients are scored on."""
         validation, settings, found = self.data.validation_count, self.settings, None
         if settings.attackers:
             key = jax.random.key(self.spec.seed)
             found = np.asarray(attackers(key, self.data.num_clients, settings.attackers))
-        return Counts(
+        return ExampleCounts(
             test=np.asarray(self.data.test_count),
             validation=None if validation is None else np.asarray(validation),
             newcomers=None if self.newcomers is None else np.asarray(self.newcomers.test_count),
@@ -181,10 +181,10 @@ def _notes(spec: Spec, dataset: Dataset) -> list[str]:
     """What may not have been meant by a run on this data."""
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
-    if spec.dataset in WITH_FILES:
+    if spec.dataset == CUSTOM:
         from experiments import own_data
 
-        notes += own_data.notes(spec, dataset) if spec.dataset == CUSTOM else own_data.checksums(spec)
+        notes += own_data.notes(dataset)
     if is_own(spec.model) and spec.task is not None:
         own = own_code.own_task(spec.model, dataset.input_shape, model_of(spec, dataset).num_classes)
         if own not in (spec.task, CLASSIFICATION.name):

@@ -77,6 +77,17 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
+def write(run: Run) -> dict[str, Any]:
+    """Write the summary of a finished run, and draw its curves if requested; return what is written."""
+    written = run.folder.finish(summary(run))
+    if run.experiment.spec.plot:
+        # Imported now: matplotlib takes seconds.
+        from experiments.show.curves import save_curves
+
+        save_curves(run.folder.path)
+    return written
+
+
 def _means(line: Line, score: str, average: Average) -> dict[str, float]:
     """Means of a score by protocol: "received_accuracy", ..., and "received_validation_accuracy", ..."""
     found = {}
@@ -88,7 +99,7 @@ def _means(line: Line, score: str, average: Average) -> dict[str, float]:
 
 
 def print_results(run: Run, console: Console) -> None:
-    """Print the table of a finished run, and draw its curves if requested."""
+    """Print the table of a finished run."""
     experiment, last = run.experiment, run.lines[-1]
     spec, task = experiment.spec, experiment.counts.task
     figure = published.find(spec, is_real=experiment.dataset.is_real)
@@ -105,11 +116,6 @@ def print_results(run: Run, console: Console) -> None:
         console.print(f"reached --target-accuracy {spec.target_accuracy:g} in round {last['round']}{when}")
     if run.counts.diverged:
         print_notice(console, f"clients were left out {run.counts.diverged} times because they had diverged")
-    if spec.plot:
-        # Imported now: matplotlib takes seconds.
-        from experiments.show.curves import save_curves
-
-        save_curves(run.folder.path)
     for budget in experiment.privacy:
         print_line(console, f"spent for every {budget.unit}: {budget.spent(last['round'])}")
     virtual = f" ({duration(last[VIRTUAL])} of virtual time)" if VIRTUAL in last else ""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from experiments.choices import networks
-from experiments.fields import flag
+from experiments.fields import assignments, flag
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices
@@ -21,7 +21,6 @@ from experiments.identity import fixed_rounds, relevant_options
 from experiments.options import Options
 from experiments.own_code import label, method_factory
 from experiments.run.build import Experiment
-from experiments.spec import Spec
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.engine import chunking
@@ -170,60 +169,23 @@ def _digits(array: np.ndarray) -> Any:
     return float(f"{array:.6g}") if array.dtype.kind == "f" else array.item()
 
 
-_PLAIN = {"compress": "none", "server_mean": "mean"}
-"""Hyper-parameters with the values that change nothing."""
+_SAID = ("method", "model", "preset", "rounds", "num_clients", "participation", "partition", "seed", "out")
+"""Options that the headline names in its own words, or need not."""
 
 
 def headline(experiment: Experiment) -> str:
-    """One line that describes a run; the data source comes first."""
-    spec, data = experiment.spec, experiment.data
-    counts = np.asarray(data.train_count)
+    """One line that describes a run; the data source comes first, and other options that were given are its end."""
+    spec, counts = experiment.spec, np.asarray(experiment.data.train_count)
     sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
-    values = spec.hyper_parameters
-    left_out = unread_by_method(spec.method, values).keys() | {name for name in values if values[name] is None}
-    left_out |= {name for name, plain in _PLAIN.items() if values.get(name) == plain}
-    own = ", ".join(f"{name}={value}" for name, value in values.items() if name not in left_out)
-    cohorts = f"participation {spec.participation:g}"
-    if spec.buffer is not None:
-        cohorts = f"asynchronous ({spec.concurrency} clients at once, {spec.buffer} messages a step)"
-    unused, wanted = _unused_shares(experiment), experiment.settings.eval_clients
-    is_sample = wanted is not None and wanted < data.num_clients
-    sample = f", {wanted} of {data.num_clients} clients evaluated after aggregation" if is_sample else ""
+    values = {name: value for name, value in spec.hyper_parameters.items() if value is not None}
+    unused, unread = _unused_shares(experiment), unread_by_method(spec.method, values)
+    own = ", ".join(f"{name}={value}" for name, value in values.items() if name not in unread)
+    others = {name: spec.options[name] for name in sorted(spec.given & spec.options.keys() - {*_SAID})}
+    words = [spec.kind_of_rounds, assignments(others)]
     return (
-        f"{experiment.dataset.description}, preset {spec.preset}{_procedure(spec)}: "
-        f"{label(spec.method)}({own}), {label(spec.model)}, "
+        f"{experiment.dataset.description}, preset {spec.preset}: {label(spec.method)}({own}), {label(spec.model)}, "
         f"{spec.rounds} rounds, {spec.num_clients} clients with {sizes} training examples, "
-        f"{cohorts}, {_division(spec)}{sample}, "
-        f"on {device_name(spec)}, chunk {experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, "
-        f"devices idle {unused.devices:.1%})"
+        f"participation {spec.participation:g}, {label(spec.partition)}, on {device_name(spec)}, chunk "
+        f"{experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, devices idle {unused.devices:.1%})"
+        + "".join(f", {text}" for text in words if text)
     )
-
-
-def _procedure(spec: Spec) -> str:
-    """Procedure in words; "" without one."""
-    words = f", procedure {spec.procedure}" if spec.procedure else ""
-    return f"{words} ({spec.kind_of_rounds})" if spec.kind_of_rounds else words
-
-
-def _division(options: Options) -> str:
-    """Partition in words, with all other options that change the clients or their examples."""
-    words = [label(options.partition)]
-    if options.partition == "pathological":
-        words[0] += f" ({options.pathological_protocol})"
-    if options.held_out_clients:
-        words.append(f"{options.held_out_clients} of the clients held out")
-    if options.attack is not None and options.attackers:
-        number = round(options.attackers * (options.num_clients - options.held_out_clients))
-        who = "1 client attacks" if number == 1 else f"{number} clients attack"
-        words.append(f"{who} ({options.attack})")
-    if options.drop_rate:
-        words.append(f"{options.drop_rate:.0%} of each round drop out")
-    for is_so, what in (
-        (options.shift == "labels", "labels permuted by group"),
-        (options.shift == "rotation", "images rotated by group"),
-        (options.augment, "augmented"),
-        (options.drop_last, "incomplete batches dropped"),
-        (not options.shuffle, "batches in a fixed order"),
-    ):
-        words += [what] * is_so
-    return ", ".join(words)

@@ -6,18 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.fields import Mark, flag, is_own, marked
+from experiments.fields import Mark, is_own, marked
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
 from experiments.identity import difference, fixed_rounds
-from experiments.options import KINDS, RESULT_NEUTRAL, Options
-from experiments.own_code import CODE, check_unchanged, label
+from experiments.options import KINDS, Options
+from experiments.own_code import CODE, check_unchanged
 from experiments.run.build import Experiment
 from experiments.run.records import privacy_record
 from experiments.spec import Spec, stored_options
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
+
+_OF_A_COMMAND = {"resume": None, "out": None, "trust": False, "config": None, "accept_other_code": False}
+"""Options that a run has of the command which began it, with what they are in another one. A tracker too is executed
+only where the command itself names it."""
 
 
 def resumed(spec: Spec) -> Spec:
@@ -50,19 +54,16 @@ def resumed(spec: Spec) -> Spec:
     if dataset != spec.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {dataset}, not {spec.dataset}")
     named = {kind: getattr(spec, kind) for kind in spec.own_code if kind in CODE}
-    found = spec_of(config, folder, named=named, trust=spec.trust)
-    asked = found.having({name: spec.values[name] for name in spec.given - {"rounds"}})
-    asked = dataclasses.replace(asked, own_code=found.own_code | spec.own_code)
-    if differs := difference(asked, config, finished=False):
-        raise InvalidInput(f"--resume {folder}: the run has {differs}")
-    added = spec.given & {"rounds"}
-    if added:
-        _check_rounds(folder, found, spec.rounds)
+    stored = spec_of(config, folder, named=named, trust=spec.trust)
     # Never the processes that began it.
-    taken = {*marked(KINDS, Mark.PROCESSES)} | spec.given & RESULT_NEUTRAL | added
-    changed = {name: getattr(spec, name) for name in taken}
-    here = {"resume": str(folder), "out": str(folder)}
-    return dataclasses.replace(found, **changed | here, given=found.given | added)
+    taken = {name: spec.values[name] for name in (*spec.given, *marked(KINDS, Mark.PROCESSES))}
+    asked = stored.having(taken | {"resume": str(folder), "out": str(folder)})
+    asked = dataclasses.replace(asked, own_code=stored.own_code | spec.own_code)
+    if differs := difference(asked.having({"rounds": stored.rounds}), config, finished=False):
+        raise InvalidInput(f"--resume {folder}: the run has {differs}")
+    if "rounds" in spec.given:
+        _check_rounds(folder, stored, spec.rounds)
+    return dataclasses.replace(asked, given=stored.given | spec.given & {"rounds"})
 
 
 def refuse_finished(folder: Path, rounds: int = 0) -> None:
@@ -112,50 +113,34 @@ def spec_of(
       InvalidInput: it was edited, a file of the user's own has another text now, or may not be executed.
     """
     with of_a_run(folder, prefix):
-        dataset, given, _ = config["dataset"], frozenset(config["given"]), config["data"]["description"]
-        values = {
-            **stored_options(config),
-            **config["hyper_parameters"],
-            "resume": None,
-            "out": None,
-            "trust": False,
-            "config": None,
-            # Executed only where the command itself names it.
-            "tracker": None,
-        }
+        values = stored_options(config) | config["hyper_parameters"] | _OF_A_COMMAND | {"tracker": None}
         for kind, entry in config.get("own_code", {}).items():
             if kind not in CODE:
                 check_unchanged(kind, entry)
                 values[kind] = entry["file"]
-        values |= own_values(config, folder, named or {}, trust=trust)
+        values |= own_values(config, named or {}, trust=trust)
         if values["epochs"] is None:
             # There are --local-steps in their place.
             del values["epochs"]
-        return dataclasses.replace(Spec.of(dataset, **values), given=given)
+        return dataclasses.replace(Spec.of(config["dataset"], **values), given=frozenset(config["given"]))
 
 
-def own_values(config: dict[str, Any], folder: Path, named: Mapping[str, str], *, trust: bool) -> dict[str, Any]:
+def own_values(config: dict[str, Any], named: Mapping[str, str], *, trust: bool) -> dict[str, Any]:
     """Values of the options in CODE of a run's configuration; a file that the folder names is not executed unasked.
 
     Args:
-      config, folder: see `spec_of`.
+      config: see `spec_of`.
       named: values that the command itself gives: their files take the place of the folder's.
       trust: whether the command allows what the folder names.
 
     Raises:
-      InvalidInput: a file may not be executed, has another text than the run's, or the run's checkpoints were written
-        with another one.
+      InvalidInput: a file may not be executed, or has another text than the run's.
     """
     values, entries = {kind: config["options"].get(kind) for kind in CODE}, config.get("own_code", {})
-    saved = (Checkpoints(folder / FOLDER).record() or {}).get("identity", {}).get("run")
     for kind in filter(lambda kind: is_own(values[kind]), CODE):
-        value, entry = values[kind], entries.get(kind)
-        if entry is None:
-            raise InvalidInput(f"it names {value} as --{kind}, without the digest of its text")
-        for option, here in ((kind, label(value)), (f"{kind}_digest", entry["digest"])):
-            if saved is not None and saved.get(flag(option)) != here:
-                raise InvalidInput(f"it has {flag(option)} {here}, and the checkpoints {saved.get(flag(option))}")
-        values[kind] = named.get(kind) or f"{entry['file']}:{value.rpartition(':')[2]}"
+        if (entry := entries.get(kind)) is None:
+            raise InvalidInput(f"it names {values[kind]} as --{kind}, without the digest of its text")
+        values[kind] = named.get(kind) or f"{entry['file']}:{values[kind].rpartition(':')[2]}"
         if kind not in named and not trust:
             raise InvalidInput(
                 f"its --{kind} is {values[kind]} with the digest {entry['digest']}, which is not executed unasked: "

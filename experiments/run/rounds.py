@@ -13,8 +13,8 @@ from rich.console import Console
 from experiments.folder import load
 from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded, strict
 from experiments.host.console import RoundProgress, print_line, print_notice
+from experiments.host.exit_codes import Stop
 from experiments.host.processes import Processes
-from experiments.host.signals import Stop
 from experiments.identity import visits
 from experiments.run.build import Experiment
 from experiments.run.records import identity, info_record
@@ -24,7 +24,7 @@ from pfl_jax.errors import InvalidInput
 
 
 @dataclass
-class Counts:
+class Totals:
     """What is counted in the completed rounds of a run; a checkpoint has it.
 
     Attributes:
@@ -46,8 +46,8 @@ class Counts:
     starts: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "Counts":
-        """Counts of a checkpoint, which earlier code may have written, with counts of its own."""
+    def of(cls, record: Mapping[str, Any]) -> "Totals":
+        """Totals of a checkpoint, which earlier code may have written, with others of its own."""
         return cls(**{name: value for name, value in record.items() if name in cls.__dataclass_fields__})
 
 
@@ -63,7 +63,7 @@ class Run:
 
     experiment: Experiment
     folder: RunFolder
-    counts: Counts = field(default_factory=Counts)
+    counts: Totals = field(default_factory=Totals)
     lines: list[Line] = field(default_factory=list)
     track: Callable[[Line], object] | None = None
     is_finished: bool = False
@@ -108,7 +108,7 @@ class Run:
         if cut:
             with log.open("r+b") as file:
                 file.truncate(size)
-        self.counts = Counts.of(record["counts"]) if record else Counts()
+        self.counts = Totals.of(record["counts"]) if record else Totals()
         self.lines = []
         for line in content.splitlines():
             self._add(json.loads(line))

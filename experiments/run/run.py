@@ -2,20 +2,24 @@
 
 import abc
 import contextlib
+import dataclasses
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 
+from experiments.folder.cached import continued, inspect
+from experiments.folder.load import read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
+from experiments.folder.version import Trust
 from experiments.host.console import Terminal, print_line, print_notice, print_text
-from experiments.host.exit_codes import INTERRUPTED, INVALID
+from experiments.host.exit_codes import INTERRUPTED, INVALID, stoppable
 from experiments.host.jax_config import devices, prepare
 from experiments.host.processes import LOST, EndedAlone, Processes, lost
-from experiments.host.signals import stoppable
 from experiments.own_code import CODE, identifier
 from experiments.run import build
 from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
@@ -24,7 +28,7 @@ from experiments.run.rounds import Run, run_rounds
 from experiments.spec import Spec
 from pfl_jax import simulate
 from pfl_jax.base import State
-from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoint, Checkpoints
 from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
 
 
@@ -52,214 +56,247 @@ def run(spec: Spec, console: Console | None = None, processes: Processes | None 
 
             spec = resumed(spec)
     prepare(spec)
-    return drive(_Alone(spec, processes), console)[0]
+    return drive(Alone([spec], processes), console)[0]
+
+
+def run_cell(spec: Spec, folder: str | Path, console: Console, trust: Trust = "sources") -> dict[str, Any]:
+    """Do a run unless its folder already holds it, finished; return the content of summary.json.
+
+    Raises:
+      InvalidInput: the folder holds something else or cannot be written, or the run is refused.
+      KeyboardInterrupt: after SIGINT; the next call resumes from the run's last checkpoint, if it has one.
+    """
+    state = inspect(spec, folder, trust)
+    if state == "of other code":
+        raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
+    if state == "finished":
+        return read_summary(folder)
+    try:
+        run(continued(dataclasses.replace(spec, out=str(folder), given=spec.given | {"out"})), console)
+    finally:
+        # The next cell has other functions; nothing of this one's programs is used again but from the disk.
+        jax.clear_caches()
+    return read_summary(folder)
+
+
+def drive(work: "Work", console: Console) -> list[dict[str, Any]]:
+    """Do runs that share a program, from their start or newest checkpoint to their end; return their summaries."""
+    began, processes = time.perf_counter(), work.processes
+    with contextlib.ExitStack() as held, stoppable(console, work.last_words, at_once=processes.count == 1) as stop:
+        try:
+            state = work.start(held, console)
+            runs, first = work.runs, work.runs[0].experiment
+            words = f"{len(runs)} runs together, the first: " if len(runs) > 1 else ""
+            print_text(console, f"{words}{headline(first)}")
+            for budget in first.privacy:
+                print_line(console, f"{words}{budget}")
+            loop = {"began": began, "stop": stop, "save": work.save, "processes": processes}
+            with contextlib.ExitStack() as tracked:
+                for run in runs:
+                    run.track = processes.first(functools.partial(_tracked, run, tracked))
+                state = run_rounds(runs, work.rounds(state, console), state, console, **loop)
+            return work.finish(state, console)
+        except BaseException as error:
+            raise work.told(error) from None
+
+
+def _tracked(run: Run, stack: contextlib.ExitStack) -> Any:
+    """Receiver of a run's evaluations beside its log."""
+    spec = run.experiment.spec
+    if not (spec.tensorboard or spec.wandb or spec.tracker):
+        return lambda line: None
+    # Imported now: most runs have none.
+    from experiments.run.trackers import open_trackers
+
+    return stack.enter_context(open_trackers(run.folder, spec, configuration(run.experiment)))
 
 
 class Work(abc.ABC):
-    """Runs that share a program, in progress, and what remains of them when they end early."""
+    """Runs that share a program, in progress, and what remains of them when they end early.
 
-    runs: Sequence[Run] = ()
-    processes = Processes()
+    Attributes:
+      specs: the runs; with `resume` all of them go on, from the newest checkpoint that all have.
+      processes: that share a single run.
+      folders: those of the runs that this process has locked; in the first process alone.
+      runs: the runs, once they are built.
+      place: of the clients' states.
+    """
+
+    place: simulate.StateOn = "device"
+
+    def __init__(self, specs: Sequence[Spec], processes: Processes | None = None):
+        self.specs, self.processes = list(specs), processes or Processes()
+        self.folders, self.runs = list[RunFolder](), list[Run]()
 
     @abc.abstractmethod
-    def start(self, held: contextlib.ExitStack, console: Console) -> State | None:
-        """Claim and lock the folders, build the runs, write what they are or go back to their newest checkpoint; return
-        the state there, None at the beginning."""
+    def build(self, folders: Sequence[RunFolder], console: Console) -> list[Run]:
+        """Build the runs."""
 
     @abc.abstractmethod
     def rounds(self, state: State | None, console: Console) -> Iterable[Sequence[simulate.RoundResult]]:
         """Remaining rounds, a result for each run."""
 
     @abc.abstractmethod
-    def save(self, state: State) -> None:
-        """Write a checkpoint of all runs after a round."""
+    def states(self, state: State) -> list[State]:
+        """State of each run, of the state of all."""
 
     @abc.abstractmethod
-    def finish(self, state: State | None, console: Console) -> list[dict[str, Any]]:
-        """Keep the final states if that is asked for, write the summaries and return them; None is an unknown state."""
+    def state_of(self, states: list[State]) -> State:
+        """State of all runs, of that of each."""
 
-    @abc.abstractmethod
-    def last_words(self) -> str:
-        """What remains of interrupted runs; folders without a result are removed."""
-
-    def told(self, error: BaseException) -> BaseException:
-        """Error for the user: what happened, what to do, and what remains of the runs."""
-        self.last_words()
-        return InvalidInput(SHORTAGE) if is_shortage(error) else error
-
-
-def drive(work: Work, console: Console) -> list[dict[str, Any]]:
-    """Do runs that share a program, from their start or newest checkpoint to their end; return their summaries."""
-    began, processes = time.perf_counter(), work.processes
-    with contextlib.ExitStack() as held, stoppable(console, work.last_words, at_once=processes.count == 1) as stop:
-        try:
-            state, together = work.start(held, console), len(work.runs)
-            words = f"{together} runs together, the first: " if together > 1 else ""
-            first = work.runs[0].experiment
-            print_text(console, f"{words}{headline(first)}")
-            for budget in first.privacy:
-                print_line(console, f"{words}{budget}")
-            loop = {"began": began, "stop": stop, "save": work.save, "processes": processes}
-            with contextlib.ExitStack() as tracked:
-                for one in work.runs:
-                    one.track = processes.first(functools.partial(_tracked, one, tracked))
-                state = run_rounds(work.runs, work.rounds(state, console), state, console, **loop)
-            return work.finish(state, console)
-        except BaseException as error:
-            raise work.told(error) from None
-
-
-def _tracked(one: Run, stack: contextlib.ExitStack) -> Any:
-    """Receiver of a run's evaluations beside its log."""
-    spec = one.experiment.spec
-    if not (spec.tensorboard or spec.wandb or spec.tracker):
-        return lambda line: None
-    # Imported now: most runs have none.
-    from experiments.run.trackers import open_trackers
-
-    return stack.enter_context(open_trackers(one.folder, spec, configuration(one.experiment)))
-
-
-class _Alone(Work):
-    """A single run, which several processes may share.
-
-    Attributes:
-      spec: the run, from the start of its rounds on as it is on its data.
-      folder: that the first process has claimed.
-    """
-
-    def __init__(self, spec: Spec, processes: Processes):
-        self.spec, self.processes, self.is_locked = spec, processes, False
-        name = f"{spec.dataset}-{identifier(spec.method)}-seed{spec.seed}"
-        folder = processes.first(
-            lambda: RunFolder(spec.resume) if spec.resume else RunFolder.claim(spec.out, name),
-        )
-        (path, *_) = processes.exchange(str(folder.path) if folder else "")
-        self.folder = folder or RunFolder(path)
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        index, count = self.processes.index, self.processes.count
-        return Checkpoints(self.folder.path / FOLDER, self.spec.keep_checkpoints, index, count)
-
-    @property
-    def go_on(self) -> str:
-        """How the run can be resumed, for the end of an error; "" if it cannot."""
-        saved, trust = self.checkpoints.rounds(), " --trust" * any(kind in CODE for kind in self.spec.own_code)
-        return f"; --resume {self.folder.path}{trust} goes on after round {saved[-1]}" if saved else ""
+    def checkpoints(self, folder: RunFolder) -> Checkpoints:
+        """Checkpoints of a run. Of several runs there are two: one may have written a newer one than the others."""
+        keep = max(self.specs[0].keep_checkpoints, min(len(self.specs), 2))
+        return Checkpoints(folder.path / FOLDER, keep, self.processes.index, self.processes.count)
 
     def start(self, held: contextlib.ExitStack, console: Console) -> State | None:
-        self.processes.first(lambda: self._lock(held))
-        experiment = build.build_experiment(self.spec, console, self.processes)
-        self.spec, self.runs = experiment.spec, [one := Run(experiment, self.folder)]
-        # The same in all processes, however full their machines are.
-        self.place: simulate.StateOn = "device" if self.spec.kind_of_rounds else state_place(experiment)
-        self.place = "host" if self.processes.agree(self.place == "host") else self.place
-        if self.spec.resume:
-            return self._go_back(one, console)
-        self.processes.first(lambda: one.folder.write(CONFIG, configuration(experiment)))
+        """Claim and lock the folders, build the runs, write what they are or go back to their newest checkpoint; return
+        the state there, None at the beginning."""
+        claimed = [self._claim(spec, held) for spec in self.specs]
+        self.runs = self.build(claimed, console)
+        self.specs = [run.experiment.spec for run in self.runs]
+        if self.specs[0].resume:
+            return self._go_back(console)
+        together = {"runs_together": len(self.runs)} if len(self.runs) > 1 else {}
+        for run in self.runs:
+            record = configuration(run.experiment) | together
+            self.processes.first(functools.partial(run.folder.write, CONFIG, record))
         return None
 
-    def _lock(self, held: contextlib.ExitStack) -> None:
-        """Lock the folder until the end."""
-        held.enter_context(lock_run(self.folder.path))
-        self.is_locked = True
-        if self.spec.resume:
+    def _claim(self, spec: Spec, held: contextlib.ExitStack) -> RunFolder:
+        """Folder of a run, which is locked until the end."""
+        name = f"{spec.dataset}-{identifier(spec.method)}-seed{spec.seed}"
+        folder = self.processes.first(
+            lambda: RunFolder(spec.resume) if spec.resume else RunFolder.claim(spec.out, name)
+        )
+        (path, *_) = self.processes.exchange(str(folder.path) if folder else "")
+        self.processes.first(lambda: self._lock(RunFolder(path), spec, held))
+        return RunFolder(path)
+
+    def _lock(self, folder: RunFolder, spec: Spec, held: contextlib.ExitStack) -> None:
+        held.enter_context(lock_run(folder.path))
+        self.folders.append(folder)
+        if spec.resume:
             from experiments.run.resume import refuse_finished
 
-            # Another process may have finished it since `resume.resumed` looked.
-            refuse_finished(self.folder.path, self.spec.rounds)
-            self.folder.tidy()
+            # Another process may have finished it since it was looked at.
+            refuse_finished(folder.path, spec.rounds)
+            folder.tidy()
 
-    def _go_back(self, one: Run, console: Console) -> State | None:
-        """Go back to the newest good checkpoint; None for a run killed before its first one."""
+    def _go_back(self, console: Console) -> State | None:
+        """Go back to the newest good checkpoint that all runs have; None for runs killed before the first one."""
         from experiments.run.resume import add_rounds, check_data, record_code
 
-        notify = functools.partial(print_notice, console)
-        processes, path, experiment = self.processes, self.folder.path, one.experiment
-        placed = experiment.data.mesh is not None and self.place == "host"
+        notify, processes = functools.partial(print_notice, console), self.processes
         with processes.synchronized():
-            check_data(path, experiment.dataset.description)
-            found = self.checkpoints.newest(
-                experiment.state_shapes(),
-                lambda record: check_identity(record["identity"], experiment, self.checkpoints.folder, notify),
-                clients=experiment.data.own_clients() if placed else None,
-                by_rows=self.place == "disk",
-            )
-            if found is None:
-                notify(f"No checkpoint was written to {self.checkpoints.folder}: the run begins anew.")
-            one.restore(found.record if found else None, cut=processes.is_first)
-            if processes.is_first:
-                add_rounds(one.folder, experiment, one.counts.round, notify)
-                record_code(one.folder)
-        number = one.counts.round
+            for run in self.runs:
+                check_data(run.folder.path, run.experiment.dataset.description)
+            found = self._newest(notify)
+            for run, checkpoint in zip(self.runs, found, strict=True):
+                if checkpoint is None:
+                    notify(f"No checkpoint was written to {run.folder.path / FOLDER}: the run begins anew.")
+                run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
+                if processes.is_first:
+                    add_rounds(run.folder, run.experiment, run.counts.round, notify)
+                    record_code(run.folder)
+        number = self.runs[0].counts.round
         rounds = processes.exchange(str(number))
         with processes.synchronized():
             if len(set(rounds)) > 1:
                 raise InvalidInput(
                     f"the processes found checkpoints of rounds {', '.join(rounds)}: all must see the same folder"
                 )
-        print_line(console, f"continuing {path} {f'after round {number}' if number else 'from the beginning'}")
-        return found.state if found else None
+        who = f"{len(self.runs)} runs" if len(self.runs) > 1 else self.runs[0].folder.path
+        print_line(console, f"continuing {who} {f'after round {number}' if number else 'from the beginning'}")
+        states = [checkpoint.state for checkpoint in found if checkpoint is not None]
+        return self.state_of(states) if states else None
 
-    def rounds(self, state: State | None, console: Console) -> Iterable[Sequence[simulate.RoundResult]]:
-        experiment, key = self.runs[0].experiment, jax.random.key(self.spec.seed)
-        how: dict[str, Any] = {"state": state}
-        if self.spec.kind_of_rounds:
-            from experiments.run import in_place
-
-            how |= {"engine": in_place.engine_of(experiment).jit()}
-        else:
-            how |= {"mesh": simulate.client_mesh(devices(self.spec)), "newcomers": experiment.newcomers, "donate": True}
-            how |= {"state_on": self.place, "state_folder": self.folder.path if self.place == "disk" else None}
-            how |= {"on_nan": self.spec.on_nan}
-        for result in simulate.run(experiment.method, experiment.data, experiment.settings, key, **how):
-            yield [result]
+    def _newest(self, notify: Callable[[str], None], until: int | None = None) -> list[Checkpoint | None]:
+        """Newest checkpoints of all runs that are of one round, at most `until`."""
+        found, shapes = list[Checkpoint | None](), self.runs[0].experiment.state_shapes()
+        for run in self.runs:
+            data, stored = run.experiment.data, self.checkpoints(run.folder)
+            # One note for all runs.
+            tell = notify if run is self.runs[0] and until is None else lambda text: None
+            of = {"experiment": run.experiment, "folder": stored.folder, "notify": tell}
+            clients = data.own_clients() if data.mesh is not None and self.place == "host" else None
+            found.append(
+                stored.newest(
+                    shapes,
+                    lambda record, of=of: check_identity(record["identity"], **of),
+                    clients,
+                    by_rows=self.place == "disk",
+                    until=until,
+                )
+            )
+        numbers = [int(checkpoint.state.round) if checkpoint else 0 for checkpoint in found]
+        # Killed while they wrote, some have a newer one than the others.
+        return found if len(set(numbers)) == 1 else self._newest(notify, min(numbers))
 
     def save(self, state: State) -> None:
-        (one,), data = self.runs, self.runs[0].experiment.data
+        """Write a checkpoint of all runs after a round."""
+        for run, own in zip(self.runs, self.states(state), strict=True):
+            self._save(run, own)
+
+    def _save(self, run: Run, state: State) -> None:
+        data = run.experiment.data
         with self.processes.synchronized():
-            self.checkpoints.save(state, {}, one.record(), None if data.mesh is None else data.own_clients())
+            own_clients = None if data.mesh is None else data.own_clients()
+            self.checkpoints(run.folder).save(state, {}, run.record(), own_clients)
 
     def finish(self, state: State | None, console: Console) -> list[dict[str, Any]]:
+        """Keep the final states if that is asked for, write the summaries and return them; None is an unknown state."""
         from experiments.run import outcome
 
-        (one,), notify = self.runs, functools.partial(print_notice, console)
-        if state is not None and int(state.round) not in self.checkpoints.rounds() and is_kept(one.experiment, notify):
-            self.save(state)
-        summary = self.processes.first(lambda: self.folder.finish(outcome.summary(one)))
-        if self.processes.is_first:
-            outcome.print_results(one, console)
-        return [summary or {}]
+        summaries, notify = [], functools.partial(print_notice, console)
+        states = [None] * len(self.runs) if state is None else self.states(state)
+        for run, own in zip(self.runs, states, strict=True):
+            is_saved = own is not None and int(own.round) in self.checkpoints(run.folder).rounds()
+            if own is not None and not is_saved and is_kept(run.experiment, notify):
+                self._save(run, own)
+            summaries.append(self.processes.first(functools.partial(outcome.write, run)) or {})
+        if self.processes.is_first and len(self.runs) == 1:
+            outcome.print_results(self.runs[0], console)
+        return summaries
 
     def last_words(self) -> str:
+        """What remains of interrupted runs; folders without a result are removed."""
         self._discard()
+        if len(self.specs) > 1:
+            return "interrupted"
         if not self.runs or not self.runs[0].lines:
-            return f"interrupted before the first evaluation{self.go_on or ': nothing is left'}"
-        last = self.runs[0].lines[-1]["round"]
+            return f"interrupted before the first evaluation{self._go_on or ': nothing is left'}"
+        last, rounds = self.runs[0].lines[-1]["round"], self.specs[0].rounds
         return (
-            f"interrupted: evaluated up to round {last} of {self.spec.rounds}, see {self.folder.path / METRICS}"
-            f"{self.go_on or '; no summary was written'}"
+            f"interrupted: evaluated up to round {last} of {rounds}, see {self.runs[0].folder.path / METRICS}"
+            f"{self._go_on or '; no summary was written'}"
         )
 
+    @property
+    def _go_on(self) -> str:
+        """How a single run can be resumed, for the end of an error; "" if it cannot."""
+        spec, folders = self.specs[0], self.folders or [run.folder for run in self.runs]
+        saved = self.checkpoints(folders[0]).rounds() if len(self.specs) == len(folders) == 1 else []
+        trust = " --trust" * any(kind in CODE for kind in spec.own_code)
+        return f"; --resume {folders[0].path}{trust} goes on after round {saved[-1]}" if saved else ""
+
     def _discard(self) -> None:
-        """Remove the folder of a run without a result, unless it can be resumed."""
-        # Another process may have the lock.
-        if not self.is_locked or self.checkpoints.rounds():
-            return
-        if not self.spec.resume:
-            self.folder.discard()
+        """Remove the folders of runs without a result, unless they can be resumed."""
+        for folder in () if self.specs[0].resume else self.folders:
+            if not self.checkpoints(folder).rounds():
+                folder.discard()
 
     def told(self, error: BaseException) -> BaseException:
+        """Error for the user: what happened, what to do, and what remains of the runs."""
         self._discard()
-        several, go_on = self.processes.count > 1, self.go_on
+        several, go_on = self.processes.count > 1, self._go_on
         if not self.processes.is_first and isinstance(error, Diverged | KeyboardInterrupt):
             # All processes raise it, and the first one reports it.
             return SystemExit(INVALID if isinstance(error, Diverged) else INTERRUPTED)
         if isinstance(error, Diverged):
             from experiments.run.outcome import run_diverged
 
-            return run_diverged(error, self.spec, go_on)
+            return run_diverged(error, self.specs[0], go_on)
         if isinstance(error, CannotWrite | EndedAlone):
             return type(error)(f"{error}{go_on}")
         if is_shortage(error):
@@ -267,3 +304,34 @@ class _Alone(Work):
         if several and lost(error):
             return EndedAlone(f"{LOST}{go_on}")
         return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error
+
+
+class Alone(Work):
+    """A single run, which several processes may share."""
+
+    def build(self, folders: Sequence[RunFolder], console: Console) -> list[Run]:
+        experiment = build.build_experiment(self.specs[0], console, self.processes)
+        # The same in all processes, however full their machines are.
+        self.place = "device" if experiment.spec.kind_of_rounds else state_place(experiment)
+        self.place = "host" if self.processes.agree(self.place == "host") else self.place
+        return [Run(experiment, folders[0])]
+
+    def rounds(self, state: State | None, console: Console) -> Iterable[Sequence[simulate.RoundResult]]:
+        (run,), how = self.runs, dict[str, Any](state=state)
+        experiment, spec, key = run.experiment, run.experiment.spec, jax.random.key(run.experiment.spec.seed)
+        if spec.kind_of_rounds:
+            from experiments.run import in_place
+
+            how |= {"engine": in_place.engine_of(experiment).jit()}
+        else:
+            how |= {"mesh": simulate.client_mesh(devices(spec)), "newcomers": experiment.newcomers, "donate": True}
+            how |= {"state_on": self.place, "state_folder": run.folder.path if self.place == "disk" else None}
+            how |= {"on_nan": spec.on_nan}
+        for result in simulate.run(experiment.method, experiment.data, experiment.settings, key, **how):
+            yield [result]
+
+    def states(self, state: State) -> list[State]:
+        return [state]
+
+    def state_of(self, states: list[State]) -> State:
+        return states[0]

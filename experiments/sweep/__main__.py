@@ -29,8 +29,8 @@ from rich.console import Console
 
 from experiments import DATASETS
 from experiments.cli import batch
+from experiments.cli.command import RunCommand
 from experiments.cli.parser import Hidden
-from experiments.cli.request import RunCommand
 from experiments.fields import Argument, Mark, NotInSweeps, flag, given, marked, noted, option_words
 from experiments.folder.run_folder import claimed, digest, slug
 from experiments.host.exit_codes import leave
@@ -41,8 +41,6 @@ from experiments.presets import DEFAULT_PRESET, preset_of
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, Range
 
-GROUPS = "groups"
-"""Subfolder of the groups' checkpoints."""
 CLAIMS = ".claims"
 """Subfolder of the locks of groups, for --part."""
 SELECTED = "selected"
@@ -192,8 +190,7 @@ class Sweep(batch.Batch):
             if spec.kind_of_rounds:
                 # Of clients one after another, and not of several runs.
                 fixed |= {"seed": spec.seed, **real}
-            if spec.device_trace is not None:
-                # Each seed has a timetable of its own.
+            if any(getattr(spec, name) is not None for name in marked(KINDS, Mark.TIMED)):
                 fixed["seed"] = spec.seed
             found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)
         first, groups = self._first_group(len(found)), list(found.values())
@@ -206,9 +203,7 @@ class Sweep(batch.Batch):
         # Imported now, so that errors and --help do not wait for it.
         from experiments.run import together
 
-        group = next(group for group in self.groups(self.jobs(console)) if jobs[0] in group)
-        specs, missing = ([job.cell.spec(job.folder) for job in some] for some in (group, jobs))
-        together.run(specs, missing, self.folder / GROUPS, console)
+        together.run([job.cell.spec(job.folder) for job in jobs], console)
 
     def finish(self, console: Console) -> None:
         from experiments.sweep.results import best_of_methods, save

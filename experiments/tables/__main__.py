@@ -22,19 +22,18 @@ from rich.console import Console
 
 from experiments.cli import batch
 from experiments.cli.batch import MeasuredBatch
+from experiments.cli.command import RunCommand
 from experiments.cli.parser import Names, choose
-from experiments.cli.request import RunCommand
 from experiments.fields import Argument, flag, given
-from experiments.folder import load
-from experiments.folder.load import Result
+from experiments.folder import committed, load, stored_runs
+from experiments.folder.committed import Library
 from experiments.folder.run_folder import SUMMARY
+from experiments.folder.stored_runs import Run
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.presets import PROCEDURES
-from experiments.run import committed
-from experiments.run.committed import Library
 from experiments.tables import comparison
 from experiments.tables.comparison import Comparison
 from pfl_jax.errors import InvalidInput
@@ -136,10 +135,10 @@ class Tables(MeasuredBatch):
     def _first_library(self) -> Library | None:
         return self.library()
 
-    def committed_result(self, job: batch.Job) -> Result | None:
+    def committed_result(self, job: batch.Job) -> Run | None:
         return None if self._first_library is None else self._first_library.find(job.cell.spec())
 
-    def _results(self, row: Published, library: Library | None) -> list[Result]:
+    def _results(self, row: Published, library: Library | None) -> list[Run]:
         """Results of a place, in its folders or else committed; a folder with anything else counts as empty."""
         found = []
         for job in self.jobs_of(row):
@@ -147,7 +146,7 @@ class Tables(MeasuredBatch):
             with contextlib.suppress(InvalidInput):
                 state = self.inspect(job)
             if state == "finished":
-                found.append(load.read_result(job.folder))
+                found.append(stored_runs.read(job.folder))
             elif library is not None and (result := library.find(job.cell.spec())) is not None:
                 found.append(result)
         return found

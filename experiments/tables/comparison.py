@@ -14,8 +14,9 @@ from rich.text import Text
 
 from experiments.fields import flag
 from experiments.folder import load
-from experiments.folder.load import Result, data_name
+from experiments.folder.load import data_name
 from experiments.folder.run_folder import rounded, slug, strict_json
+from experiments.folder.stored_runs import Run
 from experiments.identity import differences
 from experiments.papers import settings
 from experiments.papers.published import Published
@@ -140,7 +141,7 @@ class Comparison(NamedTuple):
         return next((entry for entry in self.entries if (entry.column, entry.row.method) == (column, method)), None)
 
 
-def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
+def entry(row: Published, results: Sequence[Run], measure: Measure) -> Entry:
     """Results of finished runs at one place of a table; InvalidInput if only some are on the dataset itself."""
     if not results:
         return Entry(row, {}, None, None, {}, measure)
@@ -153,16 +154,19 @@ def entry(row: Published, results: Sequence[Result], measure: Measure) -> Entry:
         _one_kind({one["is_real"] for one in data}, row.dataset),
         _deviations(row, [result.config for result in results]),
         measure,
-        _error([result.rounds[measure.protocol] for result in results]) if measure[1:] == ("last", "clients") else None,
+        _error([result.lines[-1][measure.protocol] for result in results])
+        if measure[1:] == ("last", "clients")
+        else None,
         "; ".join(dict.fromkeys(data_name(result.config) for result in results)),
         load.over((one.clients(*measure) for one in results), load.number_of_clients(results[0].config)),
     )
 
 
-def _error(scores: Sequence[dict[str, list[Any]]]) -> float | None:
+def _error(scores: Sequence[dict[str, Any]]) -> float | None:
     """Half of the 95 % interval of the mean in the last round of some runs, see `Entry`."""
-    means, stds, clients = ([one.get(name, [None])[-1] for one in scores] for name in ("mean", "std", "clients"))
-    if None in (*means, *stds, *clients):
+    columns: list[list[Any]] = [[summary.get(name) for summary in scores] for name in ("mean", "std", "clients")]
+    means, stds, clients = columns
+    if any(value is None for value in (*means, *stds, *clients)):
         return None
     half = margin(stds[0], clients[0]) if len(means) == 1 else margin(statistics.pstdev(means), len(means))
     return half if math.isfinite(half) else None

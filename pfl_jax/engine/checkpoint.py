@@ -110,6 +110,7 @@ class Checkpoints:
         clients: np.ndarray | None = None,
         *,
         by_rows: bool = False,
+        until: int | None = None,
     ) -> Checkpoint | None:
         """Newest readable checkpoint; None if there is none.
 
@@ -118,12 +119,14 @@ class Checkpoints:
           check: function that is called with the record first, and raises InvalidInput for the record of another run.
           clients: those whose rows are wanted, ascending; None for all.
           by_rows: whether the clients' states stay in the file, memory-mapped, for those on disk.
+          until: round of the newest one that is wanted; None for any.
 
         Raises:
           InvalidInput: all checkpoints are damaged, or the newest intact one is from another run.
         """
         reasons = []
-        for number, processes in reversed(self._stored()):
+        stored = [part for part in self._stored() if until is None or part[0] <= until]
+        for number, processes in reversed(stored):
             try:
                 parts = [self._read((number, index, processes), clients, by_rows=by_rows) for index in range(processes)]
             except Exception as error:

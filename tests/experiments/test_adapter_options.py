@@ -11,8 +11,7 @@ from run_folders import log
 from safetensors.numpy import save_file
 from tiny_bert import write_bert
 
-from experiments.cli.command import main
-from experiments.cli.request import parse
+from experiments.cli.command import main, parse
 from experiments.export import main as export
 from experiments.run import build, pretrained, together
 from experiments.run.loaded_run import load_run
@@ -162,9 +161,9 @@ def test_a_sweep_with_adapters_goes_on_where_it_was_cut_off(here, monkeypatch):
         save(group, states)
         raise KeyboardInterrupt
 
-    save = together.Group.save
+    save = together.Together.save
     with monkeypatch.context() as patch:
-        patch.setattr(together.Group, "save", and_stop)
+        patch.setattr(together.Together, "save", and_stop)
         assert sweep([*words, "cut"]) == 130
     assert sweep([*words, "cut"]) == 0
     for one, other in zip(sorted(here.glob("cut/*/seed-*")), sorted(here.glob("whole/*/seed-*")), strict=True):

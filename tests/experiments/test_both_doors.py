@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from problems import tiny_model
 
-from experiments.cli.parser import Group, options_of, split
+from experiments.cli.parser import OptionGroup, options_of, split
 from experiments.fields import flag
 from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
 from experiments.options import Options
@@ -107,7 +107,7 @@ def test_both_doors_have_the_same_verdict(method, name, kind):
     options = options_of(Options) | method_options(method)
 
     def given(value):
-        split(words(name, value, kind), [Group("", "", options)])
+        split(words(name, value, kind), [OptionGroup("", "", options)])
 
     # A server's numbers are those of an optimizer.
     of_server = name in ServerOptimizer.__dataclass_fields__ and ServerOptimizer in recipes_of(METHODS[method])

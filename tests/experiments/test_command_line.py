@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli.command import main
-from experiments.cli.request import parse
+from experiments.cli.command import main, parse
 from experiments.host import jax_config
 from experiments.host.console import RoundProgress, duration
 from experiments.run import build
+from experiments.spec import Spec
 from pfl_jax.data import client_data
 from pfl_jax.tasks import MULTI_LABEL, REGRESSION
 
@@ -27,7 +27,7 @@ SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epo
 def test_xla_flags_of_the_user_stand(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1 --xla_cpu_enable_fast_math=false")
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    jax_config.prepare_jax(devices=8)
+    jax_config.prepare(Spec.of("digits", devices=8))
     assert os.environ["XLA_FLAGS"].split() == [
         "--xla_force_host_platform_device_count=1",
         "--xla_cpu_enable_fast_math=false",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from run_folders import SMALL, write_run
 
-from experiments.cli.request import parse
+from experiments.cli.command import parse
 from experiments.compare import main
 from experiments.comparison import Compared, read, table, with_target, written
 from experiments.folder import stored_runs

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from experiments.cli.command import main
-from experiments.cli.request import RunCommand, parse
+from experiments.cli.command import RunCommand, main, parse
 from experiments.fields import texts_of
+from experiments.folder import committed
+from experiments.folder.committed import ROOT
 from experiments.identity import difference, relevant_options
-from experiments.run import committed, resume
-from experiments.run.committed import ROOT
+from experiments.run import resume
 from experiments.spec import Spec
 from pfl_jax import InvalidInput
 

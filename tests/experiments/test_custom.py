@@ -9,8 +9,7 @@ from rich.console import Console
 from safetensors import safe_open
 from sklearn.datasets import load_wine
 
-from experiments.cli.command import main
-from experiments.cli.request import parse
+from experiments.cli.command import main, parse
 from experiments.export import load_run
 from experiments.export import main as export
 from experiments.identity import relevant_options

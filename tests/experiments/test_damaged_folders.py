@@ -10,11 +10,10 @@ from bad_input import RUN, experiment_of, untrained
 from damage import DAMAGES, limit
 from rich.console import Console
 
-from experiments.cli.command import main
-from experiments.cli.request import RunCommand, parse
+from experiments.cli.command import RunCommand, main, parse
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import RunFolder
-from experiments.run import build, cached_runs, records, resume
+from experiments.run import build, records, resume, run
 from experiments.run.build import Experiment
 from experiments.run.rounds import Run
 from pfl_jax import InvalidInput, simulate
@@ -84,7 +83,7 @@ def numbers(run):
 @pytest.fixture(scope="module")
 def undamaged(folders):
     """What a report and a sweep have of the finished run."""
-    return numbers(stored_runs.read(folders[0])), cached_runs.run_cell(CELL.spec(), folders[0], Console())
+    return numbers(stored_runs.read(folders[0])), run.run_cell(CELL.spec(), folders[0], Console())
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -96,7 +95,7 @@ def test_a_finished_run_is_read_as_it_was_or_not_at_all(undamaged, damaged, name
     if told != want[0] and not (name == "summary.json" and damage in ("gone", "a symlink loop")):
         assert str(folder) in told
     if not (name == "summary.json" and damage in ("gone", "a symlink loop")):
-        found = verdict(lambda: cached_runs.run_cell(CELL.spec(), folder, Console(file=io.StringIO())))
+        found = verdict(lambda: run.run_cell(CELL.spec(), folder, Console(file=io.StringIO())))
         assert found == want[1] or str(folder) in found
 
 

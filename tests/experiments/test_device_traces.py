@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 from run_folders import log, summary, untimed
 
 from experiments.cli import batch
-from experiments.cli.command import main
-from experiments.cli.request import parse
-from experiments.folder.load import read_result
+from experiments.cli.command import main, parse
+from experiments.folder import committed
 from experiments.identity import fixed_rounds, notes, relevant_options, visits
+from experiments.run import build
 from experiments.sweep.__main__ import Sweep
 from pfl_jax.engine.clock import read_devices, timetable
 from pfl_jax.errors import InvalidInput
@@ -48,9 +49,10 @@ def test_a_client_takes_time_for_the_examples_that_it_visits(more, visited):
 
 
 @pytest.mark.parametrize("more", ["--full-last-round", "--straggler-fraction 0.2", "--drop-rate 0.2"])
-def test_what_draws_cohorts_otherwise_is_refused_at_once(trace, more):
-    with pytest.raises(InvalidInput, match=f"{more.split()[0]} cannot be given with --device-trace"):
-        parse("digits", [*WORDS, "--device-trace", str(trace), "--participation", "0.5", *more.split()])
+def test_what_draws_cohorts_otherwise_is_refused(trace, more):
+    words = [*WORDS, "--device-trace", str(trace), "--participation", "0.5", *more.split()]
+    with pytest.raises(InvalidInput, match=r"cannot be given with a timetable, which says who takes part"):
+        build.build_experiment(parse("digits", words), Console(quiet=True))
 
 
 def test_a_run_its_resumption_and_its_virtual_time(trace, tmp_path, capsys):
@@ -58,7 +60,7 @@ def test_a_run_its_resumption_and_its_virtual_time(trace, tmp_path, capsys):
     whole = tmp_path / "whole"
     assert main("digits", [*words, "--out", str(whole)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "asynchronous (4 clients at once, 2 messages a step)" in printed
+    assert "--buffer 2, --concurrency 4" in printed
     assert "of virtual time); results in" in printed
     config, lines = json.loads((whole / "config.json").read_text()), log(whole)
     sent = config["bytes_per_client_and_round"]
@@ -69,7 +71,7 @@ def test_a_run_its_resumption_and_its_virtual_time(trace, tmp_path, capsys):
     np.testing.assert_allclose([line["virtual_seconds"] for line in lines], want.seconds, atol=1e-4)
     assert want.largest_staleness > 1
     assert summary(whole)["virtual_seconds"] == lines[-1]["virtual_seconds"]
-    assert read_result(whole).rounds["virtual_seconds"][0] == lines[0]["virtual_seconds"]
+    assert committed.columns(lines)["virtual_seconds"][0] == lines[0]["virtual_seconds"]
 
     (whole / "summary.json").unlink()
     for number in (4, 5, 6):

@@ -14,7 +14,7 @@ import pytest
 from run_folders import log
 from test_command_line import process
 
-from experiments.cli.request import parse
+from experiments.cli.command import parse
 from experiments.folder.run_folder import METRICS
 from experiments.host import distributed, processes
 from experiments.host.jax_config import devices

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from run_folders import FakeRuns
 
-from experiments.cli.request import RunCommand, parse
 from experiments.fields import option_words
 from experiments.figures import __main__ as figures
 from experiments.figures import fedas
@@ -17,10 +16,9 @@ from experiments.figures.__main__ import FIGURES, main
 from experiments.figures.fedas import SHARES, equal_steps, replace_first
 from experiments.figures.fedpac import by_group, heat_rounds
 from experiments.figures.figure import Runs, compose
-from experiments.folder import load
+from experiments.folder import stored_runs
 from experiments.papers import settings
 from experiments.run import run
-from experiments.run.estimate import examples_visited
 from experiments.show.panels import Lines
 from experiments.show.pictures import draw
 
@@ -101,16 +99,6 @@ def test_chosen_methods_rounds_and_words_reach_every_run(tmp_path):
         options = job.cell.spec()
         assert (options.rounds, options.train_size) == (3, 30)
     assert option_words({"alignment": False, "beta": 0.5, "s": 20}) == ["--no-alignment", "--beta", "0.5", "--s", "20"]
-
-
-def test_examples_visited(tmp_path):
-    # As released, an incomplete batch is left out: of 16.
-    (job,) = runs_of("fedas", "5", folder=tmp_path).jobs["fedas",]
-    assert examples_visited(job.cell.spec()) == 40 * 12 * (2250 - 2250 % 16) * 5
-    embedded, _ = RunCommand("fashion_mnist", ("--method", "fedavg")).spec().on_embedded_data()
-    # Before the data is loaded.
-    asked = RunCommand("fashion_mnist", ("--method", "fedavg", "--source", "embedded")).spec()
-    assert examples_visited(asked) == examples_visited(embedded) < examples_visited(parse("fashion_mnist", []))
 
 
 # From results to pictures.
@@ -264,7 +252,7 @@ def test_fisher_information_from_end_to_end(tmp_path, monkeypatch):
     at_random, highest = replaced["series"]
     assert highest["label"] == "highest Fisher information"
     # Nothing replaced: the clients' own models, which the run has evaluated as `trained`.
-    trained = load.read_result(tmp_path / "digits-fedas" / "seed-0").accuracy("trained", "last", "examples")
+    trained = stored_runs.read(tmp_path / "digits-fedas" / "seed-0").accuracy("trained", "last", "examples")
     assert highest["y"][0] == at_random["y"][0] == pytest.approx(trained, abs=1e-3)
     # Replaced parameters are other ones.
     assert highest["y"] != at_random["y"]

@@ -12,7 +12,7 @@ from problems import tiny_federation, tiny_model
 from trees import assert_flat
 
 from experiments.cifar100 import main
-from experiments.cli.request import parse
+from experiments.cli.command import parse
 from experiments.folder.load import read_config, read_metrics
 from experiments.run import in_place
 from experiments.run.loaded_run import load_run

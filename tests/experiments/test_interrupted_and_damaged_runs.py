@@ -11,13 +11,11 @@ from bad_input import RUN, experiment_of, untrained
 from interrupts import ask_to_stop
 from rich.console import Console
 
-from experiments.cli.command import main
-from experiments.cli.request import RunCommand
+from experiments.cli.command import RunCommand, main
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
-from experiments.host import jax_config
 from experiments.run import build, memory, outcome, records, resume, run, together
-from experiments.run.cached_runs import run_cell
+from experiments.run.run import run_cell
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput, simulate
 
@@ -129,7 +127,7 @@ def test_too_little_memory_later_and_before(rounds, tmp_path, capsys, monkeypatc
 
 
 def test_too_little_memory_in_a_sweep(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(together.Group, "rounds", fail(SHORTAGE))
+    monkeypatch.setattr(together.Together, "rounds", fail(SHORTAGE))
     words = ["--dataset", "digits", *RUN.split(), "--chunk", "2", "--out", str(tmp_path / "sweep")]
     assert sweep(words) == 2
     assert "use a smaller --chunk" in line(capsys)
@@ -157,7 +155,7 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(rounds, tmp_path, capsys, 
     nothing_yet = "interrupted while no run was going on\n"
     nothing_left = "interrupted before the first evaluation: nothing is left\n"
     for module, name, told in (
-        (jax_config, "prepare_jax", nothing_yet),
+        (run, "prepare", nothing_yet),
         (build, "build_experiment", nothing_left),
         (run, "configuration", nothing_left),
     ):

@@ -15,8 +15,7 @@ from safetensors import safe_open
 from trees import assert_flat
 
 from experiments import export
-from experiments.cli.command import main
-from experiments.cli.request import parse
+from experiments.cli.command import main, parse
 from experiments.export import load_run, load_runs
 from experiments.folder import stored_runs
 from experiments.report import models

@@ -6,7 +6,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from experiments.cli.request import parse
+from experiments.cli.command import parse
 from experiments.fields import flag
 from experiments.hyper_parameters import defaults, unread_by_method
 from experiments.identity import fixed_rounds, notes, relevant_options

@@ -9,13 +9,12 @@ import pytest
 from run_folders import summary
 
 from experiments import export, own_code
-from experiments.cli import request
-from experiments.cli.command import main
-from experiments.cli.request import RunCommand, parse
+from experiments.cli import command
+from experiments.cli.command import RunCommand, main, parse
 from experiments.folder import stored_runs
+from experiments.folder.cached import inspect
 from experiments.identity import relevant_options
 from experiments.report.__main__ import main as report
-from experiments.run.cached_runs import inspect
 from experiments.run.resume import resumed
 from pfl_jax import InvalidInput
 
@@ -87,7 +86,7 @@ def here(tmp_path, monkeypatch):
 
 def forget():
     own_code._load.cache_clear()
-    request._parsed.cache_clear()
+    command._parsed.cache_clear()
 
 
 def test_options_and_help_are_those_of_its_factory(here, capsys):
@@ -148,10 +147,6 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
     for edited, says in (
         (config | {"own_code": {}}, "mine.py:slow as --method, without the digest of its text"),
         (other, "mine.py:slow as --model, without the digest of its text"),
-        (
-            other | {"own_code": config["own_code"] | {"model": config["own_code"]["method"]}},
-            "it has --model mine.py:slow, and the checkpoints mlp",
-        ),
         (config | {"options": config["options"] | {"trust": True}}, "which is not executed unasked"),
     ):
         (here / "run/config.json").write_text(json.dumps(edited))

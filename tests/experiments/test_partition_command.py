@@ -8,14 +8,12 @@ import pytest
 from rich.console import Console
 from trees import assert_same
 
-from experiments.cli.command import main
-from experiments.cli.request import RunCommand, parse
+from experiments.cli.command import RunCommand, main, parse
+from experiments.folder.cached import inspect
 from experiments.identity import relevant_options
 from experiments.partition import main as partition
 from experiments.partition import picture
 from experiments.run import build
-from experiments.run.cached_runs import inspect
-from experiments.run.estimate import examples_visited
 from pfl_jax.data import load, partition_files
 from pfl_jax.errors import InvalidInput
 
@@ -68,10 +66,7 @@ def test_the_file_is_part_of_the_run(file, tmp_path, monkeypatch, capsys):
 
 
 def test_a_command_line_knows_the_clients_of_its_file(file):
-    request = parse("digits", ["--partition", str(file), "--epochs", "3", "--rounds", "2"])
-    assert request.num_clients == 6
-    sizes = [len(rows) for rows in partition_files.rows_of(file).train]
-    assert examples_visited(request) == 2 * 3 * 6 * round(sum(sizes) / 6)
+    assert parse("digits", ["--partition", str(file)]).num_clients == 6
     with pytest.raises(InvalidInput, match=r"parts\.json has 6 clients, leave it out"):
         parse("digits", ["--partition", "parts.json", "--num-clients", "5"])
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import DATASETS, presets
 from experiments.choices import PRETRAINED
-from experiments.cli.request import RunCommand, parse
+from experiments.cli.command import RunCommand, parse
 from experiments.fields import assignments, option_words
 from experiments.hyper_parameters import method_options
 from experiments.options import Options

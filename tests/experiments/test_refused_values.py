@@ -6,7 +6,7 @@ from typing import get_args, get_origin
 
 import pytest
 
-from experiments.cli.parser import Group, options_of, split
+from experiments.cli.parser import OptionGroup, options_of, split
 from experiments.fields import flag
 from experiments.hyper_parameters import method_options
 from experiments.options import Options
@@ -95,7 +95,7 @@ def wrong_values(option):
 
 def refusal(option, *words):
     with pytest.raises(InvalidInput) as error:
-        split(words, [Group("", "", {option.name: option})])
+        split(words, [OptionGroup("", "", {option.name: option})])
     return str(error.value)
 
 

@@ -110,7 +110,7 @@ def test_seeds_are_one_group_and_unfinished_runs_do_not_count_beside_finished_on
         ("fedpac", [0, 1, 2]),
         ("fedas", [0]),
     ]
-    assert [run.folder.name for run in repeated] == ["again"]
+    assert [run.path.name for run in repeated] == ["again"]
     fedpac, fedas = groups
     assert [run.seed for run in fedpac.counted] == [0, 1]
     assert fedpac.rounds == [2, 4]

@@ -13,11 +13,11 @@ from rich.console import Console
 from run_folders import write_run
 from test_command_line import SMALL, process
 
-from experiments.cli.command import main
-from experiments.cli.request import RunCommand, parse
+from experiments.cli.command import RunCommand, main, parse
 from experiments.export import load_run
+from experiments.folder.cached import inspect
 from experiments.run import rounds, run
-from experiments.run.cached_runs import inspect, run_cell
+from experiments.run.run import run_cell
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 

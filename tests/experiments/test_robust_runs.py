@@ -7,10 +7,9 @@ import pytest
 from rich.console import Console
 from scores import line_of, scores_of
 
-from experiments.cli.command import main
-from experiments.cli.request import parse
+from experiments.cli.command import main, parse
 from experiments.folder.load import read_metrics
-from experiments.folder.run_folder import Counts
+from experiments.folder.run_folder import ExampleCounts
 from experiments.identity import difference, notes, relevant_options
 from experiments.run import run
 from pfl_jax.privacy import gaussian_epsilon, gaussian_noise
@@ -23,7 +22,7 @@ ROBUST = "--attack signs --attackers 0.4 --server-mean median --compress quantiz
 
 def evaluation(attackers):
     scores = scores_of(np.array([0.1, 0.9, 0.5, np.nan]))
-    return line_of(1, scores, scores, counts=Counts(np.array([10, 20, 30, 40]), attackers=attackers))
+    return line_of(1, scores, scores, counts=ExampleCounts(np.array([10, 20, 30, 40]), attackers=attackers))
 
 
 def test_honest_clients_and_attackers_by_themselves():

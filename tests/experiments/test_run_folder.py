@@ -16,21 +16,21 @@ from rich.console import Console
 from scores import line_of, scores_of
 
 from experiments.choices import PROTOCOLS
-from experiments.cli.request import parse
+from experiments.cli.command import parse
 from experiments.folder import load
 from experiments.folder.run_folder import (
     CONFIG,
     METRICS,
     SUMMARY,
-    Counts,
+    ExampleCounts,
     RunFolder,
     best,
     rounded,
     score_text,
 )
 from experiments.host.console import Terminal
+from experiments.host.exit_codes import Stop
 from experiments.host.processes import Processes
-from experiments.host.signals import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
 from experiments.show.tables import results_table, terminal
@@ -52,7 +52,7 @@ def scores(accuracy):
 def line(number, received, trained, middle=None, **others):
     """Line of the log from accuracies of two clients."""
     middle = None if middle is None else scores(middle)
-    return line_of(number, scores(received), scores(trained), middle, **{"counts": Counts(COUNTS)} | others)
+    return line_of(number, scores(received), scores(trained), middle, **{"counts": ExampleCounts(COUNTS)} | others)
 
 
 HISTORY = [line(1, [0.5, 0.7], [0.9, NAN]), line(2, [0.8, 0.9], [0.6, 0.6]), line(3, [0.6, 0.8], [0.7, 0.8])]
@@ -255,7 +255,7 @@ def test_the_table_has_the_third_protocol_and_the_best_round_over_test_examples(
 
 
 def test_the_best_round_is_chosen_on_validation_examples():
-    counts, history = Counts(COUNTS, np.array([1, 3])), []
+    counts, history = ExampleCounts(COUNTS, np.array([1, 3])), []
     accuracies = ([0.5, 0.7], [0.9, NAN]), ([0.8, 0.9], [0.6, 0.6]), ([0.6, 0.8], [0.7, 0.8])
     for number, (both, apart) in enumerate(zip(accuracies, ([0.9, NAN], [0.2, 0.4], [0.8, 0.9]), strict=True), 1):
         received, trained = (replace(scores(one), validation=scores(apart)) for one in both)
@@ -275,7 +275,7 @@ def test_the_best_round_is_chosen_on_validation_examples():
 
 def test_the_table_has_the_new_clients():
     newcomers = {"received": scores([0.5, 0.7]), "trained": scores([0.7, 0.8])}
-    counts = Counts(COUNTS, newcomers=np.array([10, 30]))
+    counts = ExampleCounts(COUNTS, newcomers=np.array([10, 30]))
     last = line(3, [0.6, 0.8], [0.7, 0.8], counts=counts, newcomers=newcomers)
     table = rows(results_table([*HISTORY[:2], last], CLASSIFICATION, "title", "received"))
     assert [row[:4] for row in table[4:]] == [
@@ -308,7 +308,7 @@ def run_of(experiment, folder, counts=None):
     """A run of two clients with 30 and 10 test examples."""
     data = experiment.data._replace(test_count=np.array([30, 10]))
     return rounds.Run(
-        dataclasses.replace(experiment, data=data), folder, counts or rounds.Counts(), track=lambda _: None
+        dataclasses.replace(experiment, data=data), folder, counts or rounds.Totals(), track=lambda _: None
     )
 
 
@@ -320,7 +320,7 @@ def test_rounds_are_counted(experiment, tmp_path):
         return [result]
 
     told = dataclasses.replace(experiment, privacy=(BUDGET, WITHOUT_NOISE))
-    run = run_of(told, RunFolder.claim(tmp_path / "run", ""), rounds.Counts(elapsed=100.0))
+    run = run_of(told, RunFolder.claim(tmp_path / "run", ""), rounds.Totals(elapsed=100.0))
     run.folder.write(CONFIG, {})
     made = [round_of(1, 2.0), round_of(2, 3.0)]
     everything = {"stop": Stop(), "save": lambda _: None, "processes": Processes()}
@@ -353,7 +353,7 @@ def test_rounds_are_counted(experiment, tmp_path):
 
 
 def test_a_summary_is_of_the_last_and_of_the_best_rounds(experiment, tmp_path):
-    run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), rounds.Counts(3))
+    run = run_of(experiment, RunFolder.claim(tmp_path / "run", ""), rounds.Totals(3))
     run.lines = [
         line(1, [0.7, 0.7], [0.4, 0.9], speed=1.0),
         line(2, [0.1, 0.2], [0.6, 0.5], speed=3.0),

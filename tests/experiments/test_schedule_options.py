@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli.request import parse
+from experiments.cli.command import parse
 from experiments.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_schedule, real_numbers
 from experiments.identity import relevant_options
 from experiments.run import build

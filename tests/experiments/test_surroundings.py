@@ -112,7 +112,7 @@ LIMIT = 2.0
 NATIVE = """
 import hashlib, sys
 from rich.console import Console
-from experiments.host.signals import stoppable
+from experiments.host.exit_codes import stoppable
 
 with stoppable(Console(), lambda: "what remains") as stop:
     stop.at_once = "completed" not in sys.argv

@@ -13,10 +13,11 @@ from rich.console import Console
 from run_folders import FakeRuns
 
 from experiments.cli import batch
-from experiments.cli.request import RunCommand, parse
+from experiments.cli.command import RunCommand, parse
+from experiments.folder import cached
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
-from experiments.run import cached_runs, run
+from experiments.run import run
 from experiments.tables import __main__ as tables
 from experiments.tables import comparison
 from experiments.tables.comparison import Entry, _error, compare
@@ -150,21 +151,21 @@ def test_results_of_another_run_are_refused(runs, tmp_path, capsys, missing):
 
 def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
     cell = RunCommand("fashion_mnist", ("--method", "local", "--beta", "0.3"), seed=4)
-    cached_runs.run_cell(cell.spec(), tmp_path / "run", Console(quiet=True))
+    run.run_cell(cell.spec(), tmp_path / "run", Console(quiet=True))
     same = dataclasses.replace(cell, arguments=(*cell.arguments, "--chunk", "2", "--eval-protocol", "trained"))
-    assert cached_runs.inspect(same.spec(), tmp_path / "run") == "finished"
+    assert cached.inspect(same.spec(), tmp_path / "run") == "finished"
     # The grouped partition does not read it.
     short = RunCommand("fashion_mnist", ("--method", "local"), seed=4)
-    assert cached_runs.inspect(short.spec(), tmp_path / "run") == "finished"
+    assert cached.inspect(short.spec(), tmp_path / "run") == "finished"
     for other in (dataclasses.replace(cell, seed=5), dataclasses.replace(cell, dataset="cifar10")):
         with pytest.raises(InvalidInput, match="holds another run"):
-            cached_runs.inspect(other.spec(), tmp_path / "run")
+            cached.inspect(other.spec(), tmp_path / "run")
     (tmp_path / "run" / CONFIG).write_text("{}")
     with pytest.raises(InvalidInput, match="has no 'data'"):
-        cached_runs.inspect(cell.spec(), tmp_path / "run")
+        cached.inspect(cell.spec(), tmp_path / "run")
     (tmp_path / "run" / CONFIG).write_text("{")
     with pytest.raises(InvalidInput, match="is damaged"):
-        cached_runs.inspect(cell.spec(), tmp_path / "run")
+        cached.inspect(cell.spec(), tmp_path / "run")
 
 
 # The table says what it is made of.
@@ -324,10 +325,10 @@ def test_alignment_in_place_is_another_run(runs, tmp_path):
     plain = dataclasses.replace(cell, arguments=(*cell.arguments, "--procedure", "print"))
     for one, other in ((cell, plain), (plain, cell)):
         folder = tmp_path / (one.spec().kind_of_rounds or "plain")
-        cached_runs.run_cell(one.spec(), folder, Console(quiet=True))
-        assert cached_runs.inspect(one.spec(), folder) == "finished"
+        run.run_cell(one.spec(), folder, Console(quiet=True))
+        assert cached.inspect(one.spec(), folder) == "finished"
         with pytest.raises(InvalidInput, match="alignment in place"):
-            cached_runs.inspect(other.spec(), folder)
+            cached.inspect(other.spec(), folder)
     # Its folder by default is that of the table; of the other procedure, another one.
     assert batch.read(tables.Tables, [*words, "--procedure", "release"]).folder.name == "fedas-4"
     assert batch.read(tables.Tables, [*words, "--procedure", "print"]).folder.name == "fedas-4-procedure-print"

@@ -14,15 +14,14 @@ from sklearn.datasets import load_diabetes
 
 from experiments import own_data
 from experiments.choices import TARGETS
-from experiments.cli.command import main
-from experiments.cli.request import RunCommand, parse
+from experiments.cli.command import RunCommand, main, parse
 from experiments.folder import load, stored_runs
-from experiments.folder.run_folder import Counts, evaluation
+from experiments.folder.cached import inspect
+from experiments.folder.run_folder import ExampleCounts, evaluation
 from experiments.report import charts, tables
 from experiments.report.__main__ import main as report
 from experiments.report.page import kinds
 from experiments.run import build
-from experiments.run.cached_runs import inspect
 from experiments.show.curves import picture
 from experiments.show.tables import results_table
 from pfl_jax import InvalidInput, tasks
@@ -255,7 +254,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert lines[0]["received"]["worst_decile"] == max(lines[0]["received_per_client"])
     best = json.loads((here / "run" / "summary.json").read_text())["best"]
     assert best["received_mse"] == min(means) < max(means)
-    assert load.read_result(here / "run").accuracy("received", "best") == min(means)
+    assert stored_runs.read(here / "run").accuracy("received", "best") == min(means)
     # As from an uninterrupted run.
     assert main("digits", ["--resume", "run", "--rounds", "4", "--trust"]) == 0
     assert [line["received"] for line in log(here / "run")[:3]] == [line["received"] for line in lines]
@@ -315,7 +314,7 @@ def test_runs_with_different_scores_on_the_same_data_share_no_table(tmp_path, ca
 
 def test_a_pooled_auc_is_called_a_weighted_mean():
     auc = tasks.Scores({one.name: np.array([0.5, 0.9], np.float32) for one in tasks.MULTI_LABEL.scores})
-    counts = Counts(np.array([30, 10]), task=tasks.MULTI_LABEL)
+    counts = ExampleCounts(np.array([30, 10]), task=tasks.MULTI_LABEL)
     last = evaluation(1, {"received": auc}, counts)
     assert last["received"]["pooled"] == 60.0
     assert str(results_table([last], tasks.MULTI_LABEL, "title", "received").caption).startswith(

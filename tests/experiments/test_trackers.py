@@ -13,9 +13,8 @@ import pytest
 from rich.console import Console
 from scores import line_of, scores_of
 
-from experiments.cli.command import main
-from experiments.cli.request import parse
-from experiments.folder.run_folder import TENSORBOARD, WANDB, Counts, RunFolder
+from experiments.cli.command import main, parse
+from experiments.folder.run_folder import TENSORBOARD, WANDB, ExampleCounts, RunFolder
 from experiments.identity import relevant_options
 from experiments.options import Options
 from experiments.own_code import function
@@ -31,7 +30,7 @@ NAN = float("nan")
 
 def evaluation(number, accuracy=0.5, *, middle=False):
     received, trained = (scores(np.array(values)) for values in ([accuracy, accuracy + 0.25], [NAN, 0.75]))
-    counts = Counts(np.array([1, 3]), newcomers=np.array([1, 3]))
+    counts = ExampleCounts(np.array([1, 3]), newcomers=np.array([1, 3]))
     newcomers = {"received": received, "trained": trained}
     middle = received if middle else None
     return line_of(number, received, trained, middle, counts=counts, newcomers=newcomers, seconds=2.0 * number)

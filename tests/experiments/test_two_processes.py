@@ -1,11 +1,9 @@
 """Two processes on one folder: one of them works and the other says one line, or both results are consistent."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from bad_input import RUN
@@ -16,7 +14,7 @@ from experiments.cli.command import main
 from experiments.folder import load, run_folder, stored_runs
 from experiments.folder.run_folder import METRICS, RunFolder, lock_run
 from experiments.run import build, run, together
-from experiments.run.run import drive
+from experiments.run.run import Work, drive
 from experiments.spec import Spec
 from pfl_jax import InvalidInput
 
@@ -42,21 +40,20 @@ def test_who_did_not_get_the_lock_removes_nothing(tmp_path, monkeypatch, capsys)
     assert (folder / METRICS).exists()
 
 
-@pytest.mark.parametrize("rounds", [[], [2]])
-def test_a_sweep_changes_nothing_before_it_has_all_locks(tmp_path, monkeypatch, rounds):
-    paths = [tmp_path / "sweep" / name for name in ("one", "two")]
-    for path in paths:
-        RunFolder.claim(path, "never")
-        (path / METRICS).write_text('{"round": 1}\n{"round": 2}\n')
-    runs = [SimpleNamespace(folder=RunFolder(path)) for path in paths]
-    checkpoints = SimpleNamespace(rounds=lambda: rounds, folder=tmp_path / "groups" / "x")
-    group = together.Group.__new__(together.Group)
-    vars(group).update(runs=runs[1:], checkpoints=checkpoints, claimed=[])
-    monkeypatch.setattr(together.Group, "_go_back", refuse)
-    with lock_run(paths[1]), pytest.raises(InvalidInput, match=r"another process is at work in .*two"):
+def test_a_sweep_changes_nothing_before_it_has_all_locks(tmp_path, monkeypatch):
+    specs = []
+    for name in ("one", "two"):
+        RunFolder.claim(tmp_path / name, "never")
+        (tmp_path / name / METRICS).write_text('{"round": 1}\n{"round": 2}\n')
+        specs.append(Spec.of("digits", resume=str(tmp_path / name)))
+    group = together.Together.__new__(together.Together)
+    Work.__init__(group, specs)
+    monkeypatch.setattr(together.Together, "build", refuse)
+    with lock_run(tmp_path / "two"), pytest.raises(InvalidInput, match=r"another process is at work in .*two"):
         drive(group, Console(quiet=True))
-    assert [path.name for path in paths[1].iterdir()] == [METRICS]
-    assert (paths[1] / METRICS).read_text() == '{"round": 1}\n{"round": 2}\n'
+    for name in ("one", "two"):
+        assert [path.name for path in (tmp_path / name).iterdir()] == [METRICS]
+        assert (tmp_path / name / METRICS).read_text() == '{"round": 1}\n{"round": 2}\n'
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
@@ -91,21 +88,6 @@ def test_a_report_of_a_run_that_ends_meanwhile(tmp_path, monkeypatch):
     found = stored_runs.read(tmp_path / "run")
     assert [line["round"] for line in found.lines] == [2, 4]
     assert found.summary is not None
-
-
-def test_a_run_in_a_sweep_that_was_removed_is_made_again(tmp_path):
-    """Also if the group that it belongs to has checkpoints, and only then: they are of all its runs."""
-    root = tmp_path / "groups"
-    specs = [Spec.of("digits", seed=seed, out=str(tmp_path / f"seed-{seed}")) for seed in (0, 1)]
-    for spec in specs:
-        Path(spec.out).mkdir()
-        (Path(spec.out) / "config.json").write_text("{}")
-    (root / "x" / "0-of-1").mkdir(parents=True)
-    (root / "x" / "0-of-1" / "2.npz").write_bytes(b"")
-    (root / "x" / "runs.json").write_text(json.dumps({"runs": ["seed-0", "seed-1"]}))
-    assert together._resumable(specs, specs[:1], root) == [specs]
-    (tmp_path / "seed-1" / "config.json").unlink()
-    assert together._resumable(specs, specs[:1], root) == []
 
 
 # Real processes

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.cli.request import parse
+from experiments.cli.command import parse
 from experiments.run import build
 from pfl_jax import simulate
 from pfl_jax.data import sources

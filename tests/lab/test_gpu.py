@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from experiments.folder import committed
 from experiments.lab.benchmark import records, workload
 from experiments.lab.gpu import __main__ as gpu
 from experiments.lab.gpu import carried, parts, queued
 from experiments.lab.gpu.log import Log, OutOfTime
 from experiments.lab.pages import performance
 from experiments.lab.queue.planned import planned_runs
-from experiments.run import committed
 from pfl_jax import InvalidInput
 from pfl_jax.data import idx_and_cifar
 from pfl_jax.data.specs import SPECS

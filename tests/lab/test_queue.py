@@ -9,17 +9,17 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns
 
-from experiments.folder import load, version
-from experiments.folder.load import Result
+from experiments.folder import committed, load, version
+from experiments.folder.committed import Library
 from experiments.folder.run_folder import SUMMARY
+from experiments.folder.stored_runs import Run
 from experiments.identity import relevant_options
 from experiments.lab import results
 from experiments.lab.queue import __main__ as queue
 from experiments.lab.queue import field
 from experiments.lab.queue.field import FIELDS, Comparison, Field, search_runs, tuned_run
 from experiments.lab.queue.planned import BLOCKS, planned_runs
-from experiments.run import cached_runs, committed, run
-from experiments.run.committed import Library
+from experiments.run import run
 from experiments.run.outcome import RunDiverged
 from experiments.spec import IN_PLACE
 from experiments.tables import __main__ as tables
@@ -118,9 +118,9 @@ def small_field(runs, monkeypatch):
     small = {"field": Field("its title", "fashion_mnist", ("--num-clients", "20"), 50, 20, ("0.01", "0.03"), best=1)}
     monkeypatch.setattr(field, "FIELDS", small)
     validation = {0.01: 60.0, 0.03: 70.0}
-    monkeypatch.setattr(Result, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])
+    monkeypatch.setattr(Run, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])
     quality = {"local": 70.0, "fedavg": 90.0, "fedper": 80.0}
-    monkeypatch.setattr(Result, "accuracy", lambda self, _: quality[self.config["options"]["method"]])
+    monkeypatch.setattr(Run, "accuracy", lambda self, _: quality[self.config["options"]["method"]])
 
 
 def described(requests):
@@ -219,7 +219,7 @@ def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     done = len(runs.done)
     folder = tmp_path / "runs" / MAIN / "local" / "seed-0"
-    cached_runs.run_cell(RUNS[f"{MAIN}/local/seed-0"].cell.spec(), folder, Console(quiet=True))
+    run.run_cell(RUNS[f"{MAIN}/local/seed-0"].cell.spec(), folder, Console(quiet=True))
     (folder / SUMMARY).unlink()
     nice.clear()
     capsys.readouterr()

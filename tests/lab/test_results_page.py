@@ -9,8 +9,10 @@ import pytest
 from run_folders import write_run
 
 from experiments import comparison, fashion_mnist
-from experiments.cli.request import RunCommand
+from experiments.cli.command import RunCommand
 from experiments.fields import option_words
+from experiments.folder import committed
+from experiments.folder.committed import Library
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
 from experiments.lab.pages.compared import SECTIONS, published_in
@@ -19,8 +21,6 @@ from experiments.lab.pages.results import compared_clients, page, readme_table
 from experiments.lab.queue.field import FIELDS, Comparison, possible_runs, search_runs, tuned_run
 from experiments.lab.queue.planned import planned_runs, reading_run
 from experiments.papers.settings import PAPERS
-from experiments.run import committed
-from experiments.run.committed import Library
 from experiments.spec import stored_options
 from experiments.tables.comparison import Entry, entry
 from pfl_jax.compare import difference

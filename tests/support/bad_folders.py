@@ -42,7 +42,7 @@ def _checkpoints() -> list[Row]:
         (resume, _damage, "no checkpoint in run/checkpoints can be read"),
         (resume, _other_shapes, "the checkpoint of round 1 in run/checkpoints is of another"),
         (resume, hold("run/metrics.jsonl"), "another process is at work in run: wait for it"),
-        (resume, _other_method, "it has --method mine.py:mine, and the checkpoints local"),
+        (resume, _other_method, "which is not executed unasked: read that file"),
         (resume, _lost_method, "config.json cannot be used"),
     ]
 
@@ -89,7 +89,6 @@ def _many() -> list[Row]:
         (table, file("table/table.json", other), "which is never overwritten"),
         (table, file("table/table.json", cut), "with its folder if it is a run's"),
         (table, hold("table/.lock"), "another process is at work in table"),
-        (sweep, file("table/groups/one/runs.json", cut), "table/groups/one/runs.json is damaged"),
     ]
 
 

@@ -77,7 +77,7 @@ def experiment_of(run: Path):
     import jax
     from rich.console import Console
 
-    from experiments.cli.request import parse
+    from experiments.cli.command import parse
     from experiments.run import build
 
     experiment = build.build_experiment(parse("digits", [*RUN.split(), "--out", str(run)]), Console(file=io.StringIO()))
@@ -105,10 +105,10 @@ def untrained(made, happens=None):
 def save_checkpoint(experiment, state, run: Path) -> None:
     """Writes the run's only checkpoint."""
     from experiments.folder.run_folder import RunFolder
-    from experiments.run.rounds import Counts, Run
+    from experiments.run.rounds import Run, Totals
     from pfl_jax.engine.checkpoint import Checkpoints
 
-    record = Run(experiment, RunFolder(run), Counts(round=1)).record()
+    record = Run(experiment, RunFolder(run), Totals(round=1)).record()
     Checkpoints(run / "checkpoints").save(state, {}, record)
 
 

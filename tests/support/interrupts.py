@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from experiments.host.signals import Stop
+from experiments.host.exit_codes import Stop
 
 
 def ask_to_stop(number=signal.SIGTERM):

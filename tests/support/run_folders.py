@@ -6,8 +6,8 @@ import json
 import numpy as np
 from scores import line_of, scores_of
 
-from experiments.cli.request import parse
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, Counts, RunFolder
+from experiments.cli.command import parse
+from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, ExampleCounts, RunFolder
 from experiments.folder.version import method_version, source_versions
 from experiments.hyper_parameters import documented_info
 from experiments.own_code import method_factory
@@ -71,7 +71,7 @@ def write_run(
     config = _configuration(request, description or f"{dataset} (files)", "files", is_real, **more)
     folder.write(CONFIG, config | {"versions": {"python": "3.11.2", "jax": "0.10.1"} | source_versions()})
     # The first client has three times as many test examples as the others.
-    counts = Counts(np.where(np.arange(clients), 10, 30), newcomers=np.ones(1))
+    counts = ExampleCounts(np.where(np.arange(clients), 10, 30), newcomers=np.ones(1))
     newcomers = {name: scores_of(np.full(1, value)) for name, value in (("received", 0.555), ("trained", 0.445))}
     for number, received in zip(rounds, accuracies, strict=True):
         alike = [np.full(clients, value) for value in (0.432, 0.715, 0.9625)]
@@ -133,7 +133,7 @@ class FakeRuns:
             ]
             middle = scores[2] if options.eval_protocol == "before_aggregation" else None
             counts, seen = np.where(clients % 2, 30, 10), None if apart is None else np.full(len(clients), 5)
-            line = line_of(last, *scores[:2], middle, counts=Counts(counts, seen))
+            line = line_of(last, *scores[:2], middle, counts=ExampleCounts(counts, seen))
             info = {name: value.tolist() for name, value in self.info(len(clients), last).items()}
             folder.log(line | {"cohort": clients[::-1].tolist(), "info": info})
         folder.write(SUMMARY, {"seconds": 60.0, "method": options.method})

@@ -25,6 +25,7 @@ from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.benchmark.records import Row, Section, store
 from experiments.lab.benchmark.workload import FULL, QUICK, Scale
+from experiments.spec import Spec
 from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, _ = parse(Options, "experiments.lab.benchmark", __doc__, arguments)
         if options.out is not None and not os.access(options.out.absolute().parent, os.W_OK):
             raise InvalidInput(f"the folder of {options.out} is not there or cannot be written")
-        jax_config.prepare_jax()
+        jax_config.prepare(Spec.of("digits"))
         machine, console, mesh = measure.machine(), Console(), simulate.client_mesh()
         print_line(console, headline(machine))
         scale = QUICK if options.quick else FULL

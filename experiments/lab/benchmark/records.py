@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
-from experiments.run import committed
+from experiments.folder import committed
 from experiments.show import tables
 
 Row: TypeAlias = dict[str, Any]

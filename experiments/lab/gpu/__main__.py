@@ -27,6 +27,7 @@ from rich.console import Console
 
 from experiments.cli.parser import Folder, parse
 from experiments.fields import Argument
+from experiments.folder import committed
 from experiments.folder.run_folder import slug
 from experiments.host.console import print_line
 from experiments.host.exit_codes import exit_code, leave
@@ -34,7 +35,6 @@ from experiments.lab import results
 from experiments.lab.benchmark.records import Section, store
 from experiments.lab.gpu import carried
 from experiments.lab.gpu.queued import missing
-from experiments.run import committed
 from pfl_jax.atomic_write import make_folder
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, Positive

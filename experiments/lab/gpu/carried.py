@@ -25,8 +25,8 @@ import numpy as np
 from PIL import Image
 
 from experiments.cli.parser import Folder, parse
+from experiments.folder.committed import ROOT
 from experiments.host.exit_codes import exit_code, leave
-from experiments.run.committed import ROOT
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.data import idx_and_cifar
 from pfl_jax.data.specs import SPECS

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from experiments.folder import committed
 from experiments.lab.benchmark.records import Row
-from experiments.run import committed
 
 
 class OutOfTime(Exception):

@@ -18,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import pfl_jax.engine.sweep
-from experiments.host.jax_config import MATMUL_PRECISION, prepare_jax
+from experiments.folder.committed import ROOT
+from experiments.host.jax_config import MATMUL_PRECISION, prepare
 from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.benchmark.records import Row
 from experiments.lab.benchmark.workload import FULL, Scale
 from experiments.lab.gpu.log import Log, OutOfTime
-from experiments.run.committed import ROOT
+from experiments.spec import Spec
 from pfl_jax import LocalTraining, build, data, methods, models, networks, simulate
 from pfl_jax.backends import choices
 from pfl_jax.base import Method, Model
@@ -304,7 +305,7 @@ PARTS = {part.__name__: part for part in (machine, training, pytorch, rounds)}
 
 def main(part: str, file: str, until: str, quick: str) -> None:
     """Measure what a part lacks until the time is over."""
-    prepare_jax()
+    prepare(Spec.of("digits"))
     try:
         PARTS[part](Log(Path(file), part, float(until)), QUICK if json.loads(quick) else FULL)
     except OutOfTime:

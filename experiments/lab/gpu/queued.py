@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from experiments.folder import committed
 from experiments.lab.queue.__main__ import Queue
-from experiments.run import committed
 
 QUICK = ("--rounds", "1")
 

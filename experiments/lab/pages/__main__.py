@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.cli.parser import parse
+from experiments.folder import committed
 from experiments.host.console import print_line
 from experiments.host.exit_codes import exit_code, leave
 from experiments.lab.pages import performance, results
 from experiments.lab.pages.parts import Made
-from experiments.run import committed
 from experiments.show.pictures import save
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput

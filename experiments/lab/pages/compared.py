@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from experiments.choices import ALWAYS
-from experiments.cli.request import RunCommand
-from experiments.folder.load import Result
+from experiments.cli.command import RunCommand
+from experiments.folder.committed import Library
+from experiments.folder.stored_runs import Run
 from experiments.lab.causes import Cause
 from experiments.lab.queue.planned import CIFAR10, DATASET, SEEDS
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.run.committed import Library
 from experiments.tables import comparison
 from experiments.tables.comparison import Entry
 
@@ -106,7 +106,7 @@ def published_in(section: Section) -> list[Published]:
     return [row for row in published.load() if (row.paper, row.table, row.clients, row.dataset) == where]
 
 
-def runs(row: Published, library: Library) -> list[Result]:
+def runs(row: Published, library: Library) -> list[Run]:
     """Finished runs beside a published accuracy, by seed."""
     found = (library.find(RunCommand.of(row, seed=seed).spec()) for seed in SEEDS)
     return [one for one in found if one is not None]
@@ -124,7 +124,7 @@ def compared(library: Library, causes: Sequence[Cause], sections: Sequence[Secti
 def _compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compared:
     there, measure = runs(row, library), settings.PAPERS[row.paper].measure
     received, trained = (comparison.entry(row, there, measure._replace(protocol=name)) for name in ALWAYS)
-    ends = [value for one in there for value in one.rounds["received"]["mean"][-LAST:]]
+    ends = [value for one in there for value in one.curve("received")[-LAST:] if value is not None]
     cause = next((cause for cause in causes if cause.row == row), None)
     without = None
     if cause is not None and cause.options:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from experiments.cli.request import RunCommand
+from experiments.cli.command import RunCommand
 from experiments.lab.pages.compared import CLOSE, Compared, Found
 
 VERDICTS = {

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from experiments.folder.committed import ROOT
 from experiments.lab.benchmark.records import Section, stored
 from experiments.lab.pages.parts import Made, filled
-from experiments.run.committed import ROOT
 from experiments.show.tables import markdown
 
 

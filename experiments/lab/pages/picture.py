@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
-from experiments.folder.load import Result
+from experiments.folder.committed import Library
+from experiments.folder.stored_runs import Run
 from experiments.lab.pages.compared import SECTIONS, published_in, runs
 from experiments.papers.published import Published
-from experiments.run.committed import Library
 from experiments.show.panels import ACCURACY, ROUND, Lines, Series, over_seeds
 from experiments.show.pictures import Picture
 
@@ -33,8 +33,8 @@ def picture(library: Library) -> Picture:
     return Picture("", f"Fashion-MNIST, 20 clients, {words}; diamonds: FedPAC's Table 1", [panel])
 
 
-def _series(row: Published, there: Sequence[Result]) -> Series:
-    common = set.intersection(*(set(one.rounds["round"]) for one in there))
+def _series(row: Published, there: Sequence[Run]) -> Series:
+    common = set.intersection(*({line["round"] for line in one.lines} for one in there))
     numbers = sorted(common)
     curves = [[one.at_round(number, "received") for number in numbers] for one in there]
     line = over_seeds(row.method, numbers, curves, is_main=row.method == METHODS[0])  # pyright: ignore

@@ -12,8 +12,10 @@ import numpy as np
 
 from experiments import comparison
 from experiments.choices import ALWAYS, Protocol
-from experiments.cli.request import RunCommand
-from experiments.folder.load import CLIENTS, Result
+from experiments.cli.command import RunCommand
+from experiments.folder import committed
+from experiments.folder.committed import Library
+from experiments.folder.stored_runs import Run
 from experiments.host.console import duration
 from experiments.lab import causes
 from experiments.lab.benchmark.records import stored
@@ -44,8 +46,6 @@ from experiments.lab.queue.planned import (
 )
 from experiments.lab.readings import READINGS
 from experiments.papers.settings import PAPERS
-from experiments.run import committed
-from experiments.run.committed import Library
 from experiments.show import tables
 from experiments.show.tables import NOTHING, number
 from experiments.tables.comparison import Entry, difference_text, entry
@@ -274,10 +274,11 @@ WHOLE = {"field-texts": 90_298_464, "field-images": 556_072}
 
 def compared_clients(one: Comparison) -> comparison.Compared | None:
     """Scores of the clients by PROTOCOL, of methods that have them for all seeds; None for fewer than two."""
+    name = f"{PROTOCOL}_per_client"
     scores = {
-        each.method: [np.array(run.rounds[CLIENTS][PROTOCOL], np.float64) for run in each.results]
+        each.method: [np.array(run.lines[-1][name], np.float64) for run in each.results]
         for each in one.tuned
-        if len(each.results) == len(SEEDS) and all(CLIENTS in run.rounds for run in each.results)
+        if len(each.results) == len(SEEDS) and all(name in run.lines[-1] for run in each.results)
     }
     if len(scores) < 2:
         return None
@@ -294,9 +295,9 @@ def _differences(compared: comparison.Compared) -> dict[str, object]:
     return {"heads": heads, "rows": rows, "notes": notes}
 
 
-def _sent(one: Result) -> float:
+def _sent(one: Run) -> float:
     """Bytes that a client sends in a round, the mean over those of a run."""
-    return one.rounds["bytes_up"][-1] / one.rounds["round"][-1] / one.config["options"]["num_clients"]
+    return one.lines[-1]["bytes_up"] / one.round / one.config["options"]["num_clients"]
 
 
 def _accuracy(one: Tuned, protocol: Protocol) -> str:

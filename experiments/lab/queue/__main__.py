@@ -24,19 +24,20 @@ from typing import Annotated, ClassVar
 from rich.console import Console
 
 from experiments.cli import batch
+from experiments.cli.command import RunCommand
 from experiments.cli.parser import Folder, Hidden
-from experiments.cli.request import RunCommand
 from experiments.fields import Argument
-from experiments.folder.load import Result
+from experiments.folder import committed
+from experiments.folder.committed import Library
+from experiments.folder.stored_runs import Run
 from experiments.folder.version import Trust
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
 from experiments.lab import results
 from experiments.lab.queue import field
 from experiments.lab.queue.planned import BLOCKS, CIFAR10, DATASET, PlannedRun, planned_runs
-from experiments.run import cached_runs, committed
-from experiments.run.committed import Library
 from experiments.run.outcome import RunDiverged
+from experiments.run.run import run_cell
 from pfl_jax.errors import CannotWrite, InvalidInput
 
 NICENESS = 19
@@ -126,7 +127,7 @@ class Queue(batch.Batch):
         # Read again each time: another machine may have finished a run. A preview has the results of one moment.
         return self._previewed if self.dry_run else Library(self.root)
 
-    def committed_result(self, job: batch.Job) -> Result | None:
+    def committed_result(self, job: batch.Job) -> Run | None:
         return self._library().find(job.cell.spec())
 
     def seconds(self, job: batch.Job) -> float | None:
@@ -148,7 +149,7 @@ class Queue(batch.Batch):
         for job in jobs:
             run = self._planned(job)
             try:
-                cached_runs.run_cell(self._cell(job.cell).spec(), job.folder, console, trust=self.trust)
+                run_cell(self._cell(job.cell).spec(), job.folder, console, trust=self.trust)
             except CannotWrite:
                 raise
             except InvalidInput as error:
@@ -163,7 +164,7 @@ class Queue(batch.Batch):
 
     def preview(self, console: Console) -> None:
         jobs = self.jobs(console)
-        left = dict(zip(jobs, self.left(jobs), strict=True))
+        left = dict(zip(jobs, self.left(jobs) or [0.0] * len(jobs), strict=True))
         taken = {job: self.seconds(job) for job in jobs}
         for block, title in BLOCKS.items():
             there = [job for job in jobs if self._planned(job).block == block]

@@ -7,13 +7,13 @@ they come.
 from typing import NamedTuple
 
 from experiments.choices import CUSTOM, Protocol
-from experiments.cli.request import RunCommand
+from experiments.cli.command import RunCommand
 from experiments.comparison import BASELINE
-from experiments.folder.load import Result
+from experiments.folder.committed import Library
 from experiments.folder.run_folder import slug
+from experiments.folder.stored_runs import Run
 from experiments.lab.queue.planned import DATASET, SEEDS, PlannedRun
 from experiments.presets import DEFAULT_PRESET, preset_of
-from experiments.run.committed import Library
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
 
@@ -122,7 +122,7 @@ class Tuned(NamedTuple):
     method: str
     rate: str
     validation: float
-    results: list[Result]
+    results: list[Run]
 
 
 class Comparison:

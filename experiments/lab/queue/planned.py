@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from experiments.cli.request import RunCommand
+from experiments.cli.command import RunCommand
 from experiments.folder.run_folder import slug
 from experiments.identity import relevant_options
 from experiments.lab import causes, readings

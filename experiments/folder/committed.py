@@ -10,10 +10,13 @@ import fcntl
 import functools
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.folder.load import Result
+from experiments.choices import PROTOCOLS
+from experiments.folder.run_folder import VALIDATION, VIRTUAL, Line
+from experiments.folder.stored_runs import Run
 from experiments.folder.version import method_version
 from experiments.identity import difference
 from experiments.own_code import label
@@ -26,6 +29,11 @@ ROOT = Path(__file__).parents[2] / "results"
 
 FIELDS = ("command", "commit", "version", "config", "summary", "rounds")
 """Entries of a finished run."""
+
+COLUMNS = ("round", *PROTOCOLS, VALIDATION, "bytes_up", "bytes_down", "seconds", VIRTUAL)
+"""Entries of an evaluation that are stored."""
+CLIENTS = "last_clients"
+"""Entry of the rounds with the primary scores of the single clients after the last one, by protocol."""
 
 Record: TypeAlias = dict[str, Any]
 
@@ -65,14 +73,40 @@ def write(file: Path, name: str, record: Record) -> None:
         os.close(folder)
 
 
+def columns(lines: Sequence[Line]) -> dict[str, Any]:
+    """Evaluations by columns: those of COLUMNS that all have, name -> value of each, and CLIENTS."""
+    clients = {name: lines[-1].get(f"{name}_per_client") for name in PROTOCOLS}
+    return _columns([{name: line[name] for name in COLUMNS if name in line} for line in lines]) | {
+        CLIENTS: {name: scores for name, scores in clients.items() if scores is not None}
+    }
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    names = [name for name in rows[-1] if all(name in row for row in rows)]
+    table = {name: [row[name] for row in rows] for name in names}
+    return {name: _columns(column) if isinstance(column[-1], dict) else column for name, column in table.items()}
+
+
+def lines_of(rounds: Mapping[str, Any]) -> list[Line]:
+    """Evaluations of `columns`."""
+    table = {name: column for name, column in rounds.items() if name != CLIENTS}
+    lines = [_row(table, index) for index in range(len(rounds["round"]))]
+    lines[-1] |= {f"{protocol}_per_client": scores for protocol, scores in rounds.get(CLIENTS, {}).items()}
+    return lines
+
+
+def _row(table: Mapping[str, Any], index: int) -> dict[str, Any]:
+    return {name: _row(column, index) if isinstance(column, dict) else column[index] for name, column in table.items()}
+
+
 class Library:
     """Committed results of a folder, those of today's versions of their methods, by name."""
 
     def __init__(self, root: Path = ROOT):
         self.root = root
-        self.named: dict[str, Result] = {}
+        self.named: dict[str, Run] = {}
         self._diverged: dict[str, int] = {}
-        self._by_kind: dict[tuple[Any, ...], list[Result]] = {}
+        self._by_kind: dict[tuple[Any, ...], list[Run]] = {}
         for file in sorted(root.glob("queue/*.jsonl")):
             for name, record in read(file).items():
                 if "error" in record:
@@ -83,17 +117,19 @@ class Library:
     def _add(self, name: str, record: Record, file: Path) -> None:
         if missing := [field for field in FIELDS if field not in record]:
             raise InvalidInput(f"{file}: {name} has no '{missing[0]}': remove its line, and run it again")
-        one = Result(file, **{field: record[field] for field in FIELDS})
-        if one.version == method_version(one.config["options"]["method"]):
-            self.named[name] = one
-            self._by_kind.setdefault(_kind(one.config["dataset"], one.config["options"]), []).append(one)
+        config, version = record["config"], record["version"]
+        if version == method_version(config["options"]["method"]):
+            lines = lines_of(record["rounds"])
+            run = Run(file, config, lines, record["summary"], commit=record["commit"], version=version)
+            self.named[name] = run
+            self._by_kind.setdefault(_kind(config["dataset"], config["options"]), []).append(run)
 
     def has_diverged(self, name: str, spec: Spec) -> bool:
         """Whether a run of this name, with today's version of its method, ended because all clients diverged."""
         version = self._diverged.get(name)
         return version is not None and version == method_version(spec.method)
 
-    def find(self, spec: Spec) -> Result | None:
+    def find(self, spec: Spec) -> Run | None:
         """Result of a run; None if there is none."""
         there = self._by_kind.get(_kind(spec.dataset, spec.options), [])
         return next((one for one in there if not difference(spec, one.config)), None)
