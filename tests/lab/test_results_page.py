@@ -86,7 +86,7 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
     mean, std = np.mean(means), np.std(means, ddof=1)
     text = made(tmp_path)[0]
     every = list(Library(tmp_path / "results").named.values())
-    ends = [one.rounds["received"]["mean"] for one in every]
+    ends = [one.curve("received") for one in every]
     error = entry(published_in(SECTIONS[0])[0], every, PAPERS["fedpac"].measure).error
     last = f"{np.min(ends):.2f} to {np.max(ends):.2f}"
     apart = f"{mean - 91.83:+.2f} ± {error:.2f}"
@@ -239,7 +239,7 @@ def test_methods_with_all_seeds_are_compared_client_by_client(tmp_path):
     names = {
         name: [tuned_run("field-digits", name, rate, seed).name for seed in range(3)] for name in ("ditto", "local")
     }
-    scores = {name: [library.named[one].rounds["last_clients"]["received"] for one in names[name]] for name in names}
+    scores = {name: [library.named[one].lines[-1]["received_per_client"] for one in names[name]] for name in names}
     best, other = sorted(scores, key=lambda name: -np.mean(scores[name]))
     found = difference(*([np.array(row) for row in scores[name]] for name in (other, best)))
     (row,) = [line for line in made(tmp_path)[0].splitlines() if line.startswith(f"| `{other}`") and " to " in line]
