@@ -10,8 +10,9 @@ import numpy as np
 from experiments.choices import Protocol
 from experiments.fields import flag
 from experiments.folder import load
+from experiments.folder.load import Run
 from experiments.folder.run_folder import VALIDATION, VIRTUAL, score_text
-from experiments.folder.stored_runs import Group, Run
+from experiments.folder.stored_runs import Group
 from experiments.host.console import duration
 from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.options import Options

@@ -172,29 +172,20 @@ def assignments(values: Mapping[str, Any]) -> str:
     return ", ".join(" ".join(option_words({name: value})) for name, value in values.items())
 
 
-def given(words: Iterable[str]) -> set[str]:
-    """Names of the options among the words; switches by the name of what they switch."""
-    heads = (word.partition("=")[0] for word in words if word.startswith("--"))
-    return {head.removeprefix("--").replace("-", "_").removeprefix("no_") for head in heads}
-
-
-def by_option(words: Iterable[str]) -> list[list[str]]:
-    """Words of each option, its name first."""
-    found: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not found:
-            found.append([])
-        found[-1].append(word)
-    return found
-
-
 def texts_of(words: Iterable[str]) -> dict[str, Any]:
     """Option -> what words of a command line give it: a text, several, or True and False of switches."""
-    found: dict[str, Any] = {}
-    for head, *texts in by_option(words):
-        name = head.removeprefix("--").replace("-", "_")
-        if texts:
-            found[name] = texts[0] if len(texts) == 1 else texts
+    texts: dict[str, list[str]] = {}
+    of_option: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            head, equals, text = word.removeprefix("--").partition("=")
+            of_option = texts[head.replace("-", "_")] = [text] * bool(equals)
         else:
-            found[name.removeprefix("no_")] = not name.startswith("no_")
-    return found
+            of_option.append(word)
+    switches = {name.removeprefix("no_"): not name.startswith("no_") for name, given in texts.items() if not given}
+    return switches | {name: given[0] if len(given) == 1 else given for name, given in texts.items() if given}
+
+
+def given(words: Iterable[str]) -> set[str]:
+    """Names of the options among the words; switches by the name of what they switch."""
+    return {*texts_of(words)}

@@ -13,11 +13,11 @@ from rich.console import Console
 from experiments.choices import Average, ProcedureName, Protocol, ReportedRound
 from experiments.cli.command import RunCommand
 from experiments.cli.parser import Folder, Hidden, parse
-from experiments.fields import by_option, given
+from experiments.fields import option_words, texts_of
 from experiments.folder import cached, stored_runs
 from experiments.folder.committed import ROOT
+from experiments.folder.load import Run
 from experiments.folder.run_folder import CONFIG, lock_folder, slug
-from experiments.folder.stored_runs import Run
 from experiments.folder.version import Trust
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
@@ -207,12 +207,8 @@ def folder_name(name: str, number: Any, words: Sequence[str]) -> str:
     """Folder for each set of options that affect results, so that a trial run does not block the full one."""
     without = RESULT_NEUTRAL - {"source"}
     # One protocol of evaluation is measured by request only.
-    relevant = sorted(
-        " ".join(part)
-        for part in by_option(words)
-        if not given(part) & without or "before_aggregation" in " ".join(part)
-    )
-    return slug(" ".join([f"{name}-{number}", *relevant]))
+    texts = {k: text for k, text in texts_of(words).items() if k not in without or text == "before_aggregation"}
+    return slug(" ".join([f"{name}-{number}", *option_words(dict(sorted(texts.items())))]))
 
 
 _Batch = TypeVar("_Batch", bound=Batch)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from experiments.choices import PROTOCOLS
+from experiments.folder.load import Run
 from experiments.folder.run_folder import VALIDATION, VIRTUAL, Line
-from experiments.folder.stored_runs import Run
 from experiments.folder.version import method_version
 from experiments.identity import difference
 from experiments.own_code import label

@@ -1,7 +1,6 @@
 """Runs found in folders, grouped by setting: runs of a group differ only in their seed."""
 
 import dataclasses
-import functools
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -11,116 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from experiments.choices import FIELD, Average, Protocol, ReportedRound
+from experiments.choices import Protocol
 from experiments.folder import load
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, VALIDATION
+from experiments.folder.load import Run, read
+from experiments.folder.run_folder import CONFIG, METRICS, VALIDATION
 from experiments.hyper_parameters import defaults
-from experiments.identity import relevant_options
 from experiments.options import Options
 from experiments.own_code import label
 from experiments.papers import published
-from experiments.spec import Spec
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 
 _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A stored run, in its folder or as a committed result; its results depend on the setting, and on the seed.
-
-    Attributes:
-      path: its folder, or the file of its committed result.
-      config: content of config.json.
-      lines: its evaluations in order; a committed result has the scores of single clients in the last one alone.
-      summary: content of summary.json; None of a run that is not finished.
-      asked: protocol that is reported first; None for the run's own.
-      commit, version: of a committed result.
-    """
-
-    path: Path
-    config: dict[str, Any]
-    lines: list[dict[str, Any]]
-    summary: dict[str, Any] | None
-    asked: Protocol | None = None
-    commit: str | None = None
-    version: int | None = None
-
-    @functools.cached_property
-    def spec(self) -> Spec:
-        return Spec.stored(self.config)
-
-    @functools.cached_property
-    def setting(self) -> dict[str, Any]:
-        """Options on which the results depend, but for the seed."""
-        return {"dataset": self.spec.dataset} | relevant_options(self.spec)
-
-    @property
-    def data(self) -> str:
-        return self.config["data"]["description"]
-
-    @property
-    def is_real(self) -> bool:
-        return bool(self.config["data"]["is_real"])
-
-    @property
-    def headline(self) -> Protocol:
-        """Protocol that is reported first."""
-        return self.asked or self.spec.eval_protocol
-
-    @property
-    def seed(self) -> int:
-        return self.spec.seed
-
-    @property
-    def round(self) -> int:
-        """Round of the last evaluation; 0 before the first."""
-        return self.lines[-1]["round"] if self.lines else 0
-
-    @property
-    def state(self) -> str:
-        if self.summary is not None:
-            return "finished"
-        return f"unfinished: round {self.round} of {self.spec.rounds}"
-
-    @property
-    def seconds(self) -> float:
-        """Run time of a finished run in seconds; of runs that were trained together, each one's share."""
-        return (self.summary or {}).get("seconds", 0.0) / self.config.get("runs_together", 1)
-
-    def accuracy(self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients") -> float | None:
-        """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
-        one."""
-        means = self.curve(protocol, average)
-        known = [mean for mean in means if mean is not None]
-        return means[-1] if score == "last" else load.chosen(self.config, known) if known else None
-
-    def clients(
-        self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients"
-    ) -> dict[str, int]:
-        """Number of the clients of `accuracy`, as "clients"; none where it is not known."""
-        means = self.curve(protocol, average)
-        where = len(means) - 1 if score == "last" else means.index(self.accuracy(protocol, score, average))
-        summary = self.lines[where][protocol]
-        return {"clients": summary["clients"]} if "clients" in summary else {}
-
-    def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
-        """Mean accuracies [R] in percent, as in `accuracy`."""
-        name = FIELD[average]
-        if not all(name in line.get(protocol, {}) for line in self.lines):
-            what = f"{protocol}, {name}" if protocol in self.lines[-1] else protocol
-            raise InvalidInput(f"{self.path} has no accuracies {what}: remove it, with its folder, and run it again")
-        return [line[protocol][name] for line in self.lines]
-
-    def validation(self, protocol: Protocol) -> float | None:
-        """Mean accuracy over clients on validation examples at the last evaluation; None without such examples."""
-        return self.lines[-1][VALIDATION][protocol]["mean"] if VALIDATION in self.lines[-1] else None
-
-    def at_round(self, number: int, protocol: Protocol) -> float | None:
-        """Mean over clients after a round; None if the round was not evaluated."""
-        return next((line[protocol]["mean"] for line in self.lines if line["round"] == number), None)
 
 
 @dataclass(frozen=True)
@@ -238,22 +140,6 @@ def find(paths: Iterable[Path]) -> list[Path]:
             raise InvalidInput(f"there is no run in {path}: a run's folder holds {CONFIG} and {METRICS}")
         found |= {folder.resolve(): folder for folder in here if folder.resolve() not in found}
     return list(found.values())
-
-
-def read(folder: Path, asked: Protocol | None = None) -> Run:
-    """Run in a folder; `asked` is the protocol that is reported first, by default the run's own."""
-    config = load.read_config(folder)
-    # Before the lines: a run that is finished meanwhile counts as one that goes on, with the lines that it had then.
-    summary = load.read_summary(folder) if (folder / SUMMARY).exists() else None
-    run = Run(folder, config, load.read_metrics(folder), summary, asked)
-    try:
-        # Of an edited configuration they say what is missing.
-        _ = run.setting, run.data, run.is_real
-    except (KeyError, TypeError, AttributeError):
-        raise InvalidInput(f"{folder / CONFIG} is not the configuration of a run") from None
-    if not all("round" in line and "received" in line for line in run.lines):
-        raise InvalidInput(f"{folder / METRICS} is not the log of a run")
-    return run
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from experiments.choices import Protocol
 from experiments.folder import load
-from experiments.folder.stored_runs import Group, Run
+from experiments.folder.load import Run
+from experiments.folder.stored_runs import Group
 from experiments.report.charts import alone
 from experiments.show.curves import headline
 from experiments.show.panels import ROUND, Bars, Heat, Lines, Series

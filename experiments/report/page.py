@@ -8,8 +8,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from experiments.folder.load import Run
 from experiments.folder.run_folder import slug
-from experiments.folder.stored_runs import Group, Run, short
+from experiments.folder.stored_runs import Group, short
 from experiments.groups import Data, Federation, Robustness
 from experiments.report import charts, info, tables
 from experiments.show.curves import chosen_on, left_out

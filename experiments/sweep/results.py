@@ -14,8 +14,9 @@ from rich.console import Console
 from experiments.choices import ALWAYS, FIELD, PROTOCOLS, Protocol
 from experiments.cli.batch import Job
 from experiments.folder import load
+from experiments.folder.load import read
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
-from experiments.folder.stored_runs import Group, read
+from experiments.folder.stored_runs import Group
 from experiments.host.console import print_line
 from experiments.show.curves import chosen_on, goodness, one_per_method, picture
 from experiments.show.pictures import save as save_picture

@@ -27,8 +27,8 @@ from experiments.cli.parser import Names, choose
 from experiments.fields import Argument, flag, given
 from experiments.folder import committed, load, stored_runs
 from experiments.folder.committed import Library
+from experiments.folder.load import Run
 from experiments.folder.run_folder import SUMMARY
-from experiments.folder.stored_runs import Run
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
 from experiments.papers import published, settings

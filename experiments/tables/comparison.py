@@ -14,9 +14,8 @@ from rich.text import Text
 
 from experiments.fields import flag
 from experiments.folder import load
-from experiments.folder.load import data_name
+from experiments.folder.load import Run, data_name
 from experiments.folder.run_folder import rounded, slug, strict_json
-from experiments.folder.stored_runs import Run
 from experiments.identity import differences
 from experiments.papers import settings
 from experiments.papers.published import Published

@@ -11,8 +11,8 @@ from run_folders import FakeRuns
 
 from experiments.folder import committed, load, version
 from experiments.folder.committed import Library
+from experiments.folder.load import Run
 from experiments.folder.run_folder import SUMMARY
-from experiments.folder.stored_runs import Run
 from experiments.identity import relevant_options
 from experiments.lab import results
 from experiments.lab.queue import __main__ as queue

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 from experiments.choices import ALWAYS
 from experiments.cli.command import RunCommand
 from experiments.folder.committed import Library
-from experiments.folder.stored_runs import Run
+from experiments.folder.load import Run
 from experiments.lab.causes import Cause
 from experiments.lab.queue.planned import CIFAR10, DATASET, SEEDS
 from experiments.papers import published, settings

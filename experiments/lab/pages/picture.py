@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from experiments.folder.committed import Library
-from experiments.folder.stored_runs import Run
+from experiments.folder.load import Run
 from experiments.lab.pages.compared import SECTIONS, published_in, runs
 from experiments.papers.published import Published
 from experiments.show.panels import ACCURACY, ROUND, Lines, Series, over_seeds

@@ -15,7 +15,7 @@ from experiments.choices import ALWAYS, Protocol
 from experiments.cli.command import RunCommand
 from experiments.folder import committed
 from experiments.folder.committed import Library
-from experiments.folder.stored_runs import Run
+from experiments.folder.load import Run
 from experiments.host.console import duration
 from experiments.lab import causes
 from experiments.lab.benchmark.records import stored

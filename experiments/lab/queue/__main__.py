@@ -29,7 +29,7 @@ from experiments.cli.parser import Folder, Hidden
 from experiments.fields import Argument
 from experiments.folder import committed
 from experiments.folder.committed import Library
-from experiments.folder.stored_runs import Run
+from experiments.folder.load import Run
 from experiments.folder.version import Trust
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave

@@ -10,8 +10,8 @@ from experiments.choices import CUSTOM, Protocol
 from experiments.cli.command import RunCommand
 from experiments.comparison import BASELINE
 from experiments.folder.committed import Library
+from experiments.folder.load import Run
 from experiments.folder.run_folder import slug
-from experiments.folder.stored_runs import Run
 from experiments.lab.queue.planned import DATASET, SEEDS, PlannedRun
 from experiments.presets import DEFAULT_PRESET, preset_of
 from pfl_jax.methods import METHODS
