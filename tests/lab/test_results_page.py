@@ -42,7 +42,8 @@ def store(tmp_path, name, level, note="", **rounds):
     record["config"]["data"] |= {"note": note}
     means = accuracies.mean(1)
     record["rounds"]["received"]["mean"], record["rounds"]["trained"]["mean"] = means.tolist(), (means - 1).tolist()
-    record["rounds"] = rounds or record["rounds"]
+    # Other rounds have no columns but these.
+    record["rounds"] = rounds if "round" in rounds else record["rounds"] | rounds
     record["config"] |= {"procedure": name} if (name := run.cell.spec().kind_of_rounds) else {}
     results.store(run, record | {"commit": None, "summary": {"seconds": 3600.0}}, tmp_path / "results")
     shutil.rmtree(folder)
