@@ -83,7 +83,6 @@ def _report() -> list[Row]:
 
 def _many() -> list[Row]:
     table = "tables --paper fedpac --table 5 --dataset fashion_mnist --out table"
-    sweep = "sweep --dataset digits --method local --no-compilation-cache --out table"
     other, cut = b'{"paper": "fedas", "table": 2}', b'{"pap'
     return [
         (table, file("table/table.json", other), "which is never overwritten"),
