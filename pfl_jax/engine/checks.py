@@ -197,6 +197,13 @@ def check_not_traced(*trees: Any) -> None:
 
 
 @contextlib.contextmanager
+def usual_settings() -> Iterator[None]:
+    """Context in which JAX's settings about transfers and types are what the engine is written for."""
+    with jax.transfer_guard("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@contextlib.contextmanager
 def explain_misfit(
     make: Callable[..., Method | MethodSchedule], values: Mapping[str, Any], data: Federation
 ) -> Iterator[None]:

@@ -20,6 +20,7 @@ from pfl_jax.engine.checks import (
     check_run,
     explain_misfit,
     typed_key,
+    usual_settings,
 )
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import ClientMesh, client_mesh, replicate
@@ -109,6 +110,7 @@ class RoundResult(NamedTuple):
 
 
 @check_arguments
+@usual_settings()
 def run(
     method: Annotated[Method | MethodSchedule | MakeMethod, 'a method, such as make_method("fedper", model)'],
     data: Annotated[Federation, "a federation, as data.federate makes it"],
@@ -232,48 +234,52 @@ def play(
       explains: context in which a model that does not fit the data becomes an InvalidInput.
       on_nan: see `run`; None continues whatever diverges.
     """
-    with explains():
-        state = begin()
-    num_clients = state.trained.shape[-1]
-    start, received = time.perf_counter(), None
-    for index in range(int(np.ravel(state.round)[0]), settings.rounds):
-        number, size = index + 1, settings.cohort_size(num_clients, index)
-        evaluated = settings.is_evaluated(number)
-        all_train = size == num_clients and on_nan == "stop"
-        # Clients outside this cohort are scored with what they received, which the previous evaluation may have.
-        if evaluated and settings.before_aggregation and not all_train and received is None:
-            received = _on_host(engine.evaluate(data, state))
+    with usual_settings():
         with explains():
-            state, outcome = engine.round(data, state, size)
-        # A number of the method may have been traced.
-        check_not_traced(outcome.finite)
-        if on_nan is not None:
-            _check_finite(number, outcome, on_nan)
-        # Copied, because the next round may write into these arrays.
-        trained = jax.tree.map(np.array, state.trained)
-        before = new = None
-        if evaluated and settings.before_aggregation:
-            members = np.zeros(trained.shape, bool)
-            np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
-            before = before_aggregation(trained if received is None else received, trained, members)
-        received = _on_host(engine.evaluate(data, state)) if evaluated else None
-        if evaluated and newcomers is not None:
-            new = _on_host(engine.evaluate_new(newcomers, state))
-        cohort, finite = outcome.cohort, np.asarray(outcome.finite)
-        yield RoundResult(
-            round=number,
-            state=state,
-            info=outcome.info,
-            cohort=np.asarray(cohort.clients),
-            arrived=np.asarray(cohort.present),
-            finite=finite & np.asarray(outcome.server_finite)[..., None],
-            received=received,
-            trained=trained,
-            newcomers=new,
-            examples=np.asarray(outcome.examples).tolist(),
-            seconds=time.perf_counter() - start,
-            before_aggregation=before,
-        )
+            state = begin()
+        num_clients, completed = state.trained.shape[-1], int(np.ravel(state.round)[0])
+    start, received = time.perf_counter(), None
+    for index in range(completed, settings.rounds):
+        # The caller's own settings hold between rounds.
+        with usual_settings():
+            number, size = index + 1, settings.cohort_size(num_clients, index)
+            evaluated = settings.is_evaluated(number)
+            all_train = size == num_clients and on_nan == "stop"
+            # Clients outside this cohort are scored with what they received, which the previous evaluation may have.
+            if evaluated and settings.before_aggregation and not all_train and received is None:
+                received = _on_host(engine.evaluate(data, state))
+            with explains():
+                state, outcome = engine.round(data, state, size)
+            # A number of the method may have been traced.
+            check_not_traced(outcome.finite)
+            if on_nan is not None:
+                _check_finite(number, outcome, on_nan)
+            # Copied, because the next round may write into these arrays.
+            trained = jax.tree.map(np.array, state.trained)
+            before = new = None
+            if evaluated and settings.before_aggregation:
+                members = np.zeros(trained.shape, bool)
+                np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
+                before = before_aggregation(trained if received is None else received, trained, members)
+            received = _on_host(engine.evaluate(data, state)) if evaluated else None
+            if evaluated and newcomers is not None:
+                new = _on_host(engine.evaluate_new(newcomers, state))
+            cohort, finite = outcome.cohort, np.asarray(outcome.finite)
+            result = RoundResult(
+                round=number,
+                state=state,
+                info=outcome.info,
+                cohort=np.asarray(cohort.clients),
+                arrived=np.asarray(cohort.present),
+                finite=finite & np.asarray(outcome.server_finite)[..., None],
+                received=received,
+                trained=trained,
+                newcomers=new,
+                examples=np.asarray(outcome.examples).tolist(),
+                seconds=time.perf_counter() - start,
+                before_aggregation=before,
+            )
+        yield result
         start = time.perf_counter()
 
 

@@ -20,7 +20,7 @@ from pfl_jax.base import PRNGKey, PyTree, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
 from pfl_jax.engine import chunking, simulate
 from pfl_jax.engine.build import compiled
-from pfl_jax.engine.checks import check_not_traced, check_sweep, explain_misfit, typed_key
+from pfl_jax.engine.checks import check_not_traced, check_sweep, explain_misfit, typed_key, usual_settings
 from pfl_jax.engine.mapping import AXIS, ClientMesh, map_places, replicate
 from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.simulate import RoundResult, Settings
@@ -63,6 +63,7 @@ class OverRuns:
 
 
 @check_arguments
+@usual_settings()
 def run(
     make_method: MakeMethod,
     data: FederatedData,

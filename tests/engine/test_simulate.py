@@ -320,3 +320,19 @@ def test_a_classifier_of_targets_that_are_no_classes_is_refused():
     method = make_method("fedavg", models.mlp((6,), 3, hidden=(4,)), **HYPER_PARAMETERS)
     with pytest.raises(InvalidInput, match="targets are no classes: give it another task"):
         next(simulate.run(method, numbers, Settings(rounds=1), jax.random.key(0)))
+
+
+def test_settings_about_transfers_and_types_change_nothing():
+    federation, settings = tiny_federation((4, 3)), Settings(rounds=2, before_aggregation=True)
+    method, key = tiny_method("fedavg"), jax.random.key(0)
+
+    def states():
+        for result in simulate.run(method, federation, settings, key):
+            # The caller's own settings hold between rounds.
+            yield result.state.server, jax.config.jax_numpy_dtype_promotion
+
+    want, usual = zip(*states(), strict=True)
+    with jax.numpy_dtype_promotion("strict"), jax.transfer_guard("disallow"):
+        got, strict = zip(*states(), strict=True)
+    assert (usual, strict) == (("standard",) * 2, ("strict",) * 2)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
