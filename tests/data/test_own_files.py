@@ -37,6 +37,9 @@ def test_npz(tmp_path):
     np.testing.assert_array_equal(dataset.train_x, X.astype(np.float32))
     np.testing.assert_array_equal(dataset.test_x, (X[:6] + 1).astype(np.float32))
     assert np.array(dataset.client_names)[dataset.test_client].tolist() == USER[:6].tolist()
+    # A mistake in the call is no damage of the file.
+    with pytest.raises(TypeError, match="imput"):
+        from_file(tmp_path / "my.npz", label="kind", imput="mean")
 
 
 def test_csv(tmp_path):

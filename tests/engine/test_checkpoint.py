@@ -9,6 +9,7 @@ from problems import tiny_federation, tiny_method
 from pfl_jax import InvalidInput, State, simulate
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.errors import CannotWrite
+from pfl_jax.safe_read import mapped
 
 
 def play(rounds=4, state=None):
@@ -158,3 +159,14 @@ def test_checkpoints_of_other_processes_go_when_there_are_enough_new_ones(tmp_pa
     checkpoints.save(wanted._replace(round=np.int32(5)), {}, {})
     assert checkpoints.rounds() == [4, 5]
     assert [path.name for path in tmp_path.iterdir()] == ["0-of-1"]
+
+
+def test_only_plain_arrays_are_mapped(tmp_path):
+    array = np.arange(12.0).reshape(4, 3)
+    np.savez(tmp_path / "plain.npz", a=array, columns=np.asfortranarray(array), empty=array[:0])
+    np.savez_compressed(tmp_path / "packed.npz", a=array)
+    for name, field, is_mapped in (("plain", "a", True), ("plain", "columns", False), ("packed", "a", False)):
+        found = mapped(tmp_path / f"{name}.npz", field)
+        assert isinstance(found, np.memmap) == is_mapped
+        np.testing.assert_array_equal(found, array)
+    assert mapped(tmp_path / "plain.npz", "empty").shape == (0, 3)
