@@ -73,8 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None:
             title = f"{compared.data}, {compared.axis} after round {compared.round}"
             write_text(options.out.expanduser(), written(options.out.suffix, title, heads, rows, notes, compared))
+            print_text(console, f"saved {options.out}")
         if options.plot is not None:
             save(ranks(compared), options.plot.expanduser())
+            print_text(console, f"saved {options.plot}")
 
     return exit_code(work)
 

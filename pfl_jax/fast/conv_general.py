@@ -48,7 +48,7 @@ def conv_general(
         return conv2d(*_as_one_pixel(x, kernel, strides, padding, outputs), precision=precision)
     if max(dilation) > 1:
         images = _as_several_images(x, kernel, padding, dilation, outputs)
-        return _as_one_image(conv2d(images, kernel, precision=precision), len(x), dilation, outputs)
+        return _as_one_image(conv2d(images, kernel, precision=precision), x.shape[0], dilation, outputs)
     return conv2d(x, kernel, padding, precision=precision)
 
 
@@ -75,7 +75,7 @@ def _as_one_pixel(
 
     The kernel is filled with zeros to whole blocks; a kernel that is smaller than a block sees a part of it.
     """
-    batch, channels = len(x), x.shape[3]
+    batch, channels = x.shape[0], x.shape[3]
     taps = [-(-kernel.shape[axis] // strides[axis]) for axis in (0, 1)]
     blocks = [number + tap - 1 for number, tap in zip(outputs, taps, strict=True)]
     rows, columns = (min(kernel.shape[axis], strides[axis]) for axis in (0, 1))
@@ -94,7 +94,7 @@ def _as_several_images(
     """Images of every dilation[0]-th row and dilation[1]-th column each, [B dilation[0] dilation[1], H', W', C]."""
     sizes = [-(-n // step) + taps - 1 for n, step, taps in zip(outputs, dilation, kernel.shape, strict=False)]
     x = _resized(x, [start for start, _ in padding], [n * step for n, step in zip(sizes, dilation, strict=True)])
-    x = x.reshape(len(x), sizes[0], dilation[0], sizes[1], dilation[1], -1).transpose(0, 2, 4, 1, 3, 5)
+    x = x.reshape(x.shape[0], sizes[0], dilation[0], sizes[1], dilation[1], -1).transpose(0, 2, 4, 1, 3, 5)
     return x.reshape(-1, *sizes, x.shape[5])
 
 
@@ -118,7 +118,7 @@ def _by_channel(
         jax.lax.slice(
             x,
             (0, row, column, 0),
-            (len(x), row + (outputs[0] - 1) * strides[0] + 1, column + (outputs[1] - 1) * strides[1] + 1, features),
+            (x.shape[0], row + (outputs[0] - 1) * strides[0] + 1, column + (outputs[1] - 1) * strides[1] + 1, features),
             (1, *strides, 1),
         )
         for row in starts[0]

@@ -158,7 +158,7 @@ def _convolution(parameters: dict[str, Any], x: Any, kernel: Any) -> Callable[..
     def function(x, kernel):
         x, kernel = x.transpose(batch, *sides, channels), kernel.transpose(*kernel_sides, inputs, outputs)
         y = conv_general(
-            x.reshape(len(x), *ones, *x.shape[1:]),
+            x.reshape(x.shape[0], *ones, *x.shape[1:]),
             kernel.reshape(*ones, *kernel.shape),
             (*ones, *parameters["window_strides"]),
             cast(Padding, (*none, *parameters["padding"])),
@@ -166,7 +166,7 @@ def _convolution(parameters: dict[str, Any], x: Any, kernel: Any) -> Callable[..
             parameters["feature_group_count"],
             name,
         )
-        return y.reshape(len(y), *y.shape[1 + first :]).transpose(order)
+        return y.reshape(y.shape[0], *y.shape[1 + first :]).transpose(order)
 
     return function
 
