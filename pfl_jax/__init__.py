@@ -23,8 +23,8 @@ Names that most programs use:
 - `InvalidInput`: error for invalid input. Its subclass `Diverged`: error for a run with NaN or infinite values.
 
 - `mixed`: a method for clients that have different networks (docs/networks.md).
-- `frame`: results as a table of pandas; `mean_scores` of a round, for trackers of experiments (docs/interoperate.md);
-  `files` keeps states and clients' models (docs/keep.md).
+- `frame`: results as a table of pandas; `mean_scores` of a round, for trackers of experiments; `files` keeps states and
+  clients' models (docs/keep.md).
 
 All other names are in modules. `pfl_jax.engine` runs single runs (`pfl_jax.simulate`) and many runs as one program
 (`pfl_jax.sweep`); `pfl_jax.data` has data sets and partitions, `pfl_jax.networks` the networks (`pfl_jax.models`).

@@ -29,10 +29,17 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.without_f1_auc
-def test_the_page_in_flax_pytorch_and_another_process(here, capsys):
+def test_the_page_in_flax_pytorch_and_another_process(here, capsys, monkeypatch):
     pandas, torch = pytest.importorskip("pandas"), pytest.importorskip("torch")
-    of_torch, server = block(PAGE, "import torch"), block(PAGE, "HTTPServer(")
-    names = executed(*(text for text in blocks(PAGE) if text not in (server, of_torch)))
+    pytest.importorskip("tensorboardX")
+    logged = []
+    monkeypatch.setattr("tensorboardX.SummaryWriter.add_scalar", lambda self, *words: logged.append(words))
+    apart = [block(PAGE, marker) for marker in ("import torch", "HTTPServer(", "def mlflow(", "HfApi(")]
+    of_torch, server, *_ = apart
+    names = executed(*(text for text in blocks(PAGE) if text not in apart))
+    scores = {name: value for name, value, number in logged if number == 3}
+    assert scores["received/accuracy"] == pytest.approx(names["results"][2].received["accuracy"].mean())
+    assert {number for *_, number in logged} == {1, 2, 3}
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("north", "east", "south", "west"))
     assert list(names["table"].columns) == [
@@ -48,6 +55,7 @@ def test_the_page_in_flax_pytorch_and_another_process(here, capsys):
     # The model of the file is the one that the client would deploy.
     predict = names["method"].predict(names["params"], names["saved"].inputs(names["x"]))
     np.testing.assert_array_equal(names["logits"], predict)
+    np.testing.assert_allclose(names["exported_logits"], predict, atol=1e-5)
     names = executed(of_torch, **names)
     np.testing.assert_allclose(names["torch_logits"].detach().numpy(), predict, rtol=1e-4, atol=1e-4)
     assert isinstance(names["torch_logits"], torch.Tensor)

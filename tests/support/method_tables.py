@@ -59,19 +59,25 @@ def _received(name):
 
 
 def _at_a_glance(name):
-    shares, _, _ = page("methods").read_text().partition("## What a client keeps and sends")
-    shared = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", shares, re.MULTILINE))
+    # What is shared and the source are written on the page itself.
+    (written,) = re.findall(
+        rf"^\| `{name}` \| ([^|]*?) \| ([^|]*?) \|", page("methods-at-a-glance").read_text(), re.MULTILINE
+    )
     own = [f"`{one.name}` {plain(one.default)}" for one in arguments(METHODS[name]).values()]
-    return [shared[name], ", ".join(own) or "—"]
+    return [*written, ", ".join(own) or "—"]
 
 
 TABLES = {
-    "methods-at-a-glance": (["what is shared", "own options and their defaults"], _at_a_glance),
-    "tasks": ([*TASKS, "otherwise"], _tasks),
-    "robustness": (["received", "not received"], _received),
-    "privacy": (["examples: not covered", "clients: not covered"], _privacy),
+    "methods-at-a-glance": (["what is shared", "source", "own options and their defaults"], _at_a_glance, None),
+    "tasks": ([*TASKS, "otherwise"], _tasks, [*["runs"] * len(TASKS), ""]),
+    "robustness": (["received", "not received"], _received, ["all", "nothing"]),
+    "privacy": (
+        ["examples: not covered", "clients: not covered"],
+        _privacy,
+        ["number of examples: weight of the client in the mean", "nothing"],
+    ),
 }
-"""Page -> headings after the method's, and the cells of a method."""
+"""Page -> headings after the method's, the cells of a method, and those of most methods, which have no row."""
 
 
 def page(name):
@@ -81,13 +87,16 @@ def page(name):
 
 def renewed(name):
     """The page's text with the table of this version."""
-    columns, cells = TABLES[name]
+    columns, cells, usual = TABLES[name]
     heading = f"| method | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}\n"
     before, found, rest = page(name).read_text().partition(heading)
     assert found
     lines = rest.splitlines(keepends=True)
     after = next((index for index, line in enumerate(lines) if not line.startswith("|")), len(lines))
-    rows = [f"| {' | '.join([f'`{method}`', *cells(method)])} |\n".replace("  ", " ") for method in METHODS]
+    found = {method: cells(method) for method in METHODS}
+    rows = [
+        f"| {' | '.join([f'`{method}`', *row])} |\n".replace("  ", " ") for method, row in found.items() if row != usual
+    ]
     return before + heading + "".join([*rows, *lines[after:]])
 
 
