@@ -156,7 +156,7 @@ REFUSED = {
     ),
     "a target NaN": (
         lambda: data.from_arrays(TRAIN_X, at(TRAIN_Y, 2, np.nan)),
-        "the data has no y in 1 of 24 rows, such as row 2 (counted from 0)",
+        "y has nan in row 2 (counted from 0)",
     ),
     "no targets": (lambda: data.from_arrays(TRAIN_X, []), "the data has 24 rows in x, and 0 in y"),
     "class_table without classes": (lambda: data.class_table(data.federate(several(), whole(several()))), "no classes"),
