@@ -34,6 +34,21 @@ def fit(changes, size):
     return best[1], center, components, best[2]
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_projection(size):
+    rng = np.random.default_rng(size)
+    changes = rng.normal(size=(5, 7)) * np.array([0.5, 0.4, 0.1, 0.1, 0.05, 0.0, 0.2]) + 0.3
+    present = np.array([True, True, False, True, True])
+    found = fit_projection(jnp.float32(np.where(present[:, None], changes, 0)), jnp.array(present), size)
+    points, center, components, scale = fit(changes[present], size)
+    np.testing.assert_allclose(found.center, center, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.components, components, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(found.scale, scale, rtol=1e-5)
+    got = place(jnp.float32(changes[present]), found)
+    np.testing.assert_allclose(got, points, rtol=1e-3, atol=1e-5)
+    assert (np.ptp(points, axis=0) > 0.05).all()
+
+
 @pytest.mark.slow
 def test_two_equal_clients_do_not_decide_the_scale():
     # Wherever they stand it is the same point, so the others' distances decide.

@@ -54,12 +54,13 @@ def step(w, velocity, loss):
     return {name: value - SGD["lr"] * velocity[name] for name, value in w.items()}
 
 
-def fit(w, loss, steps=EPOCHS):
-    """Full-batch SGD on loss(w, now), in which `now` is w without a gradient."""
-    velocity = {}
-    for _ in range(steps):
-        w = step(w, velocity, lambda moved, now=w: loss(moved, now))
-    return w
+def fit(w, loss, steps=EPOCHS, name="", **sgd):
+    """Full-batch SGD on loss(w, now), in which `now` is w without a gradient; of the entries whose names begin so."""
+
+    def gradient(w):
+        return reference.numerical_gradient(lambda moved: loss({**w, **moved}, w), reference.part(w, name))
+
+    return reference.descend(w, gradient, steps, **SGD | sgd)
 
 
 def losses(w, x, y):
