@@ -32,7 +32,7 @@ SCENES = {
 }
 """Name -> command that writes into the folder `run`; after a kill a run is resumed, the others are given again."""
 
-LONGEST = 240
+LONGEST = 240.0
 """Seconds after which a command counts as stuck."""
 
 EVENTS = {"os.rename": 1, "os.mkdir": 0, "os.remove": 0, "shutil.rmtree": 0}
