@@ -2,6 +2,7 @@
 
 import io
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ def stack(named: Iterable[tuple[object, Any]]) -> np.ndarray:
     - Turned upright, by the orientation in their EXIF data.
     - Palettes, CMYK and other kinds of color are RGB; black and white are 0 and 255.
     - What is transparent shows white.
-    - Of several frames the first is read, and of color in 16 bits for a channel the upper 8, as Pillow does.
+    - Of several frames the first is read, and a warning says so; of color in 16 bits for a channel the upper 8, as
+      Pillow does.
 
     Args:
       named: name for errors, and picture: a file's path, an image of Pillow, or, as Hugging Face and pandas keep them,
@@ -87,6 +89,8 @@ def _read(name: object, picture: Any) -> np.ndarray:
 def _decoded(pillow: Any, opened: Any) -> np.ndarray:
     from PIL import ImageOps
 
+    if getattr(opened, "n_frames", 1) > 1:
+        warnings.warn("of pictures with several frames the first is read", stacklevel=2)
     opened = ImageOps.exif_transpose(opened)
     if opened.mode[0] in "IF":
         raise ValueError(f"mode {opened.mode}: its numbers have no brightness; give them as arrays in an .npz file")

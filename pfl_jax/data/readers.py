@@ -91,10 +91,13 @@ def train_and_test(source: object, splits: dict[str, T]) -> tuple[T, T | None]:
 
 def regular_files(path: Path) -> list[Path]:
     """Regular files below a folder, sorted, without those that are hidden or lie in hidden folders."""
-    found = []
+    found, seen = [], set()
     for folder, names, files in os.walk(path, followlinks=True):
-        names[:] = [name for name in names if not name.startswith(".")]
-        found += [Path(folder, name) for name in files if not name.startswith(".")]
+        # A link may lead to a folder that it lies in.
+        is_new = (real := os.path.realpath(folder)) not in seen
+        seen.add(real)
+        names[:] = [name for name in names if is_new and not name.startswith(".")]
+        found += [Path(folder, name) for name in files if is_new and not name.startswith(".")]
     return sorted(one for one in found if one.is_file())
 
 

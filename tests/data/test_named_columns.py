@@ -360,6 +360,7 @@ def test_pipes_and_names_that_are_no_text_are_refused_or_skipped(tmp_path):
     pictures(tmp_path / "pets", "cat", "dog")
     before = data.own_files.digest(tmp_path / "pets")
     os.mkfifo(tmp_path / "pets" / "cat" / "2.png")
+    (tmp_path / "pets" / "cat" / "loop").symlink_to(tmp_path / "pets")
     assert len(from_file(tmp_path / "pets", test_fraction=0.5).train_y) == 2
     assert data.own_files.digest(tmp_path / "pets") == before
     os.mkfifo(tmp_path / "my.csv")

@@ -198,7 +198,8 @@ def test_missing_pictures_are_named(tmp_path):
 def test_of_several_frames_the_first_is_read(tmp_path):
     film = [Image.new("L", (2, 3), number) for number in range(4)]
     film[0].save(tmp_path / "film.gif", save_all=True, append_images=film[1:])
-    assert not pictures.stack([("film.gif", tmp_path / "film.gif")]).any()
+    with pytest.warns(UserWarning, match="of pictures with several frames the first is read"):
+        assert not pictures.stack([("film.gif", tmp_path / "film.gif")]).any()
 
 
 def test_a_mode_and_masks_of_hugging_face(tmp_path):
