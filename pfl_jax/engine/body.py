@@ -72,7 +72,10 @@ def network_of(
 def sample(
     programs: Sequence[RoundProgram], data: Federation, key: PRNGKey, round_index: jax.Array, size: int
 ) -> tuple[Cohort, tuple[Places, ...]]:
-    """Cohort of `size` clients of a round, and their places for each of the programs."""
+    """Cohort of `size` clients of a round, and their places for each of the programs.
+
+    data, key and round_index are those of the run.
+    """
     cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings)
     return cohort, tuple(one.places(data, cohort.clients)[-1] for one in programs)
 

@@ -230,12 +230,12 @@ def _named(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def plain(state: State) -> State:
-    """State with the key's raw data in place of the typed key."""
+    """The `state` with the key's raw data in place of the typed key."""
     return state._replace(key=jax.random.key_data(state.key))
 
 
 def leaves_by_path(tree: PyTree, **names: Any) -> dict[str, Any]:
-    """Leaves by path, such as "server['head']", or as `names` of `jax.tree_util.keystr` have it."""
+    """Leaves of a `tree` by path, such as "server['head']", or as `names` of `jax.tree_util.keystr` have it."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, **names).lstrip("."): leaf for path, leaf in leaves}
 
@@ -258,7 +258,14 @@ def tree_of(leaves: Mapping[str, Any], like: PyTree, what: str, **names: Any) ->
 
 
 def state_of(leaves: Mapping[str, Any], like: State, what: str, **names: Any) -> State:
-    """State from its leaves by path, see `tree_of`, the clients' part as it is there; `like` is not `plain`."""
+    """State from its leaves by path, the clients' part as it is there.
+
+    Args:
+      leaves: those of a `plain` state.
+      like: a state of the same run, or its shapes; not a `plain` one.
+      what: what has the leaves, for the error.
+      **names: how paths are written.
+    """
     state = tree_of(leaves, jax.eval_shape(plain, like), what, **names)
     return state._replace(
         server=jax.tree.map(jnp.asarray, state.server),

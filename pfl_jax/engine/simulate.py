@@ -258,9 +258,7 @@ def play(
             trained = jax.tree.map(np.array, state.trained)
             before = new = None
             if evaluated and settings.before_aggregation:
-                members = np.zeros(trained.shape, bool)
-                np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
-                before = before_aggregation(trained if received is None else received, trained, members)
+                before = _in_the_middle(received, trained, outcome)
             received = _on_host(engine.evaluate(data, state)) if evaluated else None
             if evaluated and newcomers is not None:
                 new = _on_host(engine.evaluate_new(newcomers, state))
@@ -281,6 +279,13 @@ def play(
             )
         yield result
         start = time.perf_counter()
+
+
+def _in_the_middle(received: Scores | None, trained: Scores, outcome: Outcome) -> Scores:
+    """Scores of a round by the protocol `before_aggregation`; `received` are those before it, None if all trained."""
+    members = np.zeros(trained.shape, bool)
+    np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
+    return before_aggregation(trained if received is None else received, trained, members)
 
 
 def committed(tree: PyTree) -> PyTree:
