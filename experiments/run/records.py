@@ -23,7 +23,6 @@ from experiments.own_code import label, method_factory
 from experiments.run.build import Experiment
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
-from pfl_jax.engine import chunking
 from pfl_jax.errors import InvalidInput
 from pfl_jax.schedules import mixture
 from pfl_jax.tasks import CLASSIFICATION, Task
@@ -133,23 +132,6 @@ def device_name(options: Options) -> str:
     return kind if processes == 1 else f"{kind} in {processes} processes"
 
 
-def _unused_shares(experiment: Experiment) -> chunking.Unused:
-    """Parts of a round's work and time that train no model, for a cohort of typical sizes."""
-    counts, settings, spec = np.asarray(experiment.data.train_count), experiment.settings, experiment.spec
-    sizes = chunking.typical_cohort(counts, settings.cohort_size(len(counts), 0))
-    # Of several networks, one at a time wastes least.
-    chunk = min(settings.chunk) if isinstance(settings.chunk, tuple) else settings.chunk
-    assert chunk != "auto"
-    return chunking.unused_shares(
-        # With --local-steps all clients take as many steps: one mini-batch each stands for them.
-        sizes if spec.local_steps is None else np.minimum(sizes, 1),
-        batch_size=experiment.spec.hyper_parameters.get("batch_size", 1),
-        chunk=chunk,
-        devices=len(devices(spec)),
-        drop_last=spec.drop_last,
-    )
-
-
 MOST_INFO_ENTRIES = 10_000
 """Maximum size of an entry of a round's Info in the metrics log."""
 
@@ -178,7 +160,7 @@ def headline(experiment: Experiment) -> str:
     spec, counts = experiment.spec, np.asarray(experiment.data.train_count)
     sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
     values = {name: value for name, value in spec.hyper_parameters.items() if value is not None}
-    unused, unread = _unused_shares(experiment), unread_by_method(spec.method, values)
+    unread = unread_by_method(spec.method, values)
     own = ", ".join(f"{name}={value}" for name, value in values.items() if name not in unread)
     others = {name: spec.options[name] for name in sorted(spec.given & spec.options.keys() - {*_SAID})}
     words = [spec.kind_of_rounds, assignments(others)]
@@ -186,6 +168,5 @@ def headline(experiment: Experiment) -> str:
         f"{experiment.dataset.description}, preset {spec.preset}: {label(spec.method)}({own}), {label(spec.model)}, "
         f"{spec.rounds} rounds, {spec.num_clients} clients with {sizes} training examples, "
         f"participation {spec.participation:g}, {label(spec.partition)}, on {device_name(spec)}, chunk "
-        f"{experiment.settings.chunk} ({unused.steps:.1%} of the steps wasted, devices idle {unused.devices:.1%})"
-        + "".join(f", {text}" for text in words if text)
+        f"{experiment.settings.chunk}" + "".join(f", {text}" for text in words if text)
     )

@@ -1,7 +1,6 @@
 """Choice of the number of clients under one vmap, and what is lost when clients differ in size."""
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,34 +16,20 @@ MAX_WASTE = 0.1
 """Share of wasted gradient steps up to which `choose_chunk` takes a larger chunk."""
 
 
-class Unused(NamedTuple):
-    """Shares in [0, 1) of a round's work and time that train no model.
-
-    Attributes:
-      steps: of the gradient steps, those spent on clients that have already finished: 1 - sum_i s_i / sum_i s_{longest
-        client of i's chunk}, with s_i of `pfl_jax.primitives.mini_batches.num_steps`. 0 if clients run one after
-        another.
-      devices: of the devices' time, what they wait for the one that trains longest: 1 - sum_d t_d / (D max_d t_d), with
-        t_d the steps that device d runs, those of finished clients included. 0 on one device.
-    """
-
-    steps: float
-    devices: float
-
-
-def unused_shares(
+def wasted_share(
     counts: np.ndarray,
     *,
     batch_size: int,
     chunk: int | None,
     devices: int = 1,
     drop_last: bool = False,
-) -> Unused:
-    """Work and time of a round that train no model, counted in gradient steps.
+) -> float:
+    """Share in [0, 1) of a round's gradient steps that is spent on clients that have already finished.
 
-    Clients under one vmap run as many steps as the largest of them; the surplus steps of the others are discarded.
+    Clients under one vmap run as many steps as the largest of them; the surplus steps of the others are discarded:
+    1 - sum_i s_i / sum_i s_{longest client of i's chunk}, with s_i of `pfl_jax.primitives.mini_batches.num_steps`.
     Clients, sorted by size, are spread over the devices by `pfl_jax.data.places.spread`, and each device takes its
-    clients in chunks. Copies that fill a device's last chunk do not count as waste.
+    clients in chunks. Copies that fill a device's last chunk do not count.
 
     Args:
       counts: training examples [M] of the cohort's clients, in any order.
@@ -55,25 +40,18 @@ def unused_shares(
 
     Example:
       >>> import numpy as np
-      >>> from pfl_jax.engine.chunking import unused_shares
-      >>> print(unused_shares(np.array([100, 50]), batch_size=10, chunk=2))  # (10 + 5) of 2 * 10 steps
-      Unused(steps=0.25, devices=0.0)
-      >>> print(unused_shares(np.array([40, 20]), batch_size=10, chunk=1, devices=2))  # the devices run 4 and 2 steps
-      Unused(steps=0.0, devices=0.25)
+      >>> from pfl_jax.engine.chunking import wasted_share
+      >>> wasted_share(np.array([100, 50]), batch_size=10, chunk=2)  # (10 + 5) of 2 * 10 steps
+      0.25
     """
     counts = np.sort(np.asarray(counts, np.int64))[::-1]
     # [D, W], with 0 in free places.
     steps = np.append(num_steps(counts, batch_size, drop_last=drop_last), 0)[spread(len(counts), devices)]
     width = -(-len(counts) // devices) if chunk is None else chunk
-    executed = _executed(steps, width, np.sum(steps > 0, axis=1))
-    busy = _executed(steps, width, np.full(len(steps), steps.shape[1]))
-    return Unused(1 - float(steps.sum() / executed.sum()), 1 - float(busy.mean() / busy.max()))
-
-
-def _executed(steps: np.ndarray, width: int, numbers: np.ndarray) -> np.ndarray:
-    """Steps [D] that devices run in their first `numbers` [D] places: in a chunk each runs as many as the largest."""
     starts = np.arange(0, steps.shape[1], width)
-    return np.sum(steps[:, starts] * np.clip(numbers[:, None] - starts, 0, width), axis=1)
+    # In a chunk each client runs as many steps as the largest.
+    executed = steps[:, starts] * np.clip(np.sum(steps > 0, axis=1)[:, None] - starts, 0, width)
+    return 1 - float(steps.sum() / executed.sum())
 
 
 def resolved(
@@ -155,7 +133,7 @@ def choose_chunk(
     equal = sorted((size for size in sizes if most is None or size <= most), reverse=True)
 
     def wasted(chunk: int) -> float:
-        return unused_shares(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last).steps
+        return wasted_share(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last)
 
     return next(chunk for chunk in equal if chunk == 1 or wasted(chunk) < MAX_WASTE)
 
