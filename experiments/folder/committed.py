@@ -99,7 +99,7 @@ def _row(table: Mapping[str, Any], index: int) -> dict[str, Any]:
     return {name: _row(column, index) if isinstance(column, dict) else column[index] for name, column in table.items()}
 
 
-class Library:
+class ResultStore:
     """Committed results of a folder, those of today's versions of their methods, by name."""
 
     def __init__(self, root: Path = ROOT):

@@ -26,7 +26,7 @@ from experiments.cli.command import RunCommand
 from experiments.cli.parser import Names, choose
 from experiments.fields import Argument, flag, given
 from experiments.folder import committed, load, stored_runs
-from experiments.folder.committed import Library
+from experiments.folder.committed import ResultStore
 from experiments.folder.load import Run
 from experiments.folder.run_folder import SUMMARY
 from experiments.host.console import print_line
@@ -124,21 +124,21 @@ class Tables(MeasuredBatch):
         # Seed by seed: the first of all places comes before the second.
         return sorted([job for row in self.shown for job in self.jobs_of(row)], key=lambda job: job.cell.seed)
 
-    def library(self) -> Library | None:
+    def library(self) -> ResultStore | None:
         """Committed results that count as finished runs; none beside runs on embedded data."""
         summaries = sorted(self.folder.glob(f"*/*/seed-*/{SUMMARY}"))
         if not self.committed or any(not load.read_config(path.parent)["data"]["is_real"] for path in summaries):
             return None
-        return Library(committed.ROOT)
+        return ResultStore(committed.ROOT)
 
     @functools.cached_property
-    def _first_library(self) -> Library | None:
+    def _first_library(self) -> ResultStore | None:
         return self.library()
 
     def committed_result(self, job: batch.Job) -> Run | None:
         return None if self._first_library is None else self._first_library.find(job.cell.spec())
 
-    def _results(self, row: Published, library: Library | None) -> list[Run]:
+    def _results(self, row: Published, library: ResultStore | None) -> list[Run]:
         """Results of a place, in its folders or else committed; a folder with anything else counts as empty."""
         found = []
         for job in self.jobs_of(row):

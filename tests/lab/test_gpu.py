@@ -98,7 +98,7 @@ def test_a_process_that_hangs_is_stopped(tmp_path, monkeypatch):
 def test_runs_are_those_of_the_queue_that_have_no_result(tmp_path):
     missing = queued.missing(tmp_path, tmp_path / "runs")
     order = [run.name for run in planned_runs()]
-    there = committed.Library().named
+    there = committed.ResultStore().named
     assert [name for _, name in missing] == [name for name in order if name in {one for _, one in missing}]
     assert not there.keys() & {name for _, name in missing}
     block, name = missing[0]

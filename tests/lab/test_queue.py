@@ -10,7 +10,7 @@ from rich.console import Console
 from run_folders import FakeRuns
 
 from experiments.folder import committed, load, version
-from experiments.folder.committed import Library
+from experiments.folder.committed import ResultStore
 from experiments.folder.load import Run
 from experiments.folder.run_folder import SUMMARY
 from experiments.identity import relevant_options
@@ -89,7 +89,7 @@ def test_nothing_comes_twice():
 
 @pytest.mark.parametrize("block", FIELDS)
 def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp_path):
-    there, rates = Comparison(block, Library(tmp_path)).runs, FIELDS[block].rates
+    there, rates = Comparison(block, ResultStore(tmp_path)).runs, FIELDS[block].rates
     assert there == [one for method in field.methods(block) for one in search_runs(block, method)]
     assert len({one.name for one in there}) == len(field.methods(block)) * len(rates)
     search, long = (one.cell.spec() for one in (search_runs(block, "ditto")[1], tuned_run(block, "ditto", rates[1])))
@@ -136,7 +136,7 @@ def test_a_search_says_what_is_run_next(small_field, runs, words, tmp_path, caps
     assert queue.main([*words, "--only", "field"]) == 0
     chosen = [(method, 50, 0.03, 0) for method in ("local", "fedavg", "fedper")]
     assert described(runs.done) == [*SEARCH, *chosen, *again(("fedavg", 0.03), ("local", 0.03))]
-    found = Comparison("field", Library(tmp_path / "results"))
+    found = Comparison("field", ResultStore(tmp_path / "results"))
     assert [(one.method, one.rate, one.validation, len(one.results)) for one in found.tuned] == [
         ("fedavg", "0.03", 70.0, 3),
         ("fedper", "0.03", 70.0, 1),
@@ -165,7 +165,7 @@ def test_a_rate_at_which_all_clients_diverge_gives_way_to_the_next_best(
         assert described(runs.done)[:8] == [*SEARCH, ("local", 50, 0.03, 0), ("fedavg", 50, 0.03, 0)]
         assert described(runs.done)[8:] == [*long, *again(("fedavg", 0.03), ("local", 0.03))]
     assert "round 1: --lr is too large; a checkpoint stays in" in capsys.readouterr().out
-    found = Comparison("field", Library(tmp_path / "results"))
+    found = Comparison("field", ResultStore(tmp_path / "results"))
     assert {one.method: one.rate for one in found.tuned} == {"fedavg": "0.03", "fedper": "0.01", "local": "0.03"}
     assert len(found.runs) == 13
     # A committed line has no path of this machine.
@@ -189,7 +189,7 @@ def test_it_runs_what_is_missing_and_keeps_what_finishes(runs, words, nice, tmp_
     assert nice == [19]
     # Little is lost with a machine, and a stand-in never passes for the dataset.
     assert {(one.checkpoint_every, one.source) for one in runs.done} == {(20, "files")}
-    assert set(Library(tmp_path / "results").named) == {run.name for run in first}
+    assert set(ResultStore(tmp_path / "results").named) == {run.name for run in first}
     assert f"run 1 of {len(first)}: {MAIN} lg_fedavg seed 0" in capsys.readouterr().out
     # On another machine: no folder of a run, only the committed results.
     shutil.rmtree(tmp_path / "runs")
@@ -247,7 +247,7 @@ def test_a_result_is_small_and_only_the_same_run_counts(runs, words, tmp_path):
     assert content["command"] == job.cell.command()
     lines = load.read_metrics(tmp_path / "runs" / job.name)
     assert content["rounds"]["trained"]["std"] == [line["trained"]["std"] for line in lines]
-    library = Library(tmp_path / "results")
+    library = ResultStore(tmp_path / "results")
     found = library.find(job.cell.spec())
     first, last = (line["received"]["mean"] for line in lines)
     assert (found.accuracy("received"), found.at_round(1, "received")) == (last, first)
@@ -268,7 +268,7 @@ def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, cap
     assert "1 of 1 runs are there" in capsys.readouterr().out
     places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
     (place,) = [place for place in places if (place["dataset"], place["clients"]) == ("fashion_mnist", 20)]
-    mean = Library(tmp_path / "results").named[f"{MAIN}/local/seed-0"].accuracy("received")
+    mean = ResultStore(tmp_path / "results").named[f"{MAIN}/local/seed-0"].accuracy("received")
     assert (place["mean"], place["paper"]) == (pytest.approx(mean), 85.68)
     assert tables.main([*table, "--out", str(tmp_path / "table"), "--committed", "--dry-run"]) == 0
     assert f"# finished, in {tmp_path / 'results/queue/table-1.jsonl'}" in capsys.readouterr().out
@@ -291,7 +291,7 @@ def test_results_of_another_version_of_their_method_do_not_count(small_field, ru
     assert queue.main([*words, "--only", "field/local"]) == 0
     assert len(runs.done) == count
     monkeypatch.setattr(version, "version_of", lambda factory: 2)
-    assert Library(tmp_path / "results").named == {}
+    assert ResultStore(tmp_path / "results").named == {}
     # Its folder has those of the other version.
     assert queue.main([*words, "--only", "field/local"]) == 2
     assert queue.main([*words, "--only", "field/local", "--out", str(tmp_path / "anew")]) == 0

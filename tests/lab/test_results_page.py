@@ -12,7 +12,7 @@ from experiments import comparison, fashion_mnist
 from experiments.cli.command import RunCommand
 from experiments.fields import option_words
 from experiments.folder import committed
-from experiments.folder.committed import Library
+from experiments.folder.committed import ResultStore
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
 from experiments.lab.pages.compared import SECTIONS, published_in
@@ -51,7 +51,7 @@ def store(tmp_path, name, level, note="", **rounds):
 
 
 def made(tmp_path, causes=()):
-    library = Library(tmp_path / "results")
+    library = ResultStore(tmp_path / "results")
     found = compared.compared(library, causes)
     return page(library, found), readme_table(library, found)
 
@@ -86,7 +86,7 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
     means = [store(tmp_path, f"{MAIN}/fedpac/seed-{seed}", level) for seed, level in ((0, 89.0), (1, 90.0), (2, 89.5))]
     mean, std = np.mean(means), np.std(means, ddof=1)
     text = made(tmp_path)[0]
-    every = list(Library(tmp_path / "results").named.values())
+    every = list(ResultStore(tmp_path / "results").named.values())
     ends = [one.curve("received") for one in every]
     error = entry(published_in(SECTIONS[0])[0], every, PAPERS["fedpac"].measure).error
     last = f"{np.min(ends):.2f} to {np.max(ends):.2f}"
@@ -201,7 +201,7 @@ def test_other_readings_of_the_replication_stand_beside_the_paper(tmp_path):
 
 
 def test_the_header_of_the_experiment_has_the_committed_accuracy():
-    result = Library().named[f"{MAIN}/fedpac/seed-0"]
+    result = ResultStore().named[f"{MAIN}/fedpac/seed-0"]
     assert f"Here: {result.accuracy('received'):.2f} % received." in fashion_mnist.__doc__
 
 
@@ -236,7 +236,7 @@ def test_methods_with_all_seeds_are_compared_client_by_client(tmp_path):
     for method, level in (("ditto", 85.0), ("local", 80.0)):
         for seed in (1, 2):
             store(tmp_path, tuned_run("field-digits", method, rate, seed).name, level)
-    library = Library(tmp_path / "results")
+    library = ResultStore(tmp_path / "results")
     names = {
         name: [tuned_run("field-digits", name, rate, seed).name for seed in range(3)] for name in ("ditto", "local")
     }
@@ -289,7 +289,7 @@ def options_of(command):
 
 
 def test_each_committed_result_is_the_run_that_its_name_says():
-    library, found_in = Library(), set()
+    library, found_in = ResultStore(), set()
     for file in committed.ROOT.glob("queue/*.jsonl"):
         for name, record in committed.read(file).items():
             run = RUNS[name]
@@ -311,7 +311,7 @@ def test_each_committed_result_is_the_run_that_its_name_says():
 def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
     means = [store(tmp_path, f"{MAIN}/fedper/seed-{seed}", level) for seed, level in ((0, 84.0), (1, 86.0))]
     store(tmp_path, f"{MAIN}/local/seed-0", 84.0)
-    shown = picture(Library(tmp_path / "results"))
+    shown = picture(ResultStore(tmp_path / "results"))
     (panel,) = shown.panels
     assert [series.label for series in panel.series] == [name for name in METHODS if name in ("fedper", "local")]
     line = panel.series[0]
@@ -319,7 +319,7 @@ def test_the_figure_has_curves_and_the_papers_marks(tmp_path):
     assert line.mark == (pytest.approx(206.0), 87.43)
     assert "Fashion-MNIST, 20 clients, 1 to 2 seeds; diamonds" in shown.caption
     store(tmp_path, f"{MAIN}/ditto/seed-0", 84.0)
-    assert picture(Library(tmp_path / "results")).digest() != shown.digest()
+    assert picture(ResultStore(tmp_path / "results")).digest() != shown.digest()
 
 
 def test_a_difference_of_a_point_is_close():

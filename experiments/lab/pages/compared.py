@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 from experiments.choices import ALWAYS
 from experiments.cli.command import RunCommand
-from experiments.folder.committed import Library
+from experiments.folder.committed import ResultStore
 from experiments.folder.load import Run
 from experiments.lab.causes import Cause
 from experiments.lab.queue.planned import CIFAR10, DATASET, SEEDS
@@ -106,7 +106,7 @@ def published_in(section: Section) -> list[Published]:
     return [row for row in published.load() if (row.paper, row.table, row.clients, row.dataset) == where]
 
 
-def runs(row: Published, library: Library) -> list[Run]:
+def runs(row: Published, library: ResultStore) -> list[Run]:
     """Finished runs beside a published accuracy, by seed."""
     found = (library.find(RunCommand.of(row, seed=seed).spec()) for seed in SEEDS)
     return [one for one in found if one is not None]
@@ -116,12 +116,12 @@ Found: TypeAlias = dict[Section, list[Compared]]
 """Table of the page -> its rows."""
 
 
-def compared(library: Library, causes: Sequence[Cause], sections: Sequence[Section] = SECTIONS) -> Found:
+def compared(library: ResultStore, causes: Sequence[Cause], sections: Sequence[Section] = SECTIONS) -> Found:
     """All published accuracies of some tables with ours."""
     return {section: [_compare(row, library, causes) for row in published_in(section)] for section in sections}
 
 
-def _compare(row: Published, library: Library, causes: Sequence[Cause]) -> Compared:
+def _compare(row: Published, library: ResultStore, causes: Sequence[Cause]) -> Compared:
     there, measure = runs(row, library), settings.PAPERS[row.paper].measure
     received, trained = (comparison.entry(row, there, measure._replace(protocol=name)) for name in ALWAYS)
     ends = [value for one in there for value in one.curve("received")[-LAST:] if value is not None]

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from experiments.folder.committed import Library
+from experiments.folder.committed import ResultStore
 from experiments.folder.load import Run
 from experiments.lab.pages.compared import SECTIONS, published_in, runs
 from experiments.papers.published import Published
@@ -20,7 +20,7 @@ MARKS_AT = 1.03
 """Position of the papers' accuracies, in multiples of the last round."""
 
 
-def picture(library: Library) -> Picture:
+def picture(library: ResultStore) -> Picture:
     """Curves of the methods that have a finished run."""
     by_method = {row.method: row for row in published_in(SECTIONS[0])}
     found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]

@@ -14,7 +14,7 @@ from experiments import comparison
 from experiments.choices import ALWAYS, Protocol
 from experiments.cli.command import RunCommand
 from experiments.folder import committed
-from experiments.folder.committed import Library
+from experiments.folder.committed import ResultStore
 from experiments.folder.load import Run
 from experiments.host.console import duration
 from experiments.lab import causes
@@ -56,7 +56,7 @@ TEMPLATE = Path(__file__).with_name("results.md.jinja")
 def made(root: Path) -> Made:
     """The page of a checkout, README's part, and the picture; InvalidInput if a result is damaged."""
     results, readme = root / committed.ROOT.name, root / "README.md"
-    library = Library(results)
+    library = ResultStore(results)
     found = compared(library, causes.load(DATASET))
     texts = {
         root / "docs/results.md": page(library, found),
@@ -67,7 +67,7 @@ def made(root: Path) -> Made:
     return Made(texts, {root / FIGURES / "results.svg": picture(library)} | ranks)
 
 
-def page(library: Library, found: Found) -> str:
+def page(library: ResultStore, found: Found) -> str:
     """Text of docs/results.md."""
     every, cifar10 = list(library.named.values()), _cifar10(library)
     finished = {section: rows for section, rows in found.items() if all(row.last for row in rows)}
@@ -107,7 +107,7 @@ def page(library: Library, found: Found) -> str:
     )
 
 
-def readme_table(library: Library, found: Found) -> str:
+def readme_table(library: ResultStore, found: Found) -> str:
     """Table of README: all rows of the main table, and what the others come to."""
     heads = ["method", "ours", "paper", "difference, 95 %", f"cause, beyond {CLOSE:g} point"]
     rows = [
@@ -131,13 +131,13 @@ def readme_table(library: Library, found: Found) -> str:
     ) + _readme_cifar10(_cifar10(library))
 
 
-def _cifar10(library: Library) -> list[Compared]:
+def _cifar10(library: ResultStore) -> list[Compared]:
     """Rows of FedPAC's tables and its replication's on CIFAR-10 that have a run; a run of several tables in each."""
     found = compared(library, [], CIFAR10_SECTIONS)
     return [one for rows in found.values() for one in rows if one.last]
 
 
-def _cifar10_of_fedas(library: Library) -> list[list[str]]:
+def _cifar10_of_fedas(library: ResultStore) -> list[list[str]]:
     """Rows of FedAS's Table 3 that have a run, each by the measure of its method."""
     found = []
     for row in cifar10_of_fedas():
@@ -168,7 +168,7 @@ def round_seconds() -> float:
     return next(row["s"] for row in measured if row["work"].startswith("FedPAC round") and row["by"] == "pfl_jax")
 
 
-def _reading(reading: str, library: Library) -> list[str]:
+def _reading(reading: str, library: ResultStore) -> list[str]:
     """Row of another reading of the replication's equations."""
     run = library.find(reading_run(reading).cell.spec())
     row, *_ = published_in(Section("fedpac_replication", 1, 20))[::-1]
@@ -211,7 +211,7 @@ def _numbers(entry: Entry) -> list[str]:
     return [ours, number(entry.published), difference_text(entry)]
 
 
-def _fedas(library: Library) -> list[list[str]]:
+def _fedas(library: ResultStore) -> list[list[str]]:
     """Rows of FedAS's settings that have a run of every method: accuracies by its measure, for each protocol."""
     measure, rows = PAPERS["fedas"].measure, []
     for beta, participation in sorted(itertools.product(FEDAS_BETAS, FEDAS_PARTICIPATIONS)):
@@ -223,7 +223,7 @@ def _fedas(library: Library) -> list[list[str]]:
     return rows
 
 
-def _field(one: Comparison, library: Library) -> dict[str, object]:
+def _field(one: Comparison, library: ResultStore) -> dict[str, object]:
     """Comparison of all methods, for the template."""
     field, sample = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).cell
     words = shlex.join((*field.words, "--rounds", str(field.rounds)))

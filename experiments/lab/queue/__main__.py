@@ -28,7 +28,7 @@ from experiments.cli.command import RunCommand
 from experiments.cli.parser import Folder, Hidden
 from experiments.fields import Argument
 from experiments.folder import committed
-from experiments.folder.committed import Library
+from experiments.folder.committed import ResultStore
 from experiments.folder.load import Run
 from experiments.folder.version import Trust
 from experiments.host.console import print_line
@@ -95,7 +95,7 @@ class Queue(batch.Batch):
         if not self.only:
             # Comparisons of all methods, which are hundreds of runs, only by request.
             return list(planned_runs())
-        only, library = set(self.only), Library(self.root)
+        only, library = set(self.only), ResultStore(self.root)
         compared = [run for block in field.FIELDS for run in field.Comparison(block, library).runs]
         return [run for run in (*planned_runs(), *compared) if only.intersection(run.chosen_by)]
 
@@ -120,12 +120,12 @@ class Queue(batch.Batch):
             batch.drive(self, console)
 
     @functools.cached_property
-    def _previewed(self) -> Library:
-        return Library(self.root)
+    def _previewed(self) -> ResultStore:
+        return ResultStore(self.root)
 
-    def _library(self) -> Library:
+    def _library(self) -> ResultStore:
         # Read again each time: another machine may have finished a run. A preview has the results of one moment.
-        return self._previewed if self.dry_run else Library(self.root)
+        return self._previewed if self.dry_run else ResultStore(self.root)
 
     def committed_result(self, job: batch.Job) -> Run | None:
         return self._library().find(job.cell.spec())

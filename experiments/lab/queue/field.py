@@ -9,7 +9,7 @@ from typing import NamedTuple
 from experiments.choices import CUSTOM, Protocol
 from experiments.cli.command import RunCommand
 from experiments.comparison import BASELINE
-from experiments.folder.committed import Library
+from experiments.folder.committed import ResultStore
 from experiments.folder.load import Run
 from experiments.folder.run_folder import slug
 from experiments.lab.queue.planned import DATASET, SEEDS, PlannedRun
@@ -139,7 +139,7 @@ class Comparison:
       runs: all runs that are known now.
     """
 
-    def __init__(self, block: str, library: Library):
+    def __init__(self, block: str, library: ResultStore):
         self.block, self.field, self._library = block, FIELDS[block], library
         compared = methods(block)
         found = [tuned for method in compared if (tuned := self._tuned(method))]
