@@ -12,7 +12,6 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.folder.cached import continued, inspect
 from experiments.folder.load import read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
 from experiments.folder.version import Trust
@@ -66,6 +65,9 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, trust: Trust = "s
       InvalidInput: the folder holds something else or cannot be written, or the run is refused.
       KeyboardInterrupt: after SIGINT; the next call resumes from the run's last checkpoint, if it has one.
     """
+    # Imported now: a run alone does without it.
+    from experiments.folder.cached import continued, inspect
+
     state = inspect(spec, folder, trust)
     if state == "of other code":
         raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
@@ -137,7 +139,7 @@ class Work(abc.ABC):
         """Remaining rounds, a result for each run."""
 
     @abc.abstractmethod
-    def states(self, state: State) -> list[State]:
+    def states(self, state: State) -> Iterable[State]:
         """State of each run, of the state of all."""
 
     @abc.abstractmethod
@@ -330,7 +332,7 @@ class Alone(Work):
         for result in simulate.run(experiment.method, experiment.data, experiment.settings, key, **how):
             yield [result]
 
-    def states(self, state: State) -> list[State]:
+    def states(self, state: State) -> Iterable[State]:
         return [state]
 
     def state_of(self, states: list[State]) -> State:

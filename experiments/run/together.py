@@ -99,8 +99,9 @@ class Together(Work):
                     print_notice(console, f"round {result.round}: the run in {run.folder.path} has diverged")
             yield [_of_run(result, index, ended=run.counts.ended) for index, run in enumerate(self.runs)]
 
-    def states(self, state: State) -> list[State]:
-        return [gather(state, index) for index in range(len(self.runs))]
+    def states(self, state: State) -> Iterable[State]:
+        # One after another: all at once would be another copy of all states.
+        return (gather(state, index) for index in range(len(self.runs)))
 
     def state_of(self, states: list[State]) -> State:
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
