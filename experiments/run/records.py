@@ -18,7 +18,7 @@ from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices
 from experiments.hyper_parameters import documented_info, unread_by_method
 from experiments.identity import fixed_rounds, relevant_options
-from experiments.options import Options
+from experiments.options import KINDS, RESULT_NEUTRAL, Options
 from experiments.own_code import label, method_factory
 from experiments.run.build import Experiment
 from pfl_jax.base import Info
@@ -151,18 +151,18 @@ def _digits(array: np.ndarray) -> Any:
     return float(f"{array:.6g}") if array.dtype.kind == "f" else array.item()
 
 
-_SAID = ("method", "model", "preset", "rounds", "num_clients", "participation", "partition", "seed", "out")
-"""Options that the headline names in its own words, or need not."""
+_SAID = ("method", "model", "preset", "rounds", "num_clients", "participation", "partition", "seed")
+"""Options that the headline names in its own words."""
 
 
 def headline(experiment: Experiment) -> str:
     """One line that describes a run; the data source comes first, and other options that were given are its end."""
     spec, counts = experiment.spec, np.asarray(experiment.data.train_count)
     sizes = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
-    values = {name: value for name, value in spec.hyper_parameters.items() if value is not None}
-    unread = unread_by_method(spec.method, values)
-    own = ", ".join(f"{name}={value}" for name, value in values.items() if name not in unread)
-    others = {name: spec.options[name] for name in sorted(spec.given & spec.options.keys() - {*_SAID})}
+    unread = unread_by_method(spec.method, spec.hyper_parameters)
+    values = {k: v for k, v in spec.hyper_parameters.items() if v is not None and k not in unread}
+    own = ", ".join(f"{name}={value}" for name, value in values.items())
+    others = {name: spec.options[name] for name in sorted(spec.given & KINDS.keys() - RESULT_NEUTRAL - {*_SAID})}
     words = [spec.kind_of_rounds, assignments(others)]
     return (
         f"{experiment.dataset.description}, preset {spec.preset}: {label(spec.method)}({own}), {label(spec.model)}, "
