@@ -142,7 +142,7 @@ def results(folder):
             with zipfile.ZipFile(last) as arrays:
                 checked = [one for one in arrays.infolist() if one.filename.startswith("state.")]
             found[name] = last.name, [(one.filename, one.CRC) for one in checked]
-        elif path.is_file() and not {"checkpoints", "groups"} & set(path.relative_to(folder).parts):
+        elif path.is_file() and "checkpoints" not in path.relative_to(folder).parts:
             is_json = path.suffix in (".json", ".jsonl")
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]
             found[name] = [timeless(json.loads(line)) for line in lines] if is_json else lines
