@@ -14,15 +14,13 @@ from typing import Annotated, Literal
 
 from experiments.choices import Protocol
 from experiments.cli.parser import check_new, parse
-from experiments.comparison import ranks, read, table, with_target, written
+from experiments.comparison import for_paper, ranks, read, table, with_target
 from experiments.fields import Argument
 from experiments.folder import stored_runs
-from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_text
 from experiments.host.exit_codes import exit_code, leave
 from experiments.show.curves import chosen
 from experiments.show.pictures import ENDINGS, save
-from experiments.show.tables import terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_new("--out", options.out, ".md", ".csv", ".tex")
         check_new("--plot", options.plot, *ENDINGS)
         groups, _ = stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(options.runs)])
-        notes = []
+        chosen_by = ""
         if options.select is not None:
-            groups, said = chosen(groups, options.eval_protocol)
-            notes.append(said)
+            groups, chosen_by = chosen(groups, options.eval_protocol)
         groups = stored_runs.renamed(groups, options.name)
         compared = read(groups, options.eval_protocol)
-        heads, rows, more = table(compared, options.reference)
-        notes += more
+        made = table(compared, options.reference)
         if options.target is not None:
-            heads, rows = with_target(heads, rows, groups, compared, options.eval_protocol, options.target)
+            made = with_target(made, groups, compared, options.eval_protocol, options.target)
+        made = made._replace(notes=[*filter(None, [chosen_by]), *made.notes])
         console = Terminal()
-        console.print(terminal(heads, rows, title=f"{compared.data}, {compared.axis} after round {compared.round}"))
-        for note in notes:
+        console.print(made.terminal())
+        for note in made.notes:
             print_text(console, note)
         if options.out is not None:
-            title = f"{compared.data}, {compared.axis} after round {compared.round}"
-            write_text(options.out.expanduser(), written(options.out.suffix, title, heads, rows, notes, compared))
+            made = for_paper(made, compared) if options.out.suffix == ".tex" else made
+            made.save(options.out.expanduser())
             print_text(console, f"saved {options.out}")
         if options.plot is not None:
             save(ranks(compared), options.plot.expanduser())

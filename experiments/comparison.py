@@ -19,7 +19,7 @@ from experiments.options import Options
 from experiments.show.curves import chosen_on, goodness
 from experiments.show.panels import Ranks
 from experiments.show.pictures import Picture
-from experiments.show.tables import NOTHING, comma_separated, latex, latex_escaped, markdown, number, with_deviation
+from experiments.show.tables import NOTHING, Table, number, with_deviation
 from pfl_jax.compare import (
     FEWEST_RUNS,
     Difference,
@@ -115,35 +115,18 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     return compared._replace(scores={name: found[name] for name in ordered}, reference=best)
 
 
-def written(
-    ending: str,
-    title: str,
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    notes: Sequence[str],
-    compared: Compared,
-) -> str:
-    """Table of a comparison as a file with this ending, .md, .csv or .tex.
-
-    In .tex the best mean is bold if its intervals leave out 0 beside all others; otherwise a dagger marks the methods
-    that cannot be told apart from the best.
-    """
-    if ending == ".csv":
-        return comma_separated([dict(zip(heads, row, strict=True)) for row in rows])
-    if ending == ".md":
-        return f"# {title}\n\n{markdown(heads, rows)}\n" + "\n".join(notes) + "\n"
+def for_paper(table: Table, compared: Compared) -> Table:
+    """The table with the best mean bold if its intervals leave out 0 beside all others; otherwise a dagger marks the
+    methods that cannot be told apart from the best."""
     best, *others = compared.scores
     better = {"higher_is_better": compared.higher_is_better}
     alike = [name for name in others if not difference(compared.scores[name], compared.scores[best], **better).is_clear]
-    marked = {best, *alike} if alike else set()
-    cells = [[latex_escaped(cell) for cell in row] for row in rows]
-    for row, shown in zip(rows, cells, strict=True):
-        if row[0] in marked:
-            shown[0] += r"$^\dagger$"
-        elif row[0] == best:
-            shown[1] = rf"\textbf{{{shown[1]}}}"
-    told = [*notes, *([f"Daggers: cannot be told apart from the best, {best}."] if marked else [])]
-    return latex(list(map(latex_escaped, heads)), cells, latex_escaped(" ".join([f"{title}.", *told])))
+    rows = []
+    for name, mean, *cells in table.rows:
+        is_marked = alike and name in (best, *alike)
+        rows.append([f"{name}†" if is_marked else name, mean if alike or name != best else f"**{mean}**", *cells])
+    notes = [f"Daggers: cannot be told apart from the best, {best}."] if alike else []
+    return table._replace(rows=rows, notes=[*table.notes, *notes])
 
 
 def _row(run: Run, number: int, protocol: Protocol) -> np.ndarray:
@@ -171,8 +154,8 @@ def _unnamed(groups: Sequence[Group]) -> list[str]:
     return sorted(map(flag, apart))
 
 
-def table(compared: Compared, reference: str | None = None) -> tuple[list[str], list[list[str]], list[str]]:
-    """Heads, rows and notes of a comparison with one method, by default the best.
+def table(compared: Compared, reference: str | None = None) -> Table:
+    """Table of a comparison with one method, by default the best.
 
     Raises:
       InvalidInput: there is no such method.
@@ -184,64 +167,59 @@ def table(compared: Compared, reference: str | None = None) -> tuple[list[str], 
         raise InvalidInput(f"--reference {reference} is none of {', '.join(names)}")
     others = [name for name in names if name != reference]
     better = {"higher_is_better": compared.higher_is_better}
-    found = {name: difference(compared.scores[name], compared.scores[reference], **better) for name in others}
-    tests = {name: one.p_value for name, one in found.items() if one.p_value is not None}
+    rest = {name: difference(compared.scores[name], compared.scores[reference], **better) for name in others}
+    tests = {name: one.p_value for name, one in rest.items() if one.p_value is not None}
     adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
-    heads = ["method", "mean", "worst tenth", "spread", f"minus {reference}", "95 % interval"]
-    heads += ["p (Holm)"] * bool(tests) + [f"worse than {reference}"]
-    heads += [f"worse than {BASELINE}"] * (BASELINE in names and reference != BASELINE)
     text = functools.partial(score_text, percent=compared.axis.endswith("%"))
-    rows, more = [], functools.partial(text, sign="+")
-    for name in names:
-        runs = compared.scores[name]
+    rows = []
+    for name, runs in compared.scores.items():
         # The worst first.
         ranked = [np.sort(row) if compared.higher_is_better else -np.sort(-row) for row in runs]
-        tenth = np.mean([row[: max(1, round(len(row) / 10))].mean() for row in ranked])
-        spread = np.mean([one.std() for one in runs])
-        means = [float(one.mean()) for one in runs]
+        tenth = float(np.mean([row[: max(1, round(len(row) / 10))].mean() for row in ranked]))
+        means = [float(row.mean()) for row in runs]
         deviation = float(np.std(means, ddof=1)) if len(means) > 1 else None
-        mean = with_deviation(compared.mean(name), deviation, percent=compared.axis.endswith("%"))
-        row, one = [name, mean, *map(text, map(float, (tenth, spread)))], found.get(name)
-        row += [NOTHING] * 2 if one is None else [more(one.mean), f"{more(one.low)} to {more(one.high)}"]
-        if tests:
-            row.append(number(adjusted.get(name), ".3f"))
-        row.append("—" if one is None else f"{100 * one.worse:.0f} %")
-        if len(heads) > len(row):
-            rather = None if name == BASELINE else share_worse(runs, compared.scores[BASELINE], **better)
-            row.append("—" if rather is None else f"{100 * rather:.0f} %")
+        row = {
+            "method": name,
+            "mean": with_deviation(compared.mean(name), deviation, percent=compared.axis.endswith("%")),
+            "worst tenth": text(tenth),
+            "spread": text(float(np.mean([scores.std() for scores in runs]))),
+            **dict.fromkeys([f"minus {reference}", "95 % interval"], NOTHING),
+            **({"p (Holm)": number(adjusted.get(name), ".3f")} if tests else {}),
+            f"worse than {reference}": NOTHING,
+        }
+        if (apart := rest.get(name)) is not None:
+            row[f"minus {reference}"] = text(apart.mean, sign="+")
+            row["95 % interval"] = f"{text(apart.low, sign='+')} to {text(apart.high, sign='+')}"
+            row[f"worse than {reference}"] = f"{100 * apart.worse:.0f} %"
+        if BASELINE in names and reference != BASELINE:
+            share = share_worse(runs, compared.scores[BASELINE], **better)
+            row[f"worse than {BASELINE}"] = NOTHING if name == BASELINE else f"{100 * share:.0f} %"
         rows.append(row)
-    notes = _notes(compared, reference, found)
+    notes = _notes(compared, reference, rest)
     if is_own and compared.reference is None:
         notes.append(
             f"{reference} was chosen on test examples: give --reference, or make the runs with --val-fraction."
         )
-    return heads, rows, notes
+    title = f"{compared.data}, {compared.axis} after round {compared.round}"
+    return Table(title, list(rows[0]), [list(row.values()) for row in rows], notes)
 
 
-def with_target(
-    heads: list[str],
-    rows: list[list[str]],
-    groups: Sequence[Group],
-    compared: Compared,
-    protocol: Protocol,
-    target: float,
-) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of `table` with the rounds, and of runs with --device-trace the virtual time, until the mean over
-    clients first reaches a target: means over the runs, a dash where one does not reach it."""
+def with_target(table: Table, groups: Sequence[Group], compared: Compared, protocol: Protocol, target: float) -> Table:
+    """A table with the rounds, and of runs with --device-trace the virtual time, until the mean over clients first
+    reaches a target: means over the runs, a dash where one does not reach it."""
     named, rounds, times = {one.label: one for one in groups}, [], []
     sign = 1 if compared.higher_is_better else -1
-    for name, *_ in rows:
+    for name, *_ in table.rows:
         runs = [run for run in named[name].counted if run.seed in compared.seeds]
-        known = [[one for one in run.lines if (one.get(protocol) or {}).get("mean") is not None] for run in runs]
-        good = [[one for one in lines if sign * (one[protocol]["mean"] - target) >= 0] for lines in known]
+        known = [[line for line in run.lines if (line.get(protocol) or {}).get("mean") is not None] for run in runs]
+        good = [[line for line in lines if sign * (line[protocol]["mean"] - target) >= 0] for lines in known]
         first = [lines[0] for lines in good] if all(good) else []
-        rounds.append(f"{np.mean([one['round'] for one in first]):.1f}" if first else NOTHING)
-        timed = first and all(VIRTUAL in one for one in first)
-        times.append(duration(float(np.mean([one[VIRTUAL] for one in first]))) if timed else NOTHING)
-    columns = {f"rounds to {target:g}": rounds, f"time to {target:g}": times}
-    if {*times} == {NOTHING}:
-        del columns[f"time to {target:g}"]
-    return [*heads, *columns], [[*row, *more] for row, *more in zip(rows, *columns.values(), strict=True)]
+        rounds.append(f"{np.mean([line['round'] for line in first]):.1f}" if first else NOTHING)
+        timed = first and all(VIRTUAL in line for line in first)
+        times.append(duration(float(np.mean([line[VIRTUAL] for line in first]))) if timed else NOTHING)
+    columns = {f"rounds to {target:g}": rounds} | ({f"time to {target:g}": times} if {*times} > {NOTHING} else {})
+    rows = [[*row, *more] for row, *more in zip(table.rows, *columns.values(), strict=True)]
+    return table._replace(heads=[*table.heads, *columns], rows=rows)
 
 
 def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> list[str]:

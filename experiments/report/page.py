@@ -5,6 +5,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from markupsafe import Markup
 
@@ -12,21 +13,25 @@ from experiments.folder.load import Run
 from experiments.folder.run_folder import slug
 from experiments.folder.stored_runs import Group, short
 from experiments.groups import Data, Federation, Robustness
+from experiments.host.console import duration
 from experiments.report import charts, info, tables
 from experiments.show.curves import chosen_on, left_out
 from experiments.show.pictures import Picture, as_svg
 from experiments.show.tables import page as render
 from pfl_jax.validation import listed
 
-_HERE = Path(__file__).parent
+Maker: TypeAlias = Callable[[Sequence[Group]], list[Picture]]
+"""Makes the charts of groups that stand side by side."""
+
+_TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _OF_A_TABLE = ("rounds", "eval_clients", "target_accuracy")
 _OF_A_TABLE += tuple(field.name for part in (Data, Federation, Robustness) for field in dataclasses.fields(part))
 """Options that all runs of a ranking share: those of its clients, and how far they train."""
-_CHARTS = {
-    "curves": charts.curves,
-    "clients": charts.clients,
-    "weights": info.information,
-    "partition": charts.partitions,
+_CHARTS: dict[str, Maker] = {
+    "Curves": charts.curves,
+    "Clients": charts.clients,
+    "Weights": info.information,
+    "Partition": charts.partitions,
 }
 
 
@@ -34,7 +39,7 @@ def page(
     groups: Sequence[Group],
     repeated: Sequence[Run] = (),
     notes: Sequence[str] = (),
-    more: Mapping[str, Callable[[list[Group]], list[Picture]]] | None = None,
+    more: Mapping[str, Maker] | None = None,
 ) -> str:
     """The whole page.
 
@@ -42,42 +47,35 @@ def page(
       groups: the settings.
       repeated: runs that are left out, see `stored_runs.group`.
       notes: sentences above the results.
-      more: heading of a further section -> the charts in it of groups that stand side by side.
+      more: heading of a further section -> what makes its charts.
     """
-    sections = {"curves": "Curves", "clients": "Clients", "weights": "Weights", "partition": "Partition"}
-    further = {slug(heading): heading for heading in more or {}}
-    makers = _CHARTS | {slug(heading): make for heading, make in (more or {}).items()}
-    runs = [run for group in groups for run in group.runs]
     by_kind = kinds(groups)
-    made = {name: {data: make(some) for data, some in by_kind.items()} for name, make in makers.items()}
+    makers = _CHARTS | dict(more or {})
+    made = {heading: {data: make(some) for data, some in by_kind.items()} for heading, make in makers.items()}
     return render(
-        _HERE / "page.html.jinja",
+        _TEMPLATE,
         is_html=True,
-        title=title(groups),
-        style=Markup((_HERE / "page.css").read_text()),
+        style=Markup(_TEMPLATE.with_name("page.css").read_text()),
         source=_as_link,
         groups=groups,
         kinds=by_kind,
-        charts={name: of for name, of in made.items() if any(of.values()) or name == "curves"},
-        sections=sections | further,
+        charts={heading: of for heading, of in made.items() if any(of.values()) or heading == "Curves"},
         notes=notes,
         chosen_on=chosen_on,
+        duration=duration,
         left_out={data: left_out(some) for data, some in by_kind.items()},
+        enumerated=listed,
+        slug=slug,
         tables=tables,
-        runs=runs,
-        seeds=sorted({run.seed for run in runs}),
-        unfinished=sum(run.summary is None for run in runs),
-        sources=[data for data in _distinct(groups, "data") if data not in _distinct(groups, "data_name")],
-        stand_ins=_distinct([group for group in groups if not group.is_real], "data"),
+        runs=[run for group in groups for run in group.runs],
         repeated=repeated,
         titles=charts.PROTOCOL_TITLES,
-        units=" ".join(dict.fromkeys(tables.units(group) for group in groups)),
+        units=" ".join(dict.fromkeys(map(tables.units, groups))),
     )
 
 
 def _as_link(chart: Picture) -> str:
-    drawn = as_svg(chart)
-    return f"data:image/svg+xml;base64,{base64.b64encode(drawn.encode()).decode()}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(as_svg(chart).encode()).decode()}"
 
 
 def kinds(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -96,18 +94,3 @@ def _heading(group: Group, groups: Sequence[Group]) -> str:
     apart = [name for name in _OF_A_TABLE if len({repr(one.setting.get(name)) for one in alike}) > 1]
     words += [short(name, group.setting[name]) for name in apart if name in group.setting]
     return ", ".join([group.data, *words])
-
-
-def title(groups: Sequence[Group]) -> str:
-    """Title: which methods on which data, up to four names of each."""
-    methods, data = _distinct(groups, "method"), _distinct(groups, "data_name")
-    named = [
-        f"{len(names)} {many}" if len(names) > 4 else listed(names, "and")
-        for names, many in ((methods, "methods"), (data, "data sets"))
-    ]
-    return " on ".join(named)
-
-
-def _distinct(groups: Sequence[Group], name: str) -> list[str]:
-    """Different values of an attribute of the groups, in their order."""
-    return list(dict.fromkeys(getattr(group, name) for group in groups))

@@ -14,7 +14,6 @@ from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text
 from experiments.folder.stored_runs import Group, plain
-from experiments.host.console import duration
 from experiments.papers import settings
 from experiments.show.curves import chosen_on, goodness, ordered
 from experiments.show.tables import NOTHING, mean_text
@@ -134,24 +133,6 @@ def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:
 
 def _named(name: str) -> str:
     return name if name in ("dataset", "method") else flag(name)
-
-
-def timings(groups: Sequence[Group]) -> Table:
-    """Progress and time of each run."""
-    rows: list[Row] = []
-    for label, run in ((group.label, run) for group in groups for run in group.runs):
-        speed = (run.summary or (run.lines[-1] if run.lines else {})).get("examples_per_second")
-        row = {
-            "setting": label,
-            "seed": str(run.seed),
-            "state": run.state if run.summary else unfinished(run.state),
-            "time": duration(run.lines[-1]["seconds"]) if run.lines else None,
-            "examples/s": None if speed is None else f"{speed:,.0f}",
-            "device, chunk": f"{run.config.get('device', NOTHING)}, {run.config.get('chunk', NOTHING)}",
-            "folder": code(str(run.path)),
-        }
-        rows.append(row)
-    return Table(rows)
 
 
 def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[str, Any]]:

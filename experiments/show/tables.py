@@ -1,20 +1,21 @@
-"""Tables of text in Markdown, CSV and for the terminal, and pages from templates with such tables."""
+"""Tables of text for the terminal and as Markdown, LaTeX and CSV, and pages from templates with such tables."""
 
 import csv
 import io
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import rich.table
 from rich import box
-from rich.table import Table
 
 from experiments.choices import Protocol
 from experiments.folder import load
 from experiments.folder.load import measured
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best, score_text
+from pfl_jax.atomic_write import write_text
 from pfl_jax.tasks import Task
 
 NOTHING = "—"
@@ -59,62 +60,68 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
     "—": "--",
+    "†": r"$^\dagger$",
     "\N{MINUS SIGN}": "$-$",
 }
 """Character -> how LaTeX has it."""
 
 
-def latex_escaped(text: str) -> str:
-    """Text that LaTeX prints as it is, with minus signs before numbers that stand alone."""
+def _latex(text: str) -> str:
+    """Text as LaTeX prints it, **bold** if it is so, with minus signs before numbers that stand alone."""
     escaped = "".join(_LATEX.get(character, character) for character in text)
-    return re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped)
+    return re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped))
 
 
-def latex_of_text(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """`latex` of a table of text."""
-    return latex([*map(latex_escaped, heads)], [[*map(latex_escaped, row)] for row in rows], latex_escaped(caption))
+class Table(NamedTuple):
+    """Table of texts: words in the first column, numbers in the others; `notes` are sentences below it."""
 
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    notes: Sequence[str] = ()
 
-def latex(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """Table for LaTeX with the package booktabs, of cells that are LaTeX: words in the first column, then numbers."""
-    lines = [" & ".join(row) + r" \\" for row in [heads, *rows]]
-    return "\n".join(
-        [
-            "% needs \\usepackage{booktabs}",
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{caption}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    def terminal(self, **options: Any) -> rich.table.Table:
+        """The table without its notes for rich; `options` are those of `rich.table.Table`."""
+        table = rich.table.Table(title=self.title, **options)
+        for index, head in enumerate(self.heads):
+            widest = max((len(word) for word in head.split()), default=0)
+            table.add_column(head, justify="right" if index else "left", overflow="fold", min_width=widest)
+        for row in self.rows:
+            table.add_row(*row)
+        return table
 
+    def text(self, ending: str) -> str:
+        """The table as a file whose name ends in .md, .csv, or .tex for the package booktabs."""
+        if ending == ".csv":
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
+            return text.getvalue()
+        if ending == ".md":
+            notes = "".join(f"- {note}\n" for note in self.notes)
+            return f"**{self.title}**\n\n{markdown(self.heads, self.rows)}\n{notes}"
+        head, *lines = (" & ".join(map(_latex, row)) + r" \\" for row in [self.heads, *self.rows])
+        return "\n".join(
+            [
+                "% needs \\usepackage{booktabs}",
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{_latex(' '.join([f'{self.title}.', *self.notes]))}}}",
+                rf"\begin{{tabular}}{{l{'r' * (len(self.heads) - 1)}}}",
+                r"\toprule",
+                head,
+                r"\midrule",
+                *lines,
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
 
-def comma_separated(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records of the same fields as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
-
-
-def terminal(heads: Sequence[Any], rows: Iterable[Sequence[str]], **options: Any) -> Table:
-    """Table for rich: the first column has words, the others numbers; `options` are those of `rich.table.Table`."""
-    table = Table(**options)
-    for index, head in enumerate(heads):
-        widest = max((len(word) for word in str(head).split()), default=0)
-        table.add_column(head, justify="right" if index else "left", overflow="fold", min_width=widest)
-    for row in rows:
-        table.add_row(*row)
-    return table
+    def save(self, *paths: Path) -> None:
+        """Write files, each atomically; see `text`."""
+        for path in paths:
+            write_text(path, self.text(path.suffix))
 
 
 def results_table(
@@ -126,64 +133,60 @@ def results_table(
     *,
     paper_is: Literal["last", "best pooled"] = "last",
     paper_by: Protocol = "received",
-) -> Table:
+) -> rich.table.Table:
     """Content of `Summary` for each protocol, last and best round, and new clients, as a table for rich.
 
     The best round is that with the best mean over clients, on validation examples if there are; where another one has
     the best mean over examples, it has a line of its own. `paper` is the published accuracy for exactly this setting,
     by the protocol `paper_by`.
     """
-    last, (primary, *others) = lines[-1], task.scores
+    last, primary = lines[-1], task.primary
     is_high, everyone = primary.higher_is_better, len(last["received_per_client"])
+    rows, ends = list[dict[str, str]](), set[int]()
+    for protocol in sorted(measured(last), key=lambda name: name != headline):
+        found = {"last": last, "best": best(lines, protocol, higher_is_better=is_high)}
+        if (pooled := best(lines, protocol, "examples", higher_is_better=is_high)) is not found["best"]:
+            found["best pooled"] = pooled
+        *_, last_word = found
+        of_paper = "last" if paper_is == "last" else last_word
+        for word, line in found.items():
+            row = {"protocol": protocol, "round": f"{word} ({line['round']})"} | _figures(line[protocol], task)
+            if VALIDATION in last:
+                row["val."] = with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent)
+            row |= {"paper": paper} if paper is not None and (protocol, word) == (paper_by, of_paper) else {}
+            rows.append(row | {"clients": load.over([line[protocol]], everyone).removesuffix(" clients")})
+        ends.add(len(rows) - 1)
+    is_partial = any(row["clients"] for row in rows)
+    for row in rows if is_partial else ():
+        row["clients"] = row["clients"] or str(everyone)
+    for side, name in ((HONEST, HONEST), (ATTACKERS, ATTACKERS), ("new_clients", "new clients")):
+        for protocol, summary in last.get(side, {}).items():
+            row = {"protocol": protocol, "round": name} | _figures(summary, task)
+            rows.append(row | ({"clients": str(summary["clients"])} if is_partial else {}))
     percents = ", ".join(one.name for one in task.scores if one.percent)
     caption = f"mean {primary.name} over clients; pooled: weighted by their test examples"
     caption += f"; in percent: {percents}" if percents else ""
-    validated = VALIDATION in last
-    if validated:
+    if VALIDATION in last:
         caption += f"; val.: {primary.name} on validation examples, by which the best round is chosen"
-    shown: dict[Protocol, dict[str, Line]] = {}
-    for protocol in sorted(measured(last), key=lambda name: name != headline):
-        shown[protocol] = {"last": last, "best": best(lines, protocol, higher_is_better=is_high)}
-        if (pooled := best(lines, protocol, "examples", higher_is_better=is_high)) is not shown[protocol]["best"]:
-            shown[protocol]["best pooled"] = pooled
-    is_partial = any(load.over([line[name]], everyone) for name, of in shown.items() for line in of.values())
     caption += "; clients: those that have a score" * is_partial
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("protocol", overflow="fold")
-    table.add_column("round", overflow="fold")
-    names = ["mean", "pooled", "std", "worst 10%", "Jain", *(_SHORT.get(one.name, one.name) for one in others)]
-    names += ["val."] * validated + ["paper"] * (paper is not None) + ["clients"] * is_partial
+    table = rich.table.Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    names = ["protocol", "round", *_figures(last["received"], task), "val.", "paper", "clients"]
+    names = [name for name in names if any(row.get(name) for row in rows)]
     for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    for protocol, of_words in shown.items():
-        *_, last_word = of_words
-        for word, line in of_words.items():
-            figures = _figures(line[protocol], task)
-            if validated:
-                figures.append(with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent))
-            if paper is not None:
-                is_there = protocol == paper_by and word == ("last" if paper_is == "last" else last_word)
-                figures.append(paper if is_there else NOTHING)
-            if is_partial:
-                figures.append(load.over([line[protocol]], everyone).removesuffix(" clients") or str(everyone))
-            table.add_row(protocol, f"{word} ({line['round']})", *figures, end_section=word == last_word)
-    for side, name in ((HONEST, HONEST), (ATTACKERS, ATTACKERS), ("new_clients", "new clients")):
-        for protocol, summary in last.get(side, {}).items():
-            figures, count = _figures(summary, task), [str(summary["clients"])] * is_partial
-            table.add_row(protocol, name, *figures, *[NOTHING] * (len(names) - len(figures) - len(count)), *count)
+        table.add_column(name, justify="left" if name in ("protocol", "round") else "right", overflow="fold")
+    for place, row in enumerate(rows):
+        table.add_row(*(row.get(name, NOTHING) for name in names), end_section=place in ends)
     return table
 
 
-def _figures(summary: dict[str, Any], task: Task) -> list[str]:
+def _figures(summary: dict[str, Any], task: Task) -> dict[str, str]:
+    """Head of a column -> value of a summary over clients."""
     primary, *others = task.scores
-    return [
-        *(
-            with_deviation(summary[name], None, percent=primary.percent)
-            for name in ("mean", "pooled", "std", "worst_decile")
-        ),
-        number(summary["jain"], ".3f"),
-        *(with_deviation(summary[one.name], None, percent=one.percent) for one in others),
-    ]
+    named = {"mean": "mean", "pooled": "pooled", "std": "std", "worst 10%": "worst_decile"}
+    figures = {head: with_deviation(summary[name], None, percent=primary.percent) for head, name in named.items()}
+    figures["Jain"] = number(summary["jain"], ".3f")
+    texts = {one.name: with_deviation(summary[one.name], None, percent=one.percent) for one in others}
+    return figures | {_SHORT.get(name, name): text for name, text in texts.items()}
 
 
 def page(template: Path, *, is_html: bool = False, **values: Any) -> str:

@@ -1,7 +1,6 @@
 """Results of a sweep: a table of its settings as text and JSON, and a picture of their curves."""
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections import Counter
@@ -17,10 +16,10 @@ from experiments.folder import load
 from experiments.folder.load import read
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
 from experiments.folder.stored_runs import Group
-from experiments.host.console import print_line
+from experiments.host.console import print_line, print_text
 from experiments.show.curves import chosen_on, goodness, one_per_method, picture
 from experiments.show.pictures import save as save_picture
-from experiments.show.tables import comma_separated, latex_of_text, markdown, terminal, with_deviation
+from experiments.show.tables import Table, with_deviation
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 
@@ -44,57 +43,60 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
 
     `settings` are the runs of each setting by its name, one for each seed.
     """
-    first = next(iter(settings.values()))[0].cell
-    protocol = first.spec().eval_protocol
-    groups = [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()]
+    groups, protocol = _groups(settings)
     if len(axes := list(dict.fromkeys(group.axis for group in groups))) > 1:
         raise InvalidInput(f"no table is made of settings with different scores: {'; '.join(axes)}; all runs are there")
-    on = chosen_on(groups)
-    data = list(dict.fromkeys(group.data for group in groups))
-    found = {goodness(group, protocol, on): group for group in reversed(groups)}
-    best = found[max(found)] if len(data) == 1 and max(found) > -math.inf else None
-    values = {group.label: _values(group, protocol, validated=on == VALIDATION) for group in groups}
-    config, title = groups[0].runs[0].config, _title(groups)
+    on, data, config = chosen_on(groups), list(dict.fromkeys(group.data for group in groups)), groups[0].runs[0].config
     score, axis = load.task_of(config)["scores"][0], load.axis(config).replace("%", "percent")
-    no_best = NO_BEST.format(why="they are on different data" if len(data) > 1 else f"none has a mean {score}")
-    choice = CHOSEN_ON[on].format(score=score, protocol=protocol) if best else no_best
-    caption = (
+    best = max(groups, key=lambda group: goodness(group, protocol, on))
+    if len(data) > 1:
+        best, choice = None, NO_BEST.format(why="they are on different data")
+    elif goodness(best, protocol, on) == -math.inf:
+        best, choice = None, NO_BEST.format(why=f"none has a mean {score}")
+    else:
+        choice = CHOSEN_ON[on].format(score=score, protocol=protocol)
+    values = [{"setting": one.label} | _values(one, protocol, validated=on == VALIDATION) for one in groups]
+    explained = (
         f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: weighted by their test "
-        f"examples); mean and deviation over seeds. {choice} {_trials(groups)}".strip()
+        "examples); mean and deviation over seeds."
     )
-    heads = ["setting", *(name.replace("_pooled", ", pooled") for name in values[groups[0].label])]
-    percent = axis.endswith("percent")
-    texts = [[name, *(_text(one, percent=percent) for one in row.values())] for name, row in values.items()]
+    rows = [[_text(value, percent=axis.endswith("percent")) for value in row.values()] for row in values]
     if best is not None:
-        texts[groups.index(best)][0] += " (best)"
-    console.print(terminal(heads, texts, title=title, caption=caption))
+        rows[groups.index(best)][0] += " (best)"
+    heads = [name.replace("_pooled", ", pooled") for name in values[0]]
+    table = Table(_title(groups), heads, rows, [*filter(None, [explained, choice, _trials(groups)])])
+    console.print(table.terminal())
+    for note in table.notes:
+        print_text(console, note)
     record = {
-        "title": title,
-        "dataset": first.dataset,
+        "title": table.title,
+        "dataset": groups[0].runs[0].spec.dataset,
         "data_source": "; ".join(data),
         "score": axis,
         "eval_protocol": protocol,
         "best": best and best.label,
         "best_chosen_on": on,
-        "settings": [{"setting": name} | row for name, row in values.items()],
+        "settings": values,
     }
-    paths = [folder / f"{NAME}.{kind}" for kind in ("json", "md", "tex", "csv", "png", "svg")]
-    write_text(paths[0], strict_json(record))
-    write_text(paths[1], f"**{title}**\n\n{markdown(heads, texts)}\n{caption}\n")
-    write_text(paths[2], latex_of_text(heads, texts, f"{title}. {caption}"))
-    write_text(paths[3], comma_separated([dict(zip(heads, row, strict=True)) for row in texts]))
+    record_path, *paths = (folder / f"{NAME}.{kind}" for kind in ("json", "md", "tex", "csv", "png", "svg"))
+    write_text(record_path, strict_json(record))
+    table.save(*paths[:3])
     shown = picture(groups, best)
-    words = f"Black: the best, chosen on {on} examples, by {protocol}." if best else no_best
-    save_picture(dataclasses.replace(shown, title=title, caption=f"{shown.caption} {words}"), *paths[4:])
-    for path in paths:
+    words = f"Black: the best, chosen on {on} examples, by {protocol}." if best else choice
+    save_picture(dataclasses.replace(shown, title=table.title, caption=f"{shown.caption} {words}"), *paths[3:])
+    for path in (record_path, *paths):
         print_line(console, f"saved {path}")
 
 
 def best_of_methods(settings: Mapping[str, Sequence[Job]]) -> list[str]:
     """Names of the best setting of each method on validation examples; `settings` as in `save`."""
+    return [group.label for group in one_per_method(*_groups(settings))]
+
+
+def _groups(settings: Mapping[str, Sequence[Job]]) -> tuple[list[Group], Protocol]:
+    """Runs of each setting, and the protocol by which they are compared."""
     protocol = next(iter(settings.values()))[0].cell.spec().eval_protocol
-    groups = [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()]
-    return [group.label for group in one_per_method(groups, protocol)]
+    return [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()], protocol
 
 
 def _trials(groups: Sequence[Group]) -> str:
@@ -120,16 +122,19 @@ def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, dict[
     last, everyone = [run.lines[-1] for run in group.runs], load.number_of_clients(group.runs[0].config)
     found = {VALIDATION: _record([line[VALIDATION][main] for line in last], "mean", everyone)} if validated else {}
     # Finished runs may have a protocol that was not asked for.
-    protocols = [name for name in PROTOCOLS if name in ALWAYS or name == main]
-    for protocol, average in itertools.product(sorted(protocols, key=lambda name: name != main), FIELD):
-        name = protocol if average == "clients" else f"{protocol}_pooled"
-        found[name] = _record([line[protocol] for line in last], FIELD[average], everyone)
+    for protocol in sorted({*ALWAYS, main}, key=lambda name: (name != main, PROTOCOLS.index(name))):
+        for average, name in FIELD.items():
+            column = protocol if average == "clients" else f"{protocol}_pooled"
+            found[column] = _record([line[protocol] for line in last], name, everyone)
     return found
 
 
-def _text(record: dict[str, Any], *, percent: bool) -> str:
-    text = with_deviation(record["mean"], record["std"], percent=percent)
-    return f"{text} over {record['over']}" if record["over"] else text
+def _text(value: Any, *, percent: bool) -> str:
+    """A setting's name, or its record of a column, as text."""
+    if isinstance(value, str):
+        return value
+    text = with_deviation(value["mean"], value["std"], percent=percent)
+    return f"{text} over {value['over']}" if value["over"] else text
 
 
 def _record(summaries: Sequence[dict[str, Any]], name: str, everyone: int) -> dict[str, Any]:

@@ -6,8 +6,6 @@ Repeating the command resumes where it stopped: finished runs are kept, an inter
 --setting select a part of the table, --dry-run only lists the runs. All other options (--rounds 50, --train-size 100,
 --source embedded, ...) are those of `python -m experiments.DATASET`, apply to every run, and are noted in the table.
 
-With --committed, runs with committed results, in results/, count as finished.
-
 Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
 """
 
@@ -25,10 +23,8 @@ from experiments.cli.batch import MeasuredBatch
 from experiments.cli.command import RunCommand
 from experiments.cli.parser import Names, choose
 from experiments.fields import Argument, flag, given
-from experiments.folder import committed, load, stored_runs
-from experiments.folder.committed import ResultStore
+from experiments.folder import load
 from experiments.folder.load import Run
-from experiments.folder.run_folder import SUMMARY
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
 from experiments.papers import published, settings
@@ -62,8 +58,6 @@ class Tables(MeasuredBatch):
     """Settings with these words, such as beta=0.1."""
     method: Names = ()
     """Methods by their names in the table; by default all of it."""
-    committed: bool = False
-    """Use the committed results in results/ in place of runs."""
 
     name: ClassVar = "tables"
 
@@ -124,38 +118,18 @@ class Tables(MeasuredBatch):
         # Seed by seed: the first of all places comes before the second.
         return sorted([job for row in self.shown for job in self.jobs_of(row)], key=lambda job: job.cell.seed)
 
-    def library(self) -> ResultStore | None:
-        """Committed results that count as finished runs; none beside runs on embedded data."""
-        summaries = sorted(self.folder.glob(f"*/*/seed-*/{SUMMARY}"))
-        if not self.committed or any(not load.read_config(path.parent)["data"]["is_real"] for path in summaries):
-            return None
-        return ResultStore(committed.ROOT)
-
-    @functools.cached_property
-    def _first_library(self) -> ResultStore | None:
-        return self.library()
-
-    def committed_result(self, job: batch.Job) -> Run | None:
-        return None if self._first_library is None else self._first_library.find(job.cell.spec())
-
-    def _results(self, row: Published, library: ResultStore | None) -> list[Run]:
-        """Results of a place, in its folders or else committed; a folder with anything else counts as empty."""
+    def _results(self, row: Published) -> list[Run]:
+        """Results of the finished runs of a place; a folder with anything else counts as empty."""
         found = []
         for job in self.jobs_of(row):
-            state = ""
             with contextlib.suppress(InvalidInput):
-                state = self.inspect(job)
-            if state == "finished":
-                found.append(stored_runs.read(job.folder))
-            elif library is not None and (result := library.find(job.cell.spec())) is not None:
-                found.append(result)
+                if self.inspect(job) == "finished":
+                    found.append(load.read(job.folder))
         return found
 
     def compare(self) -> tuple[Comparison, Comparison]:
         """The requested part of the table, and the same with all other stored results."""
-        # Read again: runs have finished since.
-        library = self.library()
-        entries = [comparison.entry(row, self._results(row, library), self.asked(row.measure)) for row in self.rows]
+        entries = [comparison.entry(row, self._results(row), self.asked(row.measure)) for row in self.rows]
         shown = [entry for entry in entries if entry.row in self.shown]
         there = [entry for entry in entries if entry.accuracies or entry.row in self.shown]
         columns, methods = {entry.column for entry in there}, {entry.row.method for entry in there}

@@ -9,27 +9,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console, Group
-from rich.text import Text
+from rich.console import Console
 
 from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.load import Run, data_name
 from experiments.folder.run_folder import rounded, slug, strict_json
+from experiments.host.console import print_text
 from experiments.identity import differences
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
 from experiments.presets import DEFAULT_PRESET, PROCEDURES
-from experiments.show.tables import NOTHING, comma_separated, latex_of_text, markdown, number, terminal, with_deviation
+from experiments.show.tables import NOTHING, Table, number, with_deviation
 from pfl_jax.atomic_write import write_text
 from pfl_jax.compare import margin
 from pfl_jax.errors import InvalidInput
 
 MARKDOWN, LATEX, CSV, JSON = "table.md", "table.tex", "table.csv", "table.json"
-
-WIDTH = 21
-"""Characters of a column on the terminal: mean, deviation, and how many seeds there are."""
 
 
 class Column(NamedTuple):
@@ -78,6 +75,11 @@ class Entry(NamedTuple):
         return Column(self.row.dataset, self.row.clients, self.row.setting)
 
     @property
+    def deviation_words(self) -> list[str]:
+        """Deviations as "--rounds 50 instead of 200"."""
+        return [f"{flag(name)} {had} instead of {paper}" for name, (had, paper) in self.deviations.items()]
+
+    @property
     def mean(self) -> float | None:
         """Mean over seeds."""
         return statistics.fmean(self.accuracies.values()) if self.accuracies else None
@@ -116,10 +118,6 @@ class Comparison(NamedTuple):
         return {measure: list(dict.fromkeys(methods)) for measure, methods in ordered}
 
     @property
-    def columns(self) -> list[Column]:
-        return list(dict.fromkeys(entry.column for entry in self.entries))
-
-    @property
     def methods(self) -> list[str]:
         return list(dict.fromkeys(entry.row.method for entry in self.entries))
 
@@ -134,10 +132,6 @@ class Comparison(NamedTuple):
         return f"{settings.PAPERS[self.paper].name}, Table {self.number}: {title}. Accuracy in percent {how}" + (
             f", on {'; '.join(data)}" if data else ": no results yet"
         )
-
-    def at(self, column: Column, method: str) -> Entry | None:
-        """Entry at a place; None if the paper has none."""
-        return next((entry for entry in self.entries if (entry.column, entry.row.method) == (column, method)), None)
 
 
 def entry(row: Published, results: Sequence[Run], measure: Measure) -> Entry:
@@ -228,7 +222,7 @@ def notes(comparison: Comparison) -> list[str]:
     for method in comparison.methods:
         if not settings.has(method):
             lines.append(f"{method}: not a method of pfl_jax.")
-    for dataset in dict.fromkeys(column.dataset for column in comparison.columns):
+    for dataset in dict.fromkeys(entry.row.dataset for entry in entries):
         if dataset not in DEFAULT_PRESET:
             lines.append(f"{dataset}: not an experiment of pfl_jax.")
     runnable = [entry for entry in entries if is_runnable(entry.row)]
@@ -245,49 +239,44 @@ def is_runnable(row: Published) -> bool:
 
 def _deviation_notes(entries: Sequence[Entry]) -> list[str]:
     """Notes on deviations from the paper: a line for those everywhere, and lines for those in some places."""
-    found: dict[str, list[Entry]] = {}
-    for entry in entries:
-        for name, (had, paper) in entry.deviations.items():
-            found.setdefault(f"{flag(name)} {had} instead of {paper}", []).append(entry)
-    by_place: dict[str, list[str]] = {}
-    for words, where in found.items():
-        limits = ""
-        for kind, of in (("on", lambda entry: entry.row.dataset), ("for", lambda entry: entry.row.method)):
-            names = dict.fromkeys(map(of, where))
-            if len(names) < len(set(map(of, entries))):
-                limits += f" {kind} {', '.join(names)}"
-        by_place.setdefault(limits, []).append(words)
-    return [f"Not as in the paper{limits}: {', '.join(words)}." for limits, words in by_place.items()]
+    found: dict[str, dict[str, None]] = {}
+    for words in dict.fromkeys(words for entry in entries for words in entry.deviation_words):
+        where, limits = [entry for entry in entries if words in entry.deviation_words], ""
+        for kind, name in (("on", "dataset"), ("for", "method")):
+            names, every = ({getattr(one.row, name): None for one in some} for some in (where, entries))
+            limits += f" {kind} {', '.join(names)}" if len(names) < len(every) else ""
+        found.setdefault(limits, {})[words] = None
+    return [f"Not as in the paper{limits}: {', '.join(words)}." for limits, words in found.items()]
+
+
+def table(comparison: Comparison) -> Table:
+    """A row for each method, a column for each column of the paper's table."""
+    entries = {(entry.column, entry.row.method): entry for entry in comparison.entries}
+    columns = list(dict.fromkeys(column for column, _ in entries))
+    rows = [
+        [method, *(_text(entries.get((column, method)), comparison.seeds) for column in columns)]
+        for method in comparison.methods
+    ]
+    heads = ["method", *(", ".join(_heading(comparison, column)) for column in columns)]
+    return Table(comparison.title, heads, rows, notes(comparison))
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print the table, in blocks of as many columns as fit on the console."""
-    columns = comparison.columns
-    first = max(map(len, (*comparison.methods, "method"))) + 4
-    most = max(1, (console.width - first) // (WIDTH + 3))
-    blocks = []
-    for start in range(0, len(columns), most):
-        part = columns[start : start + most]
-        heads = ["method", *(_heading(comparison, column, "\n") for column in part)]
-        table = terminal(heads, _rows(comparison, part, "\n"), show_lines=True)
-        for column in table.columns[1:]:
-            column.max_width = WIDTH
-        blocks.append(table)
-    title = Text(comparison.title, style="bold")
-    console.print(Group(title, *blocks, *notes(comparison)), highlight=False)
+    """Print the table column by column, which fits on any terminal."""
+    print_text(console, comparison.title, style="bold")
+    made = table(comparison)
+    for place, head in enumerate(made.heads[1:], start=1):
+        rows = [[row[0], *row[place].split(" / ")] for row in made.rows if row[place]]
+        console.print(Table(head, ["method", "ours", "paper", "difference"], rows).terminal())
+    for note in made.notes:
+        print_text(console, note)
 
 
 def save(comparison: Comparison, folder: Path) -> None:
     """Write table.md, table.tex, table.csv and table.json, each atomically."""
-    columns, measure = comparison.columns, next(iter(comparison.measures))
-    heads = ["method", *(_heading(comparison, column, ", ") for column in columns)]
-    rows = _rows(comparison, columns, " / ")
-    write_text(folder / LATEX, latex_of_text(heads, rows, " ".join([f"{comparison.title}.", *notes(comparison)])))
-    rows = [[f"`{method}`", *places] for method, *places in rows]
-    lines = "\n".join(f"- {note}" for note in notes(comparison))
-    write_text(folder / MARKDOWN, f"**{comparison.title}**\n\n{markdown(heads, rows)}\n{lines}\n")
-    records = [_entry(entry) for entry in comparison.entries]
-    write_text(folder / CSV, comma_separated(records))
+    table(comparison).save(folder / MARKDOWN, folder / LATEX)
+    records = [_record(entry) for entry in comparison.entries]
+    Table("", list(records[0]), [list(record.values()) for record in records]).save(folder / CSV)
     places = [
         record
         | {"accuracies": {str(seed): rounded(value) for seed, value in entry.accuracies.items()}}
@@ -296,35 +285,27 @@ def save(comparison: Comparison, folder: Path) -> None:
         for record, entry in zip(records, comparison.entries, strict=True)
     ]
     record = {"paper": comparison.paper, "table": comparison.number, "title": comparison.title}
-    record |= measure._asdict()
+    record |= next(iter(comparison.measures))._asdict()
     record |= {"procedure": comparison.entries[0].row.procedure} if comparison.entries[0].row.procedure else {}
     record |= {"seeds": comparison.seeds, "notes": notes(comparison), "places": places}
     write_text(folder / JSON, strict_json(record))
 
 
-def _rows(comparison: Comparison, columns: list[Column], line: str) -> list[list[str]]:
-    """Each method and its places."""
-    return [
-        [method, *(_place(comparison.at(column, method), comparison.seeds, line) for column in columns)]
-        for method in comparison.methods
-    ]
-
-
-def _heading(comparison: Comparison, column: Column, line: str) -> str:
+def _heading(comparison: Comparison, column: Column) -> tuple[str, str, str]:
     """Setting, and the substitute of the dataset if there is one; the source of the dataset is in the title."""
     data = dict.fromkeys(entry.data for entry in comparison.entries if entry.column == column and entry.data)
-    return line.join(("; ".join(data) or column.dataset, f"{column.clients} clients", column.setting))
+    return "; ".join(data) or column.dataset, f"{column.clients} clients", column.setting
 
 
-def _place(entry: Entry | None, seeds: int, line: str) -> str:
-    """Our accuracy, the paper's, and the difference with the interval of ours."""
+def _text(entry: Entry | None, seeds: int) -> str:
+    """Our accuracy / the paper's / the difference with the interval of ours; "" where the paper has none."""
     if entry is None:
         return ""
     ours = with_deviation(entry.mean, entry.std)
     if 0 < len(entry.accuracies) < seeds:
         ours += f" ({len(entry.accuracies)} of {seeds})"
     ours += f" over {entry.over}" if entry.over else ""
-    return f"{ours}{line}{number(entry.published)} / {difference_text(entry)}"
+    return f"{ours} / {number(entry.published)} / {difference_text(entry)}"
 
 
 def difference_text(entry: Entry) -> str:
@@ -333,7 +314,7 @@ def difference_text(entry: Entry) -> str:
     return text if entry.difference is None or entry.error is None else f"{text} ± {entry.error:.2f}"
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _record(entry: Entry) -> dict[str, Any]:
     """Record of one place."""
     values = {"mean": entry.mean, "std": entry.std, "paper": entry.published, "difference": entry.difference}
     values["error"] = entry.error

@@ -13,12 +13,12 @@ from run_folders import SMALL, write_run
 
 from experiments.cli.command import parse
 from experiments.compare import main
-from experiments.comparison import Compared, read, table, with_target, written
+from experiments.comparison import Compared, for_paper, read, table, with_target
 from experiments.folder import stored_runs
 from experiments.run import build
 from experiments.show.panels import Bars, Heat, Lines, Series, over_seeds
 from experiments.show.pictures import Picture, as_svg, draw, save
-from experiments.show.tables import latex_of_text
+from experiments.show.tables import Table
 from pfl_jax import InvalidInput
 from pfl_jax.compare import difference
 from pfl_jax.data import partition_files, sources
@@ -58,7 +58,7 @@ def test_clients_are_compared_one_by_one_after_the_last_round(runs):
     assert (list(found.scores), found.seeds, found.round) == (["fedpac", "fedper", "local"], [0, 1, 2], 4)
     for method, rows in found.scores.items():
         np.testing.assert_array_equal(rows, [accuracies[method, seed] for seed in range(3)])
-    heads, rows, notes = table(found)
+    _, heads, rows, notes = table(found)
     assert heads[-2:] == ["worse than fedpac", "worse than local"]
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     want = difference(found.scores["local"], found.scores["fedpac"])
@@ -73,7 +73,7 @@ def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
     folder, _ = runs
     for path in folder.glob("*-[12]"):
         (path / "metrics.jsonl").unlink()
-    heads, rows, notes = table(compared(folder), "local")
+    _, heads, rows, notes = table(compared(folder), "local")
     assert "minus local" in heads
     assert heads.count("worse than local") == 1
     assert rows[-1][0] == "local"
@@ -82,10 +82,10 @@ def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
 
 def test_of_few_seeds_a_note_says_what_they_allow_to_conclude(runs):
     folder, _ = runs
-    assert any("3 seeds: an interval that contains 0 is no sign" in note for note in table(compared(folder))[2])
+    assert any("3 seeds: an interval that contains 0 is no sign" in note for note in table(compared(folder)).notes)
     for method in LEVELS:
         write_run(folder / f"{method}-3", words(method), seed=3, level=LEVELS[method])
-    assert not any("no sign" in note for note in table(compared(folder))[2])
+    assert not any("no sign" in note for note in table(compared(folder)).notes)
 
 
 def test_the_digest_of_a_partition_tells_which_examples_its_clients_have():
@@ -105,7 +105,7 @@ def test_of_errors_the_smallest_is_the_best(runs):
         edit(path, task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
     found = compared(folder)
     assert list(found.scores) == ["local", "fedper", "fedpac"]
-    heads, rows, _ = table(found)
+    _, heads, rows, _ = table(found)
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     assert by_name["fedpac"]["worse than local"] == "100 %"
     assert float(by_name["fedpac"]["worst tenth"]) > float(by_name["fedpac"]["mean"].split()[0])
@@ -113,9 +113,9 @@ def test_of_errors_the_smallest_is_the_best(runs):
 
 def test_the_reference_chosen_on_test_examples_is_said_to_be(runs):
     folder, _ = runs
-    assert "fedpac was chosen on test examples" in table(compared(folder))[2][-1]
-    assert not any("chosen on test" in note for note in table(compared(folder), "local")[2])
-    assert table(compared(folder)._replace(reference="fedper"))[0][4] == "minus fedper"
+    assert "fedpac was chosen on test examples" in table(compared(folder)).notes[-1]
+    assert not any("chosen on test" in note for note in table(compared(folder), "local").notes)
+    assert table(compared(folder)._replace(reference="fedper")).heads[4] == "minus fedper"
 
 
 @pytest.mark.parametrize("ending", ["tex", "csv"])
@@ -146,8 +146,8 @@ def test_tables_compile_with_latex(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = ["--name", "FedPAC_{ours} & more~50 %=fedpac", "Local#1^2$\\x=local"]
     assert main([str(runs[0]), "--out", "table.tex", *names]) == 0
-    signs = latex_of_text(["a & b", "-1.50"], [["±", "-2 to +3"], ["\N{MINUS SIGN}4", "—"]], "100 % of them_")
-    Path("signs.tex").write_text(signs)
+    signs = Table("100 % of them_", ["a & b", "-1.50"], [["±", "-2 to +3"], ["\N{MINUS SIGN}4", "—"]])
+    signs.save(Path("signs.tex"))
     inputs = r"\input{table} \input{signs}"
     Path("paper.tex").write_text(
         rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{inputs}\end{{document}}"
@@ -164,7 +164,7 @@ def test_the_best_is_bold_where_no_other_is_as_good():
         "b": [np.full(4, 70.0 + seed % 2) for seed in range(4)],
     }
     best = Compared("digits", "accuracy in %", True, [0, 1, 2, 3], 4, scores)
-    text = written(".tex", "digits", *table(best), best)
+    text = for_paper(table(best), best).text(".tex")
     assert r"a & \textbf{91.50 $\pm$ 1.29} & " in text
     assert "dagger" not in text
 
@@ -190,7 +190,7 @@ def test_the_files_of_the_command(runs, tmp_path, capsys):
 
 def test_the_worst_tenth_is_the_number_of_clients_nearest_to_a_tenth():
     scores = {"one": [np.arange(15.0)], "other": [np.arange(15.0)]}
-    _, rows, _ = table(Compared("digits", "accuracy in %", True, [0], 4, scores, []))
+    _, _, rows, _ = table(Compared("digits", "accuracy in %", True, [0], 4, scores, []))
     assert rows[0][2] == "0.50"
 
 
@@ -200,7 +200,7 @@ def test_a_method_that_diverged_is_left_out(runs):
     *before, last = map(json.loads, path.read_text().splitlines())
     last["received"]["mean"], last["received_per_client"] = None, [None] * 5
     path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
-    _, rows, notes = table(compared(folder))
+    _, _, rows, notes = table(compared(folder))
     assert {row[0] for row in rows} == {"fedpac", "local"}
     assert "Left out, since a run has no finite mean in the end: fedper." in notes
 
@@ -211,7 +211,7 @@ def test_clients_that_a_run_does_not_score_are_told(runs):
     *before, last = map(json.loads, path.read_text().splitlines())
     last["received_per_client"][:2] = [None, None]
     path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
-    _, _, notes = table(compared(folder))
+    notes = table(compared(folder)).notes
     assert "Without 2 clients of seed 1 that some run does not score." in notes
     assert any(note.startswith("Scores of 13 clients") for note in notes)
 
@@ -221,7 +221,7 @@ def test_options_that_no_name_tells_are_noted(runs):
     assert not compared(folder).notes
     for seed in range(3):
         write_run(folder / f"fedrep-{seed}", (*words("fedrep"), "--local-steps", "3"), seed=seed)
-    *_, notes = table(compared(folder))
+    notes = table(compared(folder)).notes
     assert any(
         note.startswith("Beside what their names say, these runs differ in --") and "--local-steps" in note
         for note in notes
@@ -240,8 +240,7 @@ def test_time_to_a_target(runs, capsys):
             for line, mean in zip(run.lines, means[group.method], strict=True):
                 line["received"]["mean"] = 90 if (group.method, run.seed) == ("local", 1) else mean
                 line["virtual_seconds"] = 100 * line["round"] + run.seed
-    heads, rows, _ = table(read(groups, "received"))
-    heads, rows = with_target(heads, rows, groups, compared(folder), "received", 80)
+    _, heads, rows, _ = with_target(table(read(groups, "received")), groups, compared(folder), "received", 80)
     assert heads[-2:] == ["rounds to 80", "time to 80"]
     assert [row[-2:] for row in rows] == [["2.0", "3:21"], ["4.0", "6:41"], ["—", "—"]]
 

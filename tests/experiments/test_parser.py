@@ -15,7 +15,7 @@ from experiments.fields import Argument, flag
 from experiments.folder.run_folder import slug
 from experiments.hyper_parameters import entries, method_options
 from experiments.options import GROUPS, Options, names_of
-from experiments.show.tables import comma_separated, markdown, page
+from experiments.show.tables import Table, markdown, page
 from experiments.spec import SELECTION
 from pfl_jax.methods import METHODS
 from pfl_jax.validation import Count
@@ -90,7 +90,7 @@ def test_tables_and_pages(tmp_path):
     assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |\n"
     # A bar or a line break in a name ends no cell.
     assert markdown(["a|b"], [["`x|y`\nz"]]) == "| a\\|b |\n| --- |\n| `x\\|y` z |\n"
-    assert comma_separated([{"a": "x, y", "b": 1}]) == 'a,b\n"x, y",1\n'
+    assert Table("", ["a", "b"], [["x, y", 1]]).text(".csv") == 'a,b\n"x, y",1\n'
     (tmp_path / "page.jinja").write_text("# {{ title }}\n\n\n\n{{ table(['n'], rows, None) }}\n{{ number(none) }}\n\n")
     text = page(tmp_path / "page.jinja", title="A & B", rows=[["1"]], none=None)
     assert text == "# A & B\n\n| n |\n| --- |\n| 1 |\n\n—\n"

@@ -372,7 +372,7 @@ def test_a_client_has_a_section(tmp_path, capsys):
     assert teachers.panels[0].groups[""] == {str(client): by_client[client] for client in range(5)}
     out = str(tmp_path / "r.html")
     assert main([str(tmp_path), "--client", "3", "--out", out]) == 0
-    assert '<section id="Client-3"><h2>Client 3</h2>' in (tmp_path / "r.html").read_text()
+    assert '<section id="client-3"><h2>Client 3</h2>' in (tmp_path / "r.html").read_text()
     assert main([str(tmp_path), "--client", "5", "--out", out]) == 2
     assert "the clients of fedpac are 0 to 4" in capsys.readouterr().err
 

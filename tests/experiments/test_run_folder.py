@@ -33,7 +33,7 @@ from experiments.host.exit_codes import Stop
 from experiments.host.processes import Processes
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
-from experiments.show.tables import results_table, terminal
+from experiments.show.tables import Table, results_table
 from pfl_jax import InvalidInput, RoundResult
 from pfl_jax.primitives.metrics import Summary
 from pfl_jax.tasks import CLASSIFICATION, REGRESSION
@@ -210,7 +210,8 @@ def test_a_mean_over_some_of_the_clients_says_so():
 
 
 def test_names_are_no_markup_on_the_terminal():
-    table = terminal(["a [red]head", "n"], [["w[red]x[/bold] :bug:", "1"]], title="[b]title", caption="[i]caption")
+    made = Table("[b]title", ["a [red]head", "n"], [["w[red]x[/bold] :bug:", "1"]])
+    table = made.terminal(caption="[i]caption")
     console = Terminal(file=io.StringIO(), width=80)
     console.print(table)
     shown = console.file.getvalue()
@@ -228,7 +229,7 @@ def test_narrow_tables_lose_no_digit_whatever_the_names():
     last["validation"] = {"received": last["received"]}
     assert "…" not in text(results_table([last], REGRESSION, "title", "received"))
     named = "fedavg model=mymodel.py:net task=none model_digest=0e7adbb2d4cb"
-    shown = text(terminal(["method", *"abcdef"], [[named, *["0.00246 ± 0.00236"] * 6]]))
+    shown = text(Table("", ["method", *"abcdef"], [[named, *["0.00246 ± 0.00236"] * 6]]).terminal())
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
     name, *numbers = ("".join(cells).replace(" ", "") for cells in zip(*lines, strict=True))
     assert (name, set(numbers)) == (named.replace(" ", ""), {"0.00246±0.00236"})

@@ -22,7 +22,6 @@ from experiments.lab.queue.planned import BLOCKS, planned_runs
 from experiments.run import run
 from experiments.run.outcome import RunDiverged
 from experiments.spec import IN_PLACE
-from experiments.tables import __main__ as tables
 from pfl_jax import InvalidInput
 from pfl_jax.methods import METHODS
 
@@ -256,24 +255,6 @@ def test_a_result_is_small_and_only_the_same_run_counts(runs, words, tmp_path):
         other = dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *arguments))
         assert (library.find(other.spec()) == found) == same, arguments
     assert library.find(dataclasses.replace(job.cell, seed=7).spec()) is None
-
-
-def test_a_table_takes_committed_results(runs, words, tmp_path, monkeypatch, capsys):
-    assert queue.main([*words, "--only", "local"]) == 0
-    monkeypatch.setattr(committed, "ROOT", tmp_path / "results")
-    done = len(runs.done)
-    table = ["--paper", "fedpac", "--table", "1", "--dataset", "fashion_mnist", "--clients", "20", "--method", "local"]
-    assert tables.main([*table, "--out", str(tmp_path / "table"), "--committed"]) == 0
-    assert len(runs.done) == done
-    assert "1 of 1 runs are there" in capsys.readouterr().out
-    places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
-    (place,) = [place for place in places if (place["dataset"], place["clients"]) == ("fashion_mnist", 20)]
-    mean = ResultStore(tmp_path / "results").named[f"{MAIN}/local/seed-0"].accuracy("received")
-    assert (place["mean"], place["paper"]) == (pytest.approx(mean), 85.68)
-    assert tables.main([*table, "--out", str(tmp_path / "table"), "--committed", "--dry-run"]) == 0
-    assert f"# finished, in {tmp_path / 'results/queue/table-1.jsonl'}" in capsys.readouterr().out
-    assert tables.main([*table, "--out", str(tmp_path / "again")]) == 0
-    assert len(runs.done) == done + 1
 
 
 def test_results_of_another_version_of_their_method_do_not_count(small_field, runs, words, tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ class Section(NamedTuple):
         """Table for the terminal."""
         caption = self.note or None
         left = {"title_justify": "left", "caption_justify": "left"}
-        return tables.terminal(self.headings, self.cells, title=self.title, caption=caption, **left)
+        return tables.Table(self.title, self.headings, self.cells).terminal(caption=caption, **left)
 
 
 def store(file: Path, name: str, section: Section) -> None:

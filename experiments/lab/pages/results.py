@@ -288,9 +288,9 @@ def compared_clients(one: Comparison) -> comparison.Compared | None:
 
 def _differences(compared: comparison.Compared) -> dict[str, object]:
     """Differences of methods with their intervals, for the template."""
-    heads, rows, notes = comparison.table(compared)
+    _, heads, rows, notes = comparison.table(compared)
     if comparison.BASELINE in compared.scores:
-        notes = list(dict.fromkeys([*notes, *comparison.table(compared, comparison.BASELINE)[2][1:]]))
+        notes = list(dict.fromkeys([*notes, *comparison.table(compared, comparison.BASELINE).notes[1:]]))
     rows = [[f"`{name}`", *cells] for name, *cells in rows]
     return {"heads": heads, "rows": rows, "notes": notes}
 
