@@ -145,7 +145,7 @@ def test_a_search_says_what_is_run_next(small_field, runs, words, tmp_path, caps
     assert len(found.runs) == 13
     capsys.readouterr()
     assert queue.main([*words, "--only", "field", "--dry-run"]) == 0
-    assert "13 of 13 runs are finished" in capsys.readouterr().out
+    assert "13 runs, 13 of them finished" in capsys.readouterr().out
 
 
 SEARCH = [(method, 20, rate, 0) for method in ("local", "fedavg", "fedper") for rate in (0.01, 0.03)]
@@ -174,8 +174,7 @@ def test_a_rate_at_which_all_clients_diverge_gives_way_to_the_next_best(
     assert queue.main([*words, "--only", "field", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "diverged" in out or rounds == 50
-    assert "13 of 13 finished, 0.00 h left" in out
-    assert "13 of 13 runs are finished" in out
+    assert "13 runs, 13 of them finished; 0.0 million training examples are left" in out
 
 
 # Running it.
@@ -226,11 +225,10 @@ def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice
     out = capsys.readouterr().out
     assert len(runs.done) == done + 1
     assert nice == []
-    assert f"{done} of {len(RUNS)} runs are finished" in out
-    (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} lg_fedavg seed 0")]
-    assert line.split()[:3] == ["0.02", "h", "finished"]
-    (line,) = [line for line in out.splitlines() if line.endswith(f"{MAIN} local seed 0")]
-    assert "round 200 of 200" in line
+    assert f"{len(RUNS)} runs, {done} of them finished" in out
+    for method, state in (("lg_fedavg", "finished"), ("local", "round 200 of 200")):
+        (line,) = [line for line in out.splitlines() if f"/{MAIN}/{method}/seed-0 " in line]
+        assert line.endswith(f"# {state}")
 
 
 # Committed results.

@@ -16,8 +16,7 @@ from experiments.folder.committed import ResultStore
 from experiments.lab import causes, results
 from experiments.lab.pages import compared
 from experiments.lab.pages.compared import SECTIONS, published_in
-from experiments.lab.pages.picture import METHODS, picture
-from experiments.lab.pages.results import compared_clients, page, readme_table
+from experiments.lab.pages.results import METHODS, compared_clients, page, picture, readme_table
 from experiments.lab.queue.field import FIELDS, Comparison, possible_runs, search_runs, tuned_run
 from experiments.lab.queue.planned import planned_runs, reading_run
 from experiments.papers.settings import PAPERS

@@ -25,6 +25,7 @@ from experiments.lab.benchmark import measure, workload
 from experiments.lab.benchmark.jax_rounds import Rounds, local_training, operations
 from experiments.lab.benchmark.records import Row, Section, store
 from experiments.lab.benchmark.workload import FULL, QUICK, Scale
+from experiments.show.tables import Table
 from experiments.spec import Spec
 from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scale = QUICK if options.quick else FULL
         peak = measure.matmul_peak(scale.matmul, mesh)
         section = training(scale, mesh, peak["peak"])._replace(machine=machine | {"quick": options.quick, "peak": peak})
-        console.print(section.terminal())
+        console.print(Table(section.title, section.headings, section.cells).terminal(caption=section.note))
         if options.out is not None:
             store(options.out, "training", section)
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-ROOT = Path(__file__).parents[3]
 MIB = 2**20
 
 

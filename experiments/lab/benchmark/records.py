@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from rich.table import Table
-
 from experiments.folder import committed
-from experiments.show import tables
 
 Row: TypeAlias = dict[str, Any]
 """Heading -> text, number in the unit that the heading ends with, or None; lists are in the file only."""
@@ -37,12 +34,6 @@ class Section(NamedTuple):
     def cells(self) -> list[list[str]]:
         """Texts of the table, by row."""
         return [[_text(row.get(heading)) for heading in self.headings] for row in self.rows]
-
-    def terminal(self) -> Table:
-        """Table for the terminal."""
-        caption = self.note or None
-        left = {"title_justify": "left", "caption_justify": "left"}
-        return tables.Table(self.title, self.headings, self.cells).terminal(caption=caption, **left)
 
 
 def store(file: Path, name: str, section: Section) -> None:

@@ -11,8 +11,6 @@ from rich.console import Console
 from experiments.folder import committed
 from experiments.lab.queue.__main__ import Queue
 
-QUICK = ("--rounds", "1")
-
 
 def missing(out: Path, folder: Path, only: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Block and name of the runs without a result, neither in results/ nor in out, in the queue's order."""
@@ -30,7 +28,7 @@ def run(out: str, folder: str, name: str, data: str | None, quick: bool, only: S
     queue = Queue(only=tuple(only), out=Path(folder), results=Path(out), data_dir=data)
     (job,) = [job for job in queue.jobs(Console()) if job.folder == Path(folder) / name]
     if quick:
-        job = job._replace(cell=replace(job.cell, arguments=(*job.cell.arguments, *QUICK)))
+        job = job._replace(cell=replace(job.cell, arguments=(*job.cell.arguments, "--rounds", "1")))
     queue.run([job], Console())
 
 

@@ -54,9 +54,8 @@ def made(root: Path) -> Made:
     Raises:
       InvalidInput: a result is damaged, or a page lacks its marks.
     """
-    every = [page.made(root) for page in (results, performance)]
-    texts = {path: text for one in every for path, text in one.texts.items()}
-    return Made(texts, {path: picture for one in every for path, picture in one.pictures.items()})
+    of_results = results.made(root)
+    return of_results._replace(texts=of_results.texts | performance.texts(root))
 
 
 def write(root: Path, console: Console) -> None:

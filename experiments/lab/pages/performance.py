@@ -5,16 +5,16 @@ from pathlib import Path
 
 from experiments.folder.committed import ROOT
 from experiments.lab.benchmark.records import Section, stored
-from experiments.lab.pages.parts import Made, filled
+from experiments.lab.pages.parts import filled
 from experiments.show.tables import markdown
 
 
-def made(root: Path) -> Made:
+def texts(root: Path) -> dict[Path, str]:
     """The page of a checkout, with its tables; InvalidInput if a measurement is missing."""
     sections = stored(root / ROOT.name / "benchmark.jsonl")
     parts = {name: part(section) for name, section in sections.items()} | {"gpu": gpu(sections)}
     page = root / "docs/performance.md"
-    return Made({page: filled(page, parts)}, {})
+    return {page: filled(page, parts)}
 
 
 def gpu(sections: Mapping[str, Section]) -> str:

@@ -1,5 +1,6 @@
 """Text of docs/results.md and of README's table."""
 
+import dataclasses
 import itertools
 import math
 import shlex
@@ -27,12 +28,14 @@ from experiments.lab.pages.compared import (
     Compared,
     Found,
     Section,
+    by_trained,
     compared,
+    counts,
+    different,
     published_in,
+    runs,
 )
-from experiments.lab.pages.counts import by_trained, counts, different
 from experiments.lab.pages.parts import FIGURES, Made, filled
-from experiments.lab.pages.picture import picture
 from experiments.lab.queue.field import FIELDS, PROTOCOL, VARIANTS, Comparison, Tuned, tuned_run
 from experiments.lab.queue.planned import (
     DATASET,
@@ -45,12 +48,24 @@ from experiments.lab.queue.planned import (
     reading_run,
 )
 from experiments.lab.readings import READINGS
+from experiments.papers.published import Published
 from experiments.papers.settings import PAPERS
 from experiments.show import tables
+from experiments.show.panels import ACCURACY, ROUND, Lines, Series, over_seeds
+from experiments.show.pictures import Picture
 from experiments.show.tables import NOTHING, number
 from experiments.tables.comparison import Entry, difference_text, entry
 
 TEMPLATE = Path(__file__).with_name("results.md.jinja")
+
+METHODS = ("fedpac", "fedavg_ft", "ditto", "fedbabu", "fedrep", "fedper", "local", "fedavg")
+"""Methods of the first section that the figure shows."""
+
+LEAST = 70.0
+"""Lower end of the axis of accuracies in percent; averaged models are below it for a few rounds."""
+
+MARKS_AT = 1.03
+"""Position of the papers' accuracies, in multiples of the last round."""
 
 
 def made(root: Path) -> Made:
@@ -82,16 +97,6 @@ def page(library: ResultStore, found: Found) -> str:
         beyond=[sum(one.is_beyond is so for one in itertools.chain(*found.values())) for so in (True, False)],
         close=CLOSE,
         last=LAST,
-        heads=[
-            "method",
-            "ours",
-            "paper",
-            "difference, 95 %",
-            f"last {LAST}",
-            "trained",
-            "trained - paper",
-            f"cause, beyond {CLOSE:g} point",
-        ],
         rows=lambda there: [_row(one) for one in there],
         single=[[f"{one.entry.row.source}; {one.entry.row.clients} clients", *_row(one)] for one in single],
         cifar10=[[one.entry.row.source, *_row(one)] for one in cifar10],
@@ -250,13 +255,6 @@ def _field(one: Comparison, library: ResultStore) -> dict[str, object]:
         "one": one,
         "clients": None if clients is None else _differences(clients),
         "command": f"python -m experiments.{field.dataset} --method METHOD --lr LR {words} --seed 0",
-        "heads": [
-            "method",
-            "learning rate",
-            "validation" + (f", round {field.search_rounds}" if is_short else ""),
-            *ALWAYS,
-            "kB sent",
-        ],
         "is_short": is_short,
         "variants": {one: f"--method {shlex.join(own)}" for one, own in VARIANTS.items() if one in field.methods},
         "whole": WHOLE.get(one.block),
@@ -303,3 +301,24 @@ def _sent(one: Run) -> float:
 def _accuracy(one: Tuned, protocol: Protocol) -> str:
     """Accuracy of a method on test examples in percent, over the seeds."""
     return tables.mean_text([value for each in one.results if (value := each.accuracy(protocol)) is not None])
+
+
+def picture(library: Library) -> Picture:
+    """Curves of the methods that have a finished run."""
+    by_method = {row.method: row for row in published_in(SECTIONS[0])}
+    found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
+    series = [_series(row, there) for row, there in found if there]
+    seeds = [len(there) for _, there in found if there] or [0]
+    numbers = " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds)))))
+    words = f"{numbers} {'seed' if numbers == '1' else 'seeds'}"
+    # As wide as a page's column, and with letters that are large enough on a telephone.
+    panel = Lines("", ROUND, ACCURACY, series, least=LEAST)
+    return Picture("", f"Fashion-MNIST, 20 clients, {words}; diamonds: FedPAC's Table 1", [panel])
+
+
+def _series(row: Published, there: Sequence[Run]) -> Series:
+    common = set.intersection(*({line["round"] for line in one.lines} for one in there))
+    numbers = sorted(common)
+    curves = [[one.at_round(number, "received") for number in numbers] for one in there]
+    line = over_seeds(row.method, numbers, curves, is_main=row.method == METHODS[0])  # pyright: ignore
+    return dataclasses.replace(line, mark=(MARKS_AT * numbers[-1], row.accuracy_percent))

@@ -162,26 +162,6 @@ class Queue(batch.Batch):
             else:
                 print_line(console, f"stored in {results.store(run, results.distill(job.folder), self.root)}")
 
-    def preview(self, console: Console) -> None:
-        jobs = self.jobs(console)
-        left = dict(zip(jobs, self.left(jobs) or [0.0] * len(jobs), strict=True))
-        taken = {job: self.seconds(job) for job in jobs}
-        for block, title in BLOCKS.items():
-            there = [job for job in jobs if self._planned(job).block == block]
-            if there:
-                done, hours = sum(taken[job] is not None for job in there), _hours(sum(left[job] for job in there))
-                print_line(console, f"{block}: {title}; {done} of {len(there)} finished, {hours} left", style="bold")
-            for job in there:
-                hours = _hours(left[job] if (seconds := taken[job]) is None else seconds)
-                print_line(console, f"  {hours:>7}  {self.state(job)[0]:<18}  {job.title}")
-        done = sum(seconds is not None for seconds in taken.values())
-        hours = _hours(sum(left.values()))
-        print_line(console, f"{done} of {len(jobs)} runs are finished; about {hours} left", style="bold")
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.2f} h"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the queue with command-line arguments, by default those of this process; return the exit code."""
