@@ -81,7 +81,7 @@ class Figures(MeasuredBatch):
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
-        # The default is the same figure, said or not.
+        # The default is the same figure, named or not.
         is_other = self.procedure not in (None, *self.content.procedures[:1])
         procedure = ("--procedure", str(self.procedure)) if is_other else ()
         words = (*rounds, *self.all_words, *procedure)

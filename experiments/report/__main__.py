@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         notes, of_kinds = [], page.kinds(groups)
         if options.select is not None:
             for heading, some in of_kinds.items():
-                of_kinds[heading], said = curves.chosen(some, curves.headline(some))
-                notes.append(f"{heading}: {said}" if len(of_kinds) > 1 else said)
+                of_kinds[heading], which = curves.chosen(some, curves.headline(some))
+                notes.append(f"{heading}: {which}" if len(of_kinds) > 1 else which)
         elif options.plot is None:
             of_kinds = {heading: stored_runs.labelled(some) for heading, some in of_kinds.items()}
         groups = stored_runs.renamed([one for some in of_kinds.values() for one in some], options.name)

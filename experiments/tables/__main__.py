@@ -75,9 +75,9 @@ class Tables(MeasuredBatch):
             RunCommand.of(row, self.all_words).spec()
 
     def default_folder(self) -> Path:
-        # The default is the same table, said or not.
-        said = self.procedure not in (None, next(iter(PROCEDURES)))
-        procedure = ("--procedure", str(self.procedure)) if said else ()
+        # The default is the same table, named or not.
+        is_other = self.procedure not in (None, next(iter(PROCEDURES)))
+        procedure = ("--procedure", str(self.procedure)) if is_other else ()
         return Path("runs/tables") / batch.folder_name(self.paper, self.table, (*self.all_words, *procedure))
 
     @functools.cached_property
@@ -105,7 +105,7 @@ class Tables(MeasuredBatch):
         if not comparison.is_runnable(row):
             return []
         title = f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}"
-        folder = self.folder / comparison.place(row)
+        folder = self.folder / comparison.folder_of(row)
         return batch.jobs_of_seeds(RunCommand.of(row, self.all_words), self.seeds, folder, title)
 
     def jobs(self, console: Console) -> list[batch.Job]:

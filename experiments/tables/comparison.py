@@ -37,7 +37,7 @@ class Column(NamedTuple):
     setting: str
 
 
-def place(row: Published) -> Path:
+def folder_of(row: Published) -> Path:
     """Folder of a place of a table, relative to the table's folder; it has a folder for each seed."""
     where = slug(f"{row.dataset} {row.clients} clients {row.setting}")
     return Path(where, slug(row.method.replace(" -", " no-")))

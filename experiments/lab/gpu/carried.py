@@ -153,11 +153,11 @@ def _digest(rows: dict[str, np.ndarray]) -> str:
 
 def unpack(folder: Path, target: Path) -> str:
     """Write the datasets as their published files into a folder, unless they are there; return what to say of them."""
-    said = []
+    datasets = []
     if (folder / FASHION).exists() and not (target / "fashion-mnist").exists():
         with tarfile.open(folder / FASHION) as archive:
             archive.extractall(target, filter="data")
-        said.append("Fashion-MNIST")
+        datasets.append("Fashion-MNIST")
     layout = idx_and_cifar.CIFAR["cifar10"]
     if (folder / CIFAR).exists() and not (target / layout.folder).exists():
         rows = records(folder / CIFAR)
@@ -167,8 +167,10 @@ def unpack(folder: Path, target: Path) -> str:
             for name, some in zip(names, np.split(part, len(names)), strict=True):
                 some.tofile(target / layout.folder / name)
         same = str(np.load(folder / CIFAR)["digest"]) == _digest(rows)
-        said.append("CIFAR-10, JPEG copy" + ("" if same else ", whose pixels DIFFER from those of the packing machine"))
-    return f"{' and '.join(said) or 'no dataset'} unpacked in {target}"
+        datasets.append(
+            "CIFAR-10, JPEG copy" + ("" if same else ", whose pixels DIFFER from those of the packing machine")
+        )
+    return f"{' and '.join(datasets) or 'no dataset'} unpacked in {target}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from experiments.identity import relevant_options
 from experiments.lab import causes, readings
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.tables.comparison import place
+from experiments.tables.comparison import folder_of
 
 DATASET, CIFAR10 = "fashion_mnist", "cifar10"
 
@@ -111,7 +111,7 @@ def _all() -> Iterator[PlannedRun]:
     yield from _of("cifar10", _chosen(_rows([*main, ("fedpac", 2)], 20, CIFAR10), CIFAR10_METHODS), 0)
     for row in cifar10_of_fedas():
         name = row.method if row.procedure == "release" else f"{row.method} printed"
-        where = f"{place(row).parent.as_posix()}/{slug(name)}/seed-0"
+        where = f"{folder_of(row).parent.as_posix()}/{slug(name)}/seed-0"
         yield PlannedRun("cifar10-fedas", RunCommand.of(row, ALL_PROTOCOLS), name, where)
     yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
     yield from _of("tables-4-10", _rows([("fedpac", table) for table in (4, 5, 6, 10)], 20), 0)
@@ -128,7 +128,7 @@ def _without_causes() -> Iterator[PlannedRun]:
     for cause in causes.load(DATASET):
         if cause.options:
             own = " ".join(cause.options)
-            name = f"{place(cause.row).as_posix()}-{slug(own.removeprefix('--'))}/seed-0"
+            name = f"{folder_of(cause.row).as_posix()}-{slug(own.removeprefix('--'))}/seed-0"
             yield PlannedRun("causes", cause.cell, f"{cause.row.method} {own}", name)
 
 
@@ -136,7 +136,7 @@ def reading_run(reading: str) -> PlannedRun:
     """Run of the replication's prototype weights by another reading of its equations, beside its Table 1."""
     (row,) = [row for row in _rows([("fedpac_replication", 1)], 20) if row.method.startswith("fedpac_proto")]
     own = ("--method", f"{readings.__file__}:fedpac_proto_reading", "--reading", reading)
-    name = f"{place(row).parent.as_posix()}/fedpac_proto-{slug(reading)}/seed-0"
+    name = f"{folder_of(row).parent.as_posix()}/fedpac_proto-{slug(reading)}/seed-0"
     return PlannedRun("readings", RunCommand.of(row, own), f"fedpac_proto {reading}", name)
 
 
@@ -174,4 +174,4 @@ def cifar10_of_fedas() -> list[Published]:
 
 def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[PlannedRun]:
     for row in rows:
-        yield PlannedRun(block, RunCommand.of(row, seed=seed), row.method, f"{place(row).as_posix()}/seed-{seed}")
+        yield PlannedRun(block, RunCommand.of(row, seed=seed), row.method, f"{folder_of(row).as_posix()}/seed-{seed}")
