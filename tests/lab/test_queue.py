@@ -225,7 +225,7 @@ def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice
     out = capsys.readouterr().out
     assert len(runs.done) == done + 1
     assert nice == []
-    assert f"{len(RUNS)} runs, {done} of them finished" in out
+    assert (out.count("python -m"), out.count("# finished\n")) == (len(RUNS), done)
     for method, state in (("lg_fedavg", "finished"), ("local", "round 200 of 200")):
         (line,) = [line for line in out.splitlines() if f"/{MAIN}/{method}/seed-0 " in line]
         assert line.endswith(f"# {state}")
