@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.choices import Average, Protocol, ReportedRound
-from pfl_jax.methods import METHODS
 
 _WORDS = {
     "received": "after aggregation (received)",
@@ -155,14 +154,9 @@ FIXED = frozenset(
 
 
 def method_name(method: str, procedure: str = "") -> str:
-    """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3"; perhaps not in METHODS.
+    """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3".
 
     By the released procedure of FedAS that of RELEASED_AS.
     """
     released = RELEASED_AS.get(method, method) if procedure == "release" else method
     return ALIASES.get(released, released).split()[0]
-
-
-def has(method: str) -> bool:
-    """Whether a method of a table is implemented."""
-    return method_name(method) in METHODS

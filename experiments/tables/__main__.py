@@ -70,7 +70,7 @@ class Tables(MeasuredBatch):
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
             raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table: {hint}")
         # What a word means depends on the dataset and the method, not on the setting.
-        shown = {(row.dataset, row.method): row for row in self.shown if comparison.is_runnable(row)}
+        shown = {(row.dataset, row.method): row for row in self.shown}
         for row in shown.values():
             RunCommand.of(row, self.all_words).spec()
 
@@ -101,9 +101,7 @@ class Tables(MeasuredBatch):
         return there
 
     def jobs_of(self, row: Published) -> list[batch.Job]:
-        """Runs of a place of the table, one for each seed; none if it cannot be run."""
-        if not comparison.is_runnable(row):
-            return []
+        """Runs of a place of the table, one for each seed."""
         title = f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}"
         folder = self.folder / comparison.folder_of(row)
         return batch.jobs_of_seeds(RunCommand.of(row, self.all_words), self.seeds, folder, title)

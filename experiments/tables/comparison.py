@@ -20,21 +20,13 @@ from experiments.identity import differences
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.presets import DEFAULT_PRESET, PROCEDURES
+from experiments.presets import PROCEDURES
 from experiments.show.tables import NOTHING, Table, number, with_deviation
 from pfl_jax.atomic_write import write_text
 from pfl_jax.compare import margin
 from pfl_jax.errors import InvalidInput
 
 MARKDOWN, LATEX, CSV, JSON = "table.md", "table.tex", "table.csv", "table.json"
-
-
-class Column(NamedTuple):
-    """Key of a column of a table."""
-
-    dataset: str
-    clients: int
-    setting: str
 
 
 def folder_of(row: Published) -> Path:
@@ -71,8 +63,9 @@ class Entry(NamedTuple):
     over: str = ""
 
     @property
-    def column(self) -> Column:
-        return Column(self.row.dataset, self.row.clients, self.row.setting)
+    def column(self) -> tuple[str, int, str]:
+        """Dataset, number of clients and setting of the place."""
+        return self.row.dataset, self.row.clients, self.row.setting
 
     @property
     def deviation_words(self) -> list[str]:
@@ -170,10 +163,10 @@ def compare(paper: str, number: int, entries: Sequence[Entry], seeds: int) -> Co
 
     A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
     """
-    kinds: dict[Column, set[Any]] = {}
+    kinds: dict[tuple[str, int, str], set[Any]] = {}
     for one in entries:
         kinds.setdefault(one.column, set()).add(one.is_real)
-    real = {column: _one_kind(kind - {None}, column.dataset) for column, kind in kinds.items()}
+    real = {column: _one_kind(kind - {None}, column[0]) for column, kind in kinds.items()}
     entries = [one if real[one.column] else one._replace(is_real=False) for one in entries]
     return Comparison(paper, number, tuple(entries), seeds)
 
@@ -219,22 +212,10 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
     for data in dict.fromkeys(entry.data for entry in there if entry.is_real and entry.data != entry.row.dataset):
         lines.append(f"{data}: not the pixels of the paper, which may be a part of the differences.")
-    for method in comparison.methods:
-        if not settings.has(method):
-            lines.append(f"{method}: not a method of pfl_jax.")
-    for dataset in dict.fromkeys(entry.row.dataset for entry in entries):
-        if dataset not in DEFAULT_PRESET:
-            lines.append(f"{dataset}: not an experiment of pfl_jax.")
-    runnable = [entry for entry in entries if is_runnable(entry.row)]
-    finished, wanted = sum(len(entry.accuracies) for entry in runnable), len(runnable) * comparison.seeds
+    finished, wanted = sum(len(entry.accuracies) for entry in entries), len(entries) * comparison.seeds
     if finished < wanted:
         lines.append(f"{finished} of {wanted} runs are finished; {NOTHING} marks what is not there.")
     return lines + list(settings.PAPERS[comparison.paper].tables[comparison.number][1:])
-
-
-def is_runnable(row: Published) -> bool:
-    """Whether the project has the row's dataset and method."""
-    return row.dataset in DEFAULT_PRESET and settings.has(row.method)
 
 
 def _deviation_notes(entries: Sequence[Entry]) -> list[str]:
@@ -257,7 +238,12 @@ def table(comparison: Comparison) -> Table:
         [method, *(_text(entries.get((column, method)), comparison.seeds) for column in columns)]
         for method in comparison.methods
     ]
-    heads = ["method", *(", ".join(_heading(comparison, column)) for column in columns)]
+    heads = ["method"]
+    for column in columns:
+        # The substitute of the dataset if there is one; the source of the dataset is in the title.
+        data = dict.fromkeys(one.data for one in comparison.entries if one.column == column and one.data)
+        dataset, clients, setting = column
+        heads.append(f"{'; '.join(data) or dataset}, {clients} clients, {setting}")
     return Table(comparison.title, heads, rows, notes(comparison))
 
 
@@ -289,12 +275,6 @@ def save(comparison: Comparison, folder: Path) -> None:
     record |= {"procedure": comparison.entries[0].row.procedure} if comparison.entries[0].row.procedure else {}
     record |= {"seeds": comparison.seeds, "notes": notes(comparison), "places": places}
     write_text(folder / JSON, strict_json(record))
-
-
-def _heading(comparison: Comparison, column: Column) -> tuple[str, str, str]:
-    """Setting, and the substitute of the dataset if there is one; the source of the dataset is in the title."""
-    data = dict.fromkeys(entry.data for entry in comparison.entries if entry.column == column and entry.data)
-    return "; ".join(data) or column.dataset, f"{column.clients} clients", column.setting
 
 
 def _text(entry: Entry | None, seeds: int) -> str:

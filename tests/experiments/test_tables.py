@@ -398,17 +398,6 @@ def test_the_third_protocol_is_measured_by_request(runs, tmp_path, capsys):
     assert "(--eval-protocol before_aggregation, not received)" in capsys.readouterr().err
 
 
-def test_what_the_project_has_not_got_is_shown_as_missing(runs, monkeypatch, tmp_path):
-    monkeypatch.setattr(settings, "METHODS", {"local": None})
-    assert tables.main([*TABLE, "--method", "local", "fedproto_g", "--out", str(tmp_path)]) == 0
-    assert made(runs) == [("local", 0)]
-    place = places(tmp_path)["fashion_mnist", "fedproto_g"]
-    assert (place["mean"], place["paper"]) == (None, 87.47)
-    text = (tmp_path / "table.md").read_text()
-    assert "| fedproto_g | — / 87.47 / — |" in text
-    assert "fedproto_g: not a method of pfl_jax." in text
-
-
 def test_a_table_comes_column_by_column(runs, tmp_path):
     order = batch.read(tables.Tables, ["--paper", "fedas", "--table", "2", "--out", str(tmp_path)])
     shown, _ = order.compare()
