@@ -303,7 +303,7 @@ def _accuracy(one: Tuned, protocol: Protocol) -> str:
     return tables.mean_text([value for each in one.results if (value := each.accuracy(protocol)) is not None])
 
 
-def picture(library: Library) -> Picture:
+def picture(library: ResultStore) -> Picture:
     """Curves of the methods that have a finished run."""
     by_method = {row.method: row for row in published_in(SECTIONS[0])}
     found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
