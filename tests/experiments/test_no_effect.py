@@ -205,3 +205,11 @@ def test_other_tools_names_lead_to_options_that_exist():
             with pytest.raises(InvalidInput) as caught:
                 parse("digits", ["--method", "fedavg", flag(name), "3"])
             assert flag(here) in str(caught.value)
+
+
+def test_an_option_of_one_network_of_several_counts():
+    words = ["--method", "lg_fedavg", "--model", "mlp,resnet8", "--features", "24", "--hidden"]
+    narrow, wide = (relevant_options(parse("digits", [*words, width])) for width in ("8", "16"))
+    assert (narrow["hidden"], wide["hidden"]) == ((8,), (16,))
+    spec = parse("digits", [*words[:2], "--model", "resnet8", "--hidden", "8"])
+    assert notes(spec, spec.given, "gpu") == ["--hidden has no effect with --model resnet8"]
