@@ -163,9 +163,11 @@ def headline(experiment: Experiment) -> str:
     values = {k: v for k, v in spec.hyper_parameters.items() if v is not None and k not in unread}
     own = ", ".join(f"{name}={value}" for name, value in values.items())
     others = {name: spec.options[name] for name in sorted(spec.given & KINDS.keys() - RESULT_NEUTRAL - {*_SAID})}
+    procedure = f", procedure {spec.procedure}" if spec.procedure else ""
     words = [spec.kind_of_rounds, assignments(others)]
     return (
-        f"{experiment.dataset.description}, preset {spec.preset}: {label(spec.method)}({own}), {label(spec.model)}, "
+        f"{experiment.dataset.description}, preset {spec.preset}{procedure}: "
+        f"{label(spec.method)}({own}), {label(spec.model)}, "
         f"{spec.rounds} rounds, {spec.num_clients} clients with {sizes} training examples, "
         f"participation {spec.participation:g}, {label(spec.partition)}, on {device_name(spec)}, chunk "
         f"{experiment.settings.chunk}" + "".join(f", {text}" for text in words if text)

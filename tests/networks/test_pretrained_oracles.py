@@ -1,4 +1,7 @@
-"""Pretrained files compute what transformers computes: pip install torch transformers."""
+"""Pretrained files compute what the libraries that write them compute: transformers, and timm where it can be imported.
+
+pip install torch transformers timm
+"""
 
 import json
 
@@ -7,7 +10,7 @@ import numpy as np
 import pytest
 
 from pfl_jax.networks.pretrained import ACTIVATIONS, bert
-from pfl_jax.networks.vit import vit
+from pfl_jax.networks.vit import HEADS, vit
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
@@ -91,3 +94,47 @@ def test_vision_transformers_of_transformers(kind, tmp_path):
     model, arrays = randomized(getattr(transformers, f"{kind}Model")(config))
     (tmp_path / "config.json").write_text(json.dumps({"model_args": {"num_heads": SIZES["num_attention_heads"]}}))
     check(tmp_path / "vit.npz", timms(arrays), model(images()).last_hidden_state[:, 0])
+
+
+def timm():
+    # Beside another version of torch its torchvision raises more than ImportError.
+    try:
+        from timm.models import vision_transformer
+    except Exception as error:
+        pytest.skip(f"timm cannot be imported: {error}")
+    return vision_transformer
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"init_values": 0.1},
+        {"init_values": 0.1, "no_embed_class": True},
+        {"reg_tokens": 2, "no_embed_class": True, "init_values": 0.1},
+        {"reg_tokens": 2, "qk_norm": True},
+    ],
+)
+def test_vision_transformers_of_timm(parts, tmp_path):
+    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
+    model, arrays = randomized(timm().VisionTransformer(**sizes, **parts))
+    (tmp_path / "config.json").write_text(json.dumps({"global_pool": "token", "model_args": sizes | parts}))
+    check(tmp_path / "vit.npz", arrays, model.forward_features(images())[:, 0])
+
+
+@pytest.mark.slow
+def test_heads_of_timms_models():
+    """All of its vision transformers that `vit` can read have the number of heads that their width stands for."""
+    timm()
+    import timm as package
+
+    found, parts = set(), {"cls_token", "blocks.0.attn.qkv.bias", "norm.bias", "pos_embed"}
+    for name in package.list_models(module="vision_transformer", exclude_filters="test_*"):
+        with torch.device("meta"):
+            model = package.create_model(name)
+        names = {name for name, _ in model.named_parameters()}
+        if parts <= names and "norm_pre.weight" not in names:
+            found.add((model.embed_dim, model.blocks[0].attn.num_heads))
+    assert len(found) > 5
+    for width, heads in found:
+        assert HEADS.get(width, width // 64) == heads
