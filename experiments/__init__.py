@@ -1,5 +1,6 @@
 """Experiments of the papers from the command line: `python -m experiments.DATASET --method NAME`."""
 
+import importlib.util
 import os
 import signal
 import sys
@@ -27,3 +28,24 @@ DATASETS = (
     *("fortunes", "har", "heart", "shakespeare", "stackoverflow_tags", "watch"),
 )
 """The data sets that have an experiment, each a module of this name here."""
+
+
+def _refuse_unknown_module() -> None:
+    """Exit with a one-line error when `python -m experiments.NAME` names an unknown module.
+
+    Python imports this package first, with "-m" in place of the program's name, and would then end with an error of
+    its own and exit code 1.
+    """
+    if sys.argv[:1] != ["-m"]:
+        return
+    wanted = next((word.removeprefix("-m") for word in sys.orig_argv if f"{__name__}." in word), "")
+    name = wanted.removeprefix(f"{__name__}.")
+    if wanted != name and name.isidentifier() and importlib.util.find_spec(wanted) is None:
+        # Imported now: Python imports this package before all else.
+        from pfl_jax.validation import unknown
+
+        print(f"error: {unknown('dataset', name, DATASETS)}", file=sys.stderr)
+        sys.exit(2)
+
+
+_refuse_unknown_module()

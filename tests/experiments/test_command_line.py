@@ -156,6 +156,15 @@ def test_a_test_loss_that_is_not_finite_is_named_once_and_stops_nothing(tmp_path
     assert said.count("the test loss of client") == 1
 
 
+def test_an_unknown_dataset_is_one_line(tmp_path):
+    child = process("experiments.cifar11", cwd=tmp_path)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 2
+    assert err.count("\n") == 1
+    assert err.startswith("error: unknown dataset 'cifar11'")
+    assert "did you mean cifar10" in err
+
+
 def refusal(capsys, dataset, words):
     """The one line on stderr of a command that is refused."""
     assert main(dataset, words) == 2
