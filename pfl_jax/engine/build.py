@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -107,11 +108,23 @@ def build(
       >>> int(state.round), engine.evaluate(federation, state)["accuracy"].shape
       (2, (4,))
     """
+    if store is not None and not store.is_traced:
+        return compiled(method, method, None, settings, mesh, donate=donate, store=store)
+    programs = networks(method, settings, mesh)
     store = ClientStore() if store is None else store
-    programs: Any = networks(method, settings, mesh)
-    sampled, trained_by = partial(sample, programs), partial(train, programs)
-    if not store.is_traced:
-        programs, sampled, trained_by = _compiled(Same(method), settings.of_a_round(), mesh, donate)
+    return _engine(method, settings, mesh, store, programs, partial(sample, programs), partial(train, programs))
+
+
+def _engine(
+    method: Method | MethodSchedule,
+    settings: RoundSettings,
+    mesh: Mesh | None,
+    store: ClientStore,
+    programs: Sequence[Any],
+    sampled: Callable[..., Any],
+    trained_by: Callable[..., Any],
+) -> Engine:
+    """Engine of the functions of a RoundProgram for each network, and of their `sample` and `train`."""
     one_network = mixture(method) is None
 
     def evaluated(data: Same, key: Same) -> list[Places]:
@@ -189,20 +202,6 @@ def adopted(engine: Engine, data: Federation, clients: PyTree) -> PyTree:
     return tuple(engine.store.adopt(one.clients(data), mesh, own) for one, own in zip(parts, clients, strict=True))
 
 
-@remembered
-def _compiled(method: Same, settings: RoundSettings, mesh: Mesh | None, donate: bool) -> Any:
-    """RoundProgram of each network, `sample` and `train`, compiled; `donate`: `train` takes over server and scores."""
-    programs = networks(method.it, settings, mesh)
-    # The cohort's rows come in anew for every round. On a mesh they leave in another sharding: nothing to reuse.
-    given = (*((1, 2) if donate else ()), *(() if mesh else (3,)))
-    jit = partial(jax.jit, out_shardings=replicated(mesh))
-    return (
-        tuple(one.compiled() for one in programs),
-        jit(partial(sample, programs), static_argnums=3),
-        jit(partial(train, programs), donate_argnums=given),
-    )
-
-
 def compiled(
     method: Method | MethodSchedule | MakeMethod,
     made: Method | MethodSchedule,
@@ -211,12 +210,13 @@ def compiled(
     mesh: Mesh | None,
     *,
     donate: bool,
+    store: ClientStore | None = None,
     over_runs: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] | None = None,
 ) -> Engine:
-    """Engine with states on the device, which is compiled once for all runs of a method.
+    """Engine which is compiled once for all runs of a method.
 
     Args:
-      method, settings, mesh, donate: see `build`; with hyper-parameters a function of them to a method.
+      method, settings, mesh, donate, store: see `build`; with hyper-parameters a function of them to a method.
       made: the method, or that of one run.
       hyper_parameters: see `pfl_jax.run`. Real numbers are inputs of the compiled programs: other values of them
         compile nothing.
@@ -225,9 +225,29 @@ def compiled(
     values = dict(hyper_parameters or {})
     inputs = {name: value for name, value in values.items() if is_input(value)}
     fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
-    programs = _programs(Same(method), fixed, settings.of_a_round(), mesh, donate, over_runs)
+    key = (Same(method), fixed, settings.of_a_round(), mesh, donate)
+
     # The values are arguments of the programs: in the functions they would be constants.
-    return programs._replace(method=made, **{name: partial(getattr(programs, name), inputs) for name in FUNCTIONS})
+    def given(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+        return {name: partial(function, inputs) for name, function in functions.items()}
+
+    if store is None:
+        programs = _programs(*key, over_runs)
+        return programs._replace(method=made, **given({name: getattr(programs, name) for name in FUNCTIONS}))
+    parts = networks(made, settings, mesh)
+    *each, of_round = _programs_by_block(*key, len(parts))
+    bound = [
+        SimpleNamespace(clients=one.clients, rows_of=one.rows_of, **given(functions))
+        for one, functions in zip(parts, each, strict=True)
+    ]
+    return _engine(made, settings, mesh, store, bound, *given(of_round).values())
+
+
+def _of_values(
+    method: Same, fixed: tuple[tuple[str, Any], ...] | None, values: Mapping[str, Any]
+) -> Method | MethodSchedule:
+    """The method of these values of hyper-parameters, or the method itself if it has none."""
+    return method.it if fixed is None else method.it(**dict(fixed), **values)
 
 
 @remembered
@@ -243,8 +263,7 @@ def _programs(
 
     def program(name: str) -> Callable[..., Any]:
         def run_one(values, *arguments):
-            made = method.it if fixed is None else method.it(**dict(fixed), **values)
-            return getattr(build(made, settings, mesh), name)(*arguments)
+            return getattr(build(_of_values(method, fixed, values), settings, mesh), name)(*arguments)
 
         function = run_one if over_runs is None else over_runs(run_one)
         # As JAX calls it where it logs what it compiles.
@@ -253,3 +272,44 @@ def _programs(
 
     functions = _jitted({name: program(name) for name in FUNCTIONS}, 1, mesh, donate=donate)
     return Engine(**functions, method=method.it, settings=settings, mesh=mesh, store=ClientStore(donate=donate))
+
+
+@remembered
+def _programs_by_block(
+    method: Same,
+    fixed: tuple[tuple[str, Any], ...] | None,
+    settings: RoundSettings,
+    mesh: Mesh | None,
+    donate: bool,
+    num_networks: int,
+) -> list[dict[str, Callable[..., Any]]]:
+    """Functions of each network's RoundProgram, then `sample` and `train`, compiled one by one.
+
+    As in `_programs`, their first argument are the hyper-parameters that are inputs. With `donate`, `train` takes over
+    server and scores.
+    """
+
+    def program(name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def of_values(values, *arguments):
+            return function(networks(_of_values(method, fixed, values), settings, mesh), *arguments)
+
+        of_values.__name__ = name
+        return jax.jit(of_values, **{"out_shardings": replicated(mesh)} | options)
+
+    def of_network(index: int, name: str, **options: Any) -> Callable[..., Any]:
+        return program(name, lambda programs, *arguments: getattr(programs[index], name)(*arguments), **options)
+
+    special = {
+        # The rows stay with the devices that made them.
+        "init_clients": {"out_shardings": None},
+        "evaluate": {"donate_argnums": 7},
+    }
+    names = ("init_server", "init_clients", "everyone", "unscored", "evaluated", "evaluate", "evaluate_new")
+    # The cohort's rows come in anew for every round. On a mesh they leave in another sharding: nothing to reuse.
+    taken = (*((2, 3) if donate else ()), *(() if mesh else (4,)))
+    of_round = {
+        "sample": program("sample", sample, static_argnums=4),
+        "train": program("train", train, donate_argnums=taken),
+    }
+    each = range(num_networks)
+    return [*({name: of_network(index, name, **special.get(name, {})) for name in names} for index in each), of_round]

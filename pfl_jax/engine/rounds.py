@@ -8,8 +8,6 @@ where a run was interrupted, and two methods see the same cohorts.
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -64,19 +62,6 @@ class RoundProgram:
     settings: RoundSettings
     mesh: Mesh | None = None
     network: int | None = None
-
-    def compiled(self) -> SimpleNamespace:
-        """The same functions, compiled one by one."""
-        jit = partial(jax.jit, out_shardings=replicated(self.mesh))
-        names = ("init_server", "everyone", "unscored", "evaluated", "evaluate_new")
-        return SimpleNamespace(
-            clients=self.clients,
-            rows_of=self.rows_of,
-            # The rows stay with the devices that made them.
-            init_clients=jax.jit(self.init_clients),
-            evaluate=jit(self.evaluate, donate_argnums=6),
-            **{name: jit(getattr(self, name)) for name in names},
-        )
 
     def init_server(self, data: Federation, key: PRNGKey) -> PyTree:
         """The server's state before the first round."""

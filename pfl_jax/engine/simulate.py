@@ -190,11 +190,9 @@ def run(
     settings = chunking.resolved(settings, made, np.asarray(data.train_count), devices=devices)
     if engine is not None:
         check_engine(engine, made, settings, mesh, state_on, donate=donate)
-    elif state_on == "device":
-        engine = compiled(make, made, hyper_parameters, settings, mesh, donate=donate)
     else:
-        store = OnHost(donate=donate) if state_on == "host" else OnDisk(state_folder)
-        engine = build(made, settings, mesh, store=store, donate=donate)
+        places = {"device": lambda: None, "host": lambda: OnHost(donate=donate), "disk": lambda: OnDisk(state_folder)}
+        engine = compiled(make, made, hyper_parameters, settings, mesh, donate=donate, store=places[state_on]())
 
     def begin():
         if state is None:

@@ -255,12 +255,14 @@ def test_another_sweep_of_a_function_compiles_nothing():
     assert not np.allclose(first, other)
 
 
-def test_other_values_of_hyper_parameters_compile_nothing():
+@pytest.mark.parametrize("state_on", ["device", "host", pytest.param("disk", marks=pytest.mark.slow)])
+def test_other_values_of_hyper_parameters_compile_nothing(state_on):
     def make(**values):
         return make_method("ditto", tiny_model(), **HYPER_PARAMETERS | values)
 
     def play(method, *values):
-        *_, last = simulate.run(method, DATA, Settings(rounds=2, chunk=2), jax.random.key(0), *values)
+        settings = Settings(rounds=2, chunk=2)
+        *_, last = simulate.run(method, DATA, settings, jax.random.key(0), *values, state_on=state_on)
         return last.trained["loss"]
 
     play(make, {"lr": 0.1, "lam": 0.5, "epochs": 1})
