@@ -46,6 +46,7 @@ from pfl_jax.methods.fedprox import fedprox as fedprox
 from pfl_jax.methods.fedprox_ft import fedprox_ft as fedprox_ft
 from pfl_jax.methods.fedrep import fedrep as fedrep
 from pfl_jax.methods.fedrod import fedrod as fedrod
+from pfl_jax.methods.fedselect import fedselect as fedselect
 from pfl_jax.methods.fedtgp import fedtgp as fedtgp
 from pfl_jax.methods.floco import floco as floco
 from pfl_jax.methods.fml import fml as fml
@@ -107,6 +108,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "pfedhn": pfedhn,
     "pfedgraph": pfedgraph,
     "fedcac": fedcac,
+    "fedselect": fedselect,
     "cd2pfed": cd2pfed,
     "fedpac": fedpac,
     "fedpac_proto": fedpac_proto,

@@ -50,6 +50,8 @@ NUMBERS |= {
     "pfedgraph": (MODEL, 2 * MODEL),
     # A byte for each parameter goes up besides: whether it is critical.
     "fedcac": (MODEL + MODEL / 4, MODEL),
+    # The weight of each parameter goes up besides: zero for personal ones.
+    "fedselect": (2 * MODEL, MODEL),
     "fedpac": (MODEL + CENTROIDS + STATISTICS, MODEL + CENTROIDS),
     "fedpac_proto": (MODEL + CENTROIDS, MODEL + CENTROIDS),
     # Class means and a covariance go both ways.

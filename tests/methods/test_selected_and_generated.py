@@ -1,0 +1,106 @@
+"""FedSelect: whole rounds against float64 NumPy, with full batches, and its limits."""
+
+import full_batches as full
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from trees import assert_same, row
+
+from pfl_jax.data import client_data
+from pfl_jax.methods import fedavg, fedselect
+from pfl_jax.methods.fedselect import grown
+
+
+def select(mask, w, others):
+    return {name: np.where(mask[name], w[name], others[name]) for name in w}
+
+
+def train_entries(w, mask, x, y):
+    """Full-batch SGD that moves only the entries of the mask."""
+
+    def gradient(now):
+        return reference.cross_entropy_gradient(select(mask, now, w), x, y)
+
+    return select(mask, reference.descend(w, gradient, full.EPOCHS, **full.SGD), w)
+
+
+def with_largest_changes(mask, before, after, rate, limit):
+    """The mask with the entries of each array that changed most, one after another."""
+    mask = {name: value.copy() for name, value in mask.items()}
+    for name, chosen in mask.items():
+        change = np.where(chosen, 0, np.abs(after[name] - before[name]))
+        count = min(round(rate * np.sum(~chosen)), int(limit * chosen.size + 1e-9) - np.sum(chosen))
+        for flat in np.argsort(-change, axis=None, kind="stable")[:count]:
+            chosen.flat[flat] = True
+    return mask
+
+
+# With one client in the cohort, an entry that it has for itself has no mean.
+@pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_fedselect(size):
+    clients, rate, limit = full.training_examples(), 0.3, 0.6
+    w = reference.to_numpy(full.start_of(fedselect))
+    own, masks = [w] * 3, [{name: np.zeros(value.shape, bool) for name, value in w.items()}] * 3
+    for number in range(1, 4):
+        last = full.run(fedselect, rounds=number, rate=rate, limit=limit, participation=size / 3)
+        sums, weights = ({name: np.zeros(value.shape) for name, value in w.items()} for _ in range(2))
+        for client in last.cohort.tolist():
+            x, y = clients[client]
+            shared = {name: ~mask for name, mask in masks[client].items()}
+            start = select(masks[client], own[client], w)
+            trained = train_entries(start, masks[client], x, y)
+            own[client] = trained = train_entries(trained, shared, x, y)
+            for name in w:
+                sums[name] += full.SIZES[client] * shared[name] * trained[name]
+                weights[name] += full.SIZES[client] * shared[name]
+            masks[client] = with_largest_changes(masks[client], start, trained, rate, limit)
+        w = {name: np.where(weights[name], sums[name] / np.maximum(weights[name], 1), w[name]) for name in w}
+        share = [np.mean(np.concatenate([mask.ravel() for mask in masks[i].values()])) for i in last.cohort]
+        np.testing.assert_allclose(last.info["personal"], share, rtol=1e-6)
+        if number == 1:
+            assert all(0.2 < one < 0.4 for one in share)
+    full.assert_model(last.state.server, w)
+    for client in range(3):
+        state = row(last.state.clients, client)
+        full.assert_model(state.params, own[client])
+        full.assert_model(state.personal, masks[client])
+    models = [select(mask, mine, w) for mask, mine in zip(masks, own, strict=True)]
+    full.assert_received(last, models, own if size == 3 else ())
+
+
+@pytest.mark.parametrize("nothing", ["rate", "limit"])
+def test_fedselect_without_personal_entries_is_fedavg(nothing):
+    assert_same(full.run(fedselect, **{nothing: 0.0}).state.server, full.run(fedavg).state.server)
+
+
+def test_fedselect_with_personal_entries_alone_trains_each_client_alone():
+    last, averaged = full.run(fedselect, rounds=3, rate=1.0, limit=1.0), full.run(fedselect, rounds=1, rate=1.0)
+    # After the first round nothing is sent, and the server keeps the mean of that round.
+    assert_same(last.state.server, averaged.state.server, rtol=0, atol=0)
+    for client, (x, y) in enumerate(full.training_examples()):
+        w = reference.to_numpy(full.start_of(fedselect))
+        for _ in range(3):
+            w = full.train(w, x, y)
+        full.assert_model(row(last.state.clients, client).params, w)
+
+
+def test_entries_that_did_not_change_stay_shared():
+    mask = {"w": jnp.zeros((2, 4), bool).at[0, 0].set(True)}
+    before, after = {"w": jnp.zeros((2, 4))}, {"w": jnp.array([[9.0, 0, 0, -3], [2, 0, 0, 1]])}
+    for rate, limit, chosen in ((1.0, 1.0, [0, 3, 4, 7]), (0.3, 1.0, [0, 3, 4]), (1.0, 0.25, [0, 3]), (0, 1, [0])):
+        got = np.flatnonzero(jax.jit(grown)(mask, before, after, rate, limit)["w"])
+        np.testing.assert_array_equal(got, chosen, err_msg=f"{rate} {limit}")
+
+
+def test_values_of_personal_entries_are_not_sent():
+    method, data = fedselect(tiny_model(), **HYPER_PARAMETERS), client_data(tiny_federation(), 1, "train")
+    server = method.init_server(jax.random.key(0))
+    client = method.init_client(None, server, data)
+    kernel = client.personal["head"]["kernel"].at[1].set(True)
+    client = client._replace(personal={**client.personal, "head": {**client.personal["head"], "kernel": kernel}})
+    sent = jax.jit(method.local)(jax.random.key(1), server, client, data).message["head"]["kernel"]
+    np.testing.assert_array_equal(sent.weight, np.where(kernel, 0, data.mask.sum()))
+    np.testing.assert_array_equal(sent.value == server["head"]["kernel"], kernel)
