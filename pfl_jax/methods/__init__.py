@@ -46,6 +46,7 @@ from pfl_jax.methods.fedprox import fedprox as fedprox
 from pfl_jax.methods.fedprox_ft import fedprox_ft as fedprox_ft
 from pfl_jax.methods.fedrep import fedrep as fedrep
 from pfl_jax.methods.fedrod import fedrod as fedrod
+from pfl_jax.methods.fedsa_lora import fedsa_lora as fedsa_lora
 from pfl_jax.methods.fedselect import fedselect as fedselect
 from pfl_jax.methods.fedtgp import fedtgp as fedtgp
 from pfl_jax.methods.floco import floco as floco
@@ -118,6 +119,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "feddpa": feddpa,
     "fedex_lora": fedex_lora,
     "hetlora": hetlora,
+    "fedsa_lora": fedsa_lora,
 }
 """name -> factory(model, training: LocalTraining, **hyper-parameters) -> Method
 

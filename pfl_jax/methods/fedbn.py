@@ -1,5 +1,6 @@
 """Federated averaging of everything but the normalization layers (Li et al. 2021)."""
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
@@ -31,24 +32,45 @@ def is_normalization(params: Params) -> list[bool]:
     return [path[:-1] in parts or STATISTICS in (getattr(key, "key", None) for key in path) for path in paths]
 
 
-def split_normalization(params: Params) -> tuple[Leaves, Leaves]:
-    """Leaves of the normalization layers, and all others."""
-    pairs = list(zip(jax.tree.leaves(params), is_normalization(params), strict=True))
-    return [leaf for leaf, own in pairs if own], [leaf for leaf, own in pairs if not own]
-
-
-def join_normalization(params: Params, normalization: Leaves | None = None, others: Leaves | None = None) -> Params:
-    """Copy of params with other leaves in its normalization layers, or everywhere else, as `split_normalization` gives.
+def shared_but(is_kept: Callable[[Params], list[bool]], model: Model, training: LocalTraining) -> Method:
+    """FedAvg in which each client keeps some leaves of its model; the server's stay the initial ones.
 
     Args:
-      params: a whole model.
-      normalization: leaves of the normalization layers; None keeps those of params.
-      others: all other leaves; None keeps those of params.
+      is_kept: params -> which leaves a client keeps, in the order of `jax.tree.leaves`.
+      model: what clients train.
+      training: recipe of local training.
     """
-    kept = split_normalization(params)
-    own, rest = iter(kept[0] if normalization is None else normalization), iter(kept[1] if others is None else others)
-    leaves = [next(own if mine else rest) for mine in is_normalization(params)]
-    return jax.tree.unflatten(jax.tree.structure(params), leaves)
+    loss = supervised_loss(model)
+
+    def parted(params: Params) -> tuple[Leaves, Leaves]:
+        pairs = list(zip(jax.tree.leaves(params), is_kept(params), strict=True))
+        return [leaf for leaf, kept in pairs if kept], [leaf for leaf, kept in pairs if not kept]
+
+    def joined(params: Params, own: Leaves, shared: Leaves) -> Params:
+        own, shared = iter(own), iter(shared)
+        leaves = [next(own if kept else shared) for kept in is_kept(params)]
+        return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+    def received(server, client):
+        return joined(server, client, parted(server)[1])
+
+    def train(key, server, client, data):
+        params = training.fit(key, received(server, client), data, loss)
+        own, shared = parted(params)
+        return LocalResult(client=own, message=mean_by_size(shared, data), personal=params)
+
+    def aggregate(key, server, clients, messages, cohort):
+        return joined(server, parted(server)[0], messages.value), clients, {}
+
+    return fedavg(model, training)._replace(
+        init_client=lambda key, server, data: parted(server)[0],
+        local=train,
+        aggregate=aggregate,
+        personalize=lambda key, server, client, data: received(server, client),
+        # Clients need the initial leaves that they keep only before their first round.
+        download=lambda server, client: parted(server)[1],
+        privacy=Privacy(training.most_passes, (SIZE,), clients=()),
+    )
 
 
 @method_factory
@@ -77,25 +99,4 @@ def fedbn(model: Model, training: LocalTraining = LocalTraining()) -> Method:
       have equally many, takes the plain mean. For equal sizes, the aggregation agrees with the released function
       (github.com/med-air/FedBN, commit 2fa38ad) to 1e-6.
     """
-    loss = supervised_loss(model)
-
-    def receive(server, client):
-        return join_normalization(server, normalization=client)
-
-    def train(key, server, client, data):
-        params = training.fit(key, receive(server, client), data, loss)
-        normalization, others = split_normalization(params)
-        return LocalResult(client=normalization, message=mean_by_size(others, data), personal=params)
-
-    def aggregate(key, server, clients, messages, cohort):
-        return join_normalization(server, others=messages.value), clients, {}
-
-    return fedavg(model, training)._replace(
-        init_client=lambda key, server, data: split_normalization(server)[0],
-        local=train,
-        aggregate=aggregate,
-        personalize=lambda key, server, client, data: receive(server, client),
-        # Clients need the initial normalization layers only before their first round.
-        download=lambda server, client: split_normalization(server)[1],
-        privacy=Privacy(training.most_passes, (SIZE,), clients=()),
-    )
+    return shared_but(is_normalization, model, training)

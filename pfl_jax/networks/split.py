@@ -13,8 +13,8 @@ def split(model: Model, *, personal: str) -> Model:
     """Model whose head is the parameters that a regular expression finds, and whose backbone is all others.
 
     A method that shares backbones and keeps heads then keeps what `personal` says: FedPer on low-rank adapters with
-    personal="lora_b|^head" is FedSA-LoRA. The head need not be the model's last step, so there are no features: a
-    method that uses them as vectors, such as FedPAC, is refused when it runs.
+    personal="lora_b|^head" is FedSA-LoRA (`pfl_jax.methods.fedsa_lora`). The head need not be the model's last step, so
+    there are no features: a method that uses them as vectors, such as FedPAC, is refused when it runs.
 
     Args:
       model: any model without batch normalization in training.
@@ -35,7 +35,7 @@ def split(model: Model, *, personal: str) -> Model:
       ['backbone/fc2/bias', 'head/bias', 'head/kernel']
 
     Reference:
-      Guo, Zeng, Wang, Wang, Wang, Qu. Selective Aggregation for Low-Rank Adaptation in Federated Learning. ICLR 2025,
+      Guo, Zeng, Wang, Fan, Wang, Qu. Selective Aggregation for Low-Rank Adaptation in Federated Learning. ICLR 2025,
       Section 4 (FedSA-LoRA).
     """
     pattern = pattern_of("personal", personal)

@@ -22,7 +22,9 @@ ITS_MODEL = [
 """Methods that send the model both ways; not counted is what goes up before the first round, and the tiny model has
 neither normalization nor adapters."""
 
-NUMBERS = dict.fromkeys(ITS_MODEL, (MODEL, MODEL)) | dict.fromkeys(("fedper", "fedrep", "fedbabu"), (THETA, THETA))
+NUMBERS = dict.fromkeys(ITS_MODEL, (MODEL, MODEL)) | dict.fromkeys(
+    ("fedper", "fedrep", "fedbabu", "fedsa_lora"), (THETA, THETA)
+)
 NUMBERS |= {
     "local": (0, 0),
     # Model and control variate both ways.

@@ -1,4 +1,4 @@
-"""FedEx-LoRA, HetLoRA and FedDPA: their equations in float64 NumPy, and FedAvg as their limit without adapters."""
+"""Methods for low-rank adapters: their equations in float64 NumPy, and their limits, such as without adapters."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from pfl_jax.messages import map_means
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
 from pfl_jax.networks import adapters, split
-from pfl_jax.primitives import supervised_loss
+from pfl_jax.primitives import gather, supervised_loss
 from pfl_jax.streams import PERSONAL_MODEL
 from pfl_jax.testing import conformance
 from pfl_jax.testing.problems import SHAPE, tiny_federation, tiny_model
@@ -58,13 +58,13 @@ NAMES = [name for name, factory in METHODS.items() if is_for_adapters(factory)]
 
 
 def test_the_methods_for_adapters_say_so():
-    assert NAMES == ["feddpa", "fedex_lora", "hetlora"]
+    assert NAMES == ["feddpa", "fedex_lora", "hetlora", "fedsa_lora"]
 
 
-@pytest.mark.parametrize("name", ["fedex_lora", "hetlora"])
-def test_without_adapters_they_are_fedavg(name):
+@pytest.mark.parametrize(("name", "other"), [("fedex_lora", "fedavg"), ("hetlora", "fedavg"), ("fedsa_lora", "fedper")])
+def test_without_adapters_they_are_another_method(name, other):
     _, own = played(METHODS[name], model=tiny_model())
-    _, base = played(methods.fedavg, model=tiny_model())
+    _, base = played(METHODS[other], model=tiny_model())
     got = own[-1].server
     got = got.params if name == "fedex_lora" else got
     assert_same(got, base[-1].server)
@@ -109,6 +109,30 @@ def test_fedex_lora_averages_the_kernels_exactly():
     np.testing.assert_allclose(
         method.predict(after.server, x), states @ head["kernel"] + head["bias"], rtol=1e-4, atol=1e-5
     )
+
+
+# FedSA-LoRA
+
+
+def test_fedsa_lora_is_fedper_on_another_split():
+    _, states = played(methods.fedsa_lora, rounds=3)
+    _, others = played(methods.fedper, rounds=3, model=split(adapted(), personal="lora_b|^head"))
+    for layer in ("fc1", "fc2"):
+        shared = states[-1].server["backbone"][layer]["lora_a"]
+        np.testing.assert_array_equal(shared, others[-1].server["backbone"][f"backbone/{layer}/lora_a"])
+    assert_same(states[-1].clients, jax.tree.leaves(others[-1].clients))
+
+
+def test_fedsa_lora_averages_a_and_keeps_b():
+    method, states = played(methods.fedsa_lora, rounds=3)
+    before, after, counts = states[1], states[2], np.asarray(tiny_federation().train_count)
+    own = [gather(before.clients, number) for number in range(4)]
+    trained = [double(local.personal["backbone"]) for local in trained_from(method, before, own)]
+    last = jax.vmap(lambda client: method.personalize(None, after.server, client, None))(after.clients)["backbone"]
+    for name in ("fc1", "fc2"):
+        mean = np.average([one[name]["lora_a"] for one in trained], axis=0, weights=counts)
+        np.testing.assert_allclose(last[name]["lora_a"], np.stack([mean] * 4), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(last[name]["lora_b"], [one[name]["lora_b"] for one in trained], rtol=1e-6)
 
 
 # HetLoRA
