@@ -88,7 +88,7 @@ def from_arrays(
     given = [(name, values) for name, values in {**named, "time": time}.items() if values is not None]
     roles = Roles("x", "y", None if client is None else "client", None if time is None else "time")
     return from_tables(
-        *(*sets("the data", given), roles, name, source, origin),
+        *(sets("the data", given), roles, name, source, origin),
         test_fraction=test_fraction,
         impute=impute,
         min_rows=min_rows,
@@ -99,8 +99,7 @@ def from_arrays(
 
 
 def from_tables(
-    train: Sequence[Table],
-    test: Sequence[Table],
+    tables: Sequence[Table],
     roles: Roles,
     name: str = "arrays",
     source: str = "arrays",
@@ -118,8 +117,7 @@ def from_tables(
     """Data set of tables; every reader ends here. Errors count rows through the training and on through the test rows.
 
     Args:
-      train: tables of training rows, at least one.
-      test: tables of test rows; none for a share of the training rows.
+      tables: of the rows, some of them for training; without any for testing a share of the rows is.
       roles: which columns are what.
       encode: what words of inputs become; None refuses them.
       name, source, origin, test_fraction, impute, min_rows, normalize, num_classes, seed: see `from_arrays`.
@@ -127,18 +125,19 @@ def from_tables(
     """
     check_value("impute", impute, Impute | None)
     check_value("encode", encode, Encode | None)
-    if test and (test_fraction is not None or roles.time is not None):
+    has_test = any(one.is_test for one in tables)
+    if has_test and (test_fraction is not None or roles.time is not None):
         raise InvalidInput(f"a {'time' if roles.time else 'test fraction'} and a test set cannot both be given")
-    joined = join(train, test, roles)
+    joined = join(tables, roles)
     if min_rows is not None:
-        joined = _of_large_clients(joined, min_rows, has_test=bool(test))
+        joined = _of_large_clients(joined, min_rows, has_test=has_test)
     check_numbers(joined.source, joined.inputs, impute=impute is not None, encode=encode is not None)
     y, classes = _targets(joined, num_classes)
     client, owners = _clients(joined, client_names)
     rows: Sequence[Any] = (slice(0, joined.num_train), slice(joined.num_train, None))
-    if test and client is not None:
+    if has_test and client is not None:
         by_client(client[rows[0]], client[rows[1]], owners)
-    elif not test:
+    elif not has_test:
         group = y if client is None and len(classes) and joined.time is None else client
         rows = _divided(group, joined.time, len(y), 0.25 if test_fraction is None else test_fraction, owners, seed)
     prepared = preparation.fit(joined.inputs, rows[0], impute, encode)

@@ -56,7 +56,7 @@ def from_clients(
     """
     roles = Roles(x, y, client, time, drop)
     if _is_table(given):
-        return from_tables(*_tables("the table", given, roles), roles, **options)
+        return from_tables(_tables("the table", given, roles), roles, **options)
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
         raise InvalidInput(f"clients are a mapping, a list or a table, not a {type(given).__name__}")
     clients = given if isinstance(given, Mapping) else dict(enumerate(given))
@@ -64,12 +64,13 @@ def from_clients(
         raise InvalidInput("there are no clients")
     if len(set(names := tuple(map(str, clients)))) < len(clients):
         raise InvalidInput(f"two clients have one name, as text: {', '.join(names)}")
-    train, test = [], []
-    for number, (name, rows) in enumerate(clients.items()):
-        for found, own in zip((train, test), _tables(f"client {name}", rows, roles), strict=True):
-            # Numbers keep the clients' order.
-            found += [one.with_column(client, number) for one in own]
-    return from_tables(train, test, roles, client_names=names, **options)
+    # Numbers keep the clients' order.
+    tables = [
+        one.with_column(client, number)
+        for number, (name, rows) in enumerate(clients.items())
+        for one in _tables(f"client {name}", rows, roles)
+    ]
+    return from_tables(tables, roles, client_names=names, **options)
 
 
 def _is_table(given: Any) -> bool:
@@ -77,8 +78,8 @@ def _is_table(given: Any) -> bool:
     return hasattr(given, "columns") or hasattr(given, "with_format")
 
 
-def _tables(source: str, rows: Any, roles: Roles) -> tuple[list[Table], list[Table]]:
-    """Tables of the training and the test rows of one client, or of all."""
+def _tables(source: str, rows: Any, roles: Roles) -> list[Table]:
+    """Tables of the rows of one client, or of all."""
     if hasattr(rows, "with_format"):
         return readers.tables(source, dict(rows) if isinstance(rows, Mapping) else {"train": rows}, roles)
     if isinstance(rows, tuple) and len(rows) == 2:
@@ -95,6 +96,6 @@ def _tables(source: str, rows: Any, roles: Roles) -> tuple[list[Table], list[Tab
             for place, name in enumerate(getattr(rows, "columns", rows))
         ),
     )
-    if empty := [one.source for tables in found for one in tables if not len(one)]:
+    if empty := [one.source for one in found if not len(one)]:
         raise InvalidInput(f"{empty[0]} has no rows")
     return found

@@ -4,6 +4,7 @@ Nothing is unpickled, and no code that comes with data is run.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator
@@ -69,16 +70,17 @@ def from_file(
     """
     roles = Roles(inputs, label or "label", client_column, time, drop)
     try:
-        train, test, roles, kind = _read(data, label, roles)
+        tables, roles, kind = _read(data, label, roles)
         if test_data is not None:
-            if test:
+            if any(one.is_test for one in tables):
                 raise InvalidInput(f"{data} has test rows of its own: leave out either them or {test_data}")
-            test, more, *_ = _read(test_data, label, roles)
-            if more:
+            tests, *_ = _read(test_data, label, roles)
+            if any(one.is_test for one in tests):
                 raise InvalidInput(f"{test_data} has training and test rows: give a file with the test rows alone")
+            tables += [dataclasses.replace(one, is_test=True) for one in tests]
         path = str(data)
         name = path[len(HUB) :] if path.startswith(HUB) else Path(data).expanduser().resolve().stem
-        return from_tables(train, test, roles, name, kind, digest(data, test_data), **options)
+        return from_tables(tables, roles, name, kind, digest(data, test_data), **options)
     except InvalidInput as error:
         place = data if test_data is None else f"{data}, tested on {test_data}"
         text = str(error)
@@ -150,21 +152,21 @@ def _existing(data: str | Path) -> Path:
     return path
 
 
-def _read(data: str | Path, label: str | None, roles: Roles) -> tuple[list[Table], list[Table], Roles, str]:
-    """Tables of the training and of the test rows of a file or folder, what their columns are, and its kind."""
+def _read(data: str | Path, label: str | None, roles: Roles) -> tuple[list[Table], Roles, str]:
+    """Tables of a file or folder, what their columns are, and its kind."""
     source = str(data).removeprefix(HUB) if str(data).startswith(HUB) else _existing(data)
     with _reading(data):
         if isinstance(source, str) or readers.is_hugging_face(source):
-            return *readers.tables(source, readers.splits(source), roles), roles, "Hugging Face"
+            return readers.tables(source, readers.splits(source), roles), roles, "Hugging Face"
         if readers.is_leaf(source):
-            return *readers.leaf(source), roles._replace(inputs="x", labels=label or "y"), "LEAF"
+            return readers.leaf(source), roles._replace(inputs="x", labels=label or "y"), "LEAF"
         if readers.is_flower(source):
-            return *readers.flower(source, roles), roles, "Flower"
+            return readers.flower(source, roles), roles, "Flower"
         if source.is_dir():
-            return *readers.image_folder(source, label, roles.client), roles, "image folder"
+            return readers.image_folder(source, label, roles.client), roles, "image folder"
         if source.suffix.lower() == ".npz":
             roles = roles._replace(inputs=roles.inputs or "x", labels=label or "y")
-            return *readers.npz(source, roles), roles, "npz"
+            return readers.npz(source, roles), roles, "npz"
         if source.suffix.lower() == ".csv":
-            return [readers.csv_file(source, roles)], [], roles, "csv"
+            return [readers.csv_file(source, roles)], roles, "csv"
     raise InvalidInput(f"{data} has the ending {source.suffix or 'of no format'}: data is {FORMATS}")

@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,8 +38,8 @@ CLIENT_NUMBER, LABEL_NUMBER = re.compile(_WHOLE), re.compile(_WHOLE + r"(\.\d+)?
 """Numbers in texts that name something: 07 is another one than 7."""
 
 
-def npz(path: Path, roles: Roles) -> tuple[list[Table], list[Table]]:
-    """Tables of the training and the test rows of an .npz file: arrays, and the same with test_ before their names.
+def npz(path: Path, roles: Roles) -> list[Table]:
+    """Tables of an .npz file: arrays, and those of the test rows with test_ before their names.
 
     Only the arrays that are asked for are read.
     """
@@ -74,10 +75,10 @@ def csv_file(path: Path, roles: Roles) -> Table:
     return table(path, ((name, columns.of_texts(values, forms.get(name))) for name, values in texts))
 
 
-def train_and_test(source: object, splits: dict[str, T]) -> tuple[T, T | None]:
-    """Training and test set of splits by name; without a test split, the one for validation is the test set.
+def train_and_test(source: object, splits: dict[str, T]) -> list[tuple[T, bool]]:
+    """The training set of splits by name, and the test set if there is one; and whether it is the latter.
 
-    Splits that are neither are left out, with a warning.
+    Without a test split, the one for validation is. Splits that are neither are left out, with a warning.
     """
     kinds = {SPLITS.get(name.lower(), name): name for name in reversed(splits)}
     train = kinds.get("train", next(iter(splits)) if len(splits) == 1 else None)
@@ -86,7 +87,7 @@ def train_and_test(source: object, splits: dict[str, T]) -> tuple[T, T | None]:
     test = next((kinds[kind] for kind in ("test", "val") if kind in kinds and kinds[kind] != train), None)
     if others := [name for name in splits if name not in (train, test)]:
         warnings.warn(f"{source}: the rows of {', '.join(others)} are left out", stacklevel=2)
-    return splits[train], None if test is None else splits[test]
+    return [(splits[name], name == test) for name in (train, test) if name is not None]
 
 
 def regular_files(path: Path) -> list[Path]:
@@ -101,8 +102,8 @@ def regular_files(path: Path) -> list[Path]:
     return sorted(one for one in found if one.is_file())
 
 
-def image_folder(path: Path, label: str | None, client: str | None) -> tuple[list[Table], list[Table]]:
-    """Tables of the training and the test images of a folder: columns image, that of the labels, and of the clients.
+def image_folder(path: Path, label: str | None, client: str | None) -> list[Table]:
+    """Tables of the images of a folder: columns image, that of the labels, and of the clients.
 
     Folders are [split/][client/]class/: a first level of names like train and test are splits. Of two further levels
     the first are the clients if `client` is given, and the classes if `label` is, which takes what is below as one.
@@ -128,13 +129,12 @@ def image_folder(path: Path, label: str | None, client: str | None) -> tuple[lis
             "client, or that they are the classes with --label class"
         )
     names = (label or "label",) if client is None else (client, label or "label")
-
-    def of_part(source: object, part: dict[Path, tuple[str, ...]]) -> Table:
+    tables = []
+    for part, is_test in train_and_test(path, of_split):
         named = [(name, [below[place] for below in part.values()]) for place, name in enumerate(names)]
-        return table(source, [("image", pictures.stack((one, one) for one in part)), *named])
-
-    train, test = train_and_test(path, of_split)
-    return [of_part(path, train)], [] if test is None else [of_part(f"the test set of {path}", test)]
+        images = pictures.stack((one, one) for one in part)
+        tables.append(table(path, [("image", images), *named], is_test=is_test))
+    return tables
 
 
 def is_hugging_face(path: Path) -> bool:
@@ -157,14 +157,12 @@ def arrays(rows: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in rows.with_format("numpy")[:].items()}
 
 
-def tables(source: object, splits: dict[str, Any], roles: Roles) -> tuple[list[Table], list[Table]]:
-    """Tables of the splits of a Hugging Face dataset, by name: the training and the test rows."""
-    train, test = train_and_test(source, splits)
-    found = [] if test is None else [_table(f"the test set of {source}", test, roles)]
-    return [_table(source, train, roles)], found
+def tables(source: object, splits: dict[str, Any], roles: Roles) -> list[Table]:
+    """Tables of the splits of a Hugging Face dataset, by name."""
+    return [_table(source, rows, roles, is_test=is_test) for rows, is_test in train_and_test(source, splits)]
 
 
-def _table(source: object, rows: Any, roles: Roles) -> Table:
+def _table(source: object, rows: Any, roles: Roles, *, is_test: bool) -> Table:
     """Table of a split, with pictures as they look, and names in the place of the numbers of classes."""
     if not hasattr(rows, "__len__"):
         raise InvalidInput(
@@ -181,7 +179,7 @@ def _table(source: object, rows: Any, roles: Roles) -> Table:
         # Without a label is None, which is NaN here, or -1.
         there = named[name] >= 0
         named[name] = columns.without(np.array(names)[np.where(there, named[name], 0).astype(int)], ~there)
-    return table(source, named.items())
+    return table(source, named.items(), is_test=is_test)
 
 
 def is_leaf(path: Path) -> bool:
@@ -225,20 +223,18 @@ def leaf_users(files: Sequence[Path]) -> Iterator[tuple[str, list[Any], list[Any
                 yield user, rows["x"], rows["y"]
 
 
-def leaf(path: Path) -> tuple[list[Table], list[Table]]:
-    """Tables of LEAF's users, whose x are numbers: the training and the test rows."""
-    train, test = (
-        [
-            table(f"user {user}", (("x", _narrow(x)), ("y", y))).with_column(CLIENT, user)
-            for user, x, y in leaf_users(leaf_files(path).get(split, []))
-        ]
-        for split in ("train", "test")
-    )
-    if not train:
+def leaf(path: Path) -> list[Table]:
+    """Tables of LEAF's users, whose x are numbers."""
+    tables = [
+        table(f"user {user}", (("x", _narrow(x)), ("y", y)), is_test=split == "test").with_column(CLIENT, user)
+        for split, files in leaf_files(path).items()
+        for user, x, y in leaf_users(files)
+    ]
+    if not tables or tables[0].is_test:
         raise InvalidInput(f"{path} has no users with samples")
-    if columns.kind(train[0].columns["x"]) == "words":
+    if columns.kind(tables[0].columns["x"]) == "words":
         raise InvalidInput(f"{path} has texts for inputs: python -m experiments.shakespeare reads such files")
-    return train, test
+    return tables
 
 
 def _narrow(values: Any) -> Any:
@@ -259,13 +255,12 @@ def _partitions(path: Path) -> list[int]:
     return sorted(int(name[1]) for name in found if name)
 
 
-def flower(path: Path, roles: Roles) -> tuple[list[Table], list[Table]]:
-    """Tables of Flower's folder of partitions, whose numbers are the clients: the training and the test rows."""
-    train, test = [], []
+def flower(path: Path, roles: Roles) -> list[Table]:
+    """Tables of Flower's folder of partitions, whose numbers are the clients."""
+    found = []
     for number in _partitions(path):
         folder = path / f"partition_{number}"
-        for every, found in zip((train, test), tables(folder, splits(folder), roles), strict=True):
-            for one in found:
-                narrow = table(one.source, ((name, _narrow(values)) for name, values in one.columns.items()))
-                every.append(narrow if roles.client is None else narrow.with_column(CLIENT, number))
-    return train, test
+        for one in tables(folder, splits(folder), roles):
+            narrow = replace(one, columns={name: _narrow(values) for name, values in one.columns.items()})
+            found.append(narrow if roles.client is None else narrow.with_column(CLIENT, number))
+    return found

@@ -249,7 +249,7 @@ def domains(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     Raises:
       InvalidInput: no such folders, or pictures that cannot be read.
     """
-    ((pictures,), _) = readers.image_folder(Path(data).expanduser(), None, "domain")
+    pictures, *_ = readers.image_folder(Path(data).expanduser(), None, "domain")
     x, label, domain = (pictures.columns[name] for name in ("image", "label", "domain"))
     names, classes = np.unique(domain), np.unique(label)
     number = len(names) if limits.clients is None else limits.clients

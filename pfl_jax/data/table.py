@@ -26,10 +26,12 @@ class Table:
     Attributes:
       source: what has them, for errors.
       columns: name -> [P, ...], an array as of `columns.plain`.
+      is_test: whether its rows are for testing.
     """
 
     source: str
     columns: Mapping[str, Any]
+    is_test: bool = False
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
@@ -39,8 +41,9 @@ class Table:
         return replace(self, columns={**self.columns, name: np.full(len(self), value)})
 
 
-def table(source: object, named: Iterable[tuple[Any, Any]]) -> Table:
+def table(source: object, named: Iterable[tuple[Any, Any]], *, is_test: bool = False) -> Table:
     """Table of names and columns of any type; InvalidInput for two of one name, or of different lengths."""
+    source = f"the test set of {source}" if is_test else str(source)
     pairs = [(str(name), columns.plain(values, f"{name} of {source}")) for name, values in named]
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -50,16 +53,16 @@ def table(source: object, named: Iterable[tuple[Any, Any]]) -> Table:
             raise InvalidInput(f"{source} has a single value in {name}: give one for each row")
         if len(column) != len(pairs[0][1]):
             raise InvalidInput(f"{source} has {len(pairs[0][1])} rows in {pairs[0][0]}, and {len(column)} in {name}")
-    return Table(str(source), found)
+    return Table(source, found, is_test)
 
 
-def sets(source: object, named: Iterable[tuple[Any, Any]]) -> tuple[list[Table], list[Table]]:
+def sets(source: object, named: Iterable[tuple[Any, Any]]) -> list[Table]:
     """Tables of columns: the training rows, and as test rows the columns with test_ before the name of another."""
     pairs = [(str(name), values) for name, values in named]
     tests = {f"test_{name}" for name, _ in pairs} & {name for name, _ in pairs}
     train = table(source, (pair for pair in pairs if pair[0] not in tests))
     test = ((name.removeprefix("test_"), values) for name, values in pairs if name in tests)
-    return [train], [table(f"the test set of {source}", test)] if tests else []
+    return [train, table(source, test, is_test=True)] if tests else [train]
 
 
 class Roles(NamedTuple):
@@ -97,18 +100,19 @@ class Columns(NamedTuple):
         return Columns(self.source, inputs, self.labels[rows], client, time, num_train)
 
 
-def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns:
+def join(tables: Sequence[Table], roles: Roles) -> Columns:
     """Columns of tables, joined by name.
 
     Args:
-      train, test: the tables with the training rows, at least one, and those with the test rows.
+      tables: in any order, at least one with training rows.
       roles: which columns are what.
 
     Raises:
       InvalidInput: a column is missing or has no name of its own, tables with other columns or shapes, words beside
         numbers, rows without a time, or no inputs.
     """
-    tables, first = [*train, *test], train[0]
+    tables = sorted(tables, key=lambda one: one.is_test)
+    first = tables[0]
     labels, dropped = names_of(roles.labels), names_of(roles.drop)
     special = [name for name in (*labels, roles.client, roles.time) if name is not None]
     for name in (*special, *names_of(roles.inputs), *dropped):
@@ -140,7 +144,7 @@ def join(train: Sequence[Table], test: Sequence[Table], roles: Roles) -> Columns
         labels=found[labels[0]] if len(labels) == 1 else np.stack([found[name] for name in labels], axis=1),
         client=None if roles.client is None else found[roles.client],
         time=None if roles.time is None else _times(first.source, roles.time, found[roles.time]),
-        num_train=sum(map(len, train)),
+        num_train=sum(len(one) for one in tables if not one.is_test),
     )
 
 
