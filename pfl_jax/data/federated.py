@@ -160,8 +160,9 @@ def federate(
     elif columns:
         raise InvalidInput(f"{next(iter(columns))} is not for a Dataset, whose columns have their places already")
     partition = natural(dataset) if partition is None else partition
-    pool, (clients,) = _fields(dataset, [partition], shift, num_groups, [seed])
-    return FederatedData(**pool, **clients, client_names=ClientNames(partition.client_names))
+    fields = _fields(dataset, [partition], shift, num_groups, [seed])
+    fields |= {name: fields[name][0] for name in PER_CLIENT if fields[name] is not None}
+    return FederatedData(**jax.tree.map(jnp.asarray, fields), client_names=ClientNames(partition.client_names))
 
 
 @check_arguments
@@ -192,15 +193,7 @@ def federate_runs(
     kinds = {(len(partition.train), partition.validation is None) for partition in partitions}
     if len(kinds) != 1 or len(seeds) != len(partitions):
         raise InvalidInput("runs need a partition and a seed each, of as many clients, all with validation or none")
-    pool, runs = _fields(dataset, partitions, shift, num_groups, seeds)
-    stacked: dict[str, Any] = {}
-    for name in PER_CLIENT:
-        leaves = [run[name] for run in runs if run[name] is not None]
-        if leaves and name.endswith("_index"):
-            width = max(leaf.shape[1] for leaf in leaves)
-            leaves = [jnp.pad(leaf, ((0, 0), (0, width - leaf.shape[1]))) for leaf in leaves]
-        stacked[name] = jnp.stack(leaves) if leaves else None
-    return FederatedData(**pool, **stacked)
+    return FederatedData(**jax.tree.map(jnp.asarray, _fields(dataset, partitions, shift, num_groups, seeds)))
 
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:
@@ -232,14 +225,30 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
 
 def _fields(
     dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift, num_groups: int, seeds: Sequence[int]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Fields of the common pool, and those of `PER_CLIENT` for each partition."""
+) -> dict[str, Any]:
+    """Fields of the data, on the host; those of `PER_CLIENT` have a leading axis of the partitions."""
     dataset = checks.dataset(dataset)
     shifts.check(shift, dataset)
     partitions = [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
     used = _used_examples(partitions)
-    seeded = zip(partitions, seeds, strict=True)
-    return _pool(dataset, used), [_clients(dataset, each, used, shift, num_groups, seed) for each, seed in seeded]
+    from_train, from_test = np.split(used, [np.searchsorted(used, len(dataset.train_y))])
+    from_test = from_test - len(dataset.train_y)
+    fields: dict[str, Any] = dict.fromkeys(PER_CLIENT)
+    fields["x"] = np.concatenate([dataset.train_x[from_train], dataset.test_x[from_test]])
+    fields["y"] = np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]])
+    fields["num_classes"], num_clients = NumClasses(dataset.num_classes), len(partitions[0].train)
+    for name, value in (("mean", dataset.mean), ("std", dataset.std)):
+        fields[name] = None if value is None else np.asarray(value, np.float32)
+    for split in checks.SPLITS:
+        if getattr(partitions[0], split) is not None:
+            rows = [getattr(each, split) for each in partitions]
+            fields[f"{split}_index"], fields[f"{split}_count"] = _indices(rows, used)
+    if shift == "labels":
+        maps = [shifts.label_maps(num_clients, dataset.num_classes, num_groups, seed) for seed in seeds]
+        fields["label_map"] = np.stack(maps)
+    elif shift == "rotation":
+        fields["rotation"] = np.stack([shifts.rotations(num_clients, num_groups)] * len(seeds))
+    return fields
 
 
 def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
@@ -251,40 +260,14 @@ def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
     return np.flatnonzero(is_used)
 
 
-def _pool(dataset: Dataset, used: np.ndarray) -> dict[str, Any]:
-    from_train, from_test = np.split(used, [np.searchsorted(used, len(dataset.train_y))])
-    from_test = from_test - len(dataset.train_y)
-    return {
-        "x": jnp.asarray(np.concatenate([dataset.train_x[from_train], dataset.test_x[from_test]])),
-        "y": jnp.asarray(np.concatenate([dataset.train_y[from_train], dataset.test_y[from_test]])),
-        "num_classes": NumClasses(dataset.num_classes),
-        "mean": None if dataset.mean is None else jnp.asarray(dataset.mean, jnp.float32),
-        "std": None if dataset.std is None else jnp.asarray(dataset.std, jnp.float32),
-    }
-
-
-def _clients(
-    dataset: Dataset, partition: Partition, used: np.ndarray, shift: shifts.Shift, num_groups: int, seed: int
-) -> dict[str, Any]:
-    """Per-client arrays: the values of `PER_CLIENT`."""
-    label_map = rotation = None
-    if shift == "labels":
-        label_map = jnp.asarray(shifts.label_maps(len(partition.train), dataset.num_classes, num_groups, seed))
-    elif shift == "rotation":
-        rotation = jnp.asarray(shifts.rotations(len(partition.train), num_groups))
-    tables = [_table(rows, used) for rows in (partition.train, partition.test, partition.validation)]
-    return dict(zip(PER_CLIENT, (*tables[0], *tables[1], label_map, rotation, *tables[2]), strict=True))
-
-
-def _table(rows: Sequence[np.ndarray] | None, used: np.ndarray) -> tuple[jax.Array, jax.Array] | tuple[None, None]:
-    """Index table [N, n_max], padded with zeros, and counts [N]; `used` [P] has the sorted examples of the pool."""
-    if rows is None:
-        return None, None
-    counts = np.array([len(row) for row in rows], np.int32)
-    table = np.zeros((len(rows), max(1, counts.max())), np.int32)
-    for client, row in enumerate(rows):
-        table[client, : len(row)] = np.searchsorted(used, row)
-    return jnp.asarray(table), jnp.asarray(counts)
+def _indices(runs: Sequence[Sequence[np.ndarray]], used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Index tables [R, N, n_max], padded with zeros, and counts [R, N]; `used` [P] has the sorted examples."""
+    counts = np.array([[len(row) for row in rows] for rows in runs], np.int32)
+    table = np.zeros((*counts.shape, max(1, counts.max())), np.int32)
+    for run, rows in enumerate(runs):
+        for client, row in enumerate(rows):
+            table[run, client, : len(row)] = np.searchsorted(used, row)
+    return table, counts
 
 
 def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> ClientData:
