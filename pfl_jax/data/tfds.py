@@ -82,11 +82,12 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
     notify(f"downloading {spec.name} from {urllib.parse.urlsplit(spec.url).netloc} into {folder}")
     with _tensorflow_datasets() as tfds:
         try:
+            config = tfds.download.DownloadConfig(try_download_gcs=False)
             if spec.name == "cinic10":
-                builder = _cinic10(spec.url)(data_dir=folder)
+                _prepare_cinic10(tfds, spec.url, folder, config)
             else:
                 builder = tfds.builder(spec.tfds_name, data_dir=folder, try_gcs=False)
-            builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+                builder.download_and_prepare(download_config=config)
         except Exception as error:  # tfds raises whatever requests, TensorFlow, tar or the file system raise
             raise InvalidInput(
                 f"tensorflow-datasets cannot prepare {spec.name} in {folder}: {one_line(error)}; if an archive is "
@@ -126,8 +127,9 @@ def _read_prepared(spec: DatasetSpec, folder: Path) -> Arrays:
             builder = tfds.builder_from_directory(folder)
             for split in ("train", "test"):
                 # Read in order and as one batch.
-                x, y = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1, as_supervised=True))
-                arrays += [np.ascontiguousarray(x.swapaxes(1, 2)) if spec.transposed else x, y.astype(np.int32)]
+                found = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
+                x, y = found["image"], found["label"].astype(np.int32)
+                arrays += [np.ascontiguousarray(x.swapaxes(1, 2)) if spec.transposed else x, y]
         except Exception as error:  # as above
             raise InvalidInput(
                 f"{folder} is not a usable {spec.name}: {one_line(error)}; remove it, and it is prepared again"
@@ -164,43 +166,30 @@ def _tensorflow_datasets() -> Iterator[Any]:
         yield tfds
 
 
-def _cinic10(url: str) -> Any:
-    """Builder of CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018), which tensorflow-datasets lacks.
+def _prepare_cinic10(tfds: Any, url: str, folder: Path, config: Any) -> None:
+    """Download and prepare CINIC-10 (Darlow, Crowley, Antoniou, Storkey 2018), which tensorflow-datasets lacks.
 
     The published archive has folders train/, valid/ and test/, each with a folder of 9,000 PNG images for each class;
     valid/ is not used, as in FedPAC's released code.
     """
-    import tensorflow_datasets as tfds
+    downloads = tfds.download.DownloadManager(download_dir=folder / "downloads", dataset_name="cinic10")
+    archive, features = downloads.download(url), tfds.features
 
-    class Cinic10(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        """CINIC-10: images of CIFAR-10's classes from CIFAR-10 and ImageNet."""
+    def examples(split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        # Not the hidden files that macOS leaves behind.
+        pattern = re.compile(rf"(?:.*/)?{split}/({'|'.join(CINIC10_CLASSES)})/([^./][^/]*\.png)")
+        # The archive is read member by member and not unpacked onto the disk.
+        for path, file in downloads.iter_archive(archive):
+            if found := pattern.fullmatch(path):
+                yield "/".join(found.groups()), {"image": io.BytesIO(file.read()), "label": found[1]}
 
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            return tfds.core.DatasetInfo(
-                builder=self,
-                features=tfds.features.FeaturesDict(
-                    {
-                        "image": tfds.features.Image(shape=(32, 32, 3)),
-                        "label": tfds.features.ClassLabel(names=CINIC10_CLASSES),
-                    }
-                ),
-                supervised_keys=("image", "label"),
-            )
-
-        def _split_generators(self, dl_manager):
-            archive = dl_manager.download(url)
-            # The archive is read member by member and not unpacked onto the disk.
-            return {
-                split: self._generate_examples(dl_manager.iter_archive(archive), split) for split in ("train", "test")
-            }
-
-        def _generate_examples(self, files, folder):
-            # Not the hidden files that macOS leaves behind.
-            pattern = re.compile(rf"(?:.*/)?{folder}/({'|'.join(CINIC10_CLASSES)})/([^./][^/]*\.png)")
-            for path, file in files:
-                if found := pattern.fullmatch(path):
-                    yield "/".join(found.groups()), {"image": io.BytesIO(file.read()), "label": found[1]}
-
-    return Cinic10
+    tfds.dataset_builders.store_as_tfds_dataset(
+        "cinic10",
+        version="1.0.0",
+        features=features.FeaturesDict(
+            {"image": features.Image(shape=(32, 32, 3)), "label": features.ClassLabel(names=CINIC10_CLASSES)}
+        ),
+        split_datasets={split: examples(split) for split in ("train", "test")},
+        data_dir=folder,
+        download_config=config,
+    )
