@@ -7,7 +7,6 @@ import gzip
 import tarfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,21 +27,11 @@ _MNIST_TEST_LABELS = (7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5)
 _CIFAR10_TEST_LABELS = (3, 8, 8, 0, 6, 6, 1, 6, 3, 1, 0, 9, 5, 7, 9, 8)
 
 
-class CifarFormat(NamedTuple):
-    """CIFAR's binary format: records of `labels` label bytes, of which the last is used, and 3072 bytes R, G, B."""
-
-    labels: int
-    folder: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-
-
 CIFAR = {
-    "cifar10": CifarFormat(
-        1, "cifar-10-batches-bin", tuple(f"data_batch_{number}.bin" for number in range(1, 6)), ("test_batch.bin",)
-    ),
-    "cifar100": CifarFormat(2, "cifar-100-binary", ("train.bin",), ("test.bin",)),
+    "cifar10": ("cifar-10-batches-bin", [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]),
+    "cifar100": ("cifar-100-binary", ["train.bin", "test.bin"]),
 }
+"""Folder of CIFAR's archive, and its files, of which the last has the test examples."""
 
 
 def missing(spec: DatasetSpec, data_dir: Path | None) -> str:
@@ -65,9 +54,8 @@ def _search_folders(spec: DatasetSpec, data_dir: Path | None) -> list[Path]:
 def _sets_of_files(spec: DatasetSpec) -> list[tuple[str, list[str]]]:
     """Sets of files that are the whole dataset, by sub-folder: CIFAR's archive or batches, or four IDX files."""
     if spec.name in CIFAR:
-        layout = CIFAR[spec.name]
-        batches = [*layout.train, *layout.test]
-        return [("", [Path(spec.url).name]), (layout.folder, batches), ("", batches)]
+        folder, batches = CIFAR[spec.name]
+        return [("", [Path(spec.url).name]), (folder, batches), ("", batches)]
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     plain = [f"{part}-{kind}" for part in ("train", "t10k") for kind in kinds]
     byclass = [f"emnist-byclass-{part}-{kind}" for part in ("train", "test") for kind in kinds]
@@ -94,7 +82,7 @@ def load(spec: DatasetSpec, paths: tuple[Path, ...]) -> tuple[Arrays, str]:
     """
     origin = paths[0] if len(paths) == 1 else paths[0].parent
     try:
-        arrays = _load_cifar(CIFAR[spec.name], paths) if spec.name in CIFAR else _load_idx(spec, paths)
+        arrays = _load_cifar(spec.name, paths) if spec.name in CIFAR else _load_idx(spec, paths)
         # Several datasets have the same file names; the largest label shows whether these files are of the right one.
         highest = arrays.train_y.max(), arrays.test_y.max()
         if highest[0] != spec.num_classes - 1 or highest[1] >= spec.num_classes:
@@ -150,13 +138,15 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         raise ValueError(f"{path.name}: {one_line(error)}") from error
 
 
-def _load_cifar(layout: CifarFormat, paths: tuple[Path, ...]) -> Arrays:
+def _load_cifar(name: str, paths: tuple[Path, ...]) -> Arrays:
+    """Records of label bytes, of which the last is used (CIFAR-100 has two), and 3072 bytes R, G, B."""
     contents = _members(paths[0]) if len(paths) == 1 else {path.name: path.read_bytes() for path in paths}
-    arrays, width = [], layout.labels + 3072
-    for part in (layout.train, layout.test):
-        records = np.concatenate([np.frombuffer(contents[name], np.uint8).reshape(-1, width) for name in part])
-        x = records[:, layout.labels :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        arrays += [np.ascontiguousarray(x), records[:, layout.labels - 1].astype(np.int32)]
+    labels = 2 if name == "cifar100" else 1
+    *train, test = (np.frombuffer(contents[file], np.uint8).reshape(-1, labels + 3072) for file in CIFAR[name][1])
+    arrays = []
+    for records in (np.concatenate(train), test):
+        x = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        arrays += [np.ascontiguousarray(x), records[:, labels - 1].astype(np.int32)]
     return Arrays(*arrays)
 
 

@@ -158,14 +158,14 @@ def unpack(folder: Path, target: Path) -> str:
         with tarfile.open(folder / FASHION) as archive:
             archive.extractall(target, filter="data")
         datasets.append("Fashion-MNIST")
-    layout = idx_and_cifar.CIFAR["cifar10"]
-    if (folder / CIFAR).exists() and not (target / layout.folder).exists():
+    own_folder, names = idx_and_cifar.CIFAR["cifar10"]
+    cifar = target / own_folder
+    if (folder / CIFAR).exists() and not cifar.exists():
         rows = records(folder / CIFAR)
-        (target / layout.folder).mkdir(parents=True)
-        (target / layout.folder / idx_and_cifar.NOTE).write_text("JPEG copy\n")
-        for names, part in ((layout.train, rows["train"]), (layout.test, rows["test"])):
-            for name, some in zip(names, np.split(part, len(names)), strict=True):
-                some.tofile(target / layout.folder / name)
+        cifar.mkdir(parents=True)
+        (cifar / idx_and_cifar.NOTE).write_text("JPEG copy\n")
+        for name, some in zip(names, [*np.split(rows["train"], len(names) - 1), rows["test"]], strict=True):
+            some.tofile(cifar / name)
         same = str(np.load(folder / CIFAR)["digest"]) == _digest(rows)
         datasets.append(
             "CIFAR-10, JPEG copy" + ("" if same else ", whose pixels DIFFER from those of the packing machine")
