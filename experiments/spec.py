@@ -24,8 +24,8 @@ from experiments.fields import Also, Mark, flag, is_own, is_partition_file, mark
 from experiments.hyper_parameters import check_schedules, method_options, real_numbers
 from experiments.options import COMMON, KINDS, Options
 from experiments.own_code import EXECUTED, OTHER_FILES, files, read, weights_file
+from pfl_jax.data import partition_files
 from pfl_jax.data.natural import NATURAL
-from pfl_jax.data.partition_files import rows_of
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -303,7 +303,7 @@ def _with_rows(spec: Spec) -> Spec:
     if not is_partition_file(spec.partition):
         return spec
     path = Path(spec.partition).expanduser().absolute()
-    number = len(rows_of(path).train)
+    number = len(partition_files.load(path, None).train)
     if "num_clients" in spec.given and spec.num_clients != number:
         raise InvalidInput(f"--num-clients {spec.num_clients}: {path.name} has {number} clients, leave it out")
     return dataclasses.replace(spec, partition=str(path), num_clients=number)

@@ -292,7 +292,7 @@ def divide_and_tell(options: Options, dataset: Dataset, console: Console) -> par
 def divide(options: Options, dataset: Dataset) -> partition.Partition:
     """Partition that the options ask for; InvalidInput where clients would mostly train on each other's examples."""
     if is_partition_file(options.partition):
-        return _with_validation(options, partition_files.rows_of(options.partition))
+        return _with_validation(options, partition_files.load(options.partition, None))
     named = {name: getattr(options, name) for name in read_with("partition", options.partition)}
     for protocol in ("dirichlet_protocol", "pathological_protocol"):
         if protocol in named:

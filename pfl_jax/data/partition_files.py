@@ -65,50 +65,33 @@ def save(path: str | Path, parts: Partition, dataset: Dataset) -> None:
     write_text(Path(path), json.dumps(about | {"clients": clients}) + "\n")
 
 
-def load(path: str | Path, dataset: Dataset) -> Partition:
+def load(path: str | Path, dataset: Dataset | None) -> Partition:
     """Partition of a file, with exactly its rows.
 
     Args:
       path: written by `save`, or by others in the same form.
-      dataset: the data that it is of.
+      dataset: the data that it is of; None leaves out the check that it is.
 
     Raises:
       InvalidInput: the file cannot be read, is of other data, or has a row that is not there, a row twice, or one for
         training and for test.
     """
-    parts, about, found = *_read(path), digest(dataset)
-    if about["digest"] != found:
-        raise InvalidInput(
-            f"{path} divides {about['source']} with the digest {about['digest']}, not {dataset.description} with "
-            f"{found}: load the data as it was, with the same options"
-        )
-    return parts
-
-
-def rows_of(path: str | Path) -> Partition:
-    """Partition of a file without its data: checked for all but what only the data shows.
-
-    Args:
-      path: see `load`.
-
-    Raises:
-      InvalidInput: see `load`.
-    """
-    return _read(path)[0]
-
-
-def _read(path: str | Path) -> tuple[Partition, dict[str, str]]:
-    """Partition of a file, and what it is of: source and digest."""
     try:
         content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        clients, about = content["clients"], {name: content[name] for name in ("source", "digest")}
+        clients, wanted, source = content["clients"], content["digest"], content["source"]
         if strange := {split for client in clients for split in client} - checks.SPLITS.keys():
             raise ValueError(f"it has rows for {strange.pop()}, and rows are for {', '.join(checks.SPLITS)}")
         train, test, validation = ([client.get(split, []) for client in clients] for split in checks.SPLITS)
         parts = Partition(train, test, validation if any(validation) else None, pooled=True)
-        return checks.partition(parts, content["train_rows"], content["test_rows"]), about
+        parts = checks.partition(parts, content["train_rows"], content["test_rows"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"{path} cannot be read as a partition: {one_line(error)}") from None
+    if dataset is not None and (found := digest(dataset)) != wanted:
+        raise InvalidInput(
+            f"{path} divides {source} with the digest {wanted}, not {dataset.description} with {found}: load the data "
+            "as it was, with the same options"
+        )
+    return parts
 
 
 def digest_of(parts: Partition, shift: str = "none") -> str:

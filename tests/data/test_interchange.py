@@ -181,7 +181,7 @@ def test_the_clients_come_back(name, validation, tmp_path):
     parts = partition.with_validation(parts, 0.2) if validation else parts
     partition_files.save(tmp_path / "parts.json", parts, DIGITS)
     same(partition_files.load(tmp_path / "parts.json", DIGITS), parts)
-    same(partition_files.rows_of(tmp_path / "parts.json"), parts)
+    same(partition_files.load(tmp_path / "parts.json", None), parts)
 
 
 def test_rows_of_each_set_are_counted_through_both(tmp_path):
