@@ -162,7 +162,16 @@ def _targets(joined: Columns, num_classes: int | None) -> tuple[np.ndarray, np.n
     if not (num_classes or (num_classes is None and _are_classes(y[: joined.num_train]))):
         return checks.values(y, "y"), np.zeros(0, np.int64)
     y = checks.names(y, "y", "label")
-    classes = _classes(y[: joined.num_train], num_classes)
+    classes = np.unique(y[: joined.num_train])
+    if len(classes) < 2:
+        raise InvalidInput(f"y has one class only, {classes[0]}: there is nothing to tell apart")
+    if num_classes is not None:
+        return checks.labels(y, num_classes, "y"), np.arange(num_classes)
+    if 2 * len(classes) > joined.num_train:
+        raise InvalidInput(
+            f"y has {len(classes)} different labels in {joined.num_train} rows: these are no classes; name another "
+            "column"
+        )
     return _numbers(y, classes, "y", "label"), classes
 
 
@@ -206,22 +215,6 @@ def _of_large_clients(joined: Columns, min_rows: int, *, has_test: bool) -> Colu
             f"{gone} of {len(owners)} clients have fewer than {max(min_rows, 2)} rows, and are left out", stacklevel=3
         )
     return joined.take(np.flatnonzero(large[numbers]))
-
-
-def _classes(labels: np.ndarray, num_classes: int | None) -> np.ndarray:
-    """Sorted labels [K] of all classes."""
-    if num_classes is not None:
-        checks.labels(labels, num_classes, "y")
-    found = np.unique(labels)
-    if len(found) < 2:
-        raise InvalidInput(f"y has one class only, {found[0]}: there is nothing to tell apart")
-    if num_classes is not None:
-        return np.arange(num_classes)
-    if 2 * len(found) > len(labels):
-        raise InvalidInput(
-            f"y has {len(found)} different labels in {len(labels)} rows: these are no classes; name another column"
-        )
-    return found
 
 
 def _numbers(values: np.ndarray, known: np.ndarray, what: str, role: str) -> np.ndarray:

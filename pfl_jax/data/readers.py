@@ -114,24 +114,22 @@ def image_folder(path: Path, label: str | None, client: str | None) -> list[Tabl
         raise InvalidInput(f"{path} has no images: give a folder with a sub-folder of images for each class")
     first = {SPLITS.get(folders[0].lower()) for folders in levels.values()}
     is_split = "train" in first and None not in first and min(map(len, levels.values())) > 1
-    of_split: dict[str, dict[Path, tuple[str, ...]]] = {}
+    below, parts = {one: folders[is_split:] for one, folders in levels.items()}, dict[str, list[Path]]()
     for one, folders in levels.items():
-        split, below = (folders[0], folders[1:]) if is_split else ("train", folders)
-        of_split.setdefault(split, {})[one] = below
-    all_below = [below for part in of_split.values() for below in part.values()]
-    depth = min(map(len, all_below))
+        parts.setdefault(folders[0] if is_split else "train", []).append(one)
+    depth = min(map(len, below.values()))
     if depth < (2 if client is not None else 1):
         raise InvalidInput(f"{path} has one level of folders, which are the classes: it names no clients")
     if client is None and label is None and depth > 1:
-        some = shortened(", ".join(dict.fromkeys("/".join(below[:2]) for below in all_below)), 80)
+        some = shortened(", ".join(dict.fromkeys("/".join(folders[:2]) for folders in below.values())), 80)
         raise InvalidInput(
             f"{path} has two levels of folders ({some}): say that the first ones are the clients with --client-column "
             "client, or that they are the classes with --label class"
         )
     names = (label or "label",) if client is None else (client, label or "label")
     tables = []
-    for part, is_test in train_and_test(path, of_split):
-        named = [(name, [below[place] for below in part.values()]) for place, name in enumerate(names)]
+    for part, is_test in train_and_test(path, parts):
+        named = [(name, [below[one][place] for one in part]) for place, name in enumerate(names)]
         images = pictures.stack((one, one) for one in part)
         tables.append(table(path, [("image", images), *named], is_test=is_test))
     return tables
