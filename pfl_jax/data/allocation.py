@@ -39,19 +39,11 @@ class Partition(NamedTuple):
 
 @check_arguments
 def draw_sizes(choices: Sequence[int], num_clients: Count, seed: int = 0) -> np.ndarray:
-    """Size of each client, int64 [N], drawn uniformly from the choices (FedPAC C.6).
-
-    Args:
-      choices: sizes to choose from; {300, 600, 1200} in the paper.
-      num_clients: N.
-      seed: seed of the draw; its stream is independent of the partition's.
-
-    Raises:
-      InvalidInput: there are no choices, or one is below 1.
-    """
+    """Size of each client, int64 [N], drawn uniformly from the choices, {300, 600, 1200} in the paper (FedPAC C.6)."""
     sizes = np.asarray(choices)
     if sizes.size == 0 or sizes.min() < 1:
         raise InvalidInput("sizes to choose from are whole numbers of at least 1")
+    # A stream that is independent of the partition's.
     return np.random.default_rng((seed, 2)).choice(sizes, num_clients).astype(np.int64)
 
 

@@ -22,12 +22,7 @@ NO_VALUE = ("", "na", "n/a", "nan", "null", "none", "?")
 
 
 def plain(values: Any, what: str = "a column") -> np.ndarray:
-    """A column as an array of its kind; objects of several types stay what they are, a kind of its own.
-
-    Args:
-      values: the column; pictures become arrays as of `pictures.stack`.
-      what: its name, for errors.
-    """
+    """A column as an array of its kind, pictures as of `pictures.stack`; objects of several types stay as they are."""
     if isinstance(values, np.ma.MaskedArray):
         gone = np.ma.getmaskarray(values)
         values = without(values.data, gone) if gone.any() else values.data
@@ -130,14 +125,10 @@ def without(column: np.ndarray, gone: np.ndarray) -> np.ndarray:
 
 
 def alike(name: str, parts: Sequence[tuple[str, Any]]) -> list[Any]:
-    """Parts of one column as arrays of one type; gray pictures have three channels where others have.
+    """Parts of the column `name`, each with what has it, as arrays of one type; gray pictures beside color are RGB.
 
-    Args:
-      name: of the column.
-      parts: what has each part, for errors, and the part. One without any value has no kind of its own.
-
-    Raises:
-      InvalidInput: parts of several kinds or shapes, or pixels beside other images.
+    A part without any value has no kind of its own. InvalidInput for parts of several kinds or shapes, or pixels beside
+    other images.
     """
     arrays = pictures.alike([part for _, part in parts])
     is_empty = [one.ndim == 1 and one.dtype.kind == "f" and bool(np.isnan(one).all()) for one in arrays]
@@ -161,11 +152,9 @@ def _form(column: Any) -> str:
 
 
 def of_texts(texts: np.ndarray, form: re.Pattern[str] | None = None) -> np.ndarray:
-    """Texts as whole numbers, as numbers, or as words, the first of these that all of them are.
+    """Texts str [P] as whole numbers, as numbers, or as words, the first of these that all are.
 
-    Args:
-      texts: str [P].
-      form: how numbers are written; None for any way.
+    `form` is how numbers are written; None for any way.
     """
     # To Python 1_0 is a ten.
     if not np.any(np.char.find(texts, "_") >= 0) and (form is None or all(map(form.fullmatch, texts.tolist()))):

@@ -24,13 +24,9 @@ def draw(
     """Counts int64 [2, N, K] of the first draw of proportions p_k ~ Dir_N(beta) that serves all clients.
 
     All proportions are drawn again if a client is too small, as in the papers' code. If none of MAX_TRIES draws serves
-    all, the last one is completed, with a warning; InvalidInput if there are too few examples.
-
-    Args:
-      rng, num_clients, beta: see `pfl_jax.data.partition.dirichlet`.
-      totals: training and test examples of each class, int [2, K].
-      divide: `separate_sets` or `merged_sets`.
-      needs: least number of a client's training examples, test examples, and both together.
+    all, the last one is completed, with a warning; InvalidInput if there are too few examples. `totals` int [2, K] are
+    the examples of each class, `divide` is `separate_sets` or `merged_sets`, and `needs` has the least number of a
+    client's training examples, test examples, and both together.
     """
     there = np.array([*totals.sum(axis=1), totals.sum()])
     if (num_clients * np.array(needs) > there).any():

@@ -41,12 +41,7 @@ def digits() -> Arrays:
 
 
 def compose_images(spec: DatasetSpec, seed: int = 0) -> Arrays:
-    """Composed images with the shape and classes of a dataset; training and test images are of disjoint handwriting.
-
-    Args:
-      spec: the dataset to stand in for; 10, 62 or 100 classes, one or three channels.
-      seed: the same seed gives the same bytes.
-    """
+    """Composed images with the shape and classes of a dataset; training and test images are of disjoint handwriting."""
     (height, width, channels), classes = spec.shape, spec.num_classes
     images, labels = _handwriting()
     parts = []

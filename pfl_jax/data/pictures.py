@@ -23,21 +23,9 @@ def stack(named: Iterable[tuple[object, Any]]) -> np.ndarray:
     - Of several frames the first is read, and a warning says so; of color in 16 bits for a channel the upper 8, as
       Pillow does.
 
-    Args:
-      named: name for errors, and picture: a file's path, an image of Pillow, or, as Hugging Face and pandas keep them,
-        {"bytes": content or None, "path": file or None}.
-
-    Raises:
-      InvalidInput: a picture that is missing, damaged, of another size than the first, or whose numbers have no
-        brightness of their own (16 or 32 bits, floats).
-
-    Example:
-      >>> from PIL import Image
-      >>> from pfl_jax.data import pictures
-      >>> red = Image.new("RGB", (2, 1), "red")
-      >>> found = pictures.stack([("red", red), ("as a palette", red.quantize(2)), ("gray", red.convert("L"))])
-      >>> found[:, 0, 0].tolist()
-      [[255, 0, 0], [255, 0, 0], [76, 76, 76]]
+    Of each its name, for errors, and the picture: a file's path, an image of Pillow, or, as Hugging Face and pandas
+    keep them, {"bytes": content or None, "path": file or None}. InvalidInput for one that is missing, damaged, of
+    another size than the first, or whose numbers have no brightness of their own (16 or 32 bits, floats).
     """
     read = [(name, _read(name, picture)) for name, picture in named]
     for name, image in read:

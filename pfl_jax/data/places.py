@@ -4,18 +4,10 @@ import numpy as np
 
 
 def spread(size: int, devices: int) -> np.ndarray:
-    """Spread clients over devices that can each train any client, without looking at their sizes.
+    """Ranks int32 [D, ceil(M / D)] of each device's clients, of M that are sorted by size; M in free places, the last.
 
-    Clients are sorted by size. The D largest go to the devices in turn, the next D in the reverse order, and so on:
-    loads are balanced, clients of a device that follow each other are of similar size, and no device gets more than
-    ceil(M / D).
-
-    Args:
-      size: M.
-      devices: D.
-
-    Returns:
-      [D, ceil(M / D)], int32: ranks of the clients of each device; M in free places, which are the last ones.
+    The D largest go to the devices in turn, the next D in the reverse order, and so on: loads are balanced, and clients
+    of a device that follow each other are of similar size.
 
     Example:
       >>> from pfl_jax.data import places

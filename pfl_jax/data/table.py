@@ -101,15 +101,10 @@ class Columns(NamedTuple):
 
 
 def join(tables: Sequence[Table], roles: Roles) -> Columns:
-    """Columns of tables, joined by name.
+    """Columns of tables in any order, joined by name; at least one has training rows.
 
-    Args:
-      tables: in any order, at least one with training rows.
-      roles: which columns are what.
-
-    Raises:
-      InvalidInput: a column is missing or has no name of its own, tables with other columns or shapes, words beside
-        numbers, rows without a time, or no inputs.
+    InvalidInput for a column that is missing or has no name of its own, tables with other columns or shapes, words
+    beside numbers, rows without a time, or no inputs.
     """
     tables = sorted(tables, key=lambda one: one.is_test)
     first = tables[0]

@@ -43,11 +43,6 @@ def fortunes(
 
     Raises:
       InvalidInput: a file is missing, or is no tokenizer; no tokenizers are installed.
-
-    Example:
-      >>> from pfl_jax.data.texts import CATEGORIES
-      >>> len(CATEGORIES)
-      24
     """
     texts, labels = _texts(Path(folder), categories)
     order = np.random.default_rng(0).permutation(len(texts))
