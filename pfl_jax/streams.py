@@ -43,7 +43,8 @@ FULL_GRADIENT = LARGEST - 24
 CLIENT_NOISE = LARGEST - 10
 
 # Streams of the key of the server's initialization: FedTGP's generator of prototypes, pFedFDA's class means, GPFL's
-# category embeddings and valve, FedCP's policy, the seeds of Floco's points and of pFedHN's embeddings.
+# category embeddings and valve, FedCP's policy, the seeds of Floco's points and of pFedHN's embeddings, FedGen's
+# generator.
 PROTOTYPE_GENERATOR = LARGEST
 CLASS_MEANS = LARGEST - 1
 CATEGORY_EMBEDDINGS = LARGEST - 2
@@ -51,3 +52,4 @@ VALVE = LARGEST - 3
 POLICY = LARGEST - 4
 SIMPLEX_POINTS = LARGEST - 5
 EMBEDDINGS = LARGEST - 6
+GENERATOR = LARGEST - 7

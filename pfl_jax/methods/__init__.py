@@ -34,6 +34,7 @@ from pfl_jax.methods.fedem import fedem as fedem
 from pfl_jax.methods.fedem_ft import fedem_ft as fedem_ft
 from pfl_jax.methods.fedex_lora import fedex_lora as fedex_lora
 from pfl_jax.methods.fedfomo import fedfomo as fedfomo
+from pfl_jax.methods.fedgen import fedgen as fedgen
 from pfl_jax.methods.fedgh import fedgh as fedgh
 from pfl_jax.methods.fedkd import fedkd as fedkd
 from pfl_jax.methods.fedpac import fedpac as fedpac
@@ -105,6 +106,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fml": fml,
     "fedkd": fedkd,
     "fedphp": fedphp,
+    "fedgen": fedgen,
     "fedala": fedala,
     "pfedhn": pfedhn,
     "pfedgraph": pfedgraph,

@@ -14,6 +14,9 @@ STATISTICS = 1 + CLASSES * FEATURES
 POLICY, VALVE = 2 * FEATURES * (FEATURES + 3), 2 * FEATURES * (FEATURES + 3)
 """FedCP's layer to twice as many units with its normalization, GPFL's two layers with theirs."""
 
+GENERATOR = (32 + CLASSES) * 256 + 2 * 256 + (256 + 1) * FEATURES
+"""FedGen's layer of noise and classes, its normalization, and the layer of features."""
+
 ITS_MODEL = [
     *("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "moon", "feddyn", "per_fedavg", "fedbn", "fedrod"),
     *("feddbe", "knn_per", "apfl", "pfedme", "ditto", "fedamp", "fedala", "pfedhn", "cd2pfed", "fedas_cd2"),
@@ -62,6 +65,8 @@ NUMBERS |= {
     "fd": (CLASSES**2 + CLASSES, CLASSES**2 + CLASSES),
     # The number of its factors' numbers goes up besides.
     "fedkd": (MODEL + 1, MODEL),
+    # Shares of classes and the generator go down, and a seed; shares go up.
+    "fedgen": (MODEL + CLASSES, MODEL + GENERATOR + CLASSES + 1),
     # A trace goes up besides.
     "fedas": (THETA + 1, THETA),
 }

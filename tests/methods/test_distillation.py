@@ -6,11 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import CLASSES, FEATURES
-from trees import assert_same, row
+from problems import CLASSES, FEATURES, received, tiny_federation, tiny_model
+from trees import assert_flat, assert_same, flatten, row
 
-from pfl_jax.methods import fd, fedavg, fedkd, fedphp, fml
+from pfl_jax.base import Cohort
+from pfl_jax.data import client_data
+from pfl_jax.methods import fd, fedavg, fedgen, fedkd, fedphp, fml
 from pfl_jax.methods.fedkd import low_rank
+from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 
 
 def probabilities(w, x, temperature=1.0):
@@ -201,3 +204,85 @@ def test_fedphp(transfer):
 
 def test_fedphp_without_what_is_inherited_trains_fedavgs_model():
     assert_same(full.run(fedphp, lam=0.0).state.server, full.run(fedavg).state.server)
+
+
+def generated(generator, noise, labels):
+    """Features of FedGen's generator, whose parameters are a flat dict."""
+    inputs = np.concatenate([noise, np.eye(CLASSES)[labels]], axis=1)
+    hidden = inputs @ generator["hidden"]
+    hidden = (hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-5)
+    hidden = np.maximum(hidden * generator["norm/scale"] + generator["norm/bias"], 0)
+    return hidden @ generator["output/kernel"] + generator["output/bias"]
+
+
+def adam(w, moments, gradient, count, lr):
+    """One step of Adam on a flat dict; moves its moments."""
+    for name, slope in gradient.items():
+        first, second = moments.get(name, (0.0, 0.0))
+        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+        moments[name] = first, second
+        size = np.sqrt(second / (1 - 0.999**count)) + 1e-8
+        w = {**w, name: w[name] - lr * first / (1 - 0.9**count) / size}
+    return w
+
+
+@pytest.mark.parametrize("shared", ["model", "head"])
+def test_fedgen(shared):
+    alpha, lr, diversity, steps, size, width = 0.8, 0.05, 0.6, 3, 16, 2
+    options = {"server_lr": lr, "diversity": diversity, "server_steps": steps, "noise_size": width, "hidden_size": 3}
+    options |= full.SGD | {"epochs": full.EPOCHS, "batch_size": 32, "shared": shared, "alpha": alpha}
+    method, size = fedgen(tiny_model(), **options), options["batch_size"]
+    data = [client_data(tiny_federation(full.SIZES), client, "train") for client in range(3)]
+    server = method.init_server(jax.random.key(3))
+    states = [method.init_client(jax.random.key(4), server, one) for one in data]
+    w, moments, count, shares = reference.to_numpy(server.params), {}, 0, np.zeros(CLASSES)
+    generator, own = flatten(server.generator), [w] * 3
+    cohort = Cohort(jnp.arange(3), jnp.array(full.SIZES), jnp.ones(3, bool), 3)
+
+    def draw(key):
+        label_key, noise_key = jax.random.split(key)
+        labels = jax.random.categorical(label_key, jnp.log(jnp.array(shares, jnp.float32)), shape=(size,))
+        return np.asarray(labels), np.float64(jax.random.normal(noise_key, (size, width)))
+
+    def of_features(w, z, labels):
+        return reference.cross_entropy(z @ w["head/kernel"] + w["head/bias"], labels)
+
+    for number in range(2):
+        trained = []
+        for client, (x, y) in enumerate(full.training_examples()):
+            labels, noise = draw(fingerprint_key(jax.random.key(server.seed), fingerprint(data[client])))
+            z = generated(generator, noise, labels)
+
+            def loss(v, now, x=x, y=y, z=z, labels=labels, number=number):
+                return labelled(v, x, y) + (alpha * of_features(v, z, labels) if number else 0)
+
+            start = w if shared == "model" else {**own[client], **reference.part(w, "head")}
+            trained.append(full.fit(start, loss))
+        key = jax.random.key(10 + number)
+        results = [jax.jit(method.local)(key, server, *pair) for pair in zip(states, data, strict=True)]
+        own, states = trained, [result.client for result in results]
+        for result, v in zip(results, trained, strict=True):
+            full.assert_model(result.personal, v, rtol=1e-3, atol=1e-4)
+        messages = received(jax.tree.map(lambda *rows: jnp.stack(rows), *[result.message for result in results]))
+        mean = reference.mean(full.BETA, trained)
+        w = mean if shared == "model" else {**w, **reference.part(mean, "head")}
+        labels = np.concatenate([y for _, y in full.training_examples()])
+        shares = np.bincount(labels, minlength=CLASSES) / len(labels)
+        server, _, info = jax.jit(method.aggregate)(key, server, (), messages, cohort)
+        for step_key in jax.random.split(jax.random.split(key)[0], steps):
+            labels, noise = draw(step_key)
+
+            def loss(g, labels=labels, noise=noise, w=w):
+                z = generated(g, noise, labels)
+                squares = np.mean((noise[:, None] - noise) ** 2, axis=-1)
+                apart = np.mean(squares * np.mean(np.abs(z[:, None] - z), axis=-1))
+                return of_features(w, z, labels) + diversity * np.exp(-apart)
+
+            count += 1
+            generator = adam(generator, moments, reference.numerical_gradient(loss, generator), count, lr)
+        full.assert_model(server.params, w, rtol=1e-3, atol=1e-4)
+        assert_flat(server.generator, generator, rtol=2e-3, atol=2e-4)
+        np.testing.assert_allclose(info["shares"], shares, rtol=1e-6)
+    deployed = own[1] if shared == "model" else {**own[1], **reference.part(w, "head")}
+    got = method.personalize(key, server, states[1], data[1])
+    full.assert_model(got, w if shared == "model" else deployed, rtol=1e-3, atol=1e-4)

@@ -154,6 +154,8 @@ SAME = [
     ("moon", {"mu": 0.0}, "fedavg", {}),
     ("fd", {"lam": 0.0}, "local", {}),
     ("fml", {"alpha": 1.0}, "local", {}),
+    ("fedgen", {"alpha": 0.0}, "fedavg", {}),
+    ("fedgen", {"alpha": 0.0, "shared": "head"}, "lg_fedavg", {}),
     ("fedamp", {"lam": 0.0, "alpha_k": 1e-30}, "local", {}),
     ("knn_per", {"mixing": 0.0}, "fedavg", {}),
     ("fedcac", {"share": 0.0}, "fedavg", {}),
