@@ -294,7 +294,8 @@ def _programs_by_block(
             return function(networks(_of_values(method, fixed, values), settings, mesh), *arguments)
 
         of_values.__name__ = name
-        return jax.jit(of_values, **{"out_shardings": replicated(mesh)} | options)
+        options = {"out_shardings": replicated(mesh)} | options
+        return jax.jit(of_values, **options)
 
     def of_network(index: int, name: str, **options: Any) -> Callable[..., Any]:
         return program(name, lambda programs, *arguments: getattr(programs[index], name)(*arguments), **options)
