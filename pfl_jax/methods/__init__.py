@@ -51,6 +51,7 @@ from pfl_jax.methods.fedsa_lora import fedsa_lora as fedsa_lora
 from pfl_jax.methods.fedselect import fedselect as fedselect
 from pfl_jax.methods.fedtgp import fedtgp as fedtgp
 from pfl_jax.methods.floco import floco as floco
+from pfl_jax.methods.flute import flute as flute
 from pfl_jax.methods.fml import fml as fml
 from pfl_jax.methods.gpfl import gpfl as gpfl
 from pfl_jax.methods.hetlora import hetlora as hetlora
@@ -83,6 +84,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "lg_fedavg": lg_fedavg,
     "fedrep": fedrep,
     "fedbabu": fedbabu,
+    "flute": flute,
     "fedrod": fedrod,
     "feddbe": feddbe,
     "fedcp": fedcp,

@@ -55,6 +55,8 @@ NUMBERS |= {
     "pfedgraph": (MODEL, 2 * MODEL),
     # A byte for each parameter goes up besides: whether it is critical.
     "fedcac": (MODEL + MODEL / 4, MODEL),
+    # A head goes both ways, and up whether a client holds each class.
+    "flute": (MODEL + CLASSES, MODEL),
     # The weight of each parameter goes up besides: zero for personal ones.
     "fedselect": (2 * MODEL, MODEL),
     "fedpac": (MODEL + CENTROIDS + STATISTICS, MODEL + CENTROIDS),

@@ -54,7 +54,7 @@ def keys_of(name, stage, trained=False, **options):
     return list(NOTED)
 
 
-TWO_PHASES = ("fedrep", "ditto", "fedselect", "fedpac", "fedpac_proto", "fedas", "fedas_cd2")
+TWO_PHASES = ("fedrep", "ditto", "flute", "fedselect", "fedpac", "fedpac_proto", "fedas", "fedas_cd2")
 """Methods whose clients train twice in a round; of the others, the steps' keys tell the trainings' keys, see below."""
 
 STAGES = [("feddbe", "survey"), *((name, "local") for name in TWO_PHASES)]

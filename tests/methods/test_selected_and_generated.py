@@ -1,4 +1,4 @@
-"""FedSelect: whole rounds against float64 NumPy, with full batches, and its limits."""
+"""FedSelect and FLUTE: whole rounds against float64 NumPy, with full batches, and its limits."""
 
 import full_batches as full
 import jax
@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import CLASSES, HYPER_PARAMETERS, tiny_federation, tiny_model
 from trees import assert_same, row
 
 from pfl_jax.data import client_data
-from pfl_jax.methods import fedavg, fedselect
+from pfl_jax.methods import fedavg, fedper, fedselect, flute
 from pfl_jax.methods.fedselect import grown
+from pfl_jax.methods.flute import distance_to_simplex
 
 
 def select(mask, w, others):
@@ -104,3 +105,63 @@ def test_values_of_personal_entries_are_not_sent():
     sent = jax.jit(method.local)(jax.random.key(1), server, client, data).message["head"]["kernel"]
     np.testing.assert_array_equal(sent.weight, np.where(kernel, 0, data.mask.sum()))
     np.testing.assert_array_equal(sent.value == server["head"]["kernel"], kernel)
+
+
+def to_simplex(kernel, y):
+    """How far a head's weights are from a simplex of the classes in y."""
+    simplex = np.zeros((CLASSES, CLASSES))
+    for i in set(y):
+        for j in set(y):
+            simplex[i, j] = ((i == j) - 1 / CLASSES) / np.sqrt(CLASSES - 1)
+    gram = kernel.T @ kernel
+    return np.linalg.norm(gram / np.linalg.norm(gram) - simplex)
+
+
+def test_flute():
+    clients, lam, head_penalty, feature_penalty, server_lr = full.training_examples(), 0.3, 0.02, 0.03, 0.8
+    w = reference.to_numpy(full.start_of(flute))
+    models, heads = [w] * 3, [reference.part(w, "head")] * 3
+    for _ in range(2):
+        for client, (x, y) in enumerate(clients):
+
+            def regularized(w, x=x, y=y):
+                kernel = w["head/kernel"]
+                risk = reference.cross_entropy(reference.logits(w, x), y)
+                return risk + lam * to_simplex(kernel, y) + head_penalty * np.sum(kernel**2)
+
+            def loss(w, now, x=x, regularized=regularized):
+                return regularized(w) + feature_penalty * np.mean(np.sum(reference.features(w, x) ** 2, axis=1))
+
+            tuned = full.fit({**w, **heads[client]}, lambda w, now, of=regularized: of(w), steps=2, name="head")
+            models[client] = full.fit({**w, **tuned}, loss)
+        w = reference.mean(full.BETA, models)
+        distances = [to_simplex(model["head/kernel"], y) for model, (_, y) in zip(models, clients, strict=True)]
+        for client, (_, y) in enumerate(clients):
+            heads[client] = reference.part(models[client], "head")
+            slopes = reference.numerical_gradient(lambda head, y=y: to_simplex(head["head/kernel"], y), heads[client])
+            heads[client] = {name: value - server_lr / 3 * slopes[name] for name, value in heads[client].items()}
+    penalties = {"lam": lam, "head_penalty": head_penalty, "feature_penalty": feature_penalty}
+    last = full.run(flute, head_epochs=2, server_lr=server_lr, **penalties)
+    np.testing.assert_allclose(last.state.server["backbone"]["kernel"], w["backbone/kernel"], rtol=1e-3, atol=1e-4)
+    full.assert_parts(last.state.clients, "head", heads, rtol=1e-3, atol=1e-4)
+    full.assert_received(last, [{**w, **head} for head in heads], models, rtol=1e-3)
+    order = np.argsort(last.cohort)
+    np.testing.assert_allclose(np.asarray(last.info["distance"])[order], distances, rtol=1e-3)
+
+
+def test_flute_without_its_terms_is_fedper():
+    nothing = dict.fromkeys(("lam", "head_penalty", "feature_penalty", "server_lr"), 0.0)
+    got, want = full.run(flute, head_epochs=0, **nothing).state, full.run(fedper).state
+    assert_same((got.server, got.clients), (want.server, want.clients))
+
+
+def test_distance_to_the_simplex():
+    centered = jnp.eye(CLASSES) - 1 / CLASSES
+    everything, some = jnp.ones(CLASSES), jnp.ones(CLASSES).at[0].set(0.0)
+    # A simplex of any size and direction has no distance, nor a gradient; nor have weights of zero.
+    for kernel, held in ((3 * centered, everything), (jnp.zeros((4, CLASSES)), everything)):
+        value, slope = jax.value_and_grad(distance_to_simplex)(kernel, held)
+        assert value == pytest.approx(0.0 if kernel.any() else 1.0, abs=1e-6)
+        assert np.isfinite(slope).all()
+    assert not slope.any()
+    assert distance_to_simplex(centered, some) > 0.1
