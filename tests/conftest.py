@@ -52,7 +52,7 @@ inspect.getsourcelines = functools.cache(inspect.getsourcelines)
 QUICK = (
     *("test_docs", "test_errors", "test_golden", "test_lengths"),
     *("test_mutants", "test_streams"),
-    *("data/test_arrays", "data/test_federated", "engine/test_communication"),
+    *("data/test_arrays", "engine/test_communication"),
     *("methods/test_data_use", "methods/test_equations"),
     *("primitives/test_batches", "primitives/test_feature_statistics"),
     *("primitives/test_local_training", "primitives/test_losses_aggregation_scores"),

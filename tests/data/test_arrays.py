@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from pfl_jax import ClientData, InvalidInput, client_mesh
-from pfl_jax.data import client_data, federate, federate_runs, from_arrays, hold_out, partition, select_run
+from pfl_jax.data import (
+    class_table,
+    client_data,
+    federate,
+    federate_runs,
+    from_arrays,
+    hold_out,
+    load,
+    partition,
+    select_run,
+)
 from pfl_jax.engine import placement
 from pfl_jax.networks import models
 from pfl_jax.primitives import deployed_loss, fisher, gather
@@ -48,8 +58,22 @@ def test_inputs_are_equal_at_the_model_for_every_type_and_rank(kind, shape):
             assert got.x.dtype.itemsize <= 4
             # float32 is all that is lost of a wider float.
             wanted = pool[rows].astype(np.float32) if pool.dtype.kind == "f" else pool[rows]
+            np.testing.assert_array_equal(got.mask, np.arange(len(got.mask)) < len(rows))
             np.testing.assert_array_equal(got.x[: len(rows)], wanted)
             np.testing.assert_array_equal(got.y[: len(rows)], np.concatenate([Y, Y])[rows])
+
+
+def test_the_pool_has_what_is_used_in_order():
+    dataset = load("digits")
+    parts = partition.dirichlet(dataset, 6, beta=0.5, train_size=[50, 60, 70, 80, 90, 100], seed=1)
+    data, used = federate(dataset, parts), np.unique(np.concatenate([*parts.train, *parts.test]))
+    x, y = (np.concatenate([getattr(dataset, f"{split}_{one}") for split in ("train", "test")]) for one in "xy")
+    assert (len(used) < len(y), data.num_clients, data.x.dtype) == (True, 6, jnp.uint8)
+    np.testing.assert_array_equal(data.x, x[used])
+    np.testing.assert_array_equal(data.y, y[used])
+    for split in ("train", "test"):
+        expected = [np.bincount(y[rows], minlength=10) for rows in getattr(parts, split)]
+        np.testing.assert_array_equal(class_table(data, split), expected)
 
 
 def test_runs_held_out_clients_and_devices_have_the_same_inputs():
@@ -200,10 +224,12 @@ def test_normalized_bytes_of_images_stay_bytes():
     np.testing.assert_allclose(dataset.mean, [pixels.mean(), 0.2])
     np.testing.assert_allclose(dataset.std, [pixels.std(), 1.0])
     data, parts = federation(dataset)
-    got = client_data(data, 0, "train").x[: len(parts.train[0])]
-    assert got.dtype == jnp.float32
-    expected = (np.concatenate([x, x])[parts.train[0]] / 255 - dataset.mean) / dataset.std
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    for split in ("train", "test"):
+        rows = getattr(parts, split)[1]
+        got = client_data(data, 1, split).x[: len(rows)]
+        assert got.dtype == jnp.float32
+        expected = (np.concatenate([x, x])[rows] / 255 - dataset.mean) / dataset.std
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

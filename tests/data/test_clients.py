@@ -5,7 +5,7 @@ import pytest
 from tables import Frame, Split, assert_rows
 
 from pfl_jax import InvalidInput, data
-from pfl_jax.data import client_data, federate, from_arrays, from_clients
+from pfl_jax.data import federate, from_arrays, from_clients
 
 RNG = np.random.default_rng(0)
 SIZES = {"ward": 6, "clinic": 9, "home": 5}
@@ -82,15 +82,6 @@ def test_federate_takes_them_at_once():
 def test_the_number_of_classes_says_what_whole_numbers_are():
     mixed = {"ward": (X["ward"], Y["ward"]), "clinic": (X["clinic"], Y["clinic"].astype(float))}
     assert [from_clients(mixed, num_classes=number).train_y.dtype for number in (0, 2)] == [np.float32, np.int32]
-
-
-def test_targets_for_every_place_of_a_sequence():
-    tokens = {name: RNG.integers(1, 30, (size, 8)) for name, size in SIZES.items()}
-    federation = federate({name: (rows[:, :-1], rows[:, 1:]) for name, rows in tokens.items()})
-    one = client_data(federation, 1, "train")
-    assert (one.x.dtype, one.y.dtype, one.y.shape[1:]) == (np.int32, np.int32, (7,))
-    np.testing.assert_array_equal(one.x[:, 1:], one.y[:, :-1])
-    assert federation.num_classes == 0
 
 
 def changed(**changes):

@@ -113,10 +113,6 @@ BROKEN = {
         '{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": ["To be"], "y": [" "]}}}',
         "experiments.shakespeare",
     ),
-    "different shapes": (
-        '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1], [2, 3]], "y": [1, 0]}}}',
-        "x \\(rows of different shapes in row 0\\)",
-    ),
 }
 
 
@@ -127,12 +123,6 @@ def test_a_broken_file_of_leaf_is_one_line(what, tmp_path):
     with pytest.raises(InvalidInput, match=message) as error:
         from_file(tmp_path / "train.json", client_column="client")
     assert "\n" not in str(error.value)
-
-
-def test_other_columns_are_refused(tmp_path):
-    interchange.write_leaf(tmp_path / "leaf", DIGITS, PARTS, NAMES)
-    with pytest.raises(InvalidInput, match=r"has no column user \(there are x, y, client\)"):
-        from_file(tmp_path / "leaf", client_column="user")
 
 
 def test_pfllibs_pickles_are_converted_in_a_process_of_their_own(tmp_path):

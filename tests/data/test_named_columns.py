@@ -331,7 +331,9 @@ def test_folders_of_splits_clients_and_classes(tmp_path):
     pictures(
         tmp_path / "split", "train/cat", "train/dog", "Test/cat", "Test/dog", "train/.ipynb_checkpoints", "train/cat/.x"
     )
+    (tmp_path / "split" / "train" / "cat" / "notes.txt").write_text("no image")
     found = from_file(tmp_path / "split")
+    assert (found.source, found.mean) == ("image folder", None)
     assert (found.class_names, found.train_y.tolist(), found.test_y.tolist()) == (
         ("cat", "dog"),
         [0, 0, 1, 1],

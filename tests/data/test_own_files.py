@@ -32,11 +32,6 @@ def test_npz(tmp_path):
     assert (dataset.name, dataset.source, dataset.train_x.dtype) == ("my", "npz", np.float32)
     assert_rows(dataset, X, KIND, USER)
     assert_rows(from_file(tmp_path / "my.npz", label="kind"), X, KIND)
-    np.savez(tmp_path / "both.npz", x=X, kind=KIND, user=USER, test_x=X[:6] + 1, test_kind=KIND[:6], test_user=USER[:6])
-    dataset = from_file(tmp_path / "both.npz", label="kind", client_column="user")
-    np.testing.assert_array_equal(dataset.train_x, X.astype(np.float32))
-    np.testing.assert_array_equal(dataset.test_x, (X[:6] + 1).astype(np.float32))
-    assert np.array(dataset.client_names)[dataset.test_client].tolist() == USER[:6].tolist()
     # A mistake in the call is no damage of the file.
     with pytest.raises(TypeError, match="imput"):
         from_file(tmp_path / "my.npz", label="kind", imput="mean")
@@ -111,28 +106,6 @@ def test_test_files(tmp_path):
     write_csv(tmp_path / "test.csv", {"a": np.arange(6), "label": np.arange(6) / 2})
     numbers = from_file(tmp_path / "train.csv", test_data=tmp_path / "test.csv", num_classes=0)
     np.testing.assert_array_equal(numbers.test_y, np.float32(np.arange(6) / 2))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images_by_class(tmp_path, channels):
-    shape = (24, 5, 4, channels)
-    pixels = RNG.integers(0, 256, shape, dtype=np.uint8)
-    for number, (image, kind) in enumerate(zip(pixels, KIND, strict=True)):
-        (tmp_path / kind).mkdir(exist_ok=True)
-        Image.fromarray(image.squeeze()).save(tmp_path / kind / f"{number}.png")
-    (tmp_path / "yes" / "notes.txt").write_text("no image")
-    (tmp_path / ".hidden").mkdir()
-    dataset = from_file(tmp_path)
-    assert (dataset.source, dataset.class_names, dataset.train_x.dtype) == (
-        "image folder",
-        ("no", "some", "yes"),
-        np.uint8,
-    )
-    assert dataset.mean is None
-    assert_rows(dataset, pixels, KIND)
-    # One picture in color makes three channels of all.
-    Image.fromarray(np.zeros((5, 4, 3), np.uint8)).save(tmp_path / "yes" / "color.png")
-    assert from_file(tmp_path).input_shape == (5, 4, 3)
 
 
 IMAGES = type("Image", (), {})()

@@ -1,5 +1,6 @@
 """Partitions: exact sizes, promised disjointness, proportions of the papers, and refusals in one line."""
 
+import contextlib
 import hashlib
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfl_jax import InvalidInput
-from pfl_jax.data import Dataset, Partition, dirichlet_counts, embedded, load
+from pfl_jax.data import Dataset, Partition, dirichlet_counts
 from pfl_jax.data.allocation import draw_sizes
 from pfl_jax.data.partition import (
     PATHOLOGICAL_CLASSES,
@@ -118,10 +119,10 @@ def test_grouped_has_the_class_counts_of_the_paper():
 
 
 def test_grouped_reuses_a_class_only_when_it_is_exhausted():
-    partition = grouped(DATASET, 20, s=20, train_size=60, test_size=20)
-    uses = np.bincount(np.concatenate(partition.train), minlength=len(TRAIN_Y))
-    for label in range(10):
-        assert np.ptp(uses[label == TRAIN_Y]) <= 1
+    for partition in (grouped(DATASET, 20, s=20, train_size=60, test_size=20), iid(DATASET, 7, train_size=500)):
+        uses = np.bincount(np.concatenate(partition.train), minlength=len(TRAIN_Y))
+        for label in range(10):
+            assert np.ptp(uses[label == TRAIN_Y]) <= 1
 
 
 def test_groups_of_other_class_counts():
@@ -223,6 +224,34 @@ def test_dirichlet_bounds_sizes(protocol):
     assert (np.array(sizes(partition.test)) <= [1, 2, 3, 4, 5]).all()
 
 
+def turns(train, test, num_classes):
+    """Dataset of so many rows whose classes take turns."""
+    return labeled(np.arange(train) % num_classes, np.arange(train, train + test) % num_classes)
+
+
+@pytest.mark.parametrize("beta", [0.3, 1e-5])
+@pytest.mark.parametrize("protocol", ["fedpac", "fedas"])
+def test_500_clients_and_100_classes_are_served(protocol, beta, monkeypatch):
+    """As many rows as CIFAR-100 has. With a tiny beta each class has one client, and 400 clients begin with nothing."""
+    monkeypatch.setattr(dirichlet_counts, "MAX_TRIES", 3)
+    dataset = turns(50_000, 10_000, 100)
+    with contextlib.nullcontext() if beta == 0.3 else pytest.warns(UserWarning, match="were moved from the largest"):
+        partition = dirichlet(dataset, 500, beta=beta, protocol=protocol)
+    np.testing.assert_array_equal(np.sort(np.concatenate([*partition.train, *partition.test])), np.arange(60_000))
+    train, test = np.array(sizes(partition.train)), np.array(sizes(partition.test))
+    assert test.min() >= 1
+    assert (train if protocol == "fedpac" else train + test).min() >= (10 if protocol == "fedpac" else 40)
+
+
+def test_all_that_can_be_met_is_met():
+    """To the last example: 1,200 for 40 clients of 30. One more cannot be met, which is said at once."""
+    with pytest.warns(UserWarning, match="none of 1000"):
+        partition = dirichlet(turns(1200, 400, 10), 40, beta=0.1, min_size=30)
+    assert sizes(partition.train) == [30] * 40
+    with pytest.raises(InvalidInput, match="40 clients cannot each have 31 of the 1200 training examples"):
+        dirichlet(turns(1200, 400, 10), 40, beta=0.1, min_size=31)
+
+
 # IID
 
 
@@ -234,14 +263,6 @@ def test_iid_shares_everything_evenly(num_clients, seed):
     np.testing.assert_array_equal(np.sort(np.concatenate(partition.test)), len(TRAIN_Y) + np.arange(len(TEST_Y)))
     assert np.ptp(sizes(partition.train)) <= 1
     assert np.ptp(sizes(partition.test)) <= 1
-
-
-def test_iid_with_sizes_reuses_only_what_it_must():
-    partition = iid(DATASET, 7, train_size=500, test_size=10)
-    assert sizes(partition.train) == [500] * 7
-    assert_distinct(partition.train)
-    assert np.ptp(np.bincount(np.concatenate(partition.train), minlength=len(TRAIN_Y))) <= 1
-    assert len(np.unique(np.concatenate(partition.test))) == 70
 
 
 # Refusals
@@ -277,12 +298,9 @@ def test_invalid_input_gives_a_one_line_error(call, message):
 # By name
 
 
-def test_make_passes_options_and_honours_keep_split():
-    dataset = load("digits")
-    partition = make("dirichlet", dataset, 5, seed=3, beta=0.5, protocol="fedas", min_size=None, train_size=None)
-    assert all(hand.max() < embedded.FIRST_TEST_DIGIT for hand in partition.train)
-    assert all(hand.min() >= embedded.FIRST_TEST_DIGIT for hand in partition.test)
-    assert_same(make("iid", dataset, 3, seed=1), iid(dataset, 3, seed=1))
+def test_make_passes_options_that_are_given():
+    named = make("dirichlet", DATASET, 5, seed=3, beta=0.5, protocol="fedas", min_size=None, train_size=9)
+    assert_same(named, dirichlet(DATASET, 5, seed=3, beta=0.5, protocol="fedas", train_size=9))
 
 
 def test_validation_examples_are_training_examples_set_apart():
