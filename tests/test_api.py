@@ -35,7 +35,7 @@ INTERNAL = {
     "streams",
     "testing.comparison",
     "wrappers",
-    *(f"data.{name}" for name in ("allocation", "checks", "dirichlet_counts", "embedded", "idx_and_cifar", "places")),
+    *(f"data.{name}" for name in ("allocation", "checks", "embedded", "idx_and_cifar")),
     *(f"data.{name}" for name in ("pictures", "readers", "specs", "table", "tfds", "tff", "columns")),
     *(f"engine.{name}" for name in ("checks", "cohort", "remembered")),
     *(f"engine.{name}" for name in ("mapping", "placement", "rounds", "store")),

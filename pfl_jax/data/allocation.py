@@ -11,9 +11,6 @@ from pfl_jax.validation import Count, check_arguments
 Sizes: TypeAlias = int | Sequence[int] | np.ndarray
 """One size for all clients, or one for each client."""
 
-FEDAS_TRAIN_SHARE = 0.75
-"""Share of a client's examples that FedAS trains on (its released code)."""
-
 
 class Partition(NamedTuple):
     """Examples of each client, as indices into the dataset's training and test examples.
@@ -113,24 +110,3 @@ def by_client(train: np.ndarray, test: np.ndarray, names: Sequence[str] | np.nda
         order = np.argsort(own, kind="stable")
         parts.append([offset + rows for rows in np.split(order, np.cumsum(counts)[:-1])])
     return Partition(*parts, pooled=True, client_names=tuple(map(str, names)))
-
-
-def split_train_test(rng: np.random.Generator, assigned: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Shuffle each client's examples and split them 75/25 into training and test examples, at least one of each."""
-    shuffled = [rng.permutation(examples) for examples in assigned]
-    cuts = [min(max(round(FEDAS_TRAIN_SHARE * len(examples)), 1), len(examples) - 1) for examples in shuffled]
-    pairs = list(zip(shuffled, cuts, strict=True))
-    return [examples[:cut] for examples, cut in pairs], [examples[cut:] for examples, cut in pairs]
-
-
-def limit_sizes(
-    rng: np.random.Generator, assigned: list[np.ndarray], size: Sizes | None, name: str
-) -> list[np.ndarray]:
-    """Keep at most `size` random examples of each client."""
-    if size is None:
-        return assigned
-    limits = check_sizes(size, len(assigned), name)
-    return [
-        examples if len(examples) <= limit else rng.permutation(examples)[:limit]
-        for examples, limit in zip(assigned, limits, strict=True)
-    ]

@@ -13,7 +13,6 @@ from pfl_jax.data import checks
 from pfl_jax.data import shift as shifts
 from pfl_jax.data.clients import from_clients
 from pfl_jax.data.partition import Partition, natural
-from pfl_jax.data.places import spread
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, described
 from pfl_jax.frozen import Frozen
@@ -100,7 +99,7 @@ class FederatedData(NamedTuple):
     def places(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
         """Positions in `clients` [M], which are sorted by size, of those that each device trains: int32 [D, W].
 
-        See `pfl_jax.data.places.spread`. devices: D.
+        See `spread`. devices: D.
         """
         return spread(len(clients), devices)
 
@@ -111,6 +110,22 @@ class FederatedData(NamedTuple):
     def own_clients(self) -> np.ndarray:
         """Sorted numbers of the clients whose states this process stores: all."""
         return np.arange(self.num_clients, dtype=np.int32)
+
+
+def spread(size: int, devices: int) -> np.ndarray:
+    """Ranks of each device's clients, int32 [D, ceil(M / D)], of `size` M that are sorted by size, for D `devices`.
+
+    The D largest go to the devices in turn, the next D in the reverse order, and so on: loads are balanced, and clients
+    of a device that follow each other are of similar size.
+
+    Example:
+      >>> from pfl_jax.data import federated
+      >>> federated.spread(5, 2).tolist()
+      [[0, 3, 4], [1, 2, 5]]
+    """
+    ranks = np.arange(-(-size // devices) * devices, dtype=np.int32).reshape(-1, devices)
+    ranks[1::2] = ranks[1::2, ::-1]
+    return np.minimum(ranks, size).T
 
 
 PER_CLIENT = (

@@ -8,20 +8,21 @@ collaboration"), sections B.2, C.7 and C.8; FedAS (Yang, Huang & Ye 2024, "FedAS
 federated learning"), section 4.1 and its released code.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from pfl_jax.data import allocation, checks, dirichlet_counts
+from pfl_jax.data import allocation, checks
 from pfl_jax.data.allocation import Partition, Sizes
-from pfl_jax.data.pathological import PATHOLOGICAL_CLASSES, pathological
+from pfl_jax.data.dirichlet import dirichlet
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
-from pfl_jax.validation import Count, Positive, Range, check_arguments, unknown
+from pfl_jax.validation import Count, Range, check_arguments, unknown
 
-FEDAS_MIN_SIZE = 40
-"""Minimum number of a client's examples in FedAS's code: a batch of 10 test examples / (1 - 0.75)."""
+PATHOLOGICAL_CLASSES = (3, 3, 5, 5, 8)
+"""Number of classes per client in each of the five groups of FedPAC C.7."""
 
 
 def dominant_classes(num_classes: int) -> list[np.ndarray]:
@@ -93,69 +94,74 @@ def grouped(
 
 
 @check_arguments
-def dirichlet(
+def pathological(
     dataset: Dataset,
     num_clients: Count,
     *,
-    beta: Positive,
-    protocol: Literal["fedpac", "fedas"] = "fedpac",
-    min_size: int | None = None,
-    train_size: Sizes | None = None,
+    protocol: Literal["random", "clustered"] = "random",
+    train_size: Sizes = 600,
     test_size: Sizes | None = None,
     seed: int = 0,
+    classes_per_group: Sequence[int] = PATHOLOGICAL_CLASSES,
 ) -> Partition:
-    """Division of each class over the clients in proportions p_k ~ Dir_N(beta, ..., beta).
+    """Clients of exact sizes with few classes, in equal shares; the group gives the number of classes (FedPAC C.7).
 
-    Protocol "fedpac" (FedPAC C.8): training set and test set are both divided by the same p_k.
-
-    Protocol "fedas" (FedAS 4.1 and its released code): training and test set are merged. A client that already has
-    P / N examples gets none of the remaining classes. The proportions are drawn again until the smallest client has
-    `min_size` examples. Each client's examples are shuffled and divided 75/25 into training and test examples. Of a
-    dataset with `keep_split`, such as the embedded digits, which are split by writer, a client's examples from the
-    training set are its training examples and the others its test examples.
-
-    Clients share no examples, and have at least one for training and one for testing. All examples are used unless
-    sizes are limited. If none of `dirichlet_counts.MAX_TRIES` draws gives every client its minimum, examples of the
-    last draw are moved from the largest clients to those that are too small, with a warning that says how many.
+    Client i belongs to group i mod G. With protocol "random" a class set is drawn for each client; with "clustered" all
+    clients of a group share one class set, and no two groups have the same set. A client's test examples are of the
+    same classes. If a client's size is not divisible by its number of classes, random ones of them get one more
+    example. Examples are assigned as in `grouped`.
 
     Args:
-      dataset, num_clients, seed: see `grouped`.
-      beta: concentration, positive; clients differ more for smaller values.
-      protocol: "fedpac" or "fedas".
-      min_size: minimum number of a client's examples (training examples for "fedpac", all for "fedas"); by default 10
-        for "fedpac" and 40 for "fedas".
-      train_size: maximum number of a client's training examples; by default unlimited.
-      test_size: maximum number of a client's test examples; by default unlimited.
+      dataset, num_clients, train_size, test_size, seed: see `grouped`.
+      protocol: "random" or "clustered".
+      classes_per_group: number of classes of a client, for each group.
 
     Raises:
-      InvalidInput: an option is out of range, or there are too few examples for so many clients of the minimal size.
+      InvalidInput: the protocol is unknown; a group has no class or more classes than exist; there are fewer class sets
+        than groups; a size is below 1; a client needs more examples of a class than exist; or there are no classes.
 
     Example:
+      >>> import numpy as np
       >>> from pfl_jax import data
       >>> digits = data.load("digits")
-      >>> parts = data.partition.dirichlet(digits, num_clients=5, beta=0.1)
-      >>> sum(len(row) for row in parts.train) == len(digits.train_y)  # each example belongs to one client
-      True
+      >>> parts = data.partition.pathological(digits, num_clients=5, train_size=60, test_size=20)
+      >>> [len(np.unique(digits.train_y[row])) for row in parts.train]
+      [3, 3, 5, 5, 8]
     """
     train_y, test_y, num_classes = checks.both_labels(dataset)
+    if not classes_per_group or min(classes_per_group) < 1 or max(classes_per_group) > num_classes:
+        wanted_classes = "/".join(map(str, classes_per_group))
+        raise InvalidInput(f"clients cannot have {wanted_classes} different classes where there are {num_classes}")
     rng = np.random.default_rng(seed)
-    totals = np.stack([np.bincount(y, minlength=num_classes) for y in (train_y, test_y)])
-    if protocol == "fedpac":
-        divide, needs = dirichlet_counts.separate_sets, (max(10 if min_size is None else min_size, 1), 1, 0)
+    owners = range(num_clients)
+    if protocol == "random":
+        chosen = [
+            rng.choice(num_classes, classes_per_group[client % len(classes_per_group)], replace=False)
+            for client in owners
+        ]
     else:
-        divide, needs = dirichlet_counts.merged_sets, (1, 1, max(FEDAS_MIN_SIZE if min_size is None else min_size, 2))
-    counts = dirichlet_counts.draw(rng, totals, divide, num_clients, beta, needs)
-    if protocol == "fedpac" or dataset.keep_split:
-        train = allocation.assign(train_y, counts[0], rng, "training", 0)
-        test = allocation.assign(test_y, counts[1], rng, "test", len(train_y))
-    else:
-        assigned = allocation.assign(np.concatenate([train_y, test_y]), counts.sum(axis=0), rng, "", 0)
-        train, test = allocation.split_train_test(rng, assigned)
-    return Partition(
-        allocation.limit_sizes(rng, train, train_size, "training"),
-        allocation.limit_sizes(rng, test, test_size, "test"),
-        pooled=True,
+        sets = _different_sets(rng, num_classes, classes_per_group)
+        chosen = [rng.permutation(sets[client % len(sets)]) for client in owners]
+    return allocation.assign_both(
+        *(rng, (train_y, test_y), (train_size, test_size), num_clients),
+        lambda client, size: allocation.split_evenly(size, chosen[client], num_classes),
     )
+
+
+def _different_sets(rng: np.random.Generator, num_classes: int, sizes: Sequence[int]) -> list[list[int]]:
+    """Random distinct sets of classes, one of each given size."""
+    for size in set(sizes):
+        if math.comb(num_classes, size) < sizes.count(size):
+            raise InvalidInput(
+                f"there are not {sizes.count(size)} different sets of {size} of {num_classes} classes: "
+                'use the protocol "random"'
+            )
+    sets: list[list[int]] = []
+    while len(sets) < len(sizes):
+        drawn = np.sort(rng.choice(num_classes, sizes[len(sets)], replace=False)).tolist()
+        if drawn not in sets:
+            sets.append(drawn)
+    return sets
 
 
 @check_arguments

@@ -6,7 +6,7 @@ import numpy as np
 
 from pfl_jax.backends import choices
 from pfl_jax.base import Method
-from pfl_jax.data.places import spread
+from pfl_jax.data.federated import spread
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.networks.models import is_convolutional
 from pfl_jax.primitives.mini_batches import num_steps
@@ -28,7 +28,7 @@ def wasted_share(
 
     Clients under one vmap run as many steps as the largest of them; the surplus steps of the others are discarded:
     1 - sum_i s_i / sum_i s_{longest client of i's chunk}, with s_i of `pfl_jax.primitives.mini_batches.num_steps`.
-    Clients, sorted by size, are spread over the devices by `pfl_jax.data.places.spread`, and each device takes its
+    Clients, sorted by size, are spread over the devices by `pfl_jax.data.federated.spread`, and each device takes its
     clients in chunks. Copies that fill a device's last chunk do not count.
 
     Args:

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfl_jax.data.federated import PER_CLIENT, FederatedData
-from pfl_jax.data.places import spread
+from pfl_jax.data.federated import PER_CLIENT, FederatedData, spread
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine.mapping import AXIS, own_devices, replicate
 from pfl_jax.frozen import Frozen
@@ -114,7 +113,7 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
 
 
 def deal(counts: np.ndarray, devices: int) -> list[np.ndarray]:
-    """Clients of each device, ascending, balanced by size as in `pfl_jax.data.places.spread`.
+    """Clients of each device, ascending, balanced by size as in `pfl_jax.data.federated.spread`.
 
     Args:
       counts: training examples [N] of all clients.

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfl_jax import InvalidInput
-from pfl_jax.data import Dataset, Partition, dirichlet_counts
+from pfl_jax.data import Dataset, Partition
+from pfl_jax.data import dirichlet as dirichlet_module
 from pfl_jax.data.allocation import draw_sizes
 from pfl_jax.data.partition import (
     PATHOLOGICAL_CLASSES,
@@ -212,7 +213,7 @@ def test_dirichlet_merged_deals_everything_once(num_clients, beta, seed, keep_sp
 def test_dirichlet_proportions_have_the_moments_of_the_dirichlet():
     """Mean 1/N and variance (1/N)(1 - 1/N) / (N beta + 1) of a client's share of a class."""
     rng, totals = np.random.default_rng(0), np.full((2, 2000), 10_000)
-    shares = dirichlet_counts.draw(rng, totals, dirichlet_counts.separate_sets, 4, 0.5, (1, 1, 0))[0] / 10_000
+    shares = dirichlet_module._draw(rng, totals, dirichlet_module._separate_sets, 4, 0.5, (1, 1, 0))[0] / 10_000
     np.testing.assert_allclose(shares.mean(axis=1), 0.25, atol=0.02)
     np.testing.assert_allclose(shares.var(axis=1), 0.25 * 0.75 / 3, rtol=0.1)
 
@@ -233,7 +234,7 @@ def turns(train, test, num_classes):
 @pytest.mark.parametrize("protocol", ["fedpac", "fedas"])
 def test_500_clients_and_100_classes_are_served(protocol, beta, monkeypatch):
     """As many rows as CIFAR-100 has. With a tiny beta each class has one client, and 400 clients begin with nothing."""
-    monkeypatch.setattr(dirichlet_counts, "MAX_TRIES", 3)
+    monkeypatch.setattr(dirichlet_module, "MAX_TRIES", 3)
     dataset = turns(50_000, 10_000, 100)
     with contextlib.nullcontext() if beta == 0.3 else pytest.warns(UserWarning, match="were moved from the largest"):
         partition = dirichlet(dataset, 500, beta=beta, protocol=protocol)
@@ -338,7 +339,7 @@ def test_a_client_keeps_its_last_training_example():
 
 def test_dirichlet_loses_no_example_to_rounding():
     """In float64, 0.7 + 0.1 is just below 0.8."""
-    counts = dirichlet_counts._cut(np.array([[0.7, 0.1, 0.2]]), np.array([10]))
+    counts = dirichlet_module._cut(np.array([[0.7, 0.1, 0.2]]), np.array([10]))
     np.testing.assert_array_equal(counts[:, 0], [7, 1, 2])
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from problems import tiny_federation, tiny_model
 
 from pfl_jax import Settings, backends, methods, models, simulate
-from pfl_jax.data.places import spread
+from pfl_jax.data.federated import spread
 from pfl_jax.engine import rounds
 from pfl_jax.engine.chunking import most_clients, resolved, wasted_share
 from pfl_jax.primitives import LocalTraining

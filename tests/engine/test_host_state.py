@@ -14,7 +14,7 @@ from problems import tiny_federation, tiny_method
 
 from pfl_jax import InvalidInput, State, simulate
 from pfl_jax.data import client_data
-from pfl_jax.data.places import spread
+from pfl_jax.data.federated import spread
 from pfl_jax.engine import mapping, placement, store
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.errors import CannotWrite

@@ -15,8 +15,7 @@ from experiments.lab.benchmark.workload import Scale
 from pfl_jax import simulate
 from pfl_jax.backends import BACKENDS
 from pfl_jax.base import Method, Model, Scores
-from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.data.places import spread
+from pfl_jax.data.federated import FederatedData, client_data, spread
 from pfl_jax.engine.mapping import map_places
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss

@@ -1,19 +1,98 @@
-"""Numbers of examples per client and class under a Dirichlet partition, before examples are chosen.
+"""Dirichlet partition: each class is divided over the clients in random proportions (FedPAC C.8, FedAS 4.1).
 
 Counts and totals have a leading axis of two: the training and the test set.
 """
 
 import warnings
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
+from pfl_jax.data import allocation, checks
+from pfl_jax.data.allocation import Partition, Sizes
+from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
+from pfl_jax.validation import Count, Positive, check_arguments
 
 MAX_TRIES = 1_000
 
+FEDAS_MIN_SIZE = 40
+"""Minimum number of a client's examples in FedAS's code: a batch of 10 test examples / (1 - 0.75)."""
 
-def draw(
+FEDAS_TRAIN_SHARE = 0.75
+"""Share of a client's examples that FedAS trains on (its released code)."""
+
+
+@check_arguments
+def dirichlet(
+    dataset: Dataset,
+    num_clients: Count,
+    *,
+    beta: Positive,
+    protocol: Literal["fedpac", "fedas"] = "fedpac",
+    min_size: int | None = None,
+    train_size: Sizes | None = None,
+    test_size: Sizes | None = None,
+    seed: int = 0,
+) -> Partition:
+    """Division of each class over the clients in proportions p_k ~ Dir_N(beta, ..., beta).
+
+    Protocol "fedpac" (FedPAC C.8): training set and test set are both divided by the same p_k.
+
+    Protocol "fedas" (FedAS 4.1 and its released code): training and test set are merged. A client that already has
+    P / N examples gets none of the remaining classes. The proportions are drawn again until the smallest client has
+    `min_size` examples. Each client's examples are shuffled and divided 75/25 into training and test examples. Of a
+    dataset with `keep_split`, such as the embedded digits, which are split by writer, a client's examples from the
+    training set are its training examples and the others its test examples.
+
+    Clients share no examples, and have at least one for training and one for testing. All examples are used unless
+    sizes are limited. If none of MAX_TRIES draws gives every client its minimum, examples of the
+    last draw are moved from the largest clients to those that are too small, with a warning that says how many.
+
+    Args:
+      dataset, num_clients, seed: see `pfl_jax.data.partition.grouped`.
+      beta: concentration, positive; clients differ more for smaller values.
+      protocol: "fedpac" or "fedas".
+      min_size: minimum number of a client's examples (training examples for "fedpac", all for "fedas"); by default 10
+        for "fedpac" and 40 for "fedas".
+      train_size: maximum number of a client's training examples; by default unlimited.
+      test_size: maximum number of a client's test examples; by default unlimited.
+
+    Raises:
+      InvalidInput: an option is out of range, or there are too few examples for so many clients of the minimal size.
+
+    Example:
+      >>> from pfl_jax import data
+      >>> digits = data.load("digits")
+      >>> parts = data.partition.dirichlet(digits, num_clients=5, beta=0.1)
+      >>> sum(len(row) for row in parts.train) == len(digits.train_y)  # each example belongs to one client
+      True
+    """
+    train_y, test_y, num_classes = checks.both_labels(dataset)
+    rng = np.random.default_rng(seed)
+    totals = np.stack([np.bincount(y, minlength=num_classes) for y in (train_y, test_y)])
+    if protocol == "fedpac":
+        divide, needs = _separate_sets, (max(10 if min_size is None else min_size, 1), 1, 0)
+    else:
+        divide, needs = _merged_sets, (1, 1, max(FEDAS_MIN_SIZE if min_size is None else min_size, 2))
+    counts = _draw(rng, totals, divide, num_clients, beta, needs)
+    if protocol == "fedpac" or dataset.keep_split:
+        train = allocation.assign(train_y, counts[0], rng, "training", 0)
+        test = allocation.assign(test_y, counts[1], rng, "test", len(train_y))
+    else:
+        assigned = allocation.assign(np.concatenate([train_y, test_y]), counts.sum(axis=0), rng, "", 0)
+        cuts = [min(max(round(FEDAS_TRAIN_SHARE * len(rows)), 1), len(rows) - 1) for rows in assigned]
+        halves = [np.split(rng.permutation(rows), [cut]) for rows, cut in zip(assigned, cuts, strict=True)]
+        train, test = ([both[half] for both in halves] for half in (0, 1))
+    return Partition(
+        _limited(rng, train, train_size, "training"),
+        _limited(rng, test, test_size, "test"),
+        pooled=True,
+    )
+
+
+def _draw(
     rng: np.random.Generator,
     totals: np.ndarray,
     divide: Callable[[np.ndarray, np.ndarray], np.ndarray],
@@ -25,7 +104,7 @@ def draw(
 
     All proportions are drawn again if a client is too small, as in the papers' code. If none of MAX_TRIES draws serves
     all, the last one is completed, with a warning; InvalidInput if there are too few examples. `totals` int [2, K] are
-    the examples of each class, `divide` is `separate_sets` or `merged_sets`, and `needs` has the least number of a
+    the examples of each class, `divide` is `_separate_sets` or `_merged_sets`, and `needs` has the least number of a
     client's training examples, test examples, and both together.
     """
     there = np.array([*totals.sum(axis=1), totals.sum()])
@@ -64,12 +143,12 @@ def _complete(counts: np.ndarray, needs: tuple[int, int, int]) -> int:
     return moved
 
 
-def separate_sets(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
+def _separate_sets(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Counts of FedPAC C.8 from proportions [K, N]: both sets are divided completely, by the same proportions."""
     return np.stack([_cut(proportions, of_set) for of_set in totals])
 
 
-def merged_sets(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
+def _merged_sets(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Counts of FedAS from proportions [K, N]: both sets merged, class by class; full clients get no more.
 
     A client's examples of a class come from the two sets in the proportion of their sizes in this class.
@@ -107,3 +186,12 @@ def _cut(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     last = proportions.shape[1] - 1 - np.argmax(proportions[:, ::-1] > 0, axis=1)
     ends = np.where(np.arange(proportions.shape[1]) >= last[:, None], totals[:, None], ends)
     return np.diff(ends, axis=1, prepend=0).T
+
+
+def _limited(rng: np.random.Generator, assigned: list[np.ndarray], size: Sizes | None, name: str) -> list[np.ndarray]:
+    """At most `size` random examples of each client."""
+    if size is None:
+        return assigned
+    limits = allocation.check_sizes(size, len(assigned), name)
+    pairs = zip(assigned, limits, strict=True)
+    return [rows if len(rows) <= limit else rng.permutation(rows)[:limit] for rows, limit in pairs]
