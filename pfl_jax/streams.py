@@ -25,7 +25,8 @@ EVALUATED_CLIENTS = LARGEST - 9
 
 # Streams of the key of a client's local training, besides the epochs of `LocalTraining.fold`: Ditto's personal model,
 # augmentation, FedALA's weights, rounding of compressed messages, an attacker's noise, the noise on clipped gradients,
-# the keys of losses (dropout) in the steps of training and in the gradient over all of a client's examples.
+# the keys of losses (dropout) in the steps of training and in the gradient over all of a client's examples, and FLoRA's
+# new adapters.
 #
 # A step's loss gets the key fold_in(fold_in(fold_in(key, DROPOUT), epoch), step of the epoch), where `key` is that of
 # `LocalTraining.fit` or `LocalTraining.fold`, which depends on the round and the client; a private step folds DROPOUT
@@ -38,6 +39,7 @@ ATTACK = LARGEST - 22
 EXAMPLE_NOISE = LARGEST - 9
 DROPOUT = LARGEST - 23
 FULL_GRADIENT = LARGEST - 24
+NEW_ADAPTERS = LARGEST - 25
 
 # Streams of the key of an aggregation: the noise on the sum of the clients' clipped updates.
 CLIENT_NOISE = LARGEST - 10

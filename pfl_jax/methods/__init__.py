@@ -50,7 +50,9 @@ from pfl_jax.methods.fedrod import fedrod as fedrod
 from pfl_jax.methods.fedsa_lora import fedsa_lora as fedsa_lora
 from pfl_jax.methods.fedselect import fedselect as fedselect
 from pfl_jax.methods.fedtgp import fedtgp as fedtgp
+from pfl_jax.methods.flexlora import flexlora as flexlora
 from pfl_jax.methods.floco import floco as floco
+from pfl_jax.methods.flora import flora as flora
 from pfl_jax.methods.flute import flute as flute
 from pfl_jax.methods.fml import fml as fml
 from pfl_jax.methods.gpfl import gpfl as gpfl
@@ -124,6 +126,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedex_lora": fedex_lora,
     "hetlora": hetlora,
     "fedsa_lora": fedsa_lora,
+    "flora": flora,
+    "flexlora": flexlora,
 }
 """name -> factory(model, training: LocalTraining, **hyper-parameters) -> Method
 

@@ -10,7 +10,7 @@ from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
-from pfl_jax.primitives.low_rank import RESIDUAL, A, B, adapter_product, find_adapters, map_adapters
+from pfl_jax.primitives.low_rank import RESIDUAL, A, B, adapter_product, find_adapters, map_adapters, mean_product
 from pfl_jax.primitives.tree import merge, split
 
 
@@ -77,8 +77,7 @@ def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
         backbone = weighted_mean(weights, sent)
 
         def moved(residual, rows, mean):
-            exact = jnp.einsum("m,mir,mro->io", weights, rows[A], rows[B], precision="highest")
-            return residual + exact - adapter_product(mean)
+            return residual + mean_product(weights, rows) - adapter_product(mean)
 
         residuals = list(map(moved, server.residuals, find_adapters(sent), find_adapters(backbone)))
         norm = jnp.sqrt(sum((jnp.sum(one**2) for one in residuals), jnp.zeros(())))

@@ -8,8 +8,8 @@ from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
-from pfl_jax.primitives.low_rank import A, B, adapter_squared_norm, find_adapters, is_adapter, map_adapters
-from pfl_jax.primitives.tree import merge, split
+from pfl_jax.primitives.low_rank import A, B, adapter_squared_norm, draw_rank, find_adapters, is_adapter, keep_ranks
+from pfl_jax.primitives.tree import merge
 from pfl_jax.validation import Count, Fraction, NotNegative
 
 
@@ -54,25 +54,14 @@ def hetlora(
     """
     loss = supervised_loss(model)
 
-    def largest_rank(backbone):
-        return max((one[B].shape[-2] for one in find_adapters(backbone)), default=1)
-
-    def truncated(params, rank):
-        backbone, head = split(params)
-        return merge(map_adapters(lambda one: _ranks(one, 0, rank), backbone), head)
-
     def last_ranks(params, rank):
         # The norm of no ranks at all, zero, has no gradient.
-        ends = [_ranks(one, jnp.floor(gamma * rank), rank) for one in find_adapters(params["backbone"])]
+        ends = find_adapters(keep_ranks(params, jnp.floor(gamma * rank), rank))
         norms = [jnp.sqrt(jnp.sum(one[A] ** 2) * jnp.sum(one[B] ** 2) + 1e-12) for one in ends]
         return sum(norms, jnp.zeros(()))
 
-    def init_client(key, server, data):
-        largest = largest_rank(server["backbone"])
-        return jax.random.randint(key, (), min(min_rank, largest), largest + 1)
-
     def train(key, server, rank, data):
-        start = truncated(server, rank)
+        start = keep_ranks(server, 0, rank)
 
         def penalized(params, batch, key):
             value, statistics = loss(params, batch, key)
@@ -81,7 +70,7 @@ def hetlora(
         params = training.fit(key, start, data, penalized)
         fewer = jnp.maximum(jnp.floor(gamma * rank), min_rank).astype(jnp.int32)
         rank = jnp.where(last_ranks(params, rank) < last_ranks(start, rank), jnp.minimum(fewer, rank), rank)
-        params = truncated(params, rank)
+        params = keep_ranks(params, 0, rank)
 
         def sent(part):
             if not is_adapter(part):
@@ -98,17 +87,10 @@ def hetlora(
 
     return Method(
         init_server=model.init,
-        init_client=init_client,
+        init_client=lambda key, server, data: draw_rank(key, server, min_rank),
         local=train,
         aggregate=aggregate,
-        personalize=lambda key, server, client, data: truncated(server, client),
+        personalize=lambda key, server, client, data: keep_ranks(server, 0, client),
         predict=model.apply,
         privacy=Privacy(training.most_passes, (SIZE, "norm of an adapter: weight of the client in its mean")),
     )
-
-
-def _ranks(adapter, start, end):
-    """An adapter in which the ranks outside [start, end) are zeros."""
-    ranks = jnp.arange(adapter[B].shape[0])
-    inside = (ranks >= start) & (ranks < end)
-    return {A: jnp.where(inside, adapter[A], 0.0), B: jnp.where(inside[:, None], adapter[B], 0.0)}

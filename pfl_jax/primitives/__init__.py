@@ -58,9 +58,12 @@ from pfl_jax.primitives.losses import proximal as proximal
 from pfl_jax.primitives.losses import supervised_loss as supervised_loss
 from pfl_jax.primitives.low_rank import adapter_product as adapter_product
 from pfl_jax.primitives.low_rank import adapter_squared_norm as adapter_squared_norm
+from pfl_jax.primitives.low_rank import draw_rank as draw_rank
 from pfl_jax.primitives.low_rank import find_adapters as find_adapters
 from pfl_jax.primitives.low_rank import is_adapter as is_adapter
+from pfl_jax.primitives.low_rank import keep_ranks as keep_ranks
 from pfl_jax.primitives.low_rank import map_adapters as map_adapters
+from pfl_jax.primitives.low_rank import mean_product as mean_product
 from pfl_jax.primitives.low_rank import mix_adapters as mix_adapters
 from pfl_jax.primitives.metrics import Summary as Summary
 from pfl_jax.primitives.metrics import before_aggregation as before_aggregation

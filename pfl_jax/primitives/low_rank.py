@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import PyTree
+from pfl_jax.base import PRNGKey, PyTree
 
 A, B, RESIDUAL = "lora_a", "lora_b", "residual"
 """Names in an adapter; the residual [inputs, outputs] is added to A B."""
@@ -47,9 +47,44 @@ def find_adapters(tree: PyTree) -> list[dict[str, jax.Array]]:
     return [one for one in jax.tree.leaves(tree, is_leaf=is_adapter) if is_adapter(one)]
 
 
+def keep_ranks(tree: PyTree, start: jax.Array | int, end: jax.Array | int) -> PyTree:
+    """Copy of a tree of parameters whose adapters have zeros in all ranks but [start, end), which may be traced.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from pfl_jax.primitives import low_rank
+      >>> params = {"fc": {"lora_a": jnp.ones((1, 3)), "lora_b": jnp.ones((3, 1))}}
+      >>> print(low_rank.keep_ranks(params, 0, 2)["fc"]["lora_a"])
+      [[1. 1. 0.]]
+    """
+
+    def kept(adapter):
+        ranks = jnp.arange(adapter[B].shape[0])
+        inside = (ranks >= start) & (ranks < end)
+        return {A: jnp.where(inside, adapter[A], 0.0), B: jnp.where(inside[:, None], adapter[B], 0.0)}
+
+    return map_adapters(kept, tree)
+
+
+def draw_rank(key: PRNGKey, tree: PyTree, smallest: int) -> jax.Array:
+    """Rank of a client, int32: drawn from the `smallest` to the largest of the adapters of a `tree`, 1 without any."""
+    largest = max((one[B].shape[0] for one in find_adapters(tree)), default=1)
+    return jax.random.randint(key, (), min(smallest, largest), largest + 1)
+
+
 def adapter_product(adapter: Mapping[str, jax.Array]) -> jax.Array:
     """A B of an `adapter`, [inputs, outputs]."""
     return jnp.matmul(adapter[A], adapter[B], precision="highest")
+
+
+def mean_product(weights: jax.Array, adapters: Mapping[str, jax.Array]) -> jax.Array:
+    """Weighted sum of products, sum_i weights_i A_i B_i [inputs, outputs].
+
+    Args:
+      weights: [M].
+      adapters: of M clients, stacked: A [M, inputs, r] and B [M, r, outputs].
+    """
+    return jnp.einsum("m,mir,mro->io", weights, adapters[A], adapters[B], precision="highest")
 
 
 def adapter_squared_norm(adapter: Mapping[str, jax.Array]) -> jax.Array:

@@ -11,6 +11,7 @@ from pfl_jax.data import client_data
 from pfl_jax.messages import map_means
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
+from pfl_jax.methods.fedex_lora import ExactParams
 from pfl_jax.networks import adapters, split
 from pfl_jax.primitives import gather, supervised_loss
 from pfl_jax.streams import PERSONAL_MODEL
@@ -58,19 +59,22 @@ NAMES = [name for name, factory in METHODS.items() if is_for_adapters(factory)]
 
 
 def test_the_methods_for_adapters_say_so():
-    assert NAMES == ["feddpa", "fedex_lora", "hetlora", "fedsa_lora"]
+    assert NAMES == ["feddpa", "fedex_lora", "hetlora", "fedsa_lora", "flora", "flexlora"]
 
 
-@pytest.mark.parametrize(("name", "other"), [("fedex_lora", "fedavg"), ("hetlora", "fedavg"), ("fedsa_lora", "fedper")])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("fedsa_lora", "fedper"), *((name, "fedavg") for name in ("fedex_lora", "hetlora", "flora", "flexlora"))],
+)
 def test_without_adapters_they_are_another_method(name, other):
     _, own = played(METHODS[name], model=tiny_model())
     _, base = played(METHODS[other], model=tiny_model())
     got = own[-1].server
-    got = got.params if name == "fedex_lora" else got
+    got = got.params if isinstance(got, ExactParams) else got
     assert_same(got, base[-1].server)
 
 
-# FedEx-LoRA
+# FedEx-LoRA and FLoRA
 
 
 def kernels(base, params, residuals=None):
@@ -83,13 +87,14 @@ def kernels(base, params, residuals=None):
     return found
 
 
-def test_fedex_lora_averages_the_kernels_exactly():
+@pytest.mark.parametrize("name", ["fedex_lora", "flora"])
+def test_the_kernels_are_averaged_exactly(name):
     model, infos = adapted(), []
-    method, states = played(methods.fedex_lora, rounds=3, model=model, infos=infos)
+    method, states = played(METHODS[name], rounds=3, model=model, infos=infos)
     base, federation = model.frozen.read()["base"], tiny_federation()
     before, after = states[1], states[2]
     weights = np.asarray(federation.train_count) / np.asarray(federation.train_count).sum()
-    trained = trained_from(method, before, [()] * 4)
+    trained = trained_from(method, before, [()] * 4 if name == "fedex_lora" else before.clients)
     sent = [kernels(base, local.personal.params, local.personal.residuals) for local in trained]
     wanted = [sum(w * own[layer] for w, own in zip(weights, sent, strict=True)) for layer in range(2)]
     got = kernels(base, after.server.params, after.server.residuals)
@@ -98,8 +103,9 @@ def test_fedex_lora_averages_the_kernels_exactly():
         np.testing.assert_allclose(got[layer], wanted[layer], rtol=1e-5, atol=1e-6)
         # Without the residual of this round it would not be.
         assert np.abs(apart[layer] - wanted[layer]).max() > 1e-5
-    lengths = [np.linalg.norm(residual) for residual in double(after.server.residuals)]
-    np.testing.assert_allclose(infos[-1]["residual"], np.linalg.norm(lengths), rtol=1e-5)
+    if name == "fedex_lora":
+        lengths = [np.linalg.norm(residual) for residual in double(after.server.residuals)]
+        np.testing.assert_allclose(infos[-1]["residual"], np.linalg.norm(lengths), rtol=1e-5)
     # And the model computes with these kernels.
     x = jnp.ones((2, *SHAPE))
     states = np.ones((2, 6))
@@ -109,6 +115,60 @@ def test_fedex_lora_averages_the_kernels_exactly():
     np.testing.assert_allclose(
         method.predict(after.server, x), states @ head["kernel"] + head["bias"], rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_flora_s_clients_train_new_adapters_of_their_ranks(rank):
+    # Nothing is trained: what a client has is what it begins with.
+    method = methods.flora(adapted(), TRAINING.replace(lr=0.0))
+    server, data, local = (
+        method.init_server(jax.random.key(0)),
+        client_data(tiny_federation(), 1, "train"),
+        method.local,
+    )
+    first, second = (
+        jax.jit(local)(jax.random.key(seed), server, rank, data).personal.params["backbone"]["fc1"] for seed in (1, 2)
+    )
+    for one in (first, second):
+        assert one["lora_a"][:, :rank].all()
+        assert not one["lora_a"][:, rank:].any()
+        assert not one["lora_b"].any()
+    assert distance(first["lora_a"], second["lora_a"]) > 0.1
+
+
+# FlexLoRA
+
+
+def best(matrix, rank):
+    """Approximation of a matrix by one of this rank."""
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    return left[:, :rank] * values[:rank] @ right[:rank]
+
+
+def test_flexlora_gives_each_client_the_best_part_of_the_mean_product():
+    method, states = played(methods.flexlora, rounds=3)
+    before, after = states[1], states[2]
+    np.testing.assert_array_equal(after.clients, before.clients)
+    assert len(set(np.asarray(before.clients))) > 1
+    weights = np.asarray(tiny_federation().train_count) / np.asarray(tiny_federation().train_count).sum()
+    trained = [double(local.personal["backbone"]) for local in trained_from(method, before, before.clients)]
+    for name in ("fc1", "fc2"):
+        products = [one[name]["lora_a"] @ one[name]["lora_b"] for one in trained]
+        assert [np.linalg.matrix_rank(one, tol=1e-6) for one in products] == list(before.clients)
+        mean = np.tensordot(weights, products, axes=1)
+        for rank in (1, 2, 3):
+            own = double(method.personalize(None, after.server, rank, None)["backbone"][name])
+            np.testing.assert_allclose(own["lora_a"] @ own["lora_b"], best(mean, rank), rtol=1e-4, atol=1e-6)
+            # The A are orthonormal, and B has the singular values.
+            np.testing.assert_allclose(own["lora_a"].T @ own["lora_a"], np.diag(np.arange(3) < rank), atol=1e-5)
+
+
+def test_flexlora_takes_layers_with_fewer_outputs_than_ranks():
+    model = adapters.lora(models.mlp(SHAPE, 3, hidden=(2,)), SHAPE, rank=RANK, targets="fc")
+    _, states = played(methods.flexlora, model=model)
+    factors = double(states[-1].server["backbone"]["fc1"])
+    assert factors["lora_a"].shape == (6, RANK)
+    assert np.linalg.matrix_rank(factors["lora_a"] @ factors["lora_b"], tol=1e-6) == 2
 
 
 # FedSA-LoRA
