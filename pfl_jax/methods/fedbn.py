@@ -47,8 +47,8 @@ def shared_but(is_kept: Callable[[Params], list[bool]], model: Model, training: 
         return [leaf for leaf, kept in pairs if kept], [leaf for leaf, kept in pairs if not kept]
 
     def joined(params: Params, own: Leaves, shared: Leaves) -> Params:
-        own, shared = iter(own), iter(shared)
-        leaves = [next(own if kept else shared) for kept in is_kept(params)]
+        kept_leaves, other_leaves = iter(own), iter(shared)
+        leaves = [next(kept_leaves if kept else other_leaves) for kept in is_kept(params)]
         return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
     def received(server, client):
