@@ -62,6 +62,7 @@ from pfl_jax.methods.knn_per import knn_per as knn_per
 from pfl_jax.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from pfl_jax.methods.local import local as local
 from pfl_jax.methods.moon import moon as moon
+from pfl_jax.methods.pefll import pefll as pefll
 from pfl_jax.methods.per_fedavg import per_fedavg as per_fedavg
 from pfl_jax.methods.pfedfda import pfedfda as pfedfda
 from pfl_jax.methods.pfedgraph import pfedgraph as pfedgraph
@@ -113,6 +114,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedgen": fedgen,
     "fedala": fedala,
     "pfedhn": pfedhn,
+    "pefll": pefll,
     "pfedgraph": pfedgraph,
     "fedcac": fedcac,
     "fedselect": fedselect,

@@ -11,6 +11,9 @@ MODEL, CENTROIDS = THETA + PHI, CLASSES * FEATURES + CLASSES
 STATISTICS = 1 + CLASSES * FEATURES
 """Numbers of 4 bytes: the tiny model's backbone and head, both, class means with their counts, FedPAC's (V, mu)."""
 
+EMBEDDING = THETA + (FEATURES + CLASSES + 1) * 32
+"""PeFLL's embedding network: a backbone, and a layer on features and label."""
+
 POLICY, VALVE = 2 * FEATURES * (FEATURES + 3), 2 * FEATURES * (FEATURES + 3)
 """FedCP's layer to twice as many units with its normalization, GPFL's two layers with theirs."""
 
@@ -57,6 +60,8 @@ NUMBERS |= {
     "fedcac": (MODEL + MODEL / 4, MODEL),
     # A head goes both ways, and up whether a client holds each class.
     "flute": (MODEL + CLASSES, MODEL),
+    # A descriptor of e = 32 numbers goes up with the gradient of the network of which it is; its gradient goes down.
+    "pefll": (MODEL + 32 + EMBEDDING, MODEL + 32 + EMBEDDING),
     # The weight of each parameter goes up besides: zero for personal ones.
     "fedselect": (2 * MODEL, MODEL),
     "fedpac": (MODEL + CENTROIDS + STATISTICS, MODEL + CENTROIDS),

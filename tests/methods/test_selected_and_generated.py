@@ -1,4 +1,4 @@
-"""FedSelect and FLUTE: whole rounds against float64 NumPy, with full batches, and its limits."""
+"""FedSelect, FLUTE and PeFLL: whole rounds against float64 NumPy, with full batches, and its limits."""
 
 import full_batches as full
 import jax
@@ -10,7 +10,7 @@ from problems import CLASSES, HYPER_PARAMETERS, tiny_federation, tiny_model
 from trees import assert_same, row
 
 from pfl_jax.data import client_data
-from pfl_jax.methods import fedavg, fedper, fedselect, flute
+from pfl_jax.methods import fedavg, fedper, fedselect, flute, pefll
 from pfl_jax.methods.fedselect import grown
 from pfl_jax.methods.flute import distance_to_simplex
 
@@ -165,3 +165,85 @@ def test_distance_to_the_simplex():
         assert np.isfinite(slope).all()
     assert not slope.any()
     assert distance_to_simplex(centered, some) > 0.1
+
+
+SMALL = {"embedding_size": 2, "hidden_size": 5, "hidden_layers": 1}
+"""Of the hypernetwork."""
+
+SHAPES = {"backbone/bias": (4,), "backbone/kernel": (6, 4), "head/bias": (CLASSES,), "head/kernel": (4, CLASSES)}
+"""Of the arrays of a model, in their order in the hypernetwork's outputs."""
+
+
+def networks_of(server):
+    """Hypernetwork and embedding network as one flat dict."""
+    (kernel1, bias1), (kernel2, bias2) = server.hypernetwork
+    hypernetwork = {"h/kernel1": kernel1, "h/bias1": bias1, "h/kernel2": kernel2, "h/bias2": bias2}
+    embedding = server.embedding
+    layers = {f"backbone/{name}": value for name, value in embedding.backbone.items()}
+    return jax.tree.map(np.float64, {**hypernetwork, **layers, "kernel": embedding.kernel, "bias": embedding.bias})
+
+
+def generated(networks, x, y):
+    """The flat model of a client with these examples."""
+    inputs = np.concatenate([reference.features(networks, x), np.eye(CLASSES)[y]], axis=1)
+    descriptor = np.mean(inputs @ networks["kernel"] + networks["bias"], axis=0)
+    hidden = np.maximum(descriptor @ networks["h/kernel1"] + networks["h/bias1"], 0)
+    return hidden @ networks["h/kernel2"] + networks["h/bias2"]
+
+
+def model_of(flat):
+    ends = np.cumsum([np.prod(shape) for shape in SHAPES.values()])[:-1]
+    return {name: part.reshape(shape) for (name, shape), part in zip(SHAPES.items(), np.split(flat, ends), strict=True)}
+
+
+def test_pefll():
+    clients, rates = full.training_examples(), {"server_lr": 0.3, "server_momentum": 0.5}
+    networks, velocity = networks_of(full.start_of(pefll, **SMALL)), {}
+    for _ in range(2):
+        changes = []
+        for x, y in clients:
+            flat = generated(networks, x, y)
+            trained = full.train(model_of(flat), x, y)
+            changes.append(np.concatenate([trained[name].ravel() for name in SHAPES]) - flat)
+
+        def agreement(networks, changes=changes):
+            """What the server's step ascends: how far the generated models are along their changes."""
+            pairs = zip(clients, changes, strict=True)
+            return np.mean([generated(networks, x, y) @ change for (x, y), change in pairs])
+
+        for name, slope in reference.numerical_gradient(agreement, networks).items():
+            velocity[name] = rates["server_momentum"] * velocity.get(name, 0.0) + slope
+        networks = {name: value + rates["server_lr"] * velocity[name] for name, value in networks.items()}
+    last = full.run(pefll, **SMALL, **rates)
+    for name, value in networks_of(last.state.server).items():
+        np.testing.assert_allclose(value, networks[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    full.assert_received(last, [model_of(generated(networks, x, y)) for x, y in clients], rtol=1e-3)
+    lengths = [np.linalg.norm(change) for change in changes]
+    np.testing.assert_allclose(np.asarray(last.info["change"])[np.argsort(last.cohort)], lengths, rtol=1e-3)
+
+
+def test_pefll_is_fedavg_where_the_hypernetwork_gives_everyone_the_same_model():
+    def constant(state):
+        *hidden, (kernel, bias) = state.server.hypernetwork
+        layers = [*jax.tree.map(jnp.zeros_like, hidden), (jnp.zeros_like(kernel), bias)]
+        return state._replace(server=state.server._replace(hypernetwork=layers))
+
+    equal, rates = {"rounds": 3, "sizes": (14, 14, 14)}, {"server_lr": 1.0, "server_momentum": 0.0}
+    got, want = full.run(pefll, change=constant, **equal, **rates, **SMALL), full.run(fedavg, **equal)
+    full.assert_model(want.state.server, model_of(np.asarray(got.state.server.hypernetwork[-1][1])))
+
+
+def test_a_descriptor_is_of_a_mini_batch_in_training_and_of_all_examples_in_use():
+    method, data = pefll(tiny_model(), batch_size=4, **SMALL), client_data(tiny_federation(), 1, "train")
+    server = method.init_server(jax.random.key(0))
+
+    def descriptor(key, rows):
+        return jax.jit(method.local)(jax.random.key(key), server, (), rows).message.descriptor
+
+    # Another mini-batch in each round, of real examples alone.
+    assert len({tuple(np.asarray(descriptor(key, data)).tolist()) for key in range(4)}) == 4
+    padded = data._replace(x=jnp.where(data.mask[:, None, None, None], data.x, 9.0))
+    np.testing.assert_array_equal(descriptor(0, padded), descriptor(0, data))
+    x, y = reference.examples(tiny_federation(), 1)
+    deployed = method.personalize(jax.random.key(0), server, (), data)
+    full.assert_model(deployed, model_of(generated(networks_of(server), x, y)))
