@@ -98,10 +98,11 @@ def pefll(
       alone; here it is the model's backbone, with the label beside its features, so that it takes any input. The last
       bias of the hypernetwork starts as an ordinary initialization of the model, and there is one output layer after a
       ReLU, as in `pfedhn`. The code's default optimizer is Adam with a learning rate of 2e-4, its other one SGD with
-      the momentum that is the default here; server_lr = 0.1 is a guess, not tuned. The code clips gradients of clients and server at norm 50. Its descriptors are
-      divided by twice the number of mini-batches in place of the number of examples, and all shifted and scaled by mean
-      and standard deviation over the entries of the first one. Three full-batch steps of that code with networks like
-      the ones here, SGD, descriptors that are means, and no momentum of the clients agree to 3e-6 of an update.
+      the momentum that is the default here; server_lr = 0.1 is a guess, not tuned. The code clips gradients of clients
+      and server at norm 50. Its descriptors are divided by twice the number of mini-batches in place of the number of
+      examples, and all shifted and scaled by mean and standard deviation over the entries of the first one. Three
+      full-batch steps of that code with networks like the ones here, SGD, descriptors that are means, and no momentum
+      of the clients agree to 3e-6 of an update.
     """
     needs_classes(model, "pefll", "its embedding network takes the label as one of several classes")
     steps, loss = sgd(server_lr, server_momentum), supervised_loss(model)
@@ -147,7 +148,12 @@ def pefll(
         )
         networks = server.hypernetwork, server.embedding
         networks, optimizer = descend(steps, descent, running_statistics(networks), networks, server.optimizer)
-        return PeFLLServer(*networks, optimizer), clients, {"change": jnp.linalg.norm(messages.change, axis=1)}
+        hypernetwork, embedding = networks
+        return (
+            PeFLLServer(hypernetwork, embedding, optimizer),
+            clients,
+            {"change": jnp.linalg.norm(messages.change, axis=1)},
+        )
 
     def personalize(key, server, client, data):
         features = extract_features(model, server.embedding.backbone, data)
