@@ -35,13 +35,10 @@ def write_leaf(folder: str | Path, dataset: Dataset, parts: Partition, clients: 
     """Write LEAF's files train/data.json and test/data.json.
 
     Args:
-      folder: a new one.
+      folder: a new one; InvalidInput if it is there, CannotWrite if it cannot be written.
       dataset: the data.
       parts: its partition.
       clients: names of the clients, the users.
-
-    Raises:
-      InvalidInput, CannotWrite: the folder is there, or cannot be written.
     """
     _check_new(folder)
     for split, found in _client_rows(dataset, parts).items():
@@ -61,12 +58,7 @@ def write_flower(folder: str | Path, dataset: Dataset, parts: Partition) -> None
     """Write a folder partition_N for each client N, with splits train and test of columns x and label.
 
     Args:
-      folder: a new one.
-      dataset: the data.
-      parts: its partition.
-
-    Raises:
-      InvalidInput, CannotWrite: the package datasets is missing, or the folder is there or cannot be written.
+      folder, dataset, parts: see `write_leaf`. The package datasets is needed.
     """
     datasets = imported("datasets", "Flower's folders need the package datasets: pip install datasets")
     _check_new(folder)
@@ -86,9 +78,6 @@ def write_npz(path: str | Path, dataset: Dataset, parts: Partition, clients: Seq
     Args:
       path: the file, which is replaced if it is there.
       dataset, parts, clients: see `write_leaf`.
-
-    Raises:
-      CannotWrite: the file cannot be written.
     """
     arrays = {}
     for split, found in _client_rows(dataset, parts).items():

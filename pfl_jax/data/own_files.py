@@ -40,8 +40,6 @@ def from_file(
 ) -> Dataset:
     """Data set of a file or folder, with the digest of the files as its origin.
 
-    Columns are matched by their names, in all files and for all clients; those of the first give their order.
-
     - .npz: arrays x [P, ...], y [P], and if there are, test_x, test_y.
     - .csv: a header, then one row for each example; all columns but label and client are numbers, unless encoded.
       Integers if all of them are integers, otherwise float32.
@@ -54,7 +52,7 @@ def from_file(
 
     Args:
       data: the file, the folder, or hf:NAME.
-      label: array or column of the labels; by default y of .npz, otherwise label.
+      label: array or column of the labels; by default y of .npz and of LEAF, otherwise label.
       client_column: array or column that says whose row it is; None leaves the clients to a partition. Of a folder of
         images any name, for a level of folders of clients.
       inputs: columns of the inputs; None for x of .npz, otherwise as of `from_clients`.

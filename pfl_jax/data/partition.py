@@ -67,7 +67,7 @@ def grouped(
       groups: classes of each group; by default `dominant_classes`.
 
     Raises:
-      InvalidInput: s outside [0, 100], sizes below 1, or a client that needs more examples of a class than exist.
+      InvalidInput: a size below 1, or a client that needs more examples of a class than exist.
 
     Example:
       >>> import numpy as np
@@ -117,8 +117,7 @@ def pathological(
       classes_per_group: number of classes of a client, for each group.
 
     Raises:
-      InvalidInput: the protocol is unknown; a group has no class or more classes than exist; there are fewer class sets
-        than groups; a size is below 1; a client needs more examples of a class than exist; or there are no classes.
+      InvalidInput: see `grouped`; or a group has more classes than exist, or there are fewer class sets than groups.
 
     Example:
       >>> import numpy as np
@@ -276,8 +275,7 @@ def with_validation(
       seed: seed of the random order.
 
     Raises:
-      InvalidInput: the fraction is out of range, there are validation examples already, or no client has two training
-        examples.
+      InvalidInput: there are validation examples already, or no client has two training examples.
 
     Example:
       >>> from pfl_jax import data

@@ -39,11 +39,7 @@ def save(path: str | Path, parts: Partition, dataset: Dataset) -> None:
     Args:
       path: the file, which is replaced if it is there.
       parts: of `pfl_jax.data.partition`, or of your own.
-      dataset: the data that it divides.
-
-    Raises:
-      InvalidInput: the partition does not fit the data.
-      CannotWrite: the file cannot be written.
+      dataset: the data that it divides; InvalidInput if they do not fit each other.
 
     Example:
       >>> import tempfile
