@@ -2,6 +2,7 @@
 
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,6 +94,14 @@ def test_runs_held_out_clients_and_devices_have_the_same_inputs():
             np.testing.assert_array_equal(other.x[: len(parts.train[client])], wanted.x[: len(parts.train[client])])
     bare = placement.without_inputs(dataset)
     assert (bare.train_x.dtype, bare.input_shape, len(bare.train_x)) == (np.int32, (3,), 0)
+
+
+def test_each_run_has_the_clients_and_the_shift_of_its_own_seed():
+    dataset = from_arrays(inputs(np.int32, (3,)), Y)
+    several, shifted = [partition.iid(dataset, 4, seed=seed) for seed in (0, 1)], {"shift": "labels", "num_groups": 2}
+    runs = federate_runs(dataset, several, **shifted, seeds=[3, 4])
+    for run, parts in enumerate(several):
+        chex.assert_trees_all_equal(select_run(runs, run), federate(dataset, parts, **shifted, seed=3 + run))
 
 
 def test_integers_do_not_overflow_in_a_network():
