@@ -24,7 +24,7 @@ from experiments.choices import (
 from experiments.fields import Also, Mark, Needs, NotInSweeps
 from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.data.preparation import Encode, Impute
-from pfl_jax.data.specs import PixelNormalization, Source
+from pfl_jax.data.specs import PixelNormalization, Shift, Source
 from pfl_jax.networks.text import TEXT_MODELS
 from pfl_jax.primitives.local_training import Optimizer
 from pfl_jax.privacy import Delta
@@ -101,9 +101,10 @@ class Data:
     """Share of each client's training examples, above 0 and below 1, that are set apart as validation examples: at
     least one, unless the client has only one. By the primary score on them a run chooses its best round, and a sweep
     its best setting."""
-    shift: Literal["none", "labels", "rotation"] = "none"
+    shift: Shift = "none"
     """Additional difference between groups of clients, in all examples: a permutation of the labels (labels: concept
-    shift), or a rotation of the images by multiples of 360 degrees / groups (rotation: feature skew)."""
+    shift), a rotation of the images by multiples of 360 degrees / groups (rotation: feature skew), noise that is
+    stronger from group to group (noise), or inputs of which groups lack other numbers (missing)."""
     pixel_normalization: PixelNormalization = "fedas"
     """Paper whose released code defines the mean and standard deviation that normalize CIFAR's pixels: 0.5 (fedas), or
     those of CIFAR-10's training pixels (fedpac). No effect on other datasets."""

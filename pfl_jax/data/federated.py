@@ -14,6 +14,7 @@ from pfl_jax.data import shift as shifts
 from pfl_jax.data.clients import from_clients
 from pfl_jax.data.partition import Partition, natural
 from pfl_jax.data.sources import Dataset
+from pfl_jax.data.specs import Shift
 from pfl_jax.errors import InvalidInput, described
 from pfl_jax.frozen import Frozen
 from pfl_jax.validation import Count, check_arguments, check_value
@@ -46,6 +47,8 @@ class FederatedData(NamedTuple):
       mean, std: float32 [C], those of uint8 pixels divided by 255; None for inputs that are not rescaled.
       label_map: int32 [N, K], the label that each client has for class k; None for the dataset's labels.
       rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
+      noise: float32 [N], standard deviation of the noise on each client's inputs; None for no noise.
+      missing: bool [N, ...], which numbers of an input each client lacks; None if nobody lacks any.
       validation_index, validation_count: int32 [N, v_max] and [N], 0 for clients without validation examples; None for
         a federation without any.
       frozen: frozen parameters of the model that is trained, which every device has beside the examples; None without.
@@ -65,6 +68,8 @@ class FederatedData(NamedTuple):
     std: jax.Array | None = None
     label_map: jax.Array | None = None
     rotation: jax.Array | None = None
+    noise: jax.Array | None = None
+    missing: jax.Array | None = None
     validation_index: jax.Array | None = None
     validation_count: jax.Array | None = None
     row: jax.Array | None = None
@@ -129,7 +134,7 @@ def spread(size: int, devices: int) -> np.ndarray:
 
 
 PER_CLIENT = (
-    *("train_index", "train_count", "test_index", "test_count", "label_map", "rotation"),
+    *("train_index", "train_count", "test_index", "test_count", "label_map", "rotation", "noise", "missing"),
     *("validation_index", "validation_count"),
 )
 """Fields of FederatedData whose leading axis is that of the clients."""
@@ -140,7 +145,7 @@ def federate(
     dataset: Any,
     partition: Partition | None = None,
     *,
-    shift: shifts.Shift = "none",
+    shift: Shift = "none",
     num_groups: Count = 1,
     seed: int = 0,
     **columns: Any,
@@ -153,7 +158,8 @@ def federate(
     Args:
       dataset: a `Dataset`, or what `pfl_jax.data.from_clients` takes, such as a list of the clients' arrays.
       partition: indices of each client's examples; None for the dataset's own clients.
-      shift: "labels" permutes the labels, "rotation" rotates the images, differently for each group of clients.
+      shift: "labels" permutes the labels, "rotation" rotates the images, "noise" adds noise to the inputs, "missing"
+        sets some of their numbers to zero, differently for each group of clients.
       num_groups: number of groups G of the shift; client i belongs to group i mod G.
       seed: seed of the shift, and of the division into training and test rows of what is no `Dataset`.
       **columns: other arguments of `from_clients`, for what is no `Dataset`.
@@ -185,7 +191,7 @@ def federate_runs(
     dataset: Dataset,
     partitions: Sequence[Partition],
     *,
-    shift: shifts.Shift = "none",
+    shift: Shift = "none",
     num_groups: Count = 1,
     seeds: Sequence[int] | None = None,
 ) -> FederatedData:
@@ -239,7 +245,7 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
 
 
 def _fields(
-    dataset: Dataset, partitions: Sequence[Partition], shift: shifts.Shift, num_groups: int, seeds: Sequence[int]
+    dataset: Dataset, partitions: Sequence[Partition], shift: Shift, num_groups: int, seeds: Sequence[int]
 ) -> dict[str, Any]:
     """Fields of the data, on the host; those of `PER_CLIENT` have a leading axis of the partitions."""
     dataset = checks.dataset(dataset)
@@ -258,11 +264,8 @@ def _fields(
         if getattr(partitions[0], split) is not None:
             rows = [getattr(each, split) for each in partitions]
             fields[f"{split}_index"], fields[f"{split}_count"] = _indices(rows, used)
-    if shift == "labels":
-        maps = [shifts.label_maps(num_clients, dataset.num_classes, num_groups, seed) for seed in seeds]
-        fields["label_map"] = np.stack(maps)
-    elif shift == "rotation":
-        fields["rotation"] = np.stack([shifts.rotations(num_clients, num_groups)] * len(seeds))
+    drawn = [shifts.draw(shift, dataset, num_clients, num_groups, seed) for seed in seeds]
+    fields |= {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}
     return fields
 
 
@@ -295,7 +298,7 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
 
     Returns:
       ClientData with x [n_max, ...], y [n_max, ...] and mask [n_max]. Padding repeats the pool's first example. x is
-      float32 if it is normalized or rotated; otherwise x and y have the type and the values of the pool.
+      float32 if it is normalized, rotated or noisy; otherwise x and y have the type and the values of the pool.
 
     Example:
       >>> from pfl_jax import data
@@ -308,16 +311,13 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
     # JAX would take the last client for one that is not there.
     if isinstance(client, int) and not 0 <= client < len(data.train_count if data.row is None else data.row):
         raise InvalidInput(f"there is no client {client}")
-    if data.row is not None:
-        client = data.row[client]
-    index, count = (table[client] for table in _tables(data, split))
-    x, y = data.x[index], data.y[index]
-    if data.rotation is not None:
-        x = shifts.rotate(x.astype(jnp.float32), data.rotation[client])
+    row = client if data.row is None else data.row[client]
+    index, count = (table[row] for table in _tables(data, split))
+    x, y = shifts.shifted(data.x[index], data, row, client, list(checks.SPLITS).index(split)), data.y[index]
     if data.mean is not None and data.std is not None:
         x = (x.astype(jnp.float32) / 255 - data.mean) / data.std
     if data.label_map is not None:
-        y = data.label_map[client][y]
+        y = data.label_map[row][y]
     return ClientData(x, y, mask=jnp.arange(index.shape[-1]) < count)
 
 

@@ -1,11 +1,14 @@
-"""Distribution shift between groups of clients: permuted labels (concept shift) or rotations (feature skew).
+"""Distribution shift between groups of clients: permuted labels (concept shift), or inputs that differ (feature skew).
 
-Source: FedPAC (Xu, Tong & Huang 2023), Section 6.2 "Robustness to Concept Shift" and Appendix C.10. Client i belongs to
-group i mod G, as in the partitions. This module draws the shift; `pfl_jax.data.federated.client_data` applies it to
-training and test examples.
+Source of labels and rotations: FedPAC (Xu, Tong & Huang 2023), Section 6.2 "Robustness to Concept Shift" and Appendix
+C.10; of noise, whose strength grows from client to client: Li et al., Federated Learning on Non-IID Data Silos (ICDE
+2022), Section 4. Client i belongs to group i mod G, as in the partitions. This module draws the shift;
+`pfl_jax.data.federated.client_data` applies it to all examples.
 """
 
-from typing import Literal, TypeAlias
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +16,9 @@ import numpy as np
 from jax.scipy.ndimage import map_coordinates
 
 from pfl_jax.data.sources import Dataset
+from pfl_jax.data.specs import Shift
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, check_arguments
-
-Shift: TypeAlias = Literal["none", "labels", "rotation"]
-"""Difference between groups of clients: none, a permutation of the labels, or a rotation of the images."""
 
 
 @check_arguments
@@ -62,6 +63,50 @@ def rotations(num_clients: int, num_groups: Count) -> np.ndarray:
     return direction(np.arange(num_clients) % num_groups * 360 / num_groups)
 
 
+@check_arguments
+def noise_levels(num_clients: int, num_groups: Count, train_x: np.ndarray) -> np.ndarray:
+    """Standard deviation of the noise on each client's inputs, float32 [N]: g / G of that of `train_x` for group g.
+
+    Args:
+      num_clients: N.
+      num_groups: G.
+      train_x: inputs of the data, of any shape.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax.data import shift
+      >>> print(shift.noise_levels(3, num_groups=2, train_x=np.array([-1.0, 1.0])))
+      [0.  0.5 0. ]
+    """
+    return (np.arange(num_clients) % num_groups / num_groups * np.std(train_x, dtype=np.float64)).astype(np.float32)
+
+
+@check_arguments
+def missing_inputs(num_clients: int, num_groups: Count, shape: Sequence[int], seed: int = 0) -> np.ndarray:
+    """Which numbers of an input each client lacks, bool [N, ...]: 1 / G of them, other ones in each group.
+
+    The first group lacks none. Of images [H, W, C], pixels are missing in all channels: [N, H, W, 1].
+
+    Args:
+      num_clients: N.
+      num_groups: G.
+      shape: of one input.
+      seed: seed of the draw.
+
+    Example:
+      >>> from pfl_jax.data import shift
+      >>> lacks = shift.missing_inputs(num_clients=3, num_groups=2, shape=(4,))
+      >>> lacks.sum(axis=1).tolist()
+      [0, 2, 0]
+    """
+    drawn = shape[:2] if len(shape) == 3 else shape
+    # (seed, 2): see `label_maps`.
+    lacking = np.random.default_rng((seed, 2)).permutation(math.prod(drawn)) % num_groups
+    group = np.arange(num_clients)[:, None] % num_groups
+    lacks = (lacking == group) & (group > 0)
+    return lacks.reshape(num_clients, *drawn, *(1 for _ in shape[len(drawn) :]))
+
+
 def check(shift: Shift, dataset: Dataset) -> None:
     """Raise InvalidInput for a shift that is not possible for the inputs or targets of `dataset`."""
     kind, shape = dataset.train_x.dtype, dataset.train_x.shape
@@ -69,8 +114,48 @@ def check(shift: Shift, dataset: Dataset) -> None:
         raise InvalidInput(
             f"shift rotation is for images [H, W, C] of uint8 or float32, not for inputs {kind} {list(shape[1:])}"
         )
+    if shift in ("noise", "missing") and kind not in (np.uint8, np.float32):
+        raise InvalidInput(f"shift {shift} is for inputs of uint8 or float32, not {kind}")
     if shift == "labels" and not dataset.num_classes:
         raise InvalidInput(f"shift labels permutes classes, and the targets of {dataset.description} are none")
+
+
+def draw(shift: Shift, dataset: Dataset, num_clients: int, num_groups: int, seed: int) -> dict[str, np.ndarray]:
+    """Values [N, ...] of the fields of `FederatedData` that say how a shift changes each client's examples.
+
+    Args:
+      shift: its kind.
+      dataset: the examples.
+      num_clients, num_groups, seed: N, G and the seed of what is random.
+    """
+    if shift == "labels":
+        return {"label_map": label_maps(num_clients, dataset.num_classes, num_groups, seed)}
+    if shift == "rotation":
+        return {"rotation": rotations(num_clients, num_groups)}
+    if shift == "noise":
+        return {"noise": noise_levels(num_clients, num_groups, dataset.train_x)}
+    if shift == "missing":
+        return {"missing": missing_inputs(num_clients, num_groups, dataset.input_shape, seed)}
+    return {}
+
+
+def shifted(x: jax.Array, data: Any, row: jax.Array | int, client: jax.Array | int, split: int) -> jax.Array:
+    """Inputs [n, ...] of a client after its shift.
+
+    Args:
+      x: the inputs.
+      data: the `FederatedData`.
+      row: of the client in its tables.
+      client: number of the client.
+      split: number of the part of its examples.
+    """
+    if data.rotation is not None:
+        return rotate(x.astype(jnp.float32), data.rotation[row])
+    if data.noise is not None:
+        return add_noise(x.astype(jnp.float32), data.noise[row], client, split)
+    if data.missing is not None:
+        return jnp.where(data.missing[row], jnp.zeros((), x.dtype), x)
+    return x
 
 
 def direction(degrees: float | np.ndarray) -> np.ndarray:
@@ -78,6 +163,21 @@ def direction(degrees: float | np.ndarray) -> np.ndarray:
     # Rounding to 15 decimals turns 6e-17 into 0, and float32 has far fewer digits.
     radians = np.deg2rad(degrees)
     return np.stack([np.cos(radians), np.sin(radians)], axis=-1).round(15).astype(np.float32)
+
+
+def add_noise(x: jax.Array, level: jax.Array, client: jax.Array | int, split: int) -> jax.Array:
+    """Add a client's noise to its inputs [n, ...], of the same values in every round.
+
+    Args:
+      x: inputs, float32.
+      level: [], standard deviation.
+      client: number of the client.
+      split: number of the part of its examples.
+    """
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), split), client)
+    # A key for each example: its noise must not depend on the padding.
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(x)))
+    return x + level * jax.vmap(lambda key: jax.random.normal(key, x.shape[1:]))(keys)
 
 
 def rotate(x: jax.Array, rotation: jax.Array) -> jax.Array:

@@ -10,6 +10,10 @@ Source: TypeAlias = Literal["auto", "tfds", "files", "embedded"]
 PixelNormalization: TypeAlias = Literal["fedpac", "fedas"]
 """Papers whose released code defines the pixel normalization."""
 
+Shift: TypeAlias = Literal["none", "labels", "rotation", "noise", "missing"]
+"""Difference between groups of clients: none, a permutation of the labels, a rotation of the images, noise on the
+inputs, or inputs of which some numbers are missing."""
+
 
 class Arrays(NamedTuple):
     """Examples of a dataset, in the format that all sources return: images uint8 [P, H, W, C], labels int32 [P]."""

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
-from pfl_jax import ClientData
+from pfl_jax import ClientData, InvalidInput
 from pfl_jax.data import class_table, client_data, federate, load, shift
 from pfl_jax.data.augment import CropAndFlip
+from pfl_jax.data.federated import PER_CLIENT
 from pfl_jax.data.partition import iid
 from pfl_jax.methods import make_method
 from pfl_jax.primitives import LocalTraining
@@ -192,6 +193,41 @@ def test_labels_change_in_both_splits_and_nothing_else(split):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
+def test_noise_is_of_each_example_and_the_same_in_every_round(split):
+    data = federate(DATASET, PARTITION, shift="noise", num_groups=4)
+    tables = {name: getattr(data, name) for name in PER_CLIENT if getattr(data, name) is not None}
+    turned = data._replace(row=jnp.arange(7)[::-1], **{name: table[::-1] for name, table in tables.items()})
+    # Pixels are divided by this.
+    deviation = np.std(DATASET.train_x.astype(np.float64)) / (255 * np.asarray(DATASET.std))
+    noises = []
+    for client in range(7):
+        plain, noisy = client_data(PLAIN, client, split), client_data(data, client, split)
+        noise = np.asarray(noisy.x, np.float64) - np.asarray(plain.x)
+        assert noise.std() == pytest.approx(client % 4 / 4 * deviation, rel=0.1)
+        noises.append(noise[np.asarray(plain.mask)])
+        np.testing.assert_array_equal(noisy.y, plain.y)
+        # Also where a device has the tables in another order.
+        np.testing.assert_array_equal(client_data(turned, client, split).x, noisy.x)
+    # Of each client and of each example another one.
+    assert abs(np.corrcoef(noises[1][0].ravel(), noises[5][0].ravel())[0, 1]) < 0.5
+    assert abs(np.corrcoef(noises[1][0].ravel(), noises[1][1].ravel())[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_each_group_but_the_first_lacks_other_numbers(split):
+    data = federate(DATASET, PARTITION, shift="missing", num_groups=4, seed=2)
+    lacks = shift.missing_inputs(7, 4, DATASET.input_shape, seed=2)
+    assert lacks[:4].sum(axis=(1, 2, 3)).tolist() == [0, 16, 16, 16]
+    assert lacks[:4].sum(axis=0).max() == 1
+    np.testing.assert_array_equal(lacks[4:], lacks[:3])
+    for client in range(7):
+        plain, partial = client_data(PLAIN, client, split), client_data(data, client, split)
+        black = -np.asarray(DATASET.mean) / np.asarray(DATASET.std)
+        np.testing.assert_allclose(partial.x, np.where(lacks[client], black, plain.x), rtol=1e-5)
+        np.testing.assert_array_equal(partial.y, plain.y)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
 def test_images_turn_in_both_splits_and_nothing_else(split):
     data = federate(DATASET, PARTITION, shift="rotation", num_groups=4)
     gathered = jax.vmap(lambda client: client_data(data, client, split))(jnp.arange(7))
@@ -200,3 +236,10 @@ def test_images_turn_in_both_splits_and_nothing_else(split):
         turned = np.rot90(plain.x, client % 4, axes=(1, 2))
         np.testing.assert_allclose(gathered.x[client], turned, rtol=1e-6, atol=1e-6)
         np.testing.assert_array_equal(gathered.y[client], plain.y)
+
+
+@pytest.mark.parametrize("kind", ["noise", "missing"])
+def test_symbols_have_no_noise(kind):
+    symbols = DATASET._replace(train_x=DATASET.train_x.astype(np.int32), test_x=DATASET.test_x.astype(np.int32))
+    with pytest.raises(InvalidInput, match=f"shift {kind} is for inputs of uint8 or float32, not int32"):
+        shift.check(kind, symbols)
