@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from rich.console import Console
 from experiments.choices import Average, ProcedureName, Protocol, ReportedRound
 from experiments.cli.command import RunCommand
 from experiments.cli.parser import Folder, Hidden, parse
-from experiments.fields import option_words, texts_of
+from experiments.fields import Mark, marked, option_words, texts_of
 from experiments.folder import cached, stored_runs
 from experiments.folder.committed import ROOT
 from experiments.folder.load import Run
@@ -21,7 +22,8 @@ from experiments.folder.run_folder import CONFIG, lock_folder, slug
 from experiments.folder.version import Trust
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
-from experiments.options import RESULT_NEUTRAL
+from experiments.identity import relevant_options
+from experiments.options import KINDS, RESULT_NEUTRAL
 from experiments.papers import settings
 from experiments.papers.settings import Measure
 from pfl_jax.errors import InvalidInput
@@ -42,6 +44,23 @@ def jobs_of_seeds(command: RunCommand, seeds: int, folder: Path, title: str, fir
         Job(replace(command, seed=seed), folder / f"seed-{seed}", f"{title}, seed {seed}")
         for seed in range(first, first + seeds)
     ]
+
+
+def of_one_program(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Groups of jobs for `experiments.run.together`: those that differ only in the seed and in the method's real-valued
+    hyper-parameters."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        spec = job.cell.spec()
+        real, relevant = spec.real_numbers(), relevant_options(spec)
+        fixed = {name: value for name, value in relevant.items() if name not in real}
+        if spec.kind_of_rounds:
+            # Of clients one after another, and not of several runs.
+            fixed |= {"seed": spec.seed, **real}
+        if any(getattr(spec, name) is not None for name in marked(KINDS, Mark.TIMED)):
+            fixed["seed"] = spec.seed
+        found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)
+    return list(found.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,19 +180,8 @@ class Sweep(batch.Batch):
         return list(itertools.chain.from_iterable(map(self.jobs_of, self.settings())))
 
     def groups(self, jobs: Sequence[batch.Job]) -> list[list[batch.Job]]:
-        # One program: runs that differ only in the seed and in the method's real-valued hyper-parameters.
-        found: dict[str, list[batch.Job]] = {}
-        for job in jobs:
-            spec = job.cell.spec()
-            real, relevant = spec.real_numbers(), relevant_options(spec)
-            fixed = {name: value for name, value in relevant.items() if name not in real}
-            if spec.kind_of_rounds:
-                # Of clients one after another, and not of several runs.
-                fixed |= {"seed": spec.seed, **real}
-            if any(getattr(spec, name) is not None for name in marked(KINDS, Mark.TIMED)):
-                fixed["seed"] = spec.seed
-            found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)
-        first, groups = self._first_group(len(found)), list(found.values())
+        groups = batch.of_one_program(jobs)
+        first = self._first_group(len(groups))
         return [*groups[first:], *groups[:first]]
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:

@@ -145,22 +145,41 @@ class Queue(batch.Batch):
         state, share = super().state(job)
         return ("finished, not stored" if state == "finished" else state), share
 
+    def _is_together(self, job: batch.Job) -> bool:
+        compared = field.FIELDS.get(self._planned(job).block)
+        return compared is not None and compared.together
+
+    def groups(self, jobs: Sequence[batch.Job]) -> list[list[batch.Job]]:
+        alone = [[job] for job in jobs if not self._is_together(job)]
+        return [*alone, *batch.of_one_program([job for job in jobs if self._is_together(job)])]
+
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
-        for job in jobs:
-            run = self._planned(job)
-            try:
-                run_cell(self._cell(job.cell).spec(), job.folder, console, trust=self.trust)
-            except CannotWrite:
-                raise
-            except InvalidInput as error:
-                if isinstance(error, RunDiverged) and run.block in field.FIELDS:
-                    # In a comparison, this is the rate's result.
-                    file = results.store(run, results.divergence(run, error.reason), self.root)
-                    print_line(console, f"{error}; stored in {file}")
-                else:
-                    print_line(console, f"left out: {error}", style="bold yellow")
+        run = self._planned(jobs[0])
+        try:
+            self._train(jobs, console)
+        except CannotWrite:
+            raise
+        except InvalidInput as error:
+            if isinstance(error, RunDiverged) and run.block in field.FIELDS:
+                # In a comparison, this is the rate's result.
+                file = results.store(run, results.divergence(run, error.reason), self.root)
+                print_line(console, f"{error}; stored in {file}")
             else:
-                print_line(console, f"stored in {results.store(run, results.distill(job.folder), self.root)}")
+                print_line(console, f"left out: {error}", style="bold yellow")
+        else:
+            files = {results.store(self._planned(job), results.distill(job.folder), self.root) for job in jobs}
+            print_line(console, f"stored in {', '.join(map(str, files))}")
+
+    def _train(self, jobs: Sequence[batch.Job], console: Console) -> None:
+        """Do the runs of a group, unless their folders hold them."""
+        if not self._is_together(jobs[0]):
+            (job,) = jobs
+            run_cell(self._cell(job.cell).spec(), job.folder, console, trust=self.trust)
+        elif missing := [job for job in jobs if self.inspect(job) != "finished"]:
+            # Imported now, so that errors and --help do not wait for it.
+            from experiments.run import together
+
+            together.run([self._cell(job.cell).spec(job.folder) for job in missing], console)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,9 @@ What a search chooses, and which methods are the best ten, follows from committe
 they come.
 """
 
+import itertools
+import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.choices import CUSTOM, Protocol
@@ -34,6 +37,8 @@ class Field(NamedTuple):
       methods: those that are compared, keys of METHODS or VARIANTS; none for all but those for models with adapters,
         which the usual networks do not have.
       best: number of methods that are run with all seeds, beside the baseline.
+      together: whether every rate is run with all seeds, those of a method together as in a sweep, because that takes
+        little more than one run. The rate is then chosen by the mean over the seeds.
     """
 
     title: str
@@ -44,6 +49,12 @@ class Field(NamedTuple):
     rates: tuple[str, ...]
     methods: tuple[str, ...] = ()
     best: int = 10
+    together: bool = False
+
+    @property
+    def search_seeds(self) -> tuple[int, ...]:
+        """Seeds with which the learning rates are compared."""
+        return SEEDS if self.together else SEEDS[:1]
 
 
 _SIX_RATES = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")
@@ -66,6 +77,8 @@ _IMAGES = (
     *("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
 )
 """Of the small vision transformer on images that it was not pretrained on; docs/results.md says how to make them."""
+
+_SITES = ("--val-fraction", "0.2", "--eval-every", "20", *_EVERY_RATE_ENDS)
 
 ADAPTER_METHODS = (
     *("local", "fedavg", "fedavg_ft", "fedper", "fedrep", "ditto", "pfedme", "apfl", "fedala", "fedpac", "fedas"),
@@ -99,6 +112,12 @@ FIELDS = {
     "field-images": Field(
         "rotated images on a small vision transformer with low-rank adapters",
         *(CUSTOM, _IMAGES, 10, 10, ("0.01", "0.03", "0.1"), ADAPTER_METHODS, len(ADAPTER_METHODS)),
+    ),
+    "field-heart": Field("heart, four hospitals", "heart", _SITES, 20, 20, ("0.02", "0.1", "0.5"), together=True),
+    "field-watch": Field(
+        "watch, ten people",
+        *("watch", (*_SITES, "--model", "mlp", "--hidden", "64"), 20, 20, ("0.01", "0.03", "0.1")),
+        together=True,
     ),
 }
 """Block -> its comparison."""
@@ -158,16 +177,20 @@ class Comparison:
 
     def _tuned(self, method: str) -> Tuned | None:
         """The method with its learning rate; None until its search has ended."""
-        search, named = search_runs(self.block, method), self._library.named
-        if not all(map(self._is_done, search)):
+        if not all(map(self._is_done, search_runs(self.block, method))):
             return None
-        validation = [named[run.name].validation(PROTOCOL) or 0.0 if run.name in named else 0.0 for run in search]
+        validation = [self._validation(method, rate) for rate in self.field.rates]
         ranked = sorted(zip(self.field.rates, validation, strict=True), key=lambda one: -one[1])
         usable = [one for one in ranked if not self._has_diverged(tuned_run(self.block, method, one[0]))]
         rate, accuracy = (usable or ranked)[0]
-        first, *others = [named.get(tuned_run(self.block, method, rate, seed).name) for seed in SEEDS]
+        first, *others = [self._library.named.get(tuned_run(self.block, method, rate, seed).name) for seed in SEEDS]
         results = [] if first is None else [one for one in (first, *others) if one is not None]
         return Tuned(method, rate, accuracy, results)
+
+    def _validation(self, method: str, rate: str) -> float:
+        """Mean accuracy of a rate over the seeds of the search, in percent; 0 where all clients diverge."""
+        runs = [self._library.named.get(one.name) for one in search_runs(self.block, method, [rate])]
+        return statistics.fmean((run and run.validation(PROTOCOL)) or 0.0 for run in runs)
 
     def _is_done(self, run: PlannedRun) -> bool:
         # Names are enough here: reading the command lines of hundreds of runs takes its time.
@@ -202,9 +225,11 @@ def methods(block: str) -> list[str]:
     return list(FIELDS[block].methods) or usual
 
 
-def search_runs(block: str, method: str) -> list[PlannedRun]:
-    """Runs in which a method's learning rates are compared."""
-    return [tuned_run(block, method, rate, search=True) for rate in FIELDS[block].rates]
+def search_runs(block: str, method: str, rates: Sequence[str] = ()) -> list[PlannedRun]:
+    """Runs in which a method's learning rates, by default all, are compared."""
+    field = FIELDS[block]
+    cells = itertools.product(rates or field.rates, field.search_seeds)
+    return [tuned_run(block, method, rate, seed, search=True) for rate, seed in cells]
 
 
 def possible_runs() -> list[PlannedRun]:

@@ -62,6 +62,8 @@ BLOCKS = {
     "field": "the same on Fashion-MNIST, 50 rounds",
     "field-texts": "methods with low-rank adapters on all-MiniLM-L6-v2, short texts, 10 rounds, three seeds",
     "field-images": "the same on a small vision transformer, rotated images",
+    "field-heart": "all methods on the hospitals of `heart` with tuned learning rates, three seeds",
+    "field-watch": "the same on the people of `watch`, a perceptron",
 }
 """Block -> its content."""
 
