@@ -78,11 +78,23 @@ def _result(group: Group, protocol: Protocol) -> Row:
     for heading, entry in _SUBSETS.items():
         means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in lines]
         row[heading] = text([mean for mean in means if mean is not None])
+    row["by network"] = _by_network(group, protocol, percent="mean" in percents)
     if (figure := group.published) is not None:
         row["paper"] = Markup("{:.2f}<small>{}</small>").format(figure.accuracy_percent, figure.source)
         row["difference"] = _difference(group, protocol)
     state = str(last) if group.is_finished else unfinished(f"{last} of {group.runs[0].spec.rounds}")
     return row | {"seeds": str(len(group.counted)), "round": state}
+
+
+def _by_network(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
+    """Mean over the clients of each network after the last round, where a federation has several networks."""
+    found: dict[str, list[float]] = {}
+    for run, line in zip(group.counted, group.lines(group.rounds[-1] if group.rounds else 0), strict=False):
+        scores = line.get(f"{protocol}_per_client") or ()
+        for network, score in zip(run.config.get("networks", ()), scores, strict=False):
+            found.setdefault(network, []).extend([] if score is None else [score])
+    means = {network: statistics.fmean(of) for network, of in found.items() if of}
+    return ", ".join(f"{network} {score_text(mean, percent=percent)}" for network, mean in means.items()) or None
 
 
 def units(group: Group) -> str:

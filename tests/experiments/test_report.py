@@ -52,6 +52,23 @@ def runs(tmp_path):
     return tmp_path
 
 
+def test_several_networks_have_a_mean_each(runs):
+    (group, _), _ = groups_of(runs)
+    assert "by network" not in tables.results([group])["received"].columns
+    for run in group.runs:
+        run.config["networks"] = ["mlp", "resnet8", "mlp", "resnet8", "mlp"]
+    scores = np.array([run.lines[-1]["received_per_client"] for run in group.runs])
+    want = f"mlp {scores[:, ::2].mean():.2f}, resnet8 {scores[:, 1::2].mean():.2f}"
+    table = tables.results([group])["received"]
+    assert dict(zip(table.columns, table.rows[0], strict=True))["by network"] == want
+    # A client without a score is in no mean.
+    for run in group.runs:
+        run.lines[-1]["received_per_client"][0] = None
+    table = tables.results([group])["received"]
+    want = f"mlp {scores[:, 2::2].mean():.2f}, resnet8 {scores[:, 1::2].mean():.2f}"
+    assert dict(zip(table.columns, table.rows[0], strict=True))["by network"] == want
+
+
 def test_a_mean_over_some_of_the_clients_says_so(runs):
     (group, _), _ = groups_of(runs)
     assert "clients" not in tables.results([group])["trained"].columns

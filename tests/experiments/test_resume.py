@@ -104,6 +104,38 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path, monkeypatc
     assert inspect(cell.spec(), tmp_path / "run") == "finished"
 
 
+@pytest.mark.parametrize("model", ["mlp,mlp", pytest.param("mlp,resnet8,fedpac_cnn", marks=pytest.mark.slow)])
+def test_a_run_of_several_networks_that_was_interrupted_ends_the_same(tmp_path, monkeypatch, model):
+    words = [
+        "--method",
+        "lg_fedavg",
+        "--model",
+        model,
+        "--features",
+        "64",
+        *SMALL,
+        "--rounds",
+        "4",
+        "--eval-every",
+        "2",
+    ]
+    words += ["--participation", "0.7", "--keep-state", "always"]
+    assert main("digits", [*words, "--out", str(tmp_path / "whole")]) == 0
+    add = rounds.Run.add
+
+    def stopping(self, result, *times):
+        add(self, result, *times)
+        if result.round == 3:
+            ask_to_stop()
+
+    monkeypatch.setattr(rounds.Run, "add", stopping)
+    assert main("digits", [*words, "--out", str(tmp_path / "cut")]) == 130
+    monkeypatch.setattr(rounds.Run, "add", add)
+    assert Checkpoints(tmp_path / "cut" / FOLDER).rounds() == [3]
+    assert main("digits", ["--resume", str(tmp_path / "cut")]) == 0
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+
+
 def test_options_beside_resume_are_those_of_the_run_s_method(tmp_path, capsys):
     write_run(tmp_path / "prox", ("--method", "fedprox", "--mu", "0.1"))
     # It goes as far as the rounds.
