@@ -100,17 +100,22 @@ def _row(table: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 class ResultStore:
-    """Committed results of a folder, those of today's versions of their methods, by name."""
+    """Committed results of a folder, those of today's versions of their methods, by name.
+
+    Attributes:
+      named: name -> the finished run.
+      diverged: name -> version of the method, of runs that diverged, see `has_diverged`.
+    """
 
     def __init__(self, root: Path = ROOT):
         self.root = root
         self.named: dict[str, Run] = {}
-        self._diverged: dict[str, int] = {}
+        self.diverged: dict[str, int] = {}
         self._by_kind: dict[tuple[Any, ...], list[Run]] = {}
         for file in sorted(root.glob("queue/*.jsonl")):
             for name, record in read(file).items():
                 if "error" in record:
-                    self._diverged[name] = record["version"]
+                    self.diverged[name] = record["version"]
                 else:
                     self._add(name, record, file)
 
@@ -126,7 +131,7 @@ class ResultStore:
 
     def has_diverged(self, name: str, spec: Spec) -> bool:
         """Whether a run of this name, with today's version of its method, ended because all clients diverged."""
-        version = self._diverged.get(name)
+        version = self.diverged.get(name)
         return version is not None and version == method_version(spec.method)
 
     def find(self, spec: Spec) -> Run | None:

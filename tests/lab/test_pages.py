@@ -11,7 +11,7 @@ from experiments.lab.pages import parts
 from pfl_jax import InvalidInput
 
 ROOT = command.ROOT
-WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "performance"))}
+WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "performance", "natural"))}
 WRITTEN |= {"docs/figures/results.svg"}
 
 

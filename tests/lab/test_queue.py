@@ -18,8 +18,8 @@ from experiments.lab import results
 from experiments.lab.queue import __main__ as queue
 from experiments.lab.queue import field
 from experiments.lab.queue.field import FIELDS, Comparison, Field, search_runs, tuned_run
-from experiments.lab.queue.planned import BLOCKS, planned_runs
-from experiments.run import run
+from experiments.lab.queue.planned import BLOCKS, SEEDS, planned_runs
+from experiments.run import run, together
 from experiments.run.outcome import RunDiverged
 from experiments.spec import IN_PLACE
 from pfl_jax import InvalidInput
@@ -90,15 +90,20 @@ def test_nothing_comes_twice():
 def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp_path):
     there, rates = Comparison(block, ResultStore(tmp_path)).runs, FIELDS[block].rates
     assert there == [one for method in field.methods(block) for one in search_runs(block, method)]
-    assert len({one.name for one in there}) == len(field.methods(block)) * len(rates)
-    search, long = (one.cell.spec() for one in (search_runs(block, "ditto")[1], tuned_run(block, "ditto", rates[1])))
-    rounds = {"field": (20, 50), "field-texts": (10, 10), "field-images": (10, 10)}.get(block, (40, 40))
+    seeds = SEEDS if FIELDS[block].together else SEEDS[:1]
+    assert len({one.name for one in there}) == len(field.methods(block)) * len(rates) * len(seeds)
+    search, long = (
+        one.cell.spec() for one in (search_runs(block, "ditto", rates[1:])[0], tuned_run(block, "ditto", rates[1]))
+    )
+    rounds = {"field": (20, 50), "field-texts": (10, 10), "field-images": (10, 10)}
+    rounds |= {"field-heart": (20, 20), "field-watch": (20, 20)}
+    rounds = rounds.get(block, (40, 40))
     assert (search.rounds, long.rounds) == rounds
     for request in (search, long):
         options = request
         assert (options.method, options.val_fraction is None) == ("ditto", False)
         assert request.hyper_parameters["lr"] == float(rates[1])
-        assert (options.s, options.num_clients) == (20.0, 20)
+        assert options.num_clients == {"field-heart": 4, "field-watch": 10}.get(block, 20)
         # A diverged client of one rate does not keep the search from its end.
         assert options.on_nan == ("stop" if block == "field-digits" else "skip-client")
 
@@ -175,6 +180,39 @@ def test_a_rate_at_which_all_clients_diverge_gives_way_to_the_next_best(
     out = capsys.readouterr().out
     assert "diverged" in out or rounds == 50
     assert "13 runs, 13 of them finished" in out
+
+
+def test_short_runs_of_a_method_train_together_and_the_mean_over_seeds_chooses(
+    small_field, runs, words, tmp_path, monkeypatch
+):
+    small = field.FIELDS["field"]._replace(search_rounds=50, together=True)
+    monkeypatch.setattr(field, "FIELDS", {"field": small})
+    groups = []
+
+    def train(specs, console):
+        groups.append(described(specs))
+        for spec in specs:
+            runs(spec, console)
+
+    monkeypatch.setattr(together, "run", train)
+    # Seed 0 alone would choose the other rate.
+    values = {(0.01, 0): 80.0, (0.01, 1): 50.0, (0.01, 2): 50.0}
+    monkeypatch.setattr(
+        Run, "validation", lambda self, _: values.get((self.config["hyper_parameters"]["lr"], self.seed), 70.0)
+    )
+    assert queue.main([*words, "--only", "field"]) == 0
+    cells = [(rate, seed) for rate in (0.01, 0.03) for seed in SEEDS]
+    assert groups == [[(method, 50, *cell) for cell in cells] for method in ("local", "fedavg", "fedper")]
+    found = Comparison("field", ResultStore(tmp_path / "results"))
+    assert [(one.method, one.rate, one.validation, len(one.results)) for one in found.tuned] == [
+        (method, "0.03", 70.0, 3) for method in ("fedavg", "fedper", "local")
+    ]
+    # One that ended before it was stored is not run again.
+    file = tmp_path / "results/queue/field.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]))
+    assert queue.main([*words, "--only", "field"]) == 0
+    assert (len(groups), len(stored(tmp_path, "field"))) == (3, len(lines))
 
 
 # Running it.

@@ -4,7 +4,7 @@
     python -m experiments.lab.pages --check   # exit code 2 where it is not what the results give
 
 docs/results.md as a whole, with its template beside this file; the parts between <!-- made: NAME --> and
-<!-- end of made --> of README and docs/performance.md; and their pictures in docs/figures/.
+<!-- end of made --> of README, docs/performance.md and docs/natural.md; and their pictures in docs/figures/.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from experiments.cli.parser import parse
 from experiments.folder import committed
 from experiments.host.console import print_line
 from experiments.host.exit_codes import exit_code, leave
-from experiments.lab.pages import performance, results
+from experiments.lab.pages import natural, performance, results
 from experiments.lab.pages.parts import Made
 from experiments.show.pictures import save
 from pfl_jax.atomic_write import make_folder, write_text
@@ -55,7 +55,7 @@ def made(root: Path) -> Made:
       InvalidInput: a result is damaged, or a page lacks its marks.
     """
     of_results = results.made(root)
-    return of_results._replace(texts=of_results.texts | performance.texts(root))
+    return of_results._replace(texts=of_results.texts | performance.texts(root) | natural.texts(root))
 
 
 def write(root: Path, console: Console) -> None:

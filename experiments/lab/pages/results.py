@@ -36,7 +36,7 @@ from experiments.lab.pages.compared import (
     runs,
 )
 from experiments.lab.pages.parts import FIGURES, Made, filled
-from experiments.lab.queue.field import FIELDS, PROTOCOL, VARIANTS, Comparison, Tuned, tuned_run
+from experiments.lab.queue.field import FIELDS, PROTOCOL, VARIANTS, Comparison, Tuned, left_out, tuned_run
 from experiments.lab.queue.planned import (
     DATASET,
     FEDAS_BETAS,
@@ -233,8 +233,7 @@ def _field(one: Comparison, library: ResultStore) -> dict[str, object]:
     field, sample = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).cell
     words = shlex.join((*field.words, "--rounds", str(field.rounds)))
     options = sample.spec()
-    # Every command line of FIELDS fixes the number of test examples.
-    tested = options.num_clients * cast(int, options.test_size)
+    tested = field.tested or options.num_clients * cast(int, options.test_size)
     is_short = field.search_rounds < field.rounds
     # The error is about the same for all methods but the worst.
     best = one.tuned[0].results[0].accuracy(PROTOCOL) if one.tuned and one.tuned[0].results else None
@@ -258,6 +257,7 @@ def _field(one: Comparison, library: ResultStore) -> dict[str, object]:
         "is_short": is_short,
         "variants": {one: f"--method {shlex.join(own)}" for one, own in VARIANTS.items() if one in field.methods},
         "whole": WHOLE.get(one.block),
+        "left_out": left_out(one.block),
         "runs": sum(run.name in library.named for run in one.runs),
         "rows": rows,
         "tested": tested,

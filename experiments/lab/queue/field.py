@@ -39,6 +39,7 @@ class Field(NamedTuple):
       best: number of methods that are run with all seeds, beside the baseline.
       together: whether every rate is run with all seeds, those of a method together as in a sweep, because that takes
         little more than one run. The rate is then chosen by the mean over the seeds.
+      tested: number of test examples of all clients together; None if the options say it.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Field(NamedTuple):
     methods: tuple[str, ...] = ()
     best: int = 10
     together: bool = False
+    tested: int | None = None
 
     @property
     def search_seeds(self) -> tuple[int, ...]:
@@ -113,11 +115,14 @@ FIELDS = {
         "rotated images on a small vision transformer with low-rank adapters",
         *(CUSTOM, _IMAGES, 10, 10, ("0.01", "0.03", "0.1"), ADAPTER_METHODS, len(ADAPTER_METHODS)),
     ),
-    "field-heart": Field("heart, four hospitals", "heart", _SITES, 20, 20, ("0.02", "0.1", "0.5"), together=True),
+    "field-heart": Field(
+        *("heart, four hospitals", "heart", _SITES, 20, 20, ("0.02", "0.1", "0.5")), together=True, tested=254
+    ),
     "field-watch": Field(
         "watch, ten people",
         *("watch", (*_SITES, "--model", "mlp", "--hidden", "64"), 20, 20, ("0.01", "0.03", "0.1")),
         together=True,
+        tested=1010,
     ),
 }
 """Block -> its comparison."""
@@ -193,11 +198,11 @@ class Comparison:
         return statistics.fmean((run and run.validation(PROTOCOL)) or 0.0 for run in runs)
 
     def _is_done(self, run: PlannedRun) -> bool:
-        # Names are enough here: reading the command lines of hundreds of runs takes its time.
         return run.name in self._library.named or self._has_diverged(run)
 
     def _has_diverged(self, run: PlannedRun) -> bool:
-        return self._library.has_diverged(run.name, run.cell.spec())
+        # Names come first: reading the command lines of hundreds of runs takes its time.
+        return run.name in self._library.diverged and self._library.has_diverged(run.name, run.cell.spec())
 
 
 def _accuracy(one: Tuned) -> float:
@@ -221,8 +226,12 @@ def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, searc
 
 def methods(block: str) -> list[str]:
     """Methods that are compared in a block, keys of METHODS or VARIANTS."""
-    usual = [name for name, factory in METHODS.items() if not is_for_adapters(factory)]
-    return list(FIELDS[block].methods) or usual
+    return list(FIELDS[block].methods) or [name for name in METHODS if name not in left_out(block)]
+
+
+def left_out(block: str) -> list[str]:
+    """Methods that are left out of a block of all methods, because they are for models with adapters."""
+    return [] if FIELDS[block].methods else [name for name, factory in METHODS.items() if is_for_adapters(factory)]
 
 
 def search_runs(block: str, method: str, rates: Sequence[str] = ()) -> list[PlannedRun]:
