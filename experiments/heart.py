@@ -4,6 +4,7 @@
     python -m experiments.heart --method fedper
 
 4 clients of 30 to 199 training examples with 13 features, an MLP, 20 rounds.
+With a tuned learning rate, three seeds: 80.35 % received; docs/results.md has all methods.
 """
 
 from experiments.cli.command import main

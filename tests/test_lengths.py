@@ -62,6 +62,7 @@ ALLOWED = {
     "experiments/lab/queue/planned.py": "runs of the laboratory's queue",
     "experiments/lab/queue/field.py": "methods that are compared with adapters",
     "experiments/lab/pages/results.py": "methods of the page's picture",
+    "experiments/lab/pages/natural.py": "methods that FLamby has too",
 }
 """Files that list methods, and why: they choose what is run or shown, and say nothing of what a method is."""
 
