@@ -84,6 +84,8 @@ class Model(NamedTuple):
       task: what the outputs mean: the loss of training and the scores.
       frozen: parameters that the functions read and no training changes, see `pfl_jax.frozen.Frozen`; None for
         a model without them.
+      shared: network of the model that clients share beside their own, for methods with two of them (`fml`, `fedkd`,
+        `fedmrl`); None for the same network.
     """
 
     init: Callable[[PRNGKey], Params]
@@ -94,10 +96,16 @@ class Model(NamedTuple):
     batch_features: Callable[[Backbone, jax.Array, jax.Array, PRNGKey], tuple[jax.Array, PyTree]] | None = None
     task: Task = CLASSIFICATION
     frozen: Frozen | None = None
+    shared: "Model | None" = None
 
     def __repr__(self) -> str:
         """What the model gives, instead of its functions."""
         return f"Model({self.num_features} features -> {self.num_classes} outputs, task {self.task.name})"
+
+    @property
+    def shared_network(self) -> "Model":
+        """Network of the model that clients share beside their own."""
+        return self if self.shared is None else self.shared
 
     def apply(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Logits [B, K] of the whole model with parameters `params` for inputs [B, ...]."""

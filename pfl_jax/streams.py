@@ -46,7 +46,7 @@ CLIENT_NOISE = LARGEST - 10
 
 # Streams of the key of the server's initialization: FedTGP's generator of prototypes, pFedFDA's class means, GPFL's
 # category embeddings and valve, FedCP's policy, the seeds of Floco's points and of pFedHN's embeddings, FedGen's
-# generator, PeFLL's embedding network.
+# generator, PeFLL's embedding network, FedMRL's projector.
 PROTOTYPE_GENERATOR = LARGEST
 CLASS_MEANS = LARGEST - 1
 CATEGORY_EMBEDDINGS = LARGEST - 2
@@ -56,3 +56,4 @@ SIMPLEX_POINTS = LARGEST - 5
 EMBEDDINGS = LARGEST - 6
 GENERATOR = LARGEST - 7
 DESCRIPTORS = LARGEST - 8
+PROJECTOR = LARGEST - 9

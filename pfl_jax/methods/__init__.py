@@ -37,6 +37,7 @@ from pfl_jax.methods.fedfomo import fedfomo as fedfomo
 from pfl_jax.methods.fedgen import fedgen as fedgen
 from pfl_jax.methods.fedgh import fedgh as fedgh
 from pfl_jax.methods.fedkd import fedkd as fedkd
+from pfl_jax.methods.fedmrl import fedmrl as fedmrl
 from pfl_jax.methods.fedpac import fedpac as fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto as fedpac_proto
 from pfl_jax.methods.fedper import fedper as fedper
@@ -110,6 +111,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fd": fd,
     "fml": fml,
     "fedkd": fedkd,
+    "fedmrl": fedmrl,
     "fedphp": fedphp,
     "fedgen": fedgen,
     "fedala": fedala,

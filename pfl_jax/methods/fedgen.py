@@ -124,7 +124,7 @@ def fedgen(
       G learns from the mean head, whose logits are the mean of the clients' logits for heads that are one dense layer;
       so the server sees no client's head. The authors' code has the mean of the clients' cross entropies, by their
       numbers of examples of each class, a second term that pulls outputs toward those for generated features, weights
-      of 10 that decay, weight decay of the generator, and running statistics of its batch normalization.
+      of 10 that decay, uniform noise, weight decay of the generator, and running statistics of its normalization.
       PFLlib (github.com/TsingZ0/PFLlib, commit d832e76) and HtFLlib (github.com/TsingZ0/HtFLlib, commit e959261), which
       shares the head, train on generated features from the first round, draw labels by the examples of all clients and
       uniform noise, and have no diversity; HtFLlib starts Adam anew in every round. With these choices and the same

@@ -17,14 +17,21 @@ from pfl_jax.validation import AboveZero, Count
 
 
 class FedKDServer(NamedTuple):
-    """Shared model (the student), and number of completed rounds (int32)."""
+    """State of the server.
+
+    Attributes:
+      student: the shared model.
+      round: int32, number of completed rounds.
+      initial: the teacher of all clients at first, if its network is not that of the student.
+    """
 
     student: Params
     round: jax.Array
+    initial: Params | None = None
 
 
 class FedKDClient(NamedTuple):
-    """Personal model (the teacher), and matrix [d, d] that maps the student's features to the teacher's."""
+    """Personal model (the teacher), and matrix [d_s, d] that maps the student's features to the teacher's."""
 
     teacher: Params
     mapping: jax.Array
@@ -107,20 +114,24 @@ def fedkd(
       released values.
 
     Deviations:
-      Teacher and student have the same architecture and begin alike, M as the identity; the paper's student is smaller.
-      Hidden states are compared in the last layer alone. Communication is counted for the whole change; `sent` says
-      what share of it the factors have. The student moves on the server, and clients receive the result: those outside
-      the cohort have not its earlier approximations. The released search for the rank
-      (github.com/wuch15/FedKD, commit 9b9e63f) stops below full rank and otherwise sends nothing; here such arrays
-      are sent whole. HtFLlib (commit e959261) approximates the parameters, not their change, counts clients equally,
-      lets both losses train both models, divides its KL by K as well, and begins with a random M; three rounds with
-      these choices and nothing truncated equal its code.
+      Teacher and student have the same architecture and begin alike unless `Model.shared` is another one, M as the
+      identity; the paper's student is smaller. Hidden states are compared in the last layer alone. Communication is
+      counted for the whole change; `sent` says what share of it the factors have. The student moves on the server, and
+      clients receive the result: those outside the cohort have not its earlier approximations. The released search for
+      the rank (github.com/wuch15/FedKD, commit 9b9e63f) stops below full rank and otherwise sends nothing; here such
+      arrays are sent whole. HtFLlib (commit e959261) approximates the parameters, not their change, counts clients
+      equally, lets both losses train both models, divides its KL by K as well, and begins with a random M; three rounds
+      with these choices and nothing truncated equal its code.
     """
     needs_classes(model, "fedkd", "its models learn each other's probabilities of classes")
     needs_vectors(model, "fedkd", "it compares those vectors between two models")
 
+    network = model.shared_network
+
     def value(teacher, student, mapping, batch):
-        (teacher_features, teacher_logits), (student_features, student_logits) = teacher, student
+        (teacher, teacher_features), (student, student_features) = teacher, student
+        teacher_logits = model.classify(teacher["head"], teacher_features)
+        student_logits = network.classify(student["head"], student_features)
         fixed = jax.lax.stop_gradient
         teacher_risk, student_risk = (
             model.task.loss(logits, batch.y, batch.mask) for logits in (teacher_logits, student_logits)
@@ -155,11 +166,19 @@ def fedkd(
         student = jax.tree.map(jnp.add, server.student, low_rank(change.value, energy(server))[0])
         whole = byte_count(server.student) / 4
         info = {"sent": numbers.value / whole, "energy": energy(server)}
-        return FedKDServer(student, server.round + 1), clients, info
+        return server._replace(student=student, round=server.round + 1), clients, info
+
+    def init_server(key):
+        initial = None if model.shared is None else model.init(key)
+        return FedKDServer(network.init(key), jnp.zeros((), jnp.int32), initial)
+
+    def init_client(key, server, data):
+        teacher = server.student if server.initial is None else server.initial
+        return FedKDClient(teacher, jnp.eye(network.num_features, model.num_features))
 
     return Method(
-        init_server=lambda key: FedKDServer(model.init(key), jnp.zeros((), jnp.int32)),
-        init_client=lambda key, server, data: FedKDClient(server.student, jnp.eye(model.num_features)),
+        init_server=init_server,
+        init_client=init_client,
         local=train,
         aggregate=aggregate,
         personalize=lambda key, server, client, data: client.teacher,

@@ -13,8 +13,11 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean
 from pfl_jax.validation import Fraction
 
-Outputs = tuple[jax.Array, jax.Array]
-"""Features [B, d] and logits [B, K] of one model for a mini-batch."""
+Computed = tuple[Params, jax.Array]
+"""Parameters of one model, and its features [B, d] for a mini-batch."""
+
+INITIAL = "initial"
+"""Key of the initial personal model in the server's state, if its network is not that of the shared model."""
 
 
 def divergence(logits: jax.Array, teacher: jax.Array, mask: jax.Array) -> jax.Array:
@@ -35,31 +38,27 @@ def fit_two(
     key: PRNGKey,
     start: tuple[Params, Params, PyTree],
     data: ClientData,
-    value: Callable[[Outputs, Outputs, PyTree, ClientData], jax.Array],
+    value: Callable[[Computed, Computed, PyTree, ClientData], jax.Array],
 ) -> tuple[Params, Params, PyTree]:
     """Train a personal and a shared model, and what else there is, together on the same mini-batches.
 
     Each of the three has an optimizer of its own, so that a norm that clips a gradient is that of one of them.
 
     Args:
-      model: the architecture of both.
+      model: the architecture of the personal model; that of the shared one is its `Model.shared_network`.
       training: recipe of all.
       key: as in `LocalTraining.fit`.
       start: personal and shared model, and other parameters.
       data: the client's examples.
-      value: (outputs of the personal model, of the shared one, other parameters, mini-batch) -> scalar.
+      value: (personal model with its features, shared one with its own, other parameters, mini-batch) -> scalar.
     """
 
     def loss(parts, batch, key):
-        def computed(params, key):
-            features, statistics = model.training_features(params["backbone"], batch, key)
-            return (features, model.classify(params["head"], features)), statistics
-
         (personal, shared, others), (personal_key, shared_key) = parts, jax.random.split(key)
-        personal_outputs, personal_statistics = computed(personal, personal_key)
-        shared_outputs, shared_statistics = computed(shared, shared_key)
-        risk = value(personal_outputs, shared_outputs, others, batch)
-        return risk, (personal_statistics, shared_statistics)
+        features, statistics = model.training_features(personal["backbone"], batch, personal_key)
+        common = model.shared_network.training_features(shared["backbone"], batch, shared_key)
+        risk = value((personal, features), (shared, common[0]), others, batch)
+        return risk, (statistics, common[1])
 
     names = ("personal", "shared", "others")
     optimizer = optax.partition(dict.fromkeys(names, training.transformation()), names)
@@ -85,21 +84,27 @@ def fml(
       beta: weight of the labels in the loss of the shared model.
 
     Returns:
-      A `Method` with the shared model as server state and v_i as client state. Both evaluation protocols score v_i.
+      A `Method` with the shared model as server state, and the initial v_i if its network is another one; v_i is the
+      client state. Both evaluation protocols score v_i.
 
     Reference:
       Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu. Federated Mutual Learning. 2020. Eq. 4 and 5.
 
     Deviations:
-      Personal models begin as the initial shared model. In HtFLlib (github.com/TsingZ0/HtFLlib, commit e959261) the
-      divergences are divided by K, both models descend the gradients of both losses, gradients are clipped at norm 10,
-      clients are averaged equally, and the defaults alpha = 1 and beta = 0 train the personal model without the shared
-      one. With these choices put in, three full-batch rounds of three clients agree with its clients to 1e-6.
+      Personal models of the same network begin as the initial shared model. In HtFLlib (github.com/TsingZ0/HtFLlib,
+      commit e959261) the divergences are divided by K, both models descend the gradients of both losses, gradients are
+      clipped at norm 10, clients are averaged equally, and the defaults alpha = 1 and beta = 0 train the personal model
+      without the shared one. With these choices put in, three full-batch rounds of three clients agree with its clients
+      to 1e-6.
     """
     needs_classes(model, "fml", "its models learn each other's probabilities of classes")
 
+    network = model.shared_network
+
     def value(own, shared, _, batch):
-        (_, own_logits), (_, shared_logits) = own, shared
+        (own, own_features), (shared, shared_features) = own, shared
+        own_logits = model.classify(own["head"], own_features)
+        shared_logits = network.classify(shared["head"], shared_features)
 
         def mixed(share, logits, teacher):
             labels = model.task.loss(logits, batch.y, batch.mask)
@@ -108,12 +113,22 @@ def fml(
         return mixed(alpha, own_logits, shared_logits) + mixed(beta, shared_logits, own_logits)
 
     def train(key, server, client, data):
-        personal, shared, _ = fit_two(model, training, key, (client, server, ()), data, value)
+        personal, shared, _ = fit_two(model, training, key, (client, download(server, client), ()), data, value)
         return LocalResult(personal, mean_by_size(shared, data), personal)
 
+    def init_server(key):
+        params = network.init(key)
+        return params if model.shared is None else {**params, INITIAL: model.init(key)}
+
+    def download(server, client):
+        return {name: part for name, part in server.items() if name != INITIAL}
+
     return fedavg(model, training)._replace(
-        init_client=lambda key, server, data: server,
+        init_server=init_server,
+        init_client=lambda key, server, data: server.get(INITIAL, server),
         local=train,
+        aggregate=lambda key, server, clients, messages, cohort: (server | messages.value, clients, {}),
         personalize=lambda key, server, client, data: client,
+        download=download,
         privacy=Privacy(training.most_passes, (SIZE,), clients=()),
     )

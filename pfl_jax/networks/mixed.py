@@ -27,8 +27,9 @@ def mixed(
 
     Clients with the same network are trained together, and the server takes the messages of all. So it is for methods
     whose messages do not depend on the network: `local`, those that share the head alone (`lg_fedavg`, `fedgh`), class
-    means of features (`fedproto_g`, `fedtgp`) or outputs (`fd`). For others, a run says that they need equal
-    parameters. All networks begin with the head of the first one, if theirs have the same shapes.
+    means of features (`fedproto_g`, `fedtgp`), outputs (`fd`), or a second model beside each client's own (`fml`,
+    `fedkd`, `fedmrl`), which has the first network unless theirs name another, `Model.shared`. For others, a run says
+    that they need equal parameters. All networks begin with the head of the first one, if theirs have the same shapes.
 
     Random numbers of a client do not depend on its network, and with one network the results are those of
     `make(models[0])`, bit for bit.
@@ -66,6 +67,8 @@ def mixed(
             raise InvalidInput(f"the networks of one federation have the same outputs, not {models[0]} and {model}")
         if model.frozen is not None and len(models) > 1:
             raise InvalidInput("networks with frozen parameters (adapters) are for federations of one network")
+    if len(models) > 1:
+        models = [model._replace(shared=model.shared or models[0]) for model in models]
     if features is not None:
         models = [with_features(model, features) for model in models]
     methods = tuple(make(_with_head(model, models[0])) for model in models)
@@ -77,12 +80,13 @@ def mixed(
     return Mixed(methods, positions)
 
 
-def with_features(model: Model, features: int) -> Model:
+def with_features(model: Model, features: int, layer: str = LAYER) -> Model:
     """Model with another number of features: a dense layer with ReLU on top of its backbone, below a new dense head.
 
     Args:
       model: any model whose backbone is a dictionary; one that has this number already is returned as it is.
       features: number of features d of the new model.
+      layer: key of the layer in the backbone.
 
     Example:
       >>> from pfl_jax import models
@@ -94,26 +98,26 @@ def with_features(model: Model, features: int) -> Model:
         return model
     if not model.num_features:
         raise InvalidInput("a model without features gets no further layer: split it afterwards")
-    layer, head, inside = Dense(features), Dense(model.num_classes), model.batch_features
+    dense, head, inside = Dense(features), Dense(model.num_classes), model.batch_features
 
     def init(key):
         keys = jax.random.split(key, 3)
         backbone = model.init(keys[0])["backbone"]
-        if not isinstance(backbone, dict) or LAYER in backbone:
+        if not isinstance(backbone, dict) or layer in backbone:
             raise InvalidInput("a layer for features is for backbones that are dictionaries without one")
-        added = layer.init(keys[1], jnp.zeros((1, model.num_features)))["params"]
+        added = dense.init(keys[1], jnp.zeros((1, model.num_features)))["params"]
         return {
-            "backbone": {**backbone, LAYER: added},
+            "backbone": {**backbone, layer: added},
             "head": head.init(keys[2], jnp.zeros((1, features)))["params"],
         }
 
     def on_top(backbone: PyTree, below: jax.Array) -> jax.Array:
-        above = layer.apply({"params": backbone[LAYER]}, below)
+        above = dense.apply({"params": backbone[layer]}, below)
         assert isinstance(above, jax.Array)
         return jax.nn.relu(above)
 
     def own(backbone: PyTree) -> PyTree:
-        return {name: part for name, part in backbone.items() if name != LAYER}
+        return {name: part for name, part in backbone.items() if name != layer}
 
     def batch_features(backbone, inputs, mask, key):
         assert inside is not None

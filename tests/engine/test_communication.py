@@ -74,6 +74,8 @@ NUMBERS |= {
     "fedkd": (MODEL + 1, MODEL),
     # Shares of classes and the generator go down, and a seed; shares go up.
     "fedgen": (MODEL + CLASSES, MODEL + GENERATOR + CLASSES + 1),
+    # A quarter of the features, at least one: a layer to it and its head.
+    "fedmrl": (THETA + FEATURES + 1 + 2 * CLASSES,) * 2,
     # A trace goes up besides.
     "fedas": (THETA + 1, THETA),
 }

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import CLASSES, HYPER_PARAMETERS, SHAPE, tiny_federation, tiny_model
+from trees import distance
 
 from pfl_jax import InvalidInput, Settings, files, frame, make_method, mixed, models, simulate, sweep
 from pfl_jax.data import hold_out
@@ -67,6 +68,44 @@ def test_clients_with_equal_networks_in_two_groups_are_those_of_one(name):
         chex.assert_trees_all_close(split.state.clients[group], rows, atol=1e-6)
         chex.assert_trees_all_close(split.state.server[group], plain.state.server, atol=1e-6)
     chex.assert_trees_all_close(split.received, plain.received, atol=1e-5)
+
+
+SECOND = [
+    ("fml", {}),
+    *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("fedkd", "fedmrl")),
+    pytest.param("fedgen", {"shared": "head"}, marks=pytest.mark.slow),
+]
+"""Methods that share a second model, or a generator beside the head, and their options."""
+
+
+@pytest.mark.parametrize(("name", "options"), SECOND)
+def test_a_second_model_is_shared_by_clients_of_all_networks(name, options):
+    make = functools.partial(make_method, name, **HYPER_PARAMETERS, **options)
+    # Their own models may also differ in the number of features, if heads are not shared.
+    other = networks()[1] if name == "fedgen" else WIDER
+    several = mixed(make, [tiny_model(), other])
+    result = last(several)
+    sent = [one.download(server, ()) for one, server in zip(several.methods, result.state.server, strict=True)]
+    chex.assert_trees_all_equal(*sent)
+    start = simulate.build(several, Settings(rounds=2)).init(tiny_federation(), KEY).server[0]
+    assert distance(several.methods[0].download(start, ()), sent[0]) > 1e-3
+    assert np.isfinite(result.received["loss"]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), SECOND)
+def test_with_a_second_model_equal_networks_in_two_groups_are_those_of_one(name, options):
+    make = functools.partial(make_method, name, **HYPER_PARAMETERS, **options)
+    plain, split = last(make(tiny_model())), last(mixed(make, [tiny_model()] * 2, [0, 1, 1, 0]))
+    chex.assert_trees_all_close(split.received, plain.received, atol=1e-5)
+
+
+def test_a_network_of_its_own_for_the_shared_model():
+    alone = make_method("fml", tiny_model()._replace(shared=WIDER), **HYPER_PARAMETERS)
+    state = last(alone).state
+    shapes = [jax.tree.map(jnp.shape, jax.eval_shape(one.init, KEY)) for one in (WIDER, tiny_model())]
+    assert jax.tree.map(jnp.shape, alone.download(state.server, ())) == shapes[0]
+    assert jax.tree.map(lambda leaf: leaf.shape[1:], state.clients) == shapes[1]
 
 
 def test_the_shared_head_is_the_mean_over_clients_of_all_networks():

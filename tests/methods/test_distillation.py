@@ -9,9 +9,10 @@ import reference
 from problems import CLASSES, FEATURES, received, tiny_federation, tiny_model
 from trees import assert_flat, assert_same, flatten, row
 
+from pfl_jax import InvalidInput
 from pfl_jax.base import Cohort
 from pfl_jax.data import client_data
-from pfl_jax.methods import fd, fedavg, fedgen, fedkd, fedphp, fml
+from pfl_jax.methods import fd, fedavg, fedgen, fedkd, fedmrl, fedphp, fml
 from pfl_jax.methods.fedkd import low_rank
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
 
@@ -286,3 +287,45 @@ def test_fedgen(shared):
     deployed = own[1] if shared == "model" else {**own[1], **reference.part(w, "head")}
     got = method.personalize(key, server, states[1], data[1])
     full.assert_model(got, w if shared == "model" else deployed, rtol=1e-3, atol=1e-4)
+
+
+def test_fedmrl():
+    size = 2
+    server = full.start_of(fedmrl, small_features=size)
+    w, own = flatten({"shared": server.shared}), [flatten(server.initial._asdict())] * 3
+
+    def outputs(v, x):
+        """Logits of the own head and of the shared one."""
+
+        def hidden(name):
+            return np.tanh(x.reshape(len(x), -1) @ v[f"{name}/backbone/kernel"] + v[f"{name}/backbone/bias"])
+
+        layer = "shared/backbone/to_small_features"
+        small = np.maximum(hidden("shared") @ v[f"{layer}/kernel"] + v[f"{layer}/bias"], 0)
+        fused = np.concatenate([small, hidden("params")], axis=1) @ v["projector/kernel"] + v["projector/bias"]
+        heads = (("params", fused), ("shared", fused[:, :size]))
+        return [z @ v[f"{name}/head/kernel"] + v[f"{name}/head/bias"] for name, z in heads]
+
+    for _ in range(2):
+        models = []
+        for (x, y), start in zip(full.training_examples(), own, strict=True):
+
+            def loss(v, now, x=x, y=y):
+                return sum(reference.cross_entropy(one, y) for one in outputs(v, x))
+
+            models.append(full.fit(w | start, loss))
+        own = [{name: v[name] for name in own[0]} for v in models]
+        w = reference.mean(full.BETA, [reference.part(v, "shared") for v in models])
+    last = full.run(fedmrl, small_features=size)
+    assert_flat({"shared": last.state.server.shared}, w)
+    for client in range(3):
+        assert_flat(row(last.state.clients, client)._asdict(), own[client])
+        x, y = full.unseen_examples(client)
+        for scores, v in ((last.received, w | own[client]), (last.trained, models[client])):
+            want = reference.cross_entropy(outputs(v, x)[0], y)
+            np.testing.assert_allclose(scores["loss"][client], want, rtol=1e-3)
+
+
+def test_fedmrl_has_no_more_shared_features_than_own_ones():
+    with pytest.raises(InvalidInput, match=f"small_features is at most the {FEATURES} features"):
+        fedmrl(tiny_model(), small_features=FEATURES + 1)
