@@ -31,6 +31,7 @@ from experiments.run import build
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import Cohort, LocalTraining, primitives, simulate
 from pfl_jax.engine.clock import read_devices
+from pfl_jax.files import load_model
 from pfl_jax.methods import make_method
 
 # README.md and the pages of evaluation, training and adapters
@@ -306,6 +307,31 @@ def test_trackers_of_the_page_get_each_evaluation(tmp_path, monkeypatch):
     small = ["--num-clients", "3", "--train-size", "10", "--test-size", "5", "--no-compilation-cache"]
     assert main("digits", [*words, *small, "--out", "run"]) == 0
     assert list(Path("run/events").iterdir())
+
+
+@pytest.mark.slow
+def test_a_model_goes_to_the_hub_and_comes_back(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.chdir(tmp_path)
+    (commands,) = [text for text in blocks(KEEP, "sh") if "runs/hub" in text]
+    run, export_model = (shlex.split(line)[2:] for line in commands.splitlines())
+    small = ["--num-clients", "4", "--train-size", "10", "--test-size", "5"]
+    assert main(run[0].removeprefix("experiments."), [*run[1:], *small]) == 0
+    assert export.main(export_model[1:]) == 0
+    repositories = {}
+
+    def upload(self, *, folder_path, repo_id, allow_patterns):
+        there = [str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()]
+        for name in hub.utils.filter_repo_objects(there, allow_patterns=allow_patterns):
+            repositories[repo_id][name] = Path(folder_path, name).read_bytes()
+
+    monkeypatch.setattr(hub.HfApi, "create_repo", lambda self, name, exist_ok: repositories.setdefault(name, {}))
+    monkeypatch.setattr(hub.HfApi, "upload_folder", upload)
+    executed(block(KEEP, "HfApi("))
+    ((_, uploaded),) = repositories.items()
+    assert sorted(uploaded) == ["config.json", "model.safetensors", "summary.json"]
+    Path("downloaded.safetensors").write_bytes(uploaded["model.safetensors"])
+    assert load_model("downloaded.safetensors").params.keys() == {"backbone", "head"}
 
 
 # docs/evening.md and docs/split.md
