@@ -278,9 +278,9 @@ def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodS
 
 def shift_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     """Shift between groups of clients, as `federated.federate` takes it."""
-    # Without classes there is no shift, and so no group.
-    groups = partition.num_groups(options.partition, dataset.num_classes) if dataset.num_classes else 1
-    return {"shift": options.shift, "num_groups": groups}
+    # Without classes each client is a group of its own.
+    of_classes = dataset.num_classes and partition.num_groups(options.partition, dataset.num_classes)
+    return {"shift": options.shift, "num_groups": of_classes or options.num_clients}
 
 
 def divide_and_tell(options: Options, dataset: Dataset, console: Console) -> partition.Partition:

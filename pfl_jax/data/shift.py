@@ -127,7 +127,12 @@ def draw(shift: Shift, dataset: Dataset, num_clients: int, num_groups: int, seed
       shift: its kind.
       dataset: the examples.
       num_clients, num_groups, seed: N, G and the seed of what is random.
+
+    Raises:
+      InvalidInput: there is one group, in which clients would not differ.
     """
+    if shift != "none" and num_groups == 1 < num_clients:
+        raise InvalidInput(f"shift {shift} makes groups of clients differ: give num_groups, at least 2")
     if shift == "labels":
         return {"label_map": label_maps(num_clients, dataset.num_classes, num_groups, seed)}
     if shift == "rotation":

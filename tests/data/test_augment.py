@@ -238,6 +238,11 @@ def test_images_turn_in_both_splits_and_nothing_else(split):
         np.testing.assert_array_equal(gathered.y[client], plain.y)
 
 
+def test_a_shift_of_one_group_is_refused():
+    with pytest.raises(InvalidInput, match="shift noise makes groups of clients differ: give num_groups, at least 2"):
+        federate(DATASET, PARTITION, shift="noise")
+
+
 @pytest.mark.parametrize("kind", ["noise", "missing"])
 def test_symbols_have_no_noise(kind):
     symbols = DATASET._replace(train_x=DATASET.train_x.astype(np.int32), test_x=DATASET.test_x.astype(np.int32))
