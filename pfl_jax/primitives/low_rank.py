@@ -67,7 +67,7 @@ def keep_ranks(tree: PyTree, start: jax.Array | int, end: jax.Array | int) -> Py
 
 
 def draw_rank(key: PRNGKey, tree: PyTree, smallest: int) -> jax.Array:
-    """Rank of a client, int32, drawn by a `key`: from the `smallest` to the largest of a `tree`'s adapters, 1 without any."""
+    """Rank of a client, int32, drawn by a `key`: from the `smallest` to that of a `tree`'s largest adapter, else 1."""
     largest = max((one[B].shape[0] for one in find_adapters(tree)), default=1)
     return jax.random.randint(key, (), min(smallest, largest), largest + 1)
 
