@@ -162,11 +162,13 @@ def _targets(joined: Columns, num_classes: int | None) -> tuple[np.ndarray, np.n
     if not (num_classes or (num_classes is None and _are_classes(y[: joined.num_train]))):
         return checks.values(y, "y"), np.zeros(0, np.int64)
     y = checks.names(y, "y", "label")
+    if num_classes is not None:
+        y = checks.labels(y, num_classes, "y")
     classes = np.unique(y[: joined.num_train])
     if len(classes) < 2:
         raise InvalidInput(f"y has one class only, {classes[0]}: there is nothing to tell apart")
     if num_classes is not None:
-        return checks.labels(y, num_classes, "y"), np.arange(num_classes)
+        return y, np.arange(num_classes)
     if 2 * len(classes) > joined.num_train:
         raise InvalidInput(
             f"y has {len(classes)} different labels in {joined.num_train} rows: these are no classes; name another "
