@@ -96,7 +96,8 @@ class Model(NamedTuple):
     batch_features: Callable[[Backbone, jax.Array, jax.Array, PRNGKey], tuple[jax.Array, PyTree]] | None = None
     task: Task = CLASSIFICATION
     frozen: Frozen | None = None
-    shared: "Model | None" = None
+    # The documentation's generator cannot resolve "Model" in a NamedTuple of this name.
+    shared: Any = None
 
     def __repr__(self) -> str:
         """What the model gives, instead of its functions."""
