@@ -119,13 +119,10 @@ class Queue(batch.Batch):
         if any(self.seconds(job) is None for job in self._jobs()):
             batch.drive(self, console)
 
-    @functools.cached_property
-    def _previewed(self) -> ResultStore:
-        return ResultStore(self.root)
-
     def _library(self) -> ResultStore:
-        # Read again each time: another machine may have finished a run. A preview has the results of one moment.
-        return self._previewed if self.dry_run else ResultStore(self.root)
+        # Another process may have finished a run since the last time.
+        files = sorted(self.root.glob("queue/*.jsonl"))
+        return _store(self.root, tuple((file, file.stat().st_mtime_ns) for file in files))
 
     def committed_result(self, job: batch.Job) -> Run | None:
         return self._library().find(job.cell.spec())
@@ -180,6 +177,12 @@ class Queue(batch.Batch):
             from experiments.run import together
 
             together.run([self._cell(job.cell).spec(job.folder) for job in missing], console)
+
+
+@functools.lru_cache(maxsize=1)
+def _store(root: Path, files: tuple[tuple[Path, int], ...]) -> ResultStore:
+    """Committed results below `root`, read again when its files, with the times of their last change, are others."""
+    return ResultStore(root)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
