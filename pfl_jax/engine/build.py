@@ -235,12 +235,13 @@ def compiled(
         programs = _programs(*key, over_runs)
         return programs._replace(method=made, **given({name: getattr(programs, name) for name in FUNCTIONS}))
     parts = networks(made, settings, mesh)
-    *each, of_round = _programs_by_block(*key, len(parts))
+    each, of_round = _programs_by_block(*key, len(parts))
     bound = [
         SimpleNamespace(clients=one.clients, rows_of=one.rows_of, **given(functions))
         for one, functions in zip(parts, each, strict=True)
     ]
-    return _engine(made, settings, mesh, store, bound, *given(of_round).values())
+    sampled, trained_by = (partial(function, inputs) for function in of_round)
+    return _engine(made, settings, mesh, store, bound, sampled, trained_by)
 
 
 def _of_values(
@@ -282,8 +283,8 @@ def _programs_by_block(
     mesh: Mesh | None,
     donate: bool,
     num_networks: int,
-) -> list[dict[str, Callable[..., Any]]]:
-    """Functions of each network's RoundProgram, then `sample` and `train`, compiled one by one.
+) -> tuple[list[dict[str, Callable[..., Any]]], tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Functions of each network's RoundProgram by name, and `sample` and `train`, compiled one by one.
 
     As in `_programs`, their first argument are the hyper-parameters that are inputs. With `donate`, `train` takes over
     server and scores.
@@ -297,20 +298,28 @@ def _programs_by_block(
         options = {"out_shardings": replicated(mesh)} | options
         return jax.jit(of_values, **options)
 
-    def of_network(index: int, name: str, **options: Any) -> Callable[..., Any]:
-        return program(name, lambda programs, *arguments: getattr(programs[index], name)(*arguments), **options)
+    def of_network(index: int, name: str) -> Callable[..., Any]:
+        def of_programs(programs, *arguments):
+            return getattr(programs[index], name)(*arguments)
 
-    special = {
-        # The rows stay with the devices that made them.
-        "init_clients": {"out_shardings": None},
-        "evaluate": {"donate_argnums": 7},
-    }
-    names = ("init_server", "init_clients", "everyone", "unscored", "evaluated", "evaluate", "evaluate_new")
+        return program(name, of_programs, **BY_BLOCK[name])
+
     # The cohort's rows come in anew for every round. On a mesh they leave in another sharding: nothing to reuse.
     taken = (*((2, 3) if donate else ()), *(() if mesh else (4,)))
-    of_round = {
-        "sample": program("sample", sample, static_argnums=4),
-        "train": program("train", train, donate_argnums=taken),
-    }
-    each = range(num_networks)
-    return [*({name: of_network(index, name, **special.get(name, {})) for name in names} for index in each), of_round]
+    of_round = program("sample", sample, static_argnums=4), program("train", train, donate_argnums=taken)
+    return [{name: of_network(index, name) for name in BY_BLOCK} for index in range(num_networks)], of_round
+
+
+BY_BLOCK: Mapping[str, Mapping[str, Any]] = {
+    "init_server": {},
+    # The rows stay with the devices that made them.
+    "init_clients": {"out_shardings": None},
+    "everyone": {},
+    "unscored": {},
+    "evaluated": {},
+    # Takes over the scores.
+    "evaluate": {"donate_argnums": 7},
+    "evaluate_new": {},
+}
+"""Functions of a RoundProgram that are compiled by themselves where states are not on the device, with options of
+`jax.jit`."""

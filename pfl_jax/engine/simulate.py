@@ -191,8 +191,10 @@ def run(
     if engine is not None:
         check_engine(engine, made, settings, mesh, state_on, donate=donate)
     else:
-        places = {"device": lambda: None, "host": lambda: OnHost(donate=donate), "disk": lambda: OnDisk(state_folder)}
-        engine = compiled(make, made, hyper_parameters, settings, mesh, donate=donate, store=places[state_on]())
+        store = None
+        if state_on != "device":
+            store = OnHost(donate=donate) if state_on == "host" else OnDisk(state_folder)
+        engine = compiled(make, made, hyper_parameters, settings, mesh, donate=donate, store=store)
 
     def begin():
         if state is None:

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 from pfl_jax.base import Backbone, ClientData, LocalResult, Mean, Method, Model, Privacy, PyTree
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory, needs_classes
-from pfl_jax.methods.pfedhn import generate, init_hypernetwork
+from pfl_jax.methods.pfedhn import generate, init_hypernetwork, params_of
 from pfl_jax.primitives.features import extract_features
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import masked_mean, supervised_loss
@@ -106,7 +106,7 @@ def pefll(
     """
     needs_classes(model, "pefll", "its embedding network takes the label as one of several classes")
     steps, loss = sgd(server_lr, server_momentum), supervised_loss(model)
-    _, unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, jax.eval_shape(model.init, jax.random.key(0))))
+    unravel = params_of(model)
 
     def init_server(key):
         backbone_key, kernel_key, bias_key = jax.random.split(jax.random.fold_in(key, DESCRIPTORS), 3)

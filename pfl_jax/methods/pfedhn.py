@@ -1,7 +1,7 @@
 """Hypernetwork on the server that generates each client's model (Shamsian et al. 2021)."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -72,6 +72,11 @@ def init_hypernetwork(
     return [*layers[:-1], (layers[-1][0], start)]
 
 
+def params_of(model: Model) -> Callable[[jax.Array], Params]:
+    """Function of flat weights [P], as of `generate`, to the params of a `model`."""
+    return ravel_pytree(jax.tree.map(jnp.zeros_like, jax.eval_shape(model.init, jax.random.key(0))))[1]
+
+
 @method_factory(version=2)
 def pfedhn(
     model: Model,
@@ -126,7 +131,7 @@ def pfedhn(
       to the first layer.
     """
     loss = supervised_loss(model)
-    _, unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, jax.eval_shape(model.init, jax.random.key(0))))
+    unravel = params_of(model)
 
     def init_server(key):
         layers = init_hypernetwork(key, embedding_size, [hidden_size] * hidden_layers, model.init(key))

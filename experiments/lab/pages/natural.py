@@ -15,7 +15,8 @@ its CSV files in results/results_benchmark_fed_heart_disease, and of `fedavg_ft`
 def texts(root: Path) -> dict[Path, str]:
     """The page of a checkout, with its table; InvalidInput if a result is damaged."""
     tuned = {one.method: one.results for one in Comparison("field-heart", ResultStore(root / ROOT.name)).tuned}
-    ours = {name: [run.accuracy(PROTOCOL) or 0.0 for run in tuned.get(name, [])] for name in FLAMBY}
-    rows = [[f"`{name}`", number(FLAMBY[name]), mean_text(ours[name])] for name in FLAMBY]
+    ours = {name: [run.accuracy(PROTOCOL) for run in tuned.get(name, [])] for name in FLAMBY}
+    known = {name: [accuracy for accuracy in of if accuracy is not None] for name, of in ours.items()}
+    rows = [[f"`{name}`", number(FLAMBY[name]), mean_text(known[name])] for name in FLAMBY]
     page = root / "docs/natural.md"
     return {page: filled(page, {"flamby": markdown(["method", "FLamby", "ours"], rows)})}
