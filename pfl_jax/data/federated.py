@@ -183,7 +183,7 @@ def federate(
     partition = natural(dataset) if partition is None else partition
     fields = _fields(dataset, [partition], shift, num_groups, [seed])
     fields |= {name: fields[name][0] for name in PER_CLIENT if fields[name] is not None}
-    return FederatedData(**jax.tree.map(jnp.asarray, fields), client_names=ClientNames(partition.client_names))
+    return FederatedData(**jax.device_put(fields), client_names=ClientNames(partition.client_names))
 
 
 @check_arguments
@@ -214,7 +214,7 @@ def federate_runs(
     kinds = {(len(partition.train), partition.validation is None) for partition in partitions}
     if len(kinds) != 1 or len(seeds) != len(partitions):
         raise InvalidInput("runs need a partition and a seed each, of as many clients, all with validation or none")
-    return FederatedData(**jax.tree.map(jnp.asarray, _fields(dataset, partitions, shift, num_groups, seeds)))
+    return FederatedData(**jax.device_put(_fields(dataset, partitions, shift, num_groups, seeds)))
 
 
 def select_run(data: FederatedData, run: int | np.ndarray | jax.Array) -> FederatedData:

@@ -109,7 +109,7 @@ def build(
       (2, (4,))
     """
     if store is not None and not store.is_traced:
-        return compiled(method, method, None, settings, mesh, donate=donate, store=store)
+        return compiled(method, method, None, settings, mesh, None, donate=donate, store=store)
     programs = networks(method, settings, mesh)
     store = ClientStore() if store is None else store
     return _engine(method, settings, mesh, store, programs, partial(sample, programs), partial(train, programs))
@@ -208,16 +208,19 @@ def compiled(
     hyper_parameters: Mapping[str, Any] | None,
     settings: RoundSettings,
     mesh: Mesh | None,
+    data: Federation | None,
     *,
     donate: bool,
     store: ClientStore | None = None,
     over_runs: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] | None = None,
 ) -> Engine:
-    """Engine which is compiled once for all runs of a method.
+    """Engine which is compiled once for all runs of a method on data of the same shapes.
 
     Args:
       method, settings, mesh, donate, store: see `build`; with hyper-parameters a function of them to a method.
       made: the method, or that of one run.
+      data: the federation, None if it is not known yet. JAX keeps a program of every shape as long as the function
+        lives; with the shapes in the key, functions of shapes that were used long ago make room for others.
       hyper_parameters: see `pfl_jax.run`. Real numbers are inputs of the compiled programs: other values of them
         compile nothing.
       over_runs: function of one run (values, *arguments) -> the same of several runs, hashable; None for one run.
@@ -225,7 +228,8 @@ def compiled(
     values = dict(hyper_parameters or {})
     inputs = {name: value for name, value in values.items() if is_input(value)}
     fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
-    key = (Same(method), fixed, settings.of_a_round(), mesh, donate)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(data))
+    key = (Same(method), fixed, settings.of_a_round(), mesh, donate, shapes)
 
     # The values are arguments of the programs: in the functions they would be constants.
     def given(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
@@ -258,6 +262,7 @@ def _programs(
     settings: RoundSettings,
     mesh: Mesh | None,
     donate: bool,
+    shapes: tuple[Any, ...],
     over_runs: Callable[..., Any] | None,
 ) -> Engine:
     """Engine whose functions have the hyper-parameters that are inputs as their first argument."""
@@ -282,6 +287,7 @@ def _programs_by_block(
     settings: RoundSettings,
     mesh: Mesh | None,
     donate: bool,
+    shapes: tuple[Any, ...],
     num_networks: int,
 ) -> tuple[list[dict[str, Callable[..., Any]]], tuple[Callable[..., Any], Callable[..., Any]]]:
     """Functions of each network's RoundProgram by name, and `sample` and `train`, compiled one by one.

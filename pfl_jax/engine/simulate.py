@@ -194,7 +194,7 @@ def run(
         store = None
         if state_on != "device":
             store = OnHost(donate=donate) if state_on == "host" else OnDisk(state_folder)
-        engine = compiled(make, made, hyper_parameters, settings, mesh, donate=donate, store=store)
+        engine = compiled(make, made, hyper_parameters, settings, mesh, data, donate=donate, store=store)
 
     def begin():
         if state is None:

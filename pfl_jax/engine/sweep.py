@@ -132,7 +132,7 @@ def run(
     states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
     # The results of a run stay with its device, whatever the mesh.
-    engine = compiled(make_method, first, values, settings, None, donate=donate, over_runs=OverRuns(chunk, mesh))
+    engine = compiled(make_method, first, values, settings, None, data, donate=donate, over_runs=OverRuns(chunk, mesh))
 
     def begin():
         first = engine.init(data, keys) if states is None else states

@@ -10,7 +10,7 @@ from problems import HYPER_PARAMETERS, diverging, tiny_federation, tiny_method, 
 
 from pfl_jax import InvalidInput, Settings, models, simulate, sweep
 from pfl_jax.data import federate
-from pfl_jax.engine import remembered
+from pfl_jax.engine import build, remembered
 from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 
@@ -292,6 +292,18 @@ def test_engines_of_a_few_methods_are_kept():
     assert make(remembered.Same(things[0])) == len(things) + 1
     # What cannot be hashed is made each time.
     assert make(np.zeros(2)) != make(np.zeros(2))
+
+
+def test_engines_are_kept_by_the_shapes_of_the_data():
+    """So that a process which trains on many federations does not keep the programs of all of them."""
+    method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
+
+    def round_of(data):
+        return build.compiled(method, method, None, Settings(rounds=1), None, data, donate=False).round.func
+
+    assert round_of(DATA) is round_of(jax.tree.map(jnp.zeros_like, DATA))
+    longer = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), DATA)
+    assert round_of(DATA) is not round_of(longer)
 
 
 @pytest.mark.parametrize(
