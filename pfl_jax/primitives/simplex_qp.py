@@ -18,16 +18,6 @@ from pfl_jax.validation import check_value
 Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
 """Names of the solvers of `solve_simplex_qp`."""
 
-Attempt: TypeAlias = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""P [m, m], c [m] -> weights [m], and whether they are certain to be the minimizer."""
-
-SMALL = 100
-"""Largest program that `solver="auto"` gives to jaxopt. Larger ones the interior-point method solves sooner."""
-
-FEW = 128
-"""Coordinates of a restricted program of `solver="auto"`, or a quarter of all where that is more: the clients of one of
-FedPAC's five groups fit. They pay from twice as many coordinates on."""
-
 BATCH_ENTRIES = 2**27
 """Entries of the matrices that an accelerator solves at once: 1 GiB in float64, 512 programs of 512 clients."""
 
@@ -54,9 +44,8 @@ def solve_simplex_qp(
 
     Solvers:
 
-    - "auto": for m up to 100 "projected_gradient", if jaxopt is installed; for m from 256 on equal weights, then
-      `pfl_jax.primitives.simplex_solvers.few_coordinates`. What has a Frank-Wolfe gap of at most `tolerance` is
-      accepted. All others go to the interior-point method.
+    - "auto": "projected_gradient" for what it solves to a Frank-Wolfe gap of at most `tolerance`, "interior_point" for
+      all others, and for everything if jaxopt is not installed.
     - "projected_gradient": jaxopt.ProjectedGradient for the support and an exact solve on it, see
       `pfl_jax.primitives.simplex_solvers.projected_gradient`.
     - "osqp": jaxopt.BoxOSQP with LU factorizations; slow for more than a few dozen clients.
@@ -64,8 +53,9 @@ def solve_simplex_qp(
       is smaller.
 
     If the minimizer is not unique (P singular), the result is deterministic and symmetric: clients with equal rows and
-    columns get equal weights, and P = 0 gives weights 1/m. The interior-point method ends near the analytic center of
-    the minimizers, the other solvers at the minimizer that they reach from equal weights.
+    columns get equal weights (the interior-point method's differ by up to 2e-4), and P = 0 gives weights 1/m. The
+    interior-point method ends near the analytic center of the minimizers, the other solvers at the minimizer that they
+    reach from equal weights.
 
     Args:
       matrices: P [..., m, m], positive semidefinite; only the symmetric part is used.
@@ -77,9 +67,8 @@ def solve_simplex_qp(
 
     Returns:
       Weights [..., m] and gaps [...] in P's dtype, in float32 for a type of lower precision; NaN for a program with NaN
-      or infinite entries. The derivatives of the
-      weights are those of the minimizer, by the implicit function theorem, where it is unique and no weight is just
-      becoming positive. The gaps' are zero.
+      or infinite entries. The derivatives of the weights are those of the minimizer, by the implicit function theorem,
+      where it is unique and no weight is just becoming positive. The gaps' are zero.
 
     Raises:
       InvalidInput: the solver is unknown or needs jaxopt, which is not installed; or the shapes do not fit.
@@ -145,115 +134,63 @@ def map_simplex_qp(
     _check_solver(solver)
     floor = float(jnp.finfo(dtype).eps)
 
-    def solve(part: PyTree) -> tuple[jax.Array, jax.Array]:
-        matrices, linear = (leaf.astype(jnp.float64) for leaf in jax.vmap(program_fn)(part))
+    def solve(row: PyTree) -> tuple[jax.Array, jax.Array]:
+        matrix, linear = (leaf.astype(jnp.float64) for leaf in program_fn(row))
         # A constant added to q does not change the minimizer.
-        linear = (linear - jnp.min(linear, axis=-1, keepdims=True)) / 2
-        scale = jnp.maximum(jnp.max(jnp.abs(matrices), axis=(-2, -1)), jnp.max(linear, axis=-1))
+        linear = (linear - jnp.min(linear)) / 2
+        scale = jnp.maximum(jnp.max(jnp.abs(matrix)), jnp.max(linear))
         scale = jax.lax.stop_gradient(jnp.where(scale > 0, scale, 1))
-        matrices, linear = matrices / scale[:, None, None], linear / scale[:, None]
-        matrices = (matrices + matrices.mT) / 2
-        weights = _minimizers(matrices, linear, solver, tolerance, floor)
+        matrix, linear = matrix / scale, linear / scale
+        matrix = (matrix + matrix.T) / 2
+        weights = _minimizer(matrix, linear, solver, tolerance, floor)
         # Solvers would end at their start, equal weights.
-        is_finite = jnp.isfinite(matrices).all((-2, -1)) & jnp.isfinite(linear).all(-1)
-        weights = jnp.where(is_finite[:, None], weights, jnp.nan)
-        gap = jax.vmap(functools.partial(frank_wolfe_gap, floor=floor))(matrices, linear, weights)
-        return weights, jax.lax.stop_gradient(gap)
+        is_finite = jnp.isfinite(matrix).all() & jnp.isfinite(linear).all()
+        weights = jnp.where(is_finite, weights, jnp.nan)
+        return weights, jax.lax.stop_gradient(frank_wolfe_gap(matrix, linear, weights, floor))
 
-    entries = jax.eval_shape(program_fn, gather(inputs, 0))[0].size
-    weights, gap = _map_batches(solve, inputs, max(BATCH_ENTRIES // entries, 1))
+    weights, gap = _map_programs(solve, inputs, jax.eval_shape(program_fn, gather(inputs, 0))[0].size)
     return SimplexSolution(weights.astype(dtype), gap.astype(dtype))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
-def _minimizers(matrices: jax.Array, linear: jax.Array, solver: Solver, tolerance: float, floor: float) -> jax.Array:
-    """Weights [b, m] for scaled float64 programs: rows that one attempt misses go to the next one."""
-    first, *others = _attempts(solver, matrices.shape[-1], tolerance, floor)
-    weights, found = jax.vmap(first)(matrices, linear)
-    for attempt in others:
-        weights, found = _solve_missed(attempt, matrices, linear, weights, found)
-    return weights
+def _minimizer(matrix: jax.Array, linear: jax.Array, solver: Solver, tolerance: float, floor: float) -> jax.Array:
+    """Weights [m] for a scaled float64 program."""
+    if solver == "osqp":
+        return simplex_solvers.osqp(matrix, linear, tolerance=tolerance)
+    interior = functools.partial(simplex_solvers.interior_point, tolerance=min(tolerance, 1e-9), floor=floor)
+    if solver == "interior_point" or not simplex_solvers.jaxopt_is_installed():
+        return interior(matrix, linear)
+    weights = simplex_solvers.projected_gradient(matrix, linear, floor=floor)
+    if solver == "projected_gradient":
+        return weights
+    found = frank_wolfe_gap(matrix, linear, weights, floor) <= tolerance
+    return jnp.where(found, weights, interior(matrix, linear, needed=~found))
 
 
-@_minimizers.defjvp
-def _(solver, tolerance, floor, programs, changes):
-    matrices, linear = programs
-    weights = _minimizers(matrices, linear, solver, tolerance, floor)
-    return weights, jax.vmap(_change_of_minimizer)(matrices, linear, weights, *changes)
-
-
-def _change_of_minimizer(
-    matrix: jax.Array, linear: jax.Array, weights: jax.Array, matrix_change: jax.Array, linear_change: jax.Array
-) -> jax.Array:
-    """Derivative of the minimizer x by the program: the optimality conditions stay satisfied.
+@_minimizer.defjvp
+def _(solver, tolerance, floor, program, change):
+    """The optimality conditions stay satisfied.
 
     On the support, where P x + c = y 1 and sum x = 1:    P dx - dy 1 = -(dP x + dc),    sum dx = 0
     """
+    matrix, linear = program
+    matrix_change, linear_change = change
+    weights = _minimizer(matrix, linear, solver, tolerance, floor)
     gradient = matrix @ weights + linear
     # Of x_j and its multiplier, one is zero, and the other positive.
     support = weights > gradient - jnp.min(gradient)
-    return simplex_solvers.change_on_support(matrix, matrix_change @ weights + linear_change, support)
+    return weights, simplex_solvers.change_on_support(matrix, matrix_change @ weights + linear_change, support)
 
 
-def _attempts(solver: Solver, size: int, tolerance: float, floor: float) -> list[Attempt]:
-    """What a solver tries, in this order, on programs of this size."""
-
-    def certified(minimize: Callable[[jax.Array, jax.Array], jax.Array]) -> Attempt:
-        def attempt(matrix: jax.Array, linear: jax.Array) -> tuple[jax.Array, jax.Array]:
-            weights = minimize(matrix, linear)
-            return weights, frank_wolfe_gap(matrix, linear, weights, floor) <= tolerance
-
-        return attempt
-
-    equal = certified(lambda matrix, linear: jnp.full_like(linear, 1 / size))
-    gradient = certified(functools.partial(simplex_solvers.projected_gradient, floor=floor))
-    osqp = certified(functools.partial(simplex_solvers.osqp, tolerance=tolerance))
-    few = functools.partial(simplex_solvers.few_coordinates, size=max(FEW, size // 4), tolerance=tolerance, floor=floor)
-    interior = functools.partial(simplex_solvers.interior_point, tolerance=min(tolerance, 1e-9), floor=floor)
-    interior = certified(interior)
-
-    if solver == "auto" and size <= SMALL and simplex_solvers.jaxopt_is_installed():
-        return [gradient, interior]
-    if solver == "auto" and size >= 2 * FEW:
-        return [equal, few, interior]
-    return {"projected_gradient": [gradient], "osqp": [osqp]}.get(solver, [interior])
-
-
-def _solve_missed(
-    attempt: Attempt, matrices: jax.Array, linear: jax.Array, weights: jax.Array, found: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Weights [b, m], by an attempt where they are not found yet, and which are now."""
-
-    def replace() -> tuple[jax.Array, jax.Array]:
-        attempted, now_found = jax.vmap(attempt)(matrices, linear)
-        return jnp.where(found[:, None], weights, attempted), found | now_found
-
-    return jax.lax.cond(jnp.all(found), lambda: (weights, found), replace)
-
-
-def _map_batches(solve: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTree:
-    """Solve the programs of inputs [b, ...], at most `size` at once on an accelerator, one after another on a CPU."""
-
-    def one_by_one(inputs: PyTree) -> PyTree:
-        # A batched factorization waits for threads of XLA's pool. Two CPU devices that solve at the same time can use
-        # up all threads and deadlock, as happened with 30 matrices on two devices and two cores.
-        return jax.lax.map(lambda one: gather(solve(jax.tree.map(lambda leaf: leaf[None], one)), 0), inputs)
-
+def _map_programs(solve: Callable[[PyTree], PyTree], inputs: PyTree, entries: int) -> PyTree:
+    """Solve programs of `entries` entries: one after another on a CPU, many at once on an accelerator."""
+    # A batched factorization waits for threads of XLA's pool. Two CPU devices that solve at the same time can use up
+    # all threads and deadlock, as happened with 30 matrices on two devices and two cores.
+    one_by_one = functools.partial(jax.lax.map, solve)
     if jax.default_backend() == "cpu":
         return one_by_one(inputs)
-    return jax.lax.platform_dependent(
-        inputs, cpu=one_by_one, default=lambda inputs: _solve_in_batches(solve, inputs, size)
-    )
-
-
-def _solve_in_batches(solve: Callable[[PyTree], PyTree], inputs: PyTree, size: int) -> PyTree:
-    """Solve the programs of inputs [b, ...], `size` at once; copies of the first program fill the last batch."""
-    count = jax.tree.leaves(inputs)[0].shape[0]
-    if count <= size:
-        return solve(inputs)
-    places = jnp.arange(-(-count // size) * size)
-    rows = gather(inputs, jnp.where(places < count, places, 0).reshape(-1, size))
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], jax.lax.map(solve, rows))
+    in_batches = functools.partial(jax.lax.map, solve, batch_size=max(BATCH_ENTRIES // entries, 1))
+    return jax.lax.platform_dependent(inputs, cpu=one_by_one, default=in_batches)
 
 
 def _check_solver(solver: Solver) -> None:

@@ -31,12 +31,6 @@ NEWTON_STEPS = 60
 CENTERING = 0.1
 """Share of the complementarity that a whole step of `interior_point` leaves."""
 
-RESTRICTED_PROGRAMS = 20
-"""Maximum number of programs of `few_coordinates`; FedPAC's with a few hundred clients need 2 to 5."""
-
-NEGLIGIBLE = 1e-9
-"""Weights below this value count as zero when the next program of `few_coordinates` is chosen."""
-
 
 def frank_wolfe_gap(matrix: jax.Array, linear: jax.Array, weights: jax.Array, floor: float) -> jax.Array:
     r"""Relative Frank-Wolfe gap (x.g - min_j g_j) / max(x.g, floor) of a program at x, for its gradient g = P x + c.
@@ -185,7 +179,14 @@ class _Interior(NamedTuple):
     solved: jax.Array
 
 
-def interior_point(matrix: jax.Array, linear: jax.Array, *, tolerance: float = 1e-9, floor: float = 0.0) -> jax.Array:
+def interior_point(
+    matrix: jax.Array,
+    linear: jax.Array,
+    *,
+    tolerance: float = 1e-9,
+    floor: float = 0.0,
+    needed: jax.Array | bool = True,
+) -> jax.Array:
     r"""Minimize by a primal-dual interior-point method.
 
     It follows the central path of the optimality conditions
@@ -201,6 +202,7 @@ def interior_point(matrix: jax.Array, linear: jax.Array, *, tolerance: float = 1
       linear: c [m].
       tolerance: the iteration stops when the Frank-Wolfe gap x.g - min(g) is at most this share of x.g.
       floor: lower bound on x.g in the stopping rule, for minima that are zero up to rounding of P.
+      needed: bool; where it is False no step is taken, and x stays at equal weights.
 
     Returns:
       x [m], positive, summing to 1 up to rounding.
@@ -241,70 +243,10 @@ def interior_point(matrix: jax.Array, linear: jax.Array, *, tolerance: float = 1
     weights = jnp.full((size,), 1 / size, matrix.dtype)
     gradient = matrix @ weights + linear
     slacks = gradient - jnp.min(gradient) + jnp.max(jnp.abs(gradient))
-    start = _Interior(weights, slacks, jnp.int32(0), jnp.bool_(False))
+    start = _Interior(weights, slacks, jnp.int32(0), ~jnp.asarray(needed))
     return jax.lax.while_loop(lambda iterate: ~iterate.solved & (iterate.step < NEWTON_STEPS), step, start).weights
 
 
 def _longest(position: jax.Array, direction: jax.Array) -> jax.Array:
     """Largest step along `direction` that keeps `position` nonnegative; infinite if every step does."""
     return jnp.min(jnp.where(direction < 0, -position / direction, jnp.inf))
-
-
-class _Restricted(NamedTuple):
-    """Iterate of `few_coordinates`: x [m], its gradient [m] and gap, and the coordinates [size] of its program."""
-
-    weights: jax.Array
-    gradient: jax.Array
-    gap: jax.Array
-    members: jax.Array
-    step: jax.Array
-
-
-def few_coordinates(
-    matrix: jax.Array, linear: jax.Array, *, size: int, tolerance: float, floor: float
-) -> tuple[jax.Array, jax.Array]:
-    r"""Minimize by programs restricted to a few coordinates, for minimizers with few positive weights.
-
-    A restricted program has the coordinates with positive weight and, in its remaining places, those with the smallest
-    entries of the gradient, by which the objective falls fastest. It is solved by `interior_point`; the gradient in all
-    coordinates then tells whether its solution is that of the whole program. A step costs O(size^3 + size m), a step of
-    the interior-point method on the whole program O(m^3).
-
-    Args:
-      matrix: P [m, m].
-      linear: c [m].
-      size: coordinates of a restricted program, at most m.
-      tolerance, floor: see `interior_point`.
-
-    Returns:
-      x [m], nonnegative, summing to 1 up to rounding, and whether it is the minimizer: the tolerance is reached, and no
-      coordinate outside of the last restricted program has a gradient as small as those within. Such a coordinate
-      could have a share of the weight: identical clients have equal weights only if all of them are in the program.
-
-    Reference:
-      von Hohenbalken. Simplicial decomposition in nonlinear programming algorithms. Mathematical Programming 13, 1977.
-    """
-
-    def evaluate(weights: jax.Array, members: jax.Array, step: jax.Array) -> _Restricted:
-        gradient = matrix @ weights + linear
-        return _Restricted(weights, gradient, jnp.maximum(weights @ gradient - jnp.min(gradient), 0), members, step)
-
-    def allowed(iterate: _Restricted) -> jax.Array:
-        return tolerance * jnp.maximum(iterate.weights @ iterate.gradient, floor)
-
-    def solve_restricted(iterate: _Restricted) -> _Restricted:
-        order = jnp.where(iterate.weights > NEGLIGIBLE, -jnp.inf, iterate.gradient)
-        _, members = jax.lax.top_k(-order, size)
-        part = interior_point(matrix[members][:, members], linear[members], tolerance=min(tolerance, 1e-9), floor=floor)
-        weights = jnp.zeros_like(iterate.weights).at[members].set(part / jnp.sum(part))
-        return evaluate(weights, members, iterate.step + 1)
-
-    def unfinished(iterate: _Restricted) -> jax.Array:
-        return (iterate.step == 0) | ((iterate.gap > allowed(iterate)) & (iterate.step < RESTRICTED_PROGRAMS))
-
-    best = jnp.argmin(jnp.diagonal(matrix) / 2 + linear)
-    start = jnp.zeros(matrix.shape[0], matrix.dtype).at[best].set(1)
-    last = jax.lax.while_loop(unfinished, solve_restricted, evaluate(start, jnp.zeros(size, jnp.int32), jnp.int32(0)))
-    outside = last.gradient.at[last.members].set(jnp.inf)
-    is_alone = jnp.min(outside) > jnp.min(last.gradient) + allowed(last)
-    return last.weights, (last.gap <= allowed(last)) & (is_alone | (size == matrix.shape[0]))

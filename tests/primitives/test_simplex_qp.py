@@ -70,7 +70,7 @@ def test_singular_matrices_give_finite_symmetric_weights(solver):
     np.testing.assert_allclose(weights[:2], 0.25, atol=1e-5)
     np.testing.assert_array_equal(solution.gap[:2], 0)
     assert abs(weights[2] @ direction) < 1e-2
-    np.testing.assert_allclose(weights[2, 0], weights[2, 1], atol=1e-5)
+    np.testing.assert_allclose(weights[2, 0], weights[2, 1], atol=2e-4)
     np.testing.assert_allclose(weights[3], [0, 0, 0.5, 0.5], atol=1e-3)
 
 
@@ -147,19 +147,6 @@ def test_weights_do_not_depend_on_the_scale(scale):
     np.testing.assert_allclose(got.gap, want.gap, atol=1e-4)
 
 
-@pytest.mark.parametrize(("size", "batch"), [(2, 2), (5, 5), (7, 5)])
-def test_an_accelerator_solves_batch_after_batch(size, batch):
-    matrices = jnp.arange(5.0 * 4).reshape(5, 2, 2)
-
-    def solve(part):
-        assert part.shape == (batch, 2, 2)
-        return part.sum(axis=-1), part[:, 0, 0]
-
-    rows, corners = simplex_qp._solve_in_batches(solve, matrices, size)
-    np.testing.assert_array_equal(rows, matrices.sum(axis=-1))
-    np.testing.assert_array_equal(corners, matrices[:, 0, 0])
-
-
 def test_the_gap_is_the_relative_frank_wolfe_gap():
     matrices = random_matrices(3, 4)
     solution = solve_simplex_qp(jnp.asarray(matrices, jnp.float32), solver="projected_gradient", tolerance=1e-2)
@@ -202,75 +189,27 @@ def test_a_matrix_made_indefinite_by_rounding_is_solved():
         assert weights @ matrix @ weights < 1e-6 * np.abs(matrix).max()
 
 
-CLIENTS, SIZE = 40, 16
-
-
-@in_float64
-def few(matrix):
-    weights, found = simplex_solvers.few_coordinates(
-        matrix.astype(jnp.float64), jnp.zeros(CLIENTS), size=SIZE, tolerance=1e-9, floor=1e-12
-    )
-    return weights.astype(jnp.float32), found
-
-
-@in_float64
-def whole(matrix):
-    weights = simplex_solvers.interior_point(matrix.astype(jnp.float64), jnp.zeros(len(matrix)))
-    return weights.astype(jnp.float32)
-
-
-def solve_in_turn(matrices):
-    matrices = jnp.asarray(matrices, jnp.float32)
-    return simplex_qp._minimizers(matrices, jnp.zeros(matrices.shape[:2]), "auto", 1e-4, 1e-7)
-
-
-def distances(noise, clients=CLIENTS, spread=1.0, seed=0):
-    """The program of client 0: squared distances of the clients' means, and each one's noise."""
-    means = spread * np.random.default_rng(seed).normal(size=(clients, 60))
-    differences = means[0] - means
-    matrix = differences @ differences.T + np.diag(np.broadcast_to(noise, clients))
-    return (matrix / matrix.max()).astype(np.float32)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_few_weights_are_found_and_certain(seed):
-    matrix = distances(np.r_[60.0, np.full(CLIENTS - 1, 0.1)], seed=seed)
-    want = np.asarray(whole(matrix))
-    assert 2 <= (want > 1e-3).sum() <= SIZE
-    weights, found = few(matrix)
-    assert found
-    np.testing.assert_allclose(weights, want, atol=1e-5)
-    assert np.asarray(weights).sum() == pytest.approx(1)
-
-
-def test_many_weights_are_not_found():
-    # Everybody is equally good: the weights are 1 / CLIENTS each.
-    weights, found = few(np.eye(CLIENTS, dtype=np.float32))
-    assert not found
-    assert np.asarray(weights).sum() == pytest.approx(1)
-
-
-def test_equal_clients_outside_of_the_program_could_have_weight_too():
-    # The first half is one client without noise, so any weights among them are optimal; the others are far away.
-    matrix = np.full((CLIENTS, CLIENTS), 0.1, np.float32) + 0.9 * np.eye(CLIENTS, dtype=np.float32)
-    matrix[:20, :20] = 1e-3
-    _, found = few(matrix)
-    assert not found
-    matrix[SIZE:20, :] = matrix[:, SIZE:20] = matrix[-1, 0]
-    matrix[SIZE:20, SIZE:20] += 0.9 * np.eye(20 - SIZE, dtype=np.float32)
-    weights, found = few(matrix)
-    assert found
-    np.testing.assert_allclose(weights[:SIZE], 1 / SIZE, atol=1e-6)
-
-
-def test_auto_gives_small_programs_to_jaxopt_and_the_rows_it_misses_to_the_interior_point(monkeypatch):
-    equal, marked = jnp.full(6, 1 / 6), jnp.arange(6.0)
-    monkeypatch.setattr(simplex_solvers, "projected_gradient", lambda *_, **__: equal)
-    monkeypatch.setattr(simplex_solvers, "interior_point", lambda *_, **__: marked)
+def test_auto_gives_programs_to_jaxopt_and_those_it_misses_to_the_interior_point(monkeypatch):
     matrices = jnp.asarray(np.stack([np.eye(6), groups_of_clients(6)[0]]), jnp.float32)
-    np.testing.assert_array_equal(solve_in_turn(matrices), [equal, marked])
-    monkeypatch.setattr(simplex_solvers, "projected_gradient", lambda *_, **__: equal / 0 * 0)
-    np.testing.assert_array_equal(solve_in_turn(matrices), [marked, marked])
+
+    def solve(one):
+        return simplex_qp._minimizer(one, jnp.zeros(6), "auto", 1e-4, 1e-7)
+
+    interior = jnp.arange(6.0)
+    monkeypatch.setattr(simplex_solvers, "interior_point", lambda *_, needed, **__: jnp.where(needed, interior, 9))
+    for attempt in (jnp.full(6, 1 / 6), jnp.full(6, jnp.nan)):
+        monkeypatch.setattr(simplex_solvers, "projected_gradient", lambda *_, attempt=attempt, **__: attempt)
+        want = [attempt if jnp.isfinite(attempt[0]) else interior, interior]
+        for mapped in (jax.vmap(solve), lambda matrices: jax.lax.map(solve, matrices)):
+            np.testing.assert_array_equal(mapped(matrices), want)
+
+
+def test_an_interior_point_that_is_not_needed_takes_no_step():
+    def solve(needed):
+        return simplex_solvers.interior_point(jnp.diag(jnp.arange(1.0, 4)), jnp.zeros(3), tolerance=1e-4, needed=needed)
+
+    weights = jax.vmap(solve)(jnp.array([True, False]))
+    np.testing.assert_allclose(weights, [[6 / 11, 3 / 11, 2 / 11], [1 / 3] * 3], rtol=1e-2)
 
 
 @pytest.mark.parametrize("clients", [12, 30])
