@@ -96,14 +96,14 @@ def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp
         one.cell.spec() for one in (search_runs(block, "ditto", rates[1:])[0], tuned_run(block, "ditto", rates[1]))
     )
     rounds = {"field": (20, 50), "field-texts": (10, 10), "field-images": (10, 10)}
-    rounds |= {"field-heart": (20, 20), "field-watch": (20, 20)}
+    rounds |= dict.fromkeys(("field-heart", "field-watch", "field-networks"), (20, 20))
     rounds = rounds.get(block, (40, 40))
     assert (search.rounds, long.rounds) == rounds
     for request in (search, long):
         options = request
         assert (options.method, options.val_fraction is None) == ("ditto", False)
         assert request.hyper_parameters["lr"] == float(rates[1])
-        assert options.num_clients == {"field-heart": 4, "field-watch": 10}.get(block, 20)
+        assert options.num_clients == {"field-heart": 4, "field-watch": 10, "field-networks": 12}.get(block, 20)
         # A diverged client of one rate does not keep the search from its end.
         assert options.on_nan == ("stop" if block == "field-digits" else "skip-client")
 

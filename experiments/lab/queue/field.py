@@ -88,11 +88,22 @@ ADAPTER_METHODS = (
 )
 """Methods on a pretrained model."""
 
+# Training as in HtFLlib.
+_NETWORKS = (
+    *("--model", "lenet5,fedpac_cnn,fedavg_cnn", "--features", "64", "--num-clients", "12", "--s", "20"),
+    *("--train-size", "200", "--test-size", "100", "--val-fraction", "0.2", "--batch-size", "10", "--epochs", "1"),
+    *("--momentum", "0", "--weight-decay", "0", "--eval-every", "20", *_EVERY_RATE_ENDS),
+)
+
+MIXED_METHODS = ("local", "lg_fedavg", "fedgen_head", "fedgh", "fml", "fedkd", "fedmrl", "fd", "fedproto_g", "fedtgp")
+"""Methods of clients with different networks: HtFLlib's."""
+
 VARIANTS = {
     "ffa_lora": ("fedavg", "--adapter", "ffa_lora:8"),
     "fedsa_lora": ("fedper", "--personal", "lora_b|^head"),
     "linear_local": ("local", "--adapter", "linear_probe"),
     "linear_fedavg": ("fedavg", "--adapter", "linear_probe"),
+    "fedgen_head": ("fedgen", "--shared", "head"),
 }
 """Name in a comparison -> the method, and its further options."""
 
@@ -123,6 +134,11 @@ FIELDS = {
         *("watch", (*_SITES, "--model", "mlp", "--hidden", "64"), 20, 20, ("0.01", "0.03", "0.1")),
         together=True,
         tested=1010,
+    ),
+    "field-networks": Field(
+        "three networks, four clients each",
+        *(DATASET, _NETWORKS, 20, 20, ("0.03", "0.1", "0.3"), MIXED_METHODS),
+        together=True,
     ),
 }
 """Block -> its comparison."""
