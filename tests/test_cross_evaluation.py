@@ -8,7 +8,7 @@ from pages import block, executed
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from rounds import last_round
 
-from pfl_jax import InvalidInput, data
+from pfl_jax import InvalidInput, Settings, data, mixed, models, run
 from pfl_jax.cross_evaluation import cross_scores
 from pfl_jax.data import client_data
 from pfl_jax.data.corruption import STRENGTHS, corrupted
@@ -30,6 +30,21 @@ def test_each_model_is_scored_on_the_examples_of_each_client():
                 test = client_data(on, column, "test")
                 right = np.asarray(method.predict(personal, test.x)).argmax(axis=1) == np.asarray(test.y)
                 assert accuracy[number, column] == pytest.approx(right[np.asarray(test.mask)].mean())
+
+
+def test_models_of_different_networks_are_scored_alike():
+    federation = tiny_federation()
+    networks = [tiny_model(), models.mlp((6,), 3, hidden=(5, 4))]
+    method = mixed(lambda model: make_method("lg_fedavg", model, **HYPER_PARAMETERS), networks)
+    *_, last = run(method, federation, Settings(rounds=2), jax.random.key(0))
+    accuracy = cross_scores(method, federation, last.state)["accuracy"]
+    np.testing.assert_array_equal(np.diag(accuracy), last.received["accuracy"])
+    # The second client has the second network; its model on the third client's examples.
+    personal = jax.tree.map(lambda leaf: leaf[0], last.state.clients[1])
+    personal = method.methods[1].personalize(None, last.state.server[1], personal, None)
+    test = client_data(federation, 2, "test")
+    right = np.asarray(method.methods[1].predict(personal, test.x)).argmax(axis=1) == np.asarray(test.y)
+    assert accuracy[1, 2] == pytest.approx(right[np.asarray(test.mask)].mean())
 
 
 def test_the_page_shows_that_models_are_better_on_their_own_examples(capsys):
