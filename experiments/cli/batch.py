@@ -16,8 +16,6 @@ from experiments.cli.command import RunCommand
 from experiments.cli.parser import Folder, Hidden, parse
 from experiments.fields import Mark, marked, option_words, texts_of
 from experiments.folder import cached, stored_runs
-from experiments.folder.committed import ROOT
-from experiments.folder.load import Run
 from experiments.folder.run_folder import CONFIG, lock_folder, slug
 from experiments.folder.version import Trust
 from experiments.host.console import Terminal, duration, print_line
@@ -36,6 +34,15 @@ class Job(NamedTuple):
     cell: RunCommand
     folder: Path
     title: str
+
+
+class Progress(NamedTuple):
+    """What there is of a run: its state in words, the share of its rounds that remains, and its run time in seconds, of
+    runs together its share; None if it is not finished."""
+
+    words: str
+    left: float = 1.0
+    seconds: float | None = None
 
 
 def jobs_of_seeds(command: RunCommand, seeds: int, folder: Path, title: str, first: int = 0) -> list[Job]:
@@ -115,32 +122,18 @@ class Batch(abc.ABC):
         """Content of a job's folder; InvalidInput if it holds something else."""
         return cached.inspect(job.cell.spec(), job.folder, self.trust)
 
-    def committed_result(self, job: Job) -> Run | None:
-        """Committed result of a job, in place of its folder; None without one."""
-        return None
-
-    def seconds(self, job: Job) -> float | None:
-        """Run time of a finished job in seconds, its share of that of runs together; None if it is not finished."""
-        if self.inspect(job) == "finished":
-            return stored_runs.read(job.folder).seconds
-        kept = self.committed_result(job)
-        return None if kept is None else kept.seconds
-
-    def state(self, job: Job) -> tuple[str, float]:
-        """State of a job in words, such as "round 120 of 200", and the share of its rounds that remains."""
-        try:
-            state, kept = self.inspect(job), self.committed_result(job)
-            if kept is not None:
-                return f"finished, in {kept.path}", 0.0
-            if state != "unfinished":
-                return state, float(state != "finished")
-            if not (job.folder / CONFIG).exists():
-                return f"round 0 of {job.cell.spec().rounds}", 1.0
-            run = stored_runs.read(job.folder)
-            # Its rounds are those on its data, which may be embedded.
-            return f"round {run.round} of {run.spec.rounds}", 1 - run.round / run.spec.rounds
-        except InvalidInput as error:
-            return str(error), 1.0
+    def progress(self, job: Job) -> Progress:
+        """What there is of a job, "round 120 of 200"; InvalidInput if its folder holds something else."""
+        state = self.inspect(job)
+        if state in ("absent", "of other code"):
+            return Progress(state)
+        if not (job.folder / CONFIG).exists():
+            return Progress(f"round 0 of {job.cell.spec().rounds}")
+        run = stored_runs.read(job.folder)
+        if state == "finished":
+            return Progress(state, 0.0, run.seconds)
+        # Its rounds are those on its data, which may be embedded.
+        return Progress(f"round {run.round} of {run.spec.rounds}", 1 - run.round / run.spec.rounds)
 
     def update(self) -> None:  # noqa: B027 - a command may leave it out
         """Write the output so far; called after each group of runs."""
@@ -161,25 +154,22 @@ class Batch(abc.ABC):
     def preview(self, console: Console) -> None:
         """Print the command and the state of each run, and how much work remains."""
         jobs = self.jobs(console)
+        there = {job.folder: self._previewed(job) for job in jobs}
         for group in self.groups(jobs):
             if len(group) > 1:
                 print_line(console, f"{len(group)} runs together:", style="bold")
             for job in group:
-                print_line(console, f"{job.cell.command(job.folder)}  # {self.state(job)[0]}")
-        shares, left = [self.state(job)[1] for job in jobs], self.left(jobs)
-        time = "" if left is None else f"; about {duration(sum(left))} left"
-        print_line(console, f"{len(jobs)} runs, {shares.count(0.0)} of them finished{time}")
+                print_line(console, f"{job.cell.command(job.folder)}  # {there[job.folder].words}")
+        finished = sum(one.left == 0 for one in there.values())
+        time = "" if (left := seconds_left(jobs, there)) is None else f"; about {duration(left)} left"
+        print_line(console, f"{len(jobs)} runs, {finished} of them finished{time}")
 
-    def left(self, jobs: Sequence[Job]) -> list[float] | None:
-        """Estimated remaining seconds of each job; None before one is finished."""
-        done = {}
-        for job in jobs:
-            with contextlib.suppress(InvalidInput):
-                done[job.folder] = self.seconds(job) or 0.0
-        seconds = seconds_of_a_round(jobs, done)
-        if seconds is None:
-            return None
-        return [seconds * job.cell.spec().rounds * self.state(job)[1] for job in jobs]
+    def _previewed(self, job: Job) -> Progress:
+        """Progress, or why the run would be refused."""
+        try:
+            return self.progress(job)
+        except InvalidInput as error:
+            return Progress(str(error))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,14 +250,9 @@ def drive(batch: Batch, console: Console) -> None:
     """Run the missing runs, then write the command's output; the same command goes on after KeyboardInterrupt."""
     jobs = batch.jobs(console)
     # All folders first, so that a refusal comes before hours of work.
-    done = {job.folder: seconds for job in jobs if (seconds := batch.seconds(job)) is not None}
-    elsewhere = sum(job.folder in done and not job.folder.exists() for job in jobs)
-    print_line(
-        console,
-        f"{len(done)} of {len(jobs)} runs are there, in {batch.folder}"
-        + (f" and {ROOT.name} ({elsewhere})" if elsewhere else ""),
-    )
-    if others := sum(job.folder not in done and batch.inspect(job) == "of other code" for job in jobs):
+    there = {job.folder: batch.progress(job) for job in jobs}
+    print_line(console, f"{_finished(there)} are there, in {batch.folder}")
+    if others := sum(one.words == "of other code" for one in there.values()):
         raise InvalidInput(
             f"{others} of {len(jobs)} runs in {batch.folder} are of other code than today's: --accept-other-code uses "
             "them, and another --out makes all anew"
@@ -279,7 +264,7 @@ def drive(batch: Batch, console: Console) -> None:
             for group in groups:
                 with batch.claim(group) as is_mine:
                     if is_mine:
-                        _run_missing(batch, group, jobs, done, console)
+                        _run_missing(batch, group, jobs, there, console)
                     else:
                         busy.append(group)
             if len(busy) == len(groups):
@@ -288,43 +273,50 @@ def drive(batch: Batch, console: Console) -> None:
             groups = busy
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
-            f"{stop}; {len(done)} of {len(jobs)} runs are finished and stay in {batch.folder}: the same command goes on"
+            f"{stop}; {_finished(there)} are finished and stay in {batch.folder}: the same command goes on"
         ) from None
     if busy:
         print_line(
             console,
-            f"{len(done)} of {len(jobs)} runs are finished; other processes have the others: the same command collects "
+            f"{_finished(there)} are finished; other processes have the others: the same command collects "
             "them when all have ended",
         )
         return
-    if refused := sum(job.folder not in done for job in jobs):
-        raise InvalidInput(f"{len(done)} of {len(jobs)} runs are finished, {refused} were refused: see above")
+    if refused := sum(one.seconds is None for one in there.values()):
+        raise InvalidInput(f"{_finished(there)} are finished, {refused} were refused: see above")
     batch.finish(console)
 
 
+def _finished(there: Mapping[Path, Progress]) -> str:
+    """How many are finished: "3 of 10 runs"."""
+    return f"{sum(one.seconds is not None for one in there.values())} of {len(there)} runs"
+
+
 def _run_missing(
-    batch: Batch, group: Sequence[Job], jobs: Sequence[Job], done: dict[Path, float], console: Console
+    batch: Batch, group: Sequence[Job], jobs: Sequence[Job], there: dict[Path, Progress], console: Console
 ) -> None:
-    """Run the jobs of a group that are not finished, and add their seconds to `done`."""
+    """Run the jobs of a group that are not finished; `there` is what there is of all, before and afterwards."""
     # Another process may have finished some since.
-    done |= {job.folder: seconds for job in group if (seconds := batch.seconds(job)) is not None}
-    missing = [job for job in group if job.folder not in done]
+    there |= {job.folder: batch.progress(job) for job in group}
+    missing = [job for job in group if there[job.folder].seconds is None]
     if not missing:
         return
-    seconds = seconds_of_a_round(jobs, done)
-    rounds = sum(job.cell.spec().rounds for job in jobs if job.folder not in done)
     title = f"run {jobs.index(missing[0]) + 1} of {len(jobs)}: {missing[0].title}"
     title += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    print_line(console, title + (f"; about {duration(seconds * rounds)} left" if seconds else ""), style="bold")
+    left = seconds_left(jobs, there)
+    print_line(console, title + (f"; about {duration(left)} left" if left else ""), style="bold")
     batch.run(missing, console)
-    done |= {job.folder: seconds for job in missing if (seconds := batch.seconds(job)) is not None}
+    there |= {job.folder: batch.progress(job) for job in missing}
     batch.update()
 
 
-def seconds_of_a_round(jobs: Sequence[Job], done: Mapping[Path, float]) -> float | None:
-    """Mean time of a round of finished runs, of those in their folders if there are some: others may be of another
-    machine; None without one."""
-    finished = [job for job in jobs if done.get(job.folder)]
+def seconds_left(jobs: Sequence[Job], there: Mapping[Path, Progress]) -> float | None:
+    """Estimated time of all rounds that remain, each as long as the mean one of finished runs; of those in their
+    folders if there are some: others may be of another machine. None without one."""
+    finished = [job for job in jobs if there[job.folder].seconds]
     finished = [job for job in finished if job.folder.exists()] or finished
-    rounds = sum(job.cell.spec().rounds for job in finished)
-    return sum(done[job.folder] for job in finished) / rounds if rounds else None
+    if not finished:
+        return None
+    seconds = sum(there[job.folder].seconds or 0.0 for job in finished)
+    left = sum(job.cell.spec().rounds * there[job.folder].left for job in jobs)
+    return left * seconds / sum(job.cell.spec().rounds for job in finished)

@@ -256,7 +256,7 @@ def test_the_time_left_counts_each_run_of_a_group_once(tmp_path):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"runs_together": 4}))
         RunFolder(job.folder).finish({"seconds": 60.0})
         assert stored_runs.read(job.folder).seconds == 15
-    assert sum(order.left(jobs)) == pytest.approx(60)
+    assert batch.seconds_left(jobs, {job.folder: order.progress(job) for job in jobs}) == pytest.approx(60)
 
 
 def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):

@@ -17,7 +17,7 @@ def missing(out: Path, folder: Path, only: Sequence[str] = ()) -> list[tuple[str
     queue = Queue(only=tuple(only), out=folder, dry_run=True)
     there = {name for file in out.glob("queue/*.jsonl") for name in committed.read(file)}
     unfinished = [
-        job.folder.relative_to(folder).as_posix() for job in queue.jobs(Console()) if queue.seconds(job) is None
+        job.folder.relative_to(folder).as_posix() for job in queue.jobs(Console()) if queue.stored(job) is None
     ]
     blocks = {run.name: run.block for run in queue.wanted}
     return [(blocks[name], name) for name in unfinished if name not in there]

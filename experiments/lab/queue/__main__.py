@@ -29,7 +29,6 @@ from experiments.cli.parser import Folder, Hidden
 from experiments.fields import Argument
 from experiments.folder import committed
 from experiments.folder.committed import ResultStore
-from experiments.folder.load import Run
 from experiments.folder.version import Trust
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
@@ -103,6 +102,8 @@ class Queue(batch.Batch):
         if not self.dry_run:
             os.nice(NICENESS)
             print_line(console, f"process {os.getpid()}")
+        # A damaged file of results is refused at once, and not run by run.
+        self._library()
         return self._jobs()
 
     def _jobs(self) -> list[batch.Job]:
@@ -116,7 +117,7 @@ class Queue(batch.Batch):
 
     def finish(self, console: Console) -> None:
         # Results of a search add runs.
-        if any(self.seconds(job) is None for job in self._jobs()):
+        if any(self.stored(job) is None for job in self._jobs()):
             batch.drive(self, console)
 
     def _library(self) -> ResultStore:
@@ -124,23 +125,18 @@ class Queue(batch.Batch):
         files = sorted(self.root.glob("queue/*.jsonl"))
         return _store(self.root, tuple((file, file.stat().st_mtime_ns) for file in files))
 
-    def committed_result(self, job: batch.Job) -> Run | None:
-        return self._library().find(job.cell.spec())
+    def stored(self, job: batch.Job) -> batch.Progress | None:
+        """What the committed results say of a finished job; None if it is not among them."""
+        if (there := self._library().find(job.cell.spec())) is not None:
+            return batch.Progress("finished", 0.0, there.seconds)
+        diverged = self._library().has_diverged(self._planned(job).name, job.cell.spec())
+        return batch.Progress("diverged", 0.0, 0.0) if diverged else None
 
-    def seconds(self, job: batch.Job) -> float | None:
-        there = self.committed_result(job)
-        if there is not None:
-            return there.seconds
-        return 0.0 if self._has_diverged(job) else None
-
-    def _has_diverged(self, job: batch.Job) -> bool:
-        return self._library().has_diverged(self._planned(job).name, job.cell.spec())
-
-    def state(self, job: batch.Job) -> tuple[str, float]:
-        if self.seconds(job) is not None:
-            return ("diverged" if self._has_diverged(job) else "finished"), 0.0
-        state, share = super().state(job)
-        return ("finished, not stored" if state == "finished" else state), share
+    def progress(self, job: batch.Job) -> batch.Progress:
+        if (stored := self.stored(job)) is not None:
+            return stored
+        there = super().progress(job)
+        return there if there.seconds is None else batch.Progress("finished, not stored", 0.0)
 
     def _is_together(self, job: batch.Job) -> bool:
         compared = field.FIELDS.get(self._planned(job).block)
