@@ -173,7 +173,7 @@ def assignments(values: Mapping[str, Any]) -> str:
 
 
 def texts_of(words: Iterable[str]) -> dict[str, Any]:
-    """Option -> what words of a command line give it: a text, several, or True and False of switches."""
+    """Option -> what words of a command line give it: a text, several, or of what a switch switches True or False."""
     texts: dict[str, list[str]] = {}
     of_option: list[str] = []
     for word in words:
@@ -184,8 +184,3 @@ def texts_of(words: Iterable[str]) -> dict[str, Any]:
             of_option.append(word)
     switches = {name.removeprefix("no_"): not name.startswith("no_") for name, given in texts.items() if not given}
     return switches | {name: given[0] if len(given) == 1 else given for name, given in texts.items() if given}
-
-
-def given(words: Iterable[str]) -> set[str]:
-    """Names of the options among the words; switches by the name of what they switch."""
-    return {*texts_of(words)}

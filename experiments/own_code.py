@@ -8,30 +8,20 @@ result is taken for another's, after the text has changed. Files that it imports
 import functools
 import hashlib
 import inspect
-import json
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from experiments.choices import networks
 from experiments.fields import Mark, is_own, is_partition_file, marked
 from experiments.options import KINDS, RESULT_NEUTRAL
-from pfl_jax.base import Method, Model
-from pfl_jax.errors import InvalidInput, describe_value, first_line
+from pfl_jax.base import Method
+from pfl_jax.errors import InvalidInput, first_line
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import arguments, default_training
-from pfl_jax.networks.flax_modules import check_model, from_flax
-from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.metrics import Summary
-from pfl_jax.tasks import CLASSIFICATION, Task
 from pfl_jax.validation import hint, parts
 
 EXECUTED = marked(KINDS, Mark.CODE)
@@ -77,22 +67,6 @@ def weights_file(name: str) -> Path:
     """File of --weights, which may be its folder."""
     path = Path(name).expanduser().resolve()
     return path / "model.safetensors" if path.is_dir() else path
-
-
-def networks_file(options: Any) -> list[int] | None:
-    """Position of each client's network, of the file of --networks; None without one."""
-    if options.networks is None:
-        return None
-    name, number = options.networks, len(networks(options.model))
-    try:
-        found = json.loads(read(Path(name).expanduser()))
-    except ValueError:
-        raise InvalidInput(f"--networks {name} is no JSON") from None
-    if not isinstance(found, list) or not all(type(one) is int and 0 <= one < number for one in found):
-        raise InvalidInput(f"--networks {name} is no list of numbers from 0 to {number - 1}, one for each client")
-    if len(found) != (there := options.num_clients - options.held_out_clients):
-        raise InvalidInput(f"--networks {name} has {len(found)} entries, and there are {there} clients")
-    return found
 
 
 def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
@@ -159,81 +133,6 @@ def option_kind(name: str, parameter: inspect.Parameter) -> Any:
             "int, float, str, Literal[...], tuple[int, ...], or a union of these with None"
         )
     return kind
-
-
-def make_model(
-    name: str,
-    input_shape: Sequence[int],
-    num_classes: int,
-    input_dtype: Any = jnp.float32,
-    *,
-    task: Task | None = None,
-    head: str | None = None,
-    **own: Any,
-) -> Model:
-    """Model, built in or FILE.py:NAME of a function (input_shape, num_classes) -> a `Model` or a flax module.
-
-    Its task is `task`, None for its own one; `head` names that of a flax module; `own` are further arguments of a
-    built-in model.
-    """
-    if not is_own(name):
-        model = MODELS[name](input_shape, num_classes, **own)
-        return model if task is None else model._replace(task=task)
-    make = function("model", name)
-    try:
-        made = make(tuple(input_shape), num_classes)
-    except Exception as error:
-        raise InvalidInput(f"--model {name} fails for inputs of shape {tuple(input_shape)}: {said(error)}") from None
-    try:
-        if not isinstance(made, Model):
-            own_task = task or CLASSIFICATION
-            named = {} if head is None else {"head": head}
-            return from_flax(made, input_shape, num_classes, input_dtype=input_dtype, task=own_task, **named)
-        if head is not None:
-            raise InvalidInput("it is a Model, which has its head already: --head is for flax modules")
-        # The data says how many classes there are, but not how many outputs a model's own task has.
-        outputs = num_classes if task is not None or made.task.kind == "classes" else made.num_classes
-        made = made if task is None else made._replace(task=task)
-        check_model(made, input_shape, outputs, input_dtype=input_dtype)
-    except InvalidInput as error:
-        raise InvalidInput(f"--model {name}: {error}") from None
-    return made
-
-
-def own_task(name: str, input_shape: Sequence[int], num_classes: int) -> str:
-    """Name of the task that a model of one's own has by itself; `make_model` has found no fault with the model."""
-    made = function("model", name)(tuple(input_shape), num_classes)
-    return (made.task if isinstance(made, Model) else CLASSIFICATION).name
-
-
-def check_scores(task: Task, target: float | None) -> None:
-    """Raise InvalidInput for scores of a task that files cannot tell apart, or a target that is none of the primary."""
-    names, fixed = [one.name for one in task.scores], Summary._fields
-    if taken := [name for name in names if name in fixed or names.count(name) > 1]:
-        raise InvalidInput(
-            f"the score {taken[0]} of the task {task.name} needs a name of its own, none of {', '.join(fixed)}"
-        )
-    if target is not None and task.primary.percent and not 0 < target <= 100:
-        raise InvalidInput(f"--target-accuracy is a percentage of {task.primary.name}, not {target:g}")
-
-
-def with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype: Any, y: np.ndarray) -> Model:
-    """Model with the loss FILE.py:NAME, a function (outputs, y, mask) -> scalar, in its task."""
-    loss = function("loss", name)
-    x = jax.ShapeDtypeStruct((2, *input_shape), input_dtype)
-    labels = jax.ShapeDtypeStruct((2, *y.shape[1:]), y.dtype)
-    outputs = jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
-    try:
-        found = jax.eval_shape(loss, outputs, labels, jax.ShapeDtypeStruct((2,), bool))
-    except Exception as error:
-        raise InvalidInput(
-            f"--loss {name} fails for outputs {describe_value(outputs)} and y {describe_value(labels)}: {said(error)}"
-        ) from None
-    if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
-        raise InvalidInput(
-            f"--loss {name} gives {describe_value(found)}, not one number, the mean over the real examples"
-        )
-    return model._replace(task=model.task._replace(loss=loss))
 
 
 def said(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from experiments import presets
 from experiments.choices import CUSTOM
 from experiments.cli import parser
 from experiments.cli.parser import OptionGroup, options_of, summary
-from experiments.fields import Option, assignments, given
+from experiments.fields import Option, assignments, texts_of
 from experiments.host.exit_codes import exit_code
 from experiments.hyper_parameters import method_options
 from experiments.options import GROUPS, Options, names_of
@@ -55,7 +55,7 @@ def parse(dataset: str, words: Sequence[str]) -> Spec:
     chosen, _ = parser.split(words, [OptionGroup("", "", first)])
     of_file: dict[str, Any] = {}
     if (file := chosen.get("config")) is not None:
-        of_file = values_in(file, dict.fromkeys(given(words)), trust=chosen.get("trust", False))
+        of_file = values_in(file, texts_of(words), trust=chosen.get("trust", False))
         if (of := of_file.pop(DATASET, dataset)) != dataset:
             raise InvalidInput(f"--config {file} is for {of}, not {dataset}")
     if chosen.get("resume") is not None and "method" not in chosen:

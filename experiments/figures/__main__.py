@@ -20,7 +20,7 @@ from rich.console import Console
 from experiments.cli import batch
 from experiments.cli.batch import MeasuredBatch
 from experiments.cli.parser import Names, choose
-from experiments.fields import Argument, flag, given
+from experiments.fields import Argument, flag, texts_of
 from experiments.figures import fedas, fedpac
 from experiments.figures.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder
@@ -73,7 +73,7 @@ class Figures(MeasuredBatch):
                 raise InvalidInput(f"{flag(option)} has no effect on {self.content.title}")
         for runs in self.every:
             own = runs.varied | {*self.content.fixed, "seed", "out", "resume", "method", "preset", "target_accuracy"}
-            if fixed := sorted(given(self.words) & own):
+            if fixed := sorted(texts_of(self.words).keys() & own):
                 why = "whose runs have all their rounds" if fixed[0] == "target_accuracy" else "which sets it itself"
                 raise InvalidInput(f"{flag(fixed[0])} cannot be given for {self.content.title}, {why}")
             # Words that mean nothing are refused now, before a folder is made.

@@ -12,17 +12,17 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments import identity, own_code
+from experiments import identity
 from experiments.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
 from experiments.fields import assignments, is_own, is_partition_file
 from experiments.folder.run_folder import ExampleCounts
 from experiments.host.console import print_notice, warnings_as_notes
+from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
-from experiments.host.processes import Processes
 from experiments.hyper_parameters import parse_schedule, scheduled
 from experiments.options import Options, read_with
 from experiments.own_code import label, method_factory, said
-from experiments.run.models import model_of, models_of
+from experiments.run.models import check_scores, model_of, models_of, networks_file, own_task
 from experiments.spec import Spec, settings_of
 from pfl_jax import simulate
 from pfl_jax.base import Method, Model
@@ -186,7 +186,7 @@ def _notes(spec: Spec, dataset: Dataset) -> list[str]:
 
         notes += own_data.notes(dataset)
     if is_own(spec.model) and spec.task is not None:
-        own = own_code.own_task(spec.model, dataset.input_shape, model_of(spec, dataset).num_classes)
+        own = own_task(spec.model, dataset.input_shape, model_of(spec, dataset).num_classes)
         if own not in (spec.task, CLASSIFICATION.name):
             notes.append(f"--task {spec.task} takes the place of the model's own task, {own}, and of its scores")
     for is_for, there, why in (
@@ -217,7 +217,7 @@ def assemble(
         data, newcomers = federated.hold_out(data, spec.held_out_clients)
     counts = np.asarray(data.train_count)
     method = make_method(spec, dataset)
-    own_code.check_scores(at_round(method, 0).task, spec.target_accuracy)
+    check_scores(at_round(method, 0).task, spec.target_accuracy)
     if spec.device_trace is not None:
         trace, sent = clock.read_devices(spec.device_trace), traffic(method, data)
         planned = clock.timetable(
@@ -250,7 +250,7 @@ def _values(spec: Spec) -> dict[str, Any]:
 def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
     """Method of a run, a schedule where hyper-parameters change with the round; `values` are in their place."""
     models, factory = models_of(spec, dataset), method_factory(spec.method)
-    positions = own_code.networks_file(spec)
+    positions = networks_file(spec)
     hyper_parameters = _values(spec) | values
     augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if spec.augment else None
 

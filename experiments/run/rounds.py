@@ -13,8 +13,8 @@ from rich.console import Console
 from experiments.folder import load
 from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded, strict
 from experiments.host.console import RoundProgress, print_line, print_notice
+from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
-from experiments.host.processes import Processes
 from experiments.identity import visits
 from experiments.run.build import Experiment
 from experiments.run.records import identity, info_record

@@ -16,9 +16,9 @@ from experiments.folder.load import read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
 from experiments.folder.version import Trust
 from experiments.host.console import Terminal, print_line, print_notice, print_text
+from experiments.host.distributed import LOST, EndedAlone, Processes, lost
 from experiments.host.exit_codes import INTERRUPTED, INVALID, stoppable
 from experiments.host.jax_config import devices, prepare
-from experiments.host.processes import LOST, EndedAlone, Processes, lost
 from experiments.own_code import CODE, identifier
 from experiments.run import build
 from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place

@@ -30,7 +30,7 @@ from experiments import DATASETS
 from experiments.cli import batch
 from experiments.cli.command import RunCommand
 from experiments.cli.parser import Hidden
-from experiments.fields import Argument, Mark, NotInSweeps, flag, given, marked, noted, option_words
+from experiments.fields import Argument, Mark, NotInSweeps, flag, marked, noted, option_words, texts_of
 from experiments.folder.run_folder import claimed, digest, slug
 from experiments.host.exit_codes import leave
 from experiments.identity import relevant_options
@@ -92,7 +92,7 @@ class Sweep(batch.Batch):
 
     def check(self) -> None:
         self._first_group(0)
-        asked, options = given(self.words), {name.rpartition(".")[2] for name in self.values}
+        asked, options = {*texts_of(self.words)}, {name.rpartition(".")[2] for name in self.values}
         for name, notes in noted(KINDS, NotInSweeps).items():
             if name in options | asked:
                 raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {notes[0].reason}")
@@ -168,7 +168,7 @@ class Sweep(batch.Batch):
     def _preset(self) -> tuple[str, ...]:
         """The preset of a sweep over methods with other ones, which would be compared in unlike settings."""
         named = {preset_of(self.dataset, method) for method in self.values.get("method", ())}
-        is_given = "preset" in self.values or "preset" in given(self.words)
+        is_given = "preset" in self.values or "preset" in texts_of(self.words)
         return () if is_given or len(named) < 2 else ("--preset", DEFAULT_PRESET[self.dataset])
 
     def jobs_of(self, setting: Setting) -> list[batch.Job]:

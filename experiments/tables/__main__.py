@@ -22,7 +22,7 @@ from experiments.cli import batch
 from experiments.cli.batch import MeasuredBatch
 from experiments.cli.command import RunCommand
 from experiments.cli.parser import Names, choose
-from experiments.fields import Argument, flag, given
+from experiments.fields import Argument, flag, texts_of
 from experiments.folder import load
 from experiments.folder.load import Run
 from experiments.host.console import print_line
@@ -65,7 +65,7 @@ class Tables(MeasuredBatch):
         choose("paper", [self.paper], NUMBERS)
         choose("table", [str(self.table)], NUMBERS[self.paper])
         self.check_procedure()
-        fixed = sorted(given(self.words) & settings.FIXED)
+        fixed = sorted(texts_of(self.words).keys() & settings.FIXED)
         if fixed:
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
             raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table: {hint}")

@@ -16,9 +16,9 @@ from test_command_line import process
 
 from experiments.cli.command import parse
 from experiments.folder.run_folder import METRICS
-from experiments.host import distributed, processes
+from experiments.host import distributed
+from experiments.host.distributed import LOST, _one_line
 from experiments.host.jax_config import devices
-from experiments.host.processes import LOST, _one_line
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 
@@ -136,9 +136,9 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on(tmp_path, victim, n
 
 
 def test_a_lost_process_is_told_from_other_errors():
-    assert processes.lost(RuntimeError("INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"))
-    assert not processes.lost(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
-    assert not processes.lost(InvalidInput("the folder barrier-study is not empty"))
+    assert distributed.lost(RuntimeError("INTERNAL: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]"))
+    assert not distributed.lost(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
+    assert not distributed.lost(InvalidInput("the folder barrier-study is not empty"))
 
 
 @pytest.mark.slow

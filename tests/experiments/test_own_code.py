@@ -5,6 +5,7 @@ import re
 import sys
 
 import jax
+import numpy as np
 import pytest
 from run_folders import summary
 
@@ -15,6 +16,7 @@ from experiments.folder import stored_runs
 from experiments.folder.cached import inspect
 from experiments.identity import relevant_options
 from experiments.report.__main__ import main as report
+from experiments.run.models import own_model
 from experiments.run.resume import resumed
 from pfl_jax import InvalidInput
 
@@ -216,11 +218,11 @@ def test_the_head_of_a_flax_module_is_named_on_the_command_line(tmp_path, capsys
         "def model(input_shape, num_classes):\n"
         "    return networks.from_flax(net(input_shape, num_classes), input_shape, num_classes, head='layers_2')\n"
     )
-    made = own_code.make_model(f"{file}:net", (8,), 3, head="layers_2")
+    made = own_model(f"{file}:net", (8,), 3, np.float32, None, "layers_2")
     shapes = jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(made.init, jax.random.key(0)))
     assert shapes["head"] == {"bias": (3,), "kernel": (4, 3)}
     with pytest.raises(InvalidInput, match="it is a Model, which has its head already"):
-        own_code.make_model(f"{file}:model", (8,), 3, head="layers_2")
+        own_model(f"{file}:model", (8,), 3, np.float32, None, "layers_2")
     # It is a part of what a run is.
     one, other = (parse("digits", ["--model", f"{file}:net", "--head", name]) for name in ("layers_0", "layers_2"))
     assert relevant_options(one) != relevant_options(other)

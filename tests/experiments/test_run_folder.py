@@ -29,8 +29,8 @@ from experiments.folder.run_folder import (
     score_text,
 )
 from experiments.host.console import Terminal
+from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
-from experiments.host.processes import Processes
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
 from experiments.show.tables import Table, results_table
