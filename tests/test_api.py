@@ -104,6 +104,20 @@ def test_a_module_and_what_it_holds_have_different_names():
         assert getattr(pfl_jax.methods, name) is factory
 
 
+EACH_FORM_OF_IMPORT = """
+import pfl_jax.methods.fedper
+import pfl_jax.methods.fedper as renamed
+from pfl_jax.methods import fedper as of_package
+from pfl_jax.methods.fedper import fedper
+from pfl_jax.methods.fedpac_proto import prototype_weights
+assert pfl_jax.methods.fedper is renamed is of_package is fedper
+"""
+
+
+def test_each_form_of_import_gives_the_factory():
+    subprocess.run([sys.executable, "-c", EACH_FORM_OF_IMPORT], cwd=ROOT.parent, check=True)
+
+
 FACTORIZED = """
 import os, sys, threadpoolctl
 def threads(folder):

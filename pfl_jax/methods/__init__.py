@@ -1,8 +1,9 @@
 """Registry of all methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
 
-A new method needs one file in this folder and one line in METHODS. Other names of such a file, for example
-FedPAC's prototype weights, are imported from it directly: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
-`pfl_jax.methods.fedpac_proto` itself is always the factory, also after `import pfl_jax.methods.fedpac_proto`.
+A new method needs one file in this folder and one line in METHODS. The name of a method is always its factory, whatever
+was imported: `import pfl_jax.methods.fedper as one`, `from pfl_jax.methods import fedper` and
+`from pfl_jax.methods.fedper import fedper` give the same function. So other names of such a file, for example FedPAC's
+prototype weights, come from the file alone: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
 """
 
 from collections.abc import Callable
