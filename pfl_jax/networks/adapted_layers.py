@@ -38,7 +38,6 @@ def intercepted(called: Callable[[Any], str | None], handle: Callable[..., Any])
 def kind_of(layer: Any) -> str | None:
     """Kind of a layer with a kernel, of flax.linen, flax.nnx or this project; None for other parts of a network."""
     kinds: dict[type, str] = {
-        layers.ConvBlock: "block",
         layers.Dense: "dense",
         nn.Dense: "dense",
         nn.DenseGeneral: "dense",
@@ -50,12 +49,6 @@ def kind_of(layer: Any) -> str | None:
 
         kinds = {nnx.Linear: "dense", nnx.LinearGeneral: "dense", nnx.Conv: "convolution", nnx.Embed: "embedding"}
     return next((kind for one, kind in kinds.items() if isinstance(layer, one)), None)
-
-
-def multiplied(layer: Any) -> str | None:
-    """Method of a layer whose output is linear in its kernel, apart from a bias; None for layers without one."""
-    kind = kind_of(layer)
-    return "before_pooling" if kind == "block" else kind and "__call__"
 
 
 def called_layer(layer: Any) -> str | None:
@@ -89,8 +82,6 @@ def contract(layer: Any, inputs: Sequence[int], x: jax.Array, kernel: jax.Array)
     if kind == "dense":
         return x.reshape(*x.shape[: x.ndim - len(inputs)], -1) @ kernel
     kernel = kernel.reshape(*inputs, -1)
-    if kind == "block":
-        return layers.convolve(x, kernel, layer.padding)
     if not isinstance(layer, nn.Module):
         return _nnx_convolution(layer, x, kernel)
     like = layer.clone(parent=None, name=None, features=kernel.shape[-1], use_bias=False)

@@ -132,7 +132,7 @@ def bottleneck(
 ) -> Model:
     """Model whose backbone is small perceptrons after layers: y + gelu(y D) U for the outputs y of a frozen layer.
 
-    D is uniform as in `lora`, U is zero.
+    D is uniform as in `lora`, U is zero. Pooling and activation come after them.
 
     Args:
       size: of the hidden layer, columns of D and rows of U.
@@ -155,7 +155,7 @@ def bottleneck(
         return y + nn.gelu(y @ adapter["down"]) @ adapter["up"]
 
     kinds = {"input_dtype": input_dtype, "frozen_dtype": frozen_dtype}
-    return adapted(model, input_shape, Adapter(init, apply), targets, called=adapted_layers.called_layer, **kinds)
+    return adapted(model, input_shape, Adapter(init, apply), targets, **kinds)
 
 
 def prompts(
@@ -218,14 +218,14 @@ def adapted(
     *,
     input_dtype: Any = jnp.float32,
     frozen_dtype: Any = jnp.float32,
-    called: Callable[[Any], str | None] | None = None,
+    called: Callable[[Any], str | None] = adapted_layers.called_layer,
 ) -> Model:
     """Model whose backbone is the adapters of some layers; the model's own backbone is frozen.
 
     Args:
       adapter: what each layer gets.
       called: layer, or any part of the network -> name of the method whose outputs get the adapter; None for a layer
-        that cannot have one. By default what is linear in a layer's kernel, with or without its bias.
+        that cannot have one. By default layers with a kernel.
       model, input_shape, targets, input_dtype, frozen_dtype: see `lora`; with None for targets no layer gets one.
 
     Raises:
@@ -233,7 +233,6 @@ def adapted(
     """
     pattern = None if targets is None else pattern_of("targets", targets)
     backbone = jax.jit(lambda key: model.init(key)["backbone"])(jax.random.key(0))
-    called = adapted_layers.multiplied if called is None else called
     every = _sites(model, backbone, jax.ShapeDtypeStruct((2, *input_shape), input_dtype), called)
     sites = {path: site for path, site in every.items() if pattern and pattern.search("/".join(path))}
     if pattern and not sites:
@@ -300,7 +299,7 @@ def _sites(
             features = layer.features if isinstance(layer, nn.Module) else getattr(layer, "out_features", 1)
             outputs = len(features) if isinstance(features, tuple) else 1
             found[path] = Site(path, kernel.shape[:-outputs], kernel.shape[-outputs:])
-        elif path and adapted_layers.multiplied(layer) is None and hasattr(output, "shape"):
+        elif path and adapted_layers.kind_of(layer) is None and hasattr(output, "shape"):
             found[path] = Site(path, (), output.shape[-1:])
         return output
 

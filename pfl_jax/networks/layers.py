@@ -65,22 +65,13 @@ class ConvBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (self.size, self.size, x.shape[-1], self.features)
-        init = torch_uniform(math.prod(shape[:3]))
-        kernel = self.param("kernel", init, shape)
-        bias = self.param("bias", init, (self.features,))
-        y = nn.max_pool(self.before_pooling(x, kernel), (2, 2), strides=(2, 2))
-        return self.activation(y + bias)
-
-    def before_pooling(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Convolution of x with kernel, in a method of its own: adapters add to its result."""
-        return convolve(x, kernel, self.padding)
-
-
-def convolve(x: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-    """Convolution of images x [B, H, W, Cin] with a kernel [kh, kw, Cin, Cout], and padding by zeros on each side."""
-    sides = ((padding, padding), (padding, padding))
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), sides, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        init = torch_uniform(self.size**2 * x.shape[-1])
+        sides = (self.size, self.size)
+        convolution = nn.Conv(self.features, sides, padding=self.padding, use_bias=False, kernel_init=init)
+        # The kernel is beside the bias.
+        nn.share_scope(self, convolution)
+        y = nn.max_pool(convolution(x), (2, 2), strides=(2, 2))
+        return self.activation(y + self.param("bias", init, (self.features,)))
 
 
 def last_state(width: int, x: jax.Array, real: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ from flax import nnx
 
 from pfl_jax import InvalidInput, models, networks
 from pfl_jax.networks.adapters import bottleneck, linear_probe, lora, prompts
+from pfl_jax.networks.layers import assemble
 
 
 class Layers(nn.Module):
@@ -183,6 +184,20 @@ def test_bottleneck_adapters_are_perceptrons_after_layers():
     states = jax.nn.relu(states + nn.gelu(states @ own["down"]) @ own["up"])
     wanted = jax.nn.relu(states @ base["fc2"]["kernel"] + base["fc2"]["bias"])
     np.testing.assert_allclose(adapted.features({"fc1": own}, x), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_bottleneck_adapters_of_a_block_come_after_its_convolution():
+    model = assemble(models.Backbone(((4, 3, 1),), (5,), jax.nn.relu), 5, (6, 6, 2), 3)
+    adapted = bottleneck(model, (6, 6, 2), size=3, targets="conv1")
+    own, x = moved(adapted.init(jax.random.key(0))["backbone"]), jax.random.normal(jax.random.key(1), (4, 6, 6, 2))
+    conv1, fc1 = (adapted.frozen.read()["base"][name] for name in ("conv1", "fc1"))
+    states = jax.lax.conv_general_dilated(
+        x, conv1["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    states = states + nn.gelu(states @ own["conv1"]["down"]) @ own["conv1"]["up"]
+    states = jax.nn.relu(states.reshape(4, 3, 2, 3, 2, 4).max((2, 4)) + conv1["bias"]).reshape(4, -1)
+    wanted = jax.nn.relu(states @ fc1["kernel"] + fc1["bias"])
+    np.testing.assert_allclose(adapted.features(own, x), wanted, rtol=1e-4, atol=1e-5)
 
 
 class Means(nn.Module):
