@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,7 +15,7 @@ from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded
 from experiments.folder.stored_runs import Group, plain
 from experiments.papers import settings
 from experiments.show.curves import chosen_on, goodness, ordered
-from experiments.show.tables import NOTHING, mean_text
+from experiments.show.tables import Table, mean_text
 
 _HEADINGS = {"std": "std over clients", "worst_decile": "worst decile", "jain": "Jain"}
 _HEADINGS |= {"macro_f1": "macro F1", "auc": "AUC"}
@@ -26,19 +25,6 @@ _SUBSETS = {"honest": HONEST, "attackers": ATTACKERS, "new clients": "new_client
 
 Row: TypeAlias = Mapping[str, str | None]
 """Heading of a column -> text or markup; the first names the row."""
-
-
-class Table:
-    """Rows under the headings of all of them, columns without any content left out; `strong` are the numbers of rows
-    that stand out."""
-
-    def __init__(self, rows: Sequence[Row], strong: Sequence[int] = ()):
-        names = dict.fromkeys(itertools.chain.from_iterable(rows))
-        self.columns = [name for name in names if any(row.get(name) for row in rows)]
-        self.rows, self.strong = [[row.get(name) or NOTHING for name in self.columns] for row in rows], strong
-        self.numbers = [
-            all(re.match(r"(<.*?>)?[-\d+\N{MINUS SIGN}—]", text) for text in of) for of in zip(*self.rows, strict=True)
-        ]
 
 
 code = Markup("<code>{}</code>").format
@@ -52,7 +38,7 @@ def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
         by = [goodness(group, protocol, on) for group in groups]
         known = len(groups) > 1 and max(by) > -math.inf
         best = [number for number, one in enumerate(by) if known and one == max(by)]
-        made[protocol] = Table([_result(group, protocol) for group in groups], best)
+        made[protocol] = Table.of("", [_result(group, protocol) for group in groups], best)
     return made
 
 
@@ -140,7 +126,7 @@ def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:
     rows: list[Row] = [{"option": code(name)} | of for name, of in apart.items()]
     if len(names) > len(apart):
         rows = [{"setting": label} | {name: of[label] for name, of in apart.items()} for label in names]
-    return Table(rows) if apart else None, alike
+    return Table.of("", rows) if apart else None, alike
 
 
 def _named(name: str) -> str:
@@ -163,4 +149,4 @@ def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[s
         if name not in alike
         for value, who in of.items()
     ]
-    return Table(rows) if rows else None, alike
+    return Table.of("", rows) if rows else None, alike

@@ -2,9 +2,10 @@
 
 import csv
 import io
+import itertools
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -73,21 +74,36 @@ def _latex(text: str) -> str:
 
 
 class Table(NamedTuple):
-    """Table of texts: words in the first column, numbers in the others; `notes` are sentences below it."""
+    """Table of texts: words in the first column, numbers in the others; `notes` are sentences below it, `strong` the
+    numbers of rows that stand out on a page."""
 
     title: str
     heads: Sequence[str]
     rows: Sequence[Sequence[Any]]
     notes: Sequence[str] = ()
+    strong: Sequence[int] = ()
 
-    def terminal(self, **options: Any) -> rich.table.Table:
-        """The table without its notes for rich; `options` are those of `rich.table.Table`."""
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, str | None]], strong: Sequence[int] = ()) -> "Table":
+        """Table of rows by the heads of their columns; columns without any content are left out."""
+        names = dict.fromkeys(itertools.chain.from_iterable(rows))
+        heads = [name for name in names if any(row.get(name) for row in rows)]
+        return cls(title, heads, [[row.get(name) or NOTHING for name in heads] for row in rows], strong=strong)
+
+    @property
+    def has_numbers(self) -> list[bool]:
+        """Of each column whether its texts, which may be HTML, are numbers."""
+        number = re.compile(r"(<.*?>)?[-\d+\N{MINUS SIGN}—]|$")
+        return [all(number.match(row[index]) for row in self.rows) for index in range(len(self.heads))]
+
+    def terminal(self, ends: Collection[int] = (), **options: Any) -> rich.table.Table:
+        """The table without its notes for rich, whose `options` these are, with lines below the rows `ends`."""
         table = rich.table.Table(title=self.title, **options)
-        for index, head in enumerate(self.heads):
+        for head, has_numbers in zip(self.heads, self.has_numbers, strict=True):
             widest = max((len(word) for word in head.split()), default=0)
-            table.add_column(head, justify="right" if index else "left", overflow="fold", min_width=widest)
-        for row in self.rows:
-            table.add_row(*row)
+            table.add_column(head, justify="right" if has_numbers else "left", overflow="fold", min_width=widest)
+        for place, row in enumerate(self.rows):
+            table.add_row(*row, end_section=place in ends)
         return table
 
     def text(self, ending: str) -> str:
@@ -153,7 +169,7 @@ def results_table(
             row = {"protocol": protocol, "round": f"{word} ({line['round']})"} | _figures(line[protocol], task)
             if VALIDATION in last:
                 row["val."] = with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent)
-            row |= {"paper": paper} if paper is not None and (protocol, word) == (paper_by, of_paper) else {}
+            row["paper"] = (paper or "") if (protocol, word) == (paper_by, of_paper) else ""
             rows.append(row | {"clients": load.over([line[protocol]], everyone).removesuffix(" clients")})
         ends.add(len(rows) - 1)
     is_partial = any(row["clients"] for row in rows)
@@ -169,14 +185,8 @@ def results_table(
     if VALIDATION in last:
         caption += f"; val.: {primary.name} on validation examples, by which the best round is chosen"
     caption += "; clients: those that have a score" * is_partial
-    table = rich.table.Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    names = ["protocol", "round", *_figures(last["received"], task), "val.", "paper", "clients"]
-    names = [name for name in names if any(row.get(name) for row in rows)]
-    for name in names:
-        table.add_column(name, justify="left" if name in ("protocol", "round") else "right", overflow="fold")
-    for place, row in enumerate(rows):
-        table.add_row(*(row.get(name, NOTHING) for name in names), end_section=place in ends)
-    return table
+    form: Any = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+    return Table.of(title, rows).terminal(ends, caption=caption, **form)
 
 
 def _figures(summary: dict[str, Any], task: Task) -> dict[str, str]:

@@ -58,7 +58,7 @@ def test_clients_are_compared_one_by_one_after_the_last_round(runs):
     assert (list(found.scores), found.seeds, found.round) == (["fedpac", "fedper", "local"], [0, 1, 2], 4)
     for method, rows in found.scores.items():
         np.testing.assert_array_equal(rows, [accuracies[method, seed] for seed in range(3)])
-    _, heads, rows, notes = table(found)
+    _, heads, rows, notes, _ = table(found)
     assert heads[-2:] == ["worse than fedpac", "worse than local"]
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     want = difference(found.scores["local"], found.scores["fedpac"])
@@ -73,7 +73,7 @@ def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
     folder, _ = runs
     for path in folder.glob("*-[12]"):
         (path / "metrics.jsonl").unlink()
-    _, heads, rows, notes = table(compared(folder), "local")
+    _, heads, rows, notes, _ = table(compared(folder), "local")
     assert "minus local" in heads
     assert heads.count("worse than local") == 1
     assert rows[-1][0] == "local"
@@ -105,7 +105,7 @@ def test_of_errors_the_smallest_is_the_best(runs):
         edit(path, task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
     found = compared(folder)
     assert list(found.scores) == ["local", "fedper", "fedpac"]
-    _, heads, rows, _ = table(found)
+    _, heads, rows, _, _ = table(found)
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     assert by_name["fedpac"]["worse than local"] == "100 %"
     assert float(by_name["fedpac"]["worst tenth"]) > float(by_name["fedpac"]["mean"].split()[0])
@@ -190,7 +190,7 @@ def test_the_files_of_the_command(runs, tmp_path, capsys):
 
 def test_the_worst_tenth_is_the_number_of_clients_nearest_to_a_tenth():
     scores = {"one": [np.arange(15.0)], "other": [np.arange(15.0)]}
-    _, _, rows, _ = table(Compared("digits", "accuracy in %", True, [0], 4, scores, []))
+    _, _, rows, _, _ = table(Compared("digits", "accuracy in %", True, [0], 4, scores, []))
     assert rows[0][2] == "0.50"
 
 
@@ -200,7 +200,7 @@ def test_a_method_that_diverged_is_left_out(runs):
     *before, last = map(json.loads, path.read_text().splitlines())
     last["received"]["mean"], last["received_per_client"] = None, [None] * 5
     path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
-    _, _, rows, notes = table(compared(folder))
+    _, _, rows, notes, _ = table(compared(folder))
     assert {row[0] for row in rows} == {"fedpac", "local"}
     assert "Left out, since a run has no finite mean in the end: fedper." in notes
 
@@ -240,7 +240,7 @@ def test_time_to_a_target(runs, capsys):
             for line, mean in zip(run.lines, means[group.method], strict=True):
                 line["received"]["mean"] = 90 if (group.method, run.seed) == ("local", 1) else mean
                 line["virtual_seconds"] = 100 * line["round"] + run.seed
-    _, heads, rows, _ = with_target(table(read(groups, "received")), groups, compared(folder), "received", 80)
+    _, heads, rows, _, _ = with_target(table(read(groups, "received")), groups, compared(folder), "received", 80)
     assert heads[-2:] == ["rounds to 80", "time to 80"]
     assert [row[-2:] for row in rows] == [["2.0", "3:21"], ["4.0", "6:41"], ["—", "—"]]
 

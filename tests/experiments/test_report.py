@@ -54,29 +54,29 @@ def runs(tmp_path):
 
 def test_several_networks_have_a_mean_each(runs):
     (group, _), _ = groups_of(runs)
-    assert "by network" not in tables.results([group])["received"].columns
+    assert "by network" not in tables.results([group])["received"].heads
     for run in group.runs:
         run.config["networks"] = ["mlp", "resnet8", "mlp", "resnet8", "mlp"]
     scores = np.array([run.lines[-1]["received_per_client"] for run in group.runs])
     want = f"mlp {scores[:, ::2].mean():.2f}, resnet8 {scores[:, 1::2].mean():.2f}"
     table = tables.results([group])["received"]
-    assert dict(zip(table.columns, table.rows[0], strict=True))["by network"] == want
+    assert dict(zip(table.heads, table.rows[0], strict=True))["by network"] == want
     # A client without a score is in no mean.
     for run in group.runs:
         run.lines[-1]["received_per_client"][0] = None
     table = tables.results([group])["received"]
     want = f"mlp {scores[:, 2::2].mean():.2f}, resnet8 {scores[:, 1::2].mean():.2f}"
-    assert dict(zip(table.columns, table.rows[0], strict=True))["by network"] == want
+    assert dict(zip(table.heads, table.rows[0], strict=True))["by network"] == want
 
 
 def test_a_mean_over_some_of_the_clients_says_so(runs):
     (group, _), _ = groups_of(runs)
-    assert "clients" not in tables.results([group])["trained"].columns
+    assert "clients" not in tables.results([group])["trained"].heads
     for run, count in zip(group.runs, (3, 4), strict=True):
         run.lines[-1]["trained"]["clients"] = count
     made = tables.results([group])
-    assert dict(zip(made["trained"].columns, *made["trained"].rows, strict=True))["clients"] == "3 to 4 of 5"
-    assert "clients" not in made["received"].columns
+    assert dict(zip(made["trained"].heads, *made["trained"].rows, strict=True))["clients"] == "3 to 4 of 5"
+    assert "clients" not in made["received"].heads
     curve = next(one for one in charts.curves([group]) if one.title == charts.PROTOCOL_TITLES["trained"])
     assert curve.caption == "Means over 3 to 5 of 5 clients."
     assert charts.curves([group])[0].caption == ""
@@ -164,7 +164,7 @@ def test_settings_of_one_label_on_different_data_are_told_apart(tmp_path):
     }
     apart, alike = tables.options(of_kinds["digits a"])
     (row,) = [row for row in apart.rows if "--lam<" in row[0]]
-    assert dict(zip(apart.columns[1:], row[1:], strict=True)) == {"fedpac": "0.5", "fedper": "—"}
+    assert dict(zip(apart.heads[1:], row[1:], strict=True)) == {"fedpac": "0.5", "fedper": "—"}
     assert (alike["--rounds"], alike["dataset"]) == ("4", "digits")
 
 
@@ -503,21 +503,21 @@ def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
     plain = stored_runs.Group("", (run,))
     rounds, means = plain.curve("received")
     assert len(rounds) > 1
-    assert tables.results([plain])["received"].columns.count("validation") == 0
+    assert tables.results([plain])["received"].heads.count("validation") == 0
     worst = int(means[0].argmin())
     lines = [
         line | {"validation": {"received": {"mean": 70.0 if place == worst else 60.0}}}
         for place, line in enumerate(run.lines)
     ]
     table = tables.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
-    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    cells = dict(zip(table.heads, table.rows[0], strict=True))
     assert cells["best (round)"] == f"{means[0][worst]:.2f} ({rounds[worst]})"
     assert cells["validation"] == ("70.00" if worst == len(rounds) - 1 else "60.00")
     # Where one round lacks them, on test examples.
     del lines[worst]["validation"]
     table = tables.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
     best = int(means[0].argmax())
-    assert table.rows[0][table.columns.index("best (round)")] == f"{means[0][best]:.2f} ({rounds[best]})"
+    assert table.rows[0][table.heads.index("best (round)")] == f"{means[0][best]:.2f} ({rounds[best]})"
 
 
 @pytest.mark.usefixtures("drawings")

@@ -271,7 +271,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert "received_accuracy" not in row
     groups = stored_runs.group([stored_runs.read(here / "run")])[0]
     assert {panel.y_label for panel in picture(groups).panels} == {"mse"}
-    columns = tables.results(groups)["received"].columns
+    columns = tables.results(groups)["received"].heads
     assert columns[columns.index("Jain") + 1 :][:2] == ["mae", "r2"]
     (chart,) = charts.clients(groups)
     assert chart.panels[0].series[0].y[-1] == max(log(here / "run")[-1]["received_per_client"])
@@ -306,7 +306,7 @@ def test_runs_with_different_scores_on_the_same_data_share_no_table(tmp_path, ca
     }
     # The runs of accuracies have other scores beside it.
     rows = tables.results(kinds(groups)["digits (files), accuracy in %"])["received"]
-    column = rows.columns.index("macro F1")
+    column = rows.heads.index("macro F1")
     assert [row[column] for row in rows.rows] == ["—", "71.50"]
     assert report([str(tmp_path), "--plot", str(tmp_path / "p.svg")]) == 2
     assert "different scores are not drawn together: mse; accuracy in %" in capsys.readouterr().err
