@@ -16,7 +16,7 @@ from experiments.cli.command import RunCommand
 from experiments.cli.parser import Folder, Hidden, parse
 from experiments.fields import Mark, marked, option_words, texts_of
 from experiments.folder import cached, stored_runs
-from experiments.folder.run_folder import CONFIG, lock_folder, slug
+from experiments.folder.run_folder import lock_folder, slug
 from experiments.folder.version import Trust
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
@@ -127,13 +127,14 @@ class Batch(abc.ABC):
         state = self.inspect(job)
         if state in ("absent", "of other code"):
             return Progress(state)
-        if not (job.folder / CONFIG).exists():
-            return Progress(f"round 0 of {job.cell.spec().rounds}")
-        run = stored_runs.read(job.folder)
         if state == "finished":
-            return Progress(state, 0.0, run.seconds)
-        # Its rounds are those on its data, which may be embedded.
-        return Progress(f"round {run.round} of {run.spec.rounds}", 1 - run.round / run.spec.rounds)
+            return Progress(state, 0.0, stored_runs.read(job.folder).seconds)
+        # One that was killed at its start, or that another process clears now, has nothing to read.
+        with contextlib.suppress(InvalidInput):
+            run = stored_runs.read(job.folder)
+            # Its rounds are those on its data, which may be embedded.
+            return Progress(f"round {run.round} of {run.spec.rounds}", 1 - run.round / run.spec.rounds)
+        return Progress(f"round 0 of {job.cell.spec().rounds}")
 
     def update(self) -> None:  # noqa: B027 - a command may leave it out
         """Write the output so far; called after each group of runs."""
