@@ -1,9 +1,12 @@
-"""One thread for each of the factorizations that JAX runs on a CPU."""
+"""Factorizations that JAX runs on a CPU: one thread for each, and one matrix at a time."""
 
 import importlib
 import os
 import sys
 import warnings
+
+import jax
+import jax.numpy as jnp
 
 # Loaded with as many threads as it had without this package.
 import numpy as np  # noqa: F401
@@ -41,3 +44,13 @@ def keep_to_one_thread() -> None:
     for library in libraries:
         if library.internal_api == "openblas" and "numpy.libs" not in library.filepath:
             library.set_num_threads(1)
+
+
+@jax.custom_batching.sequential_vmap
+def thin_svd(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Thin singular value decomposition of a matrix [m, n]: U [m, r], values [r], V' [r, n], with r = min(m, n).
+
+    Under vmap one matrix comes after another. On a CPU, LAPACK's batched functions wait for threads of XLA's pool: two
+    of them that run at the same time, for two layers or on two devices, can use up all threads and wait forever.
+    """
+    return jnp.linalg.svd(matrix, full_matrices=False)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy, PyTree
+from pfl_jax.lapack import thin_svd
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory, needs_classes, needs_vectors
 from pfl_jax.methods.fml import divergence, fit_two
@@ -62,7 +63,7 @@ def low_rank(change: PyTree, energy: float | jax.Array) -> tuple[PyTree, jax.Arr
         if leaf.ndim < 2:
             return leaf, float(leaf.size)
         matrix = leaf.reshape(-1, leaf.shape[-1])
-        left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
+        left, values, right = thin_svd(matrix)
         squares = jnp.square(values)
         before = jnp.cumsum(squares) - squares
         kept = before < energy * jnp.sum(squares)

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
+from pfl_jax.lapack import thin_svd
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.local_training import LocalTraining
@@ -50,7 +51,7 @@ def flexlora(model: Model, training: LocalTraining = LocalTraining(), *, min_ran
 
         def factors(mean, adapters):
             rank = mean[B].shape[0]
-            left, values, right = jnp.linalg.svd(mean_product(weights, adapters), full_matrices=False)
+            left, values, right = thin_svd(mean_product(weights, adapters))
             # A layer may have fewer inputs or outputs than ranks.
             missing = max(0, rank - len(values))
             return {

@@ -286,11 +286,12 @@ def compared_clients(one: Comparison) -> comparison.Compared | None:
 
 def _differences(compared: comparison.Compared) -> dict[str, object]:
     """Differences of methods with their intervals, for the template."""
-    _, heads, rows, notes = comparison.table(compared)
+    found = comparison.table(compared)
+    notes = found.notes
     if comparison.BASELINE in compared.scores:
         notes = list(dict.fromkeys([*notes, *comparison.table(compared, comparison.BASELINE).notes[1:]]))
-    rows = [[f"`{name}`", *cells] for name, *cells in rows]
-    return {"heads": heads, "rows": rows, "notes": notes}
+    rows = [[f"`{name}`", *cells] for name, *cells in found.rows]
+    return {"heads": found.heads, "rows": rows, "notes": notes}
 
 
 def _sent(one: Run) -> float:
