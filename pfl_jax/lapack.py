@@ -53,4 +53,5 @@ def thin_svd(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     Under vmap one matrix comes after another. On a CPU, LAPACK's batched functions wait for threads of XLA's pool: two
     of them that run at the same time, for two layers or on two devices, can use up all threads and wait forever.
     """
-    return jnp.linalg.svd(matrix, full_matrices=False)
+    left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
+    return left, values, right
