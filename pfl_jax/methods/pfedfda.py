@@ -71,8 +71,7 @@ def shrunk(covariance: jax.Array) -> jax.Array:
     return (1 - EPSILON) * covariance + EPSILON * jnp.trace(covariance) / size * jnp.eye(size)
 
 
-# On a CPU, LAPACK's batched functions wait for threads of XLA's pool: clients that are computed together can use up all
-# threads and deadlock. One matrix at a time needs none.
+# One matrix at a time, for the reason that `pfl_jax.lapack.thin_svd` gives.
 @jax.custom_batching.sequential_vmap
 def _solve(covariance: jax.Array, right: jax.Array) -> jax.Array:
     """Sigma^-1 R [d, k] for a covariance Sigma [d, d] and R [d, k]."""
