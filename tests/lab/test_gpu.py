@@ -190,6 +190,20 @@ def test_cifar10_is_carried_compressed(tmp_path):
     assert carried.unpack(folder, target) == f"no dataset unpacked in {target}"
 
 
+def test_fashion_mnist_gives_way_where_both_data_sets_do_not_fit(tmp_path, monkeypatch, capsys):
+    def pack(folder, cifar10):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / carried.FASHION).write_bytes(bytes(3 * 2**20))
+        (folder / carried.CIFAR).write_bytes(bytes(2**20))
+
+    for name, value in {"pack": pack, "ROOT": tmp_path / "results", "_tree": list, "MOST": 2}.items():
+        monkeypatch.setattr(carried, name, value)
+    assert carried.main(["--cifar10", "copy.npz"]) == 0
+    assert [one.name for one in (tmp_path / carried.FOLDER).iterdir()] == [carried.CIFAR]
+    assert "Fashion-MNIST does not fit beside CIFAR-10" in capsys.readouterr().out
+    assert carried.main([]) == 2
+
+
 def test_the_command_fits_the_other_machine():
     assert len(carried.COMMAND) < 2000
     assert str(carried.FOLDER).startswith("build/")
