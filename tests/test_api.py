@@ -10,7 +10,6 @@ import pydoc
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -79,10 +78,6 @@ def test_every_name_is_there_for_programs_and_for_type_checkers():
     assert (ROOT / "py.typed").exists()
 
 
-def test_every_internal_module_is_there():
-    assert INTERNAL - {"wrappers"} <= MODULES
-
-
 def test_every_public_primitive_is_a_name_of_the_package():
     """And no module has the name of one, which would hide it."""
     flat = set(pfl_jax.primitives.__all__)
@@ -93,15 +88,6 @@ def test_every_public_primitive_is_a_name_of_the_package():
     # For dataclasses of the library; and optax's own.
     assert flat == (public - {"register_unchecked"}) | {"projection_simplex"}
     assert not flat & {path.stem for path in (ROOT / "primitives").glob("*.py")}
-
-
-def test_a_module_and_what_it_holds_have_different_names():
-    assert isinstance(pfl_jax.sweep, types.ModuleType)
-    assert pfl_jax.run is pfl_jax.simulate.run is not pfl_jax.sweep.run
-    # Of a method the name is the factory's, whatever imported its module.
-    for name, factory in METHODS.items():
-        importlib.import_module(factory.__module__)
-        assert getattr(pfl_jax.methods, name) is factory
 
 
 EACH_FORM_OF_IMPORT = """

@@ -1,4 +1,4 @@
-"""The documentation: every method has its rows, links lead somewhere, commands are accepted."""
+"""The documentation: every method has its rows, commands are accepted; `python -m docs.build` checks the links."""
 
 import ast
 import contextlib
@@ -17,20 +17,13 @@ from experiments.cli.command import parse
 from experiments.fields import flag
 from experiments.options import Options
 from experiments.presets import DEFAULT_PRESET
-from pfl_jax import Mean
-from pfl_jax.messages import Unsummed, map_means, split
+from pfl_jax.messages import split
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import on_linear_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 METHODS_PAGE = (ROOT / "docs/methods.md").read_text()
-
-
-def anchors(page):
-    """What a link into a page may name, as both GitHub and the site have it."""
-    titles = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def docstrings():
@@ -93,25 +86,6 @@ def test_the_methods_with_a_server_optimizer_are_listed():
     }
 
 
-def test_nothing_is_summed_for_a_robust_mean():
-    _, _, message, _ = message_shapes("fedpac")
-    message = map_means(lambda part: Unsummed(*part), message, rest=lambda leaf: leaf)
-    rows, summed = jax.eval_shape(lambda message: split(message, jnp.ones((), bool)), message)
-    assert isinstance(rows.backbone, Mean)
-    assert not jax.tree.leaves(summed)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_headings(page):
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`]*`", "", text)):
-        if not target.startswith("https://"):
-            path, _, anchor = target.partition("#")
-            linked = page.parent / path if path else page
-            assert linked.is_file(), target
-            assert not anchor or anchor in anchors(linked), target
-
-
 def test_commands_are_accepted(capsys):
     checked = 0
     for module, words in commands():
@@ -139,8 +113,3 @@ def test_commands_are_accepted(capsys):
 def test_the_tests_that_a_page_names_are_there(page):
     for file, name in re.findall(r'pytest (?:-m [\w" ]+ )?(tests/\S+\.py)(?: -k (\w+))?(?=[`\n])', page.read_text()):
         assert re.search(rf"def test_\w*{name}", (ROOT / file).read_text()), (file, name)
-
-
-def test_the_files_of_the_quick_tests_are_there(pytestconfig):
-    conftest = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
-    assert [file.name for file in conftest.QUICK_FILES if not file.exists()] == []

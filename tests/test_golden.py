@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from golden import FILE, entry, moved, numbers_of, renewed
+from golden import FILE, entry, moved, numbers_of
 
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import version_of
@@ -28,21 +28,11 @@ def test_all_methods_are_there():
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        ({}, ""),
         ({"received": [0.5002, -2.0], "new": [1.0]}, ""),
         ({"received": [0.5004, -2.0]}, "received"),
         ({"all/received": [float("nan")]}, "all/received"),
         ({"all/received": [0.25, 0.25]}, "all/received"),
     ],
 )
-def test_values_that_move_need_another_version(change, where):
-    got = NUMBERS | change
-    assert moved(NUMBERS, got) == where
-    if where:
-        with pytest.raises(SystemExit, match=rf"fedper: {where} is another one: write @method_factory\(version=4\)"):
-            renewed("fedper", entry(3, NUMBERS), got, 3)
-    else:
-        # Rounding changes nothing, not even the stored digits.
-        assert renewed("fedper", entry(3, NUMBERS), got, 3) == entry(3, got | NUMBERS)
-    assert renewed("fedper", entry(3, NUMBERS), got, 4) == entry(4, got if where else got | NUMBERS)
-    assert renewed("fedper", None, got, 1) == entry(1, got)
+def test_values_that_move_are_named(change, where):
+    assert moved(NUMBERS, NUMBERS | change) == where

@@ -1,56 +1,21 @@
-"""Files and functions are short, no other file lists methods, and the project is installed with its requirements."""
+"""Files are short, no other file lists methods, and the project is installed with its requirements."""
 
 import ast
-import io
 import re
-import tokenize
 import tomllib
 from pathlib import Path
-
-import pytest
 
 import pfl_jax
 from pfl_jax.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [path for package in ("pfl_jax", "experiments") for path in sorted((ROOT / package).rglob("*.py"))]
-MOST_LINES, MOST_OF_A_FUNCTION = 350, 50
-WITHOUT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+MOST_LINES = 350
 
 
-def lines_of(node):
-    return set(range(node.lineno, node.end_lineno + 1))
-
-
-def is_docstring(node):
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def function_lengths(text):
-    """(name, lines of code) of every function: without its docstring, comments and the functions inside it."""
-    code, tree = set(), ast.parse(text)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in WITHOUT_CODE:
-            code |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(tree):
-        if is_docstring(node):
-            code -= lines_of(node)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    inside = {one: [each for each in ast.walk(one) if isinstance(each, ast.FunctionDef)][1:] for one in functions}
-    return [(one.name, len(code & lines_of(one) - set().union(*map(lines_of, inside[one])))) for one in functions]
-
-
-@pytest.mark.parametrize("package", ["pfl_jax", "experiments"])
-def test_no_file_and_no_function_is_long(package):
-    files = {path: path.read_text() for path in FILES if path.relative_to(ROOT).parts[0] == package}
-    long = [f"{path.name}: {lines}" for path, text in files.items() if (lines := text.count("\n")) > MOST_LINES]
-    long += [
-        f"{path.name}, {name}: {lines}"
-        for path, text in files.items()
-        for name, lines in function_lengths(text)
-        if lines > MOST_OF_A_FUNCTION
-    ]
-    assert not long
+def test_no_file_is_long():
+    """Of functions, ruff counts the statements."""
+    assert not [path.name for path in FILES if path.read_text().count("\n") > MOST_LINES]
 
 
 ALLOWED = {
@@ -109,9 +74,6 @@ def test_extras_are_the_requirements():
     assert extra("experiments") == requirements("requirements.txt")
     assert extra("dev") == requirements("requirements-dev.txt")
     assert set(PROJECT["project"]["dependencies"]) < extra("data") < extra("experiments")
-    assert list(PROJECT["project"]["optional-dependencies"]) == [
-        *("data", "experiments", "export", "text", "huggingface", "dp", "flower", "cuda", "dev")
-    ]
 
 
 def test_two_commands_install_run_and_test():

@@ -32,7 +32,3 @@ def test_it_is_one_line(case, run, tmp_path):
     # No pickle was executed, no folder made for a run that never was.
     assert not (tmp_path / "pickles-are-executed").exists()
     assert not (tmp_path / "runs").exists()
-
-
-def test_no_case_is_there_twice():
-    assert len({*map(str, CASES)}) == len(CASES)

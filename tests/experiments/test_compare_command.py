@@ -1,5 +1,6 @@
 """`python -m experiments.compare`: from run folders to the table, its notes and the picture of ranks."""
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -16,10 +17,9 @@ from experiments.compare import main
 from experiments.comparison import Compared, for_paper, read, table, with_target
 from experiments.folder import stored_runs
 from experiments.run import build
-from experiments.show.panels import Bars, Heat, Lines, Series, over_seeds
-from experiments.show.pictures import Picture, as_svg, draw, save
+from experiments.show.panels import Bars, Heat, Lines, Series
+from experiments.show.pictures import Picture, draw, save
 from experiments.show.tables import Table
-from pfl_jax import InvalidInput
 from pfl_jax.compare import difference
 from pfl_jax.data import partition_files, sources
 
@@ -30,6 +30,14 @@ def words(method):
     return ("--method", method, *SMALL[2:])
 
 
+@contextlib.contextmanager
+def last_line(path):
+    """The last evaluation of a run, whose changes are written."""
+    *before, last = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    yield last
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+
+
 @pytest.fixture
 def runs(tmp_path):
     """Folder of three methods with three seeds, and the accuracies [N] of each run's last evaluation."""
@@ -38,12 +46,11 @@ def runs(tmp_path):
         for seed in range(3):
             path = tmp_path / "runs" / f"{method}-{seed}"
             write_run(path, words(method), seed=seed, level=level)
-            *before, last = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
             # Some clients are better with one method, some with another, and so are seeds.
             apart = (np.random.default_rng(seed).permutation([-3, -1, 0, 1, 3]) + seed - 1) * (method == "fedper")
-            found[method, seed] = apart + last["received_per_client"]
-            last["received_per_client"] = found[method, seed].tolist()
-            (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+            with last_line(path) as last:
+                found[method, seed] = apart + last["received_per_client"]
+                last["received_per_client"] = found[method, seed].tolist()
     return tmp_path / "runs", found
 
 
@@ -102,7 +109,7 @@ def test_the_digest_of_a_partition_tells_which_examples_its_clients_have():
 def test_of_errors_the_smallest_is_the_best(runs):
     folder, _ = runs
     for path in folder.iterdir():
-        edit(path, task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
+        edit(path, task=OF_ERRORS)
     found = compared(folder)
     assert list(found.scores) == ["local", "fedper", "fedpac"]
     _, heads, rows, _, _ = table(found)
@@ -169,13 +176,6 @@ def test_the_best_is_bold_where_no_other_is_as_good():
     assert "dagger" not in text
 
 
-def test_names_are_of_methods_that_there_are(runs):
-    with pytest.raises(InvalidInput, match="give SHORT=NAME, with a NAME of fedpac, fedper, local"):
-        stored_runs.renamed(
-            stored_runs.group([stored_runs.read(one) for one in stored_runs.find([runs[0]])])[0], ["x=y"]
-        )
-
-
 def test_the_files_of_the_command(runs, tmp_path, capsys):
     out, plot = tmp_path / "table.md", tmp_path / "ranks.svg"
     assert main([str(runs[0]), "--out", str(out), "--plot", str(plot)]) == 0
@@ -196,10 +196,8 @@ def test_the_worst_tenth_is_the_number_of_clients_nearest_to_a_tenth():
 
 def test_a_method_that_diverged_is_left_out(runs):
     folder, _ = runs
-    path = folder / "fedper-1" / "metrics.jsonl"
-    *before, last = map(json.loads, path.read_text().splitlines())
-    last["received"]["mean"], last["received_per_client"] = None, [None] * 5
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+    with last_line(folder / "fedper-1") as last:
+        last["received"]["mean"], last["received_per_client"] = None, [None] * 5
     _, _, rows, notes, _ = table(compared(folder))
     assert {row[0] for row in rows} == {"fedpac", "local"}
     assert "Left out, since a run has no finite mean in the end: fedper." in notes
@@ -207,10 +205,8 @@ def test_a_method_that_diverged_is_left_out(runs):
 
 def test_clients_that_a_run_does_not_score_are_told(runs):
     folder, _ = runs
-    path = folder / "fedper-1" / "metrics.jsonl"
-    *before, last = map(json.loads, path.read_text().splitlines())
-    last["received_per_client"][:2] = [None, None]
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+    with last_line(folder / "fedper-1") as last:
+        last["received_per_client"][:2] = [None, None]
     notes = table(compared(folder)).notes
     assert "Without 2 clients of seed 1 that some run does not score." in notes
     assert any(note.startswith("Scores of 13 clients") for note in notes)
@@ -250,33 +246,20 @@ def edit(path, **changes):
     (path / "config.json").write_text(json.dumps(config | changes))
 
 
-def other_clients(folder):
-    edit(folder / "local-1", train_examples=[21] * 5)
-
-
-def other_classes(folder):
-    edit(folder / "local-1", class_table=[[20] + [0] * 9] * 5)
-
-
 def other_examples(folder):
     for path in folder.iterdir():
         edit(path, partition_digest=f"{path.name == 'local-1'}")
 
 
-def other_data(folder):
-    edit(folder / "local-1", data={"description": "others", "is_real": True, "num_classes": 10})
-
-
 def another_score(folder):
-    edit(folder / "local-1", task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
-    edit(folder / "local-0", task={"scores": ["mse"], "in_percent": [], "higher_is_better": False})
+    for path in folder.glob("local-[01]"):
+        edit(path, task=OF_ERRORS)
 
 
 def no_means(folder):
-    for path in folder.glob("fed*-0/metrics.jsonl"):
-        *before, last = map(json.loads, path.read_text().splitlines())
-        last["received"]["mean"] = None
-        path.write_text("".join(json.dumps(line) + "\n" for line in [*before, last]))
+    for path in folder.glob("fed*-0"):
+        with last_line(path) as last:
+            last["received"]["mean"] = None
 
 
 def no_common_seed(folder):
@@ -285,17 +268,23 @@ def no_common_seed(folder):
     (folder / "fedpac-0" / "summary.json").unlink()
 
 
+OTHER_DATA = {"description": "others", "is_real": True, "num_classes": 10}
+OF_ERRORS = {"scores": ["mse"], "in_percent": [], "higher_is_better": False}
+OTHER_EXAMPLES = "clients of fedpac and local have other examples with seed 1: give runs of one partition"
+
+
 @pytest.mark.parametrize(
     ("spoil", "more", "said"),
     [
-        (other_clients, [], "clients of fedpac and local have other examples with seed 1: give runs of one partition"),
-        (other_classes, [], "clients of fedpac and local have other examples with seed 1"),
-        (other_examples, [], "clients of fedpac and local have other examples with seed 1"),
-        (other_data, [], "different data are not compared"),
+        (lambda folder: edit(folder / "local-1", train_examples=[21] * 5), [], OTHER_EXAMPLES),
+        (lambda folder: edit(folder / "local-1", class_table=[[20] + [0] * 9] * 5), [], OTHER_EXAMPLES),
+        (other_examples, [], OTHER_EXAMPLES),
+        (lambda folder: edit(folder / "local-1", data=OTHER_DATA), [], "different data are not compared"),
         (another_score, [], "different scores are not compared: accuracy in %; mse"),
         (no_means, [], "two settings at least. Left out, since a run has no finite mean in the end: fedpac, fedper."),
         (no_common_seed, [], "no seed with a finished run of every setting"),
         (None, ["--reference", "fedavg"], "--reference fedavg is none of fedpac, fedper, local"),
+        (None, ["--name", "x=y"], "give SHORT=NAME, with a NAME of fedpac, fedper, local"),
         (None, ["--eval-protocol", "before_aggregation"], "no scores of its clients by before_aggregation"),
     ],
 )
@@ -321,12 +310,6 @@ def everything():
         ],
         2,
     )
-
-
-def test_over_seeds():
-    series = over_seeds("a", [1, 2], [[1.0, 5.0], [3.0, 4.0]], is_main=True)
-    assert series == Series("a", [1, 2], [2.0, 4.5], [1.0, 4.0], [3.0, 5.0], True)
-    assert over_seeds("a", [1], [[7.0]]) == Series("a", [1], [7.0])
 
 
 def test_pictures_are_saved_whole_and_alike(tmp_path):
@@ -368,20 +351,3 @@ def test_bars_lines_and_matrices_stand_where_they_belong():
     # One scale of grays for all of them.
     assert {(image.norm.vmin, image.norm.vmax) for axes in (heat, other) for image in axes.images} == {(0, 3)}
     assert [patch.get_height() for patch in other.child_axes[0].patches] == [3, 12]
-
-
-def test_a_mark_has_the_color_of_its_line_and_the_axis_its_least():
-    line = Series("a", [1, 2], [60, 80], mark=(2, 90))
-    axes = draw(Picture("", "", [Lines("", "round", "%", [Series("none", [], []), line], least=50)])).axes[0]
-    _, drawn, mark = axes.get_lines()
-    assert (mark.get_xdata(), mark.get_ydata(), mark.get_color()) == ([2], [90], drawn.get_color())
-    assert axes.get_ylim()[0] == 50
-    # One without points keeps its color, and has no name.
-    assert drawn.get_color() != axes.get_lines()[0].get_color()
-    assert names_of(axes) == ["a"]
-
-
-def test_a_panel_of_a_page_has_no_title_of_its_own():
-    text = as_svg(Picture("A title", "A caption.", everything().panels[:1]))
-    assert "accuracy in %" in text
-    assert "lines" not in "".join(ElementTree.fromstring(text).itertext()).split()

@@ -152,6 +152,3 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
 def experiment(built, folders):
     request = resume.spec_of(json.loads((folders[0] / "config.json").read_text()), folders[0])
     return built[1], dataclasses.replace(built[0], spec=request)
-
-
-# Whole commands

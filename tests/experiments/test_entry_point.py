@@ -71,9 +71,3 @@ def test_the_table(capsys):
     printed = capsys.readouterr().out.splitlines()
     assert "1,000,000 states" in printed[0]
     assert printed[2].startswith("| `fedper` |")
-
-
-@pytest.mark.parametrize("name", ["fortunes", "custom"])
-def test_sizes_of_data_that_is_not_known_before_it_is_loaded(capsys, name):
-    assert main(["--dataset", name]) == 2
-    assert f"the sizes on {name} are in a run's config.json" in capsys.readouterr().err

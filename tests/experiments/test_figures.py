@@ -173,7 +173,6 @@ def test_replaced_parameters_are_measured_as_the_paper_does(tmp_path):
             [72.5, 62.5],
             "(received), pooled over all test examples; in the paper",
         ),
-        ("fedpac 4", "", [70, 60], "after aggregation (received), mean over clients."),
         ("fedpac 1", "--score best", [70] * 5, "(received), in the best evaluated round, mean over clients; in the"),
     ],
 )

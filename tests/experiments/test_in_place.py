@@ -12,12 +12,11 @@ from problems import tiny_federation, tiny_model
 from trees import assert_flat
 
 from experiments.cifar100 import main
-from experiments.cli.command import parse
 from experiments.folder.load import read_config, read_metrics
 from experiments.run import in_place
 from experiments.run.loaded_run import load_run
 from experiments.spec import IN_PLACE
-from pfl_jax import InvalidInput, Settings, simulate
+from pfl_jax import Settings, simulate
 from pfl_jax.data import client_data
 from pfl_jax.methods import make_method
 from pfl_jax.primitives import LocalTraining
@@ -219,22 +218,3 @@ def test_the_preset_of_fedas_is_its_release_and_resumes(tmp_path, capsys):
     # As printed it is another run, which this folder is not.
     assert main("cifar100", ["--resume", str(tmp_path / "part"), "--rounds", "4", "--procedure", "print"]) == 2
     assert "alignment in place, not usual rounds" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--manner parallel", "--manner parallel cannot be used with the alignment in place of --procedure release"),
-        ("--target global_class_mean", "--target global_class_mean cannot be used"),
-        ("--drop-rate 0.5", "--drop-rate 0.5 cannot be used with the alignment in place of --procedure release: give"),
-        ("--attack signs --attackers 0.2", "--attack signs cannot be used"),
-        ("--held-out-clients 2", "--held-out-clients 2 cannot be used"),
-    ],
-)
-def test_what_cannot_be_asked_for(words, message):
-    with pytest.raises(InvalidInput, match=message):
-        parse("cifar100", ["--method", "fedas", *words.split()])
-    # As printed, and without alignment, it can.
-    assert parse("cifar100", ["--method", "fedas", "--procedure", "print", *words.split()]).kind_of_rounds == ""
-    if "manner" not in words and "target" not in words:
-        assert parse("cifar100", ["--method", "fedas", "--no-alignment", *words.split()]).kind_of_rounds == ""

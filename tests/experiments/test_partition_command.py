@@ -132,9 +132,3 @@ def test_what_cannot_be_written_is_one_line(words, message, file, capsys, monkey
     assert text.count("\n") == 1
     assert sorted(path.name for path in file.parent.iterdir()) == ["parts.json"]
     assert file.read_bytes() == before
-
-
-def test_a_shift_is_no_part_of_a_partition(tmp_path, capsys):
-    assert partition(["--dataset", "digits", "--shift", "labels", "--npz", str(tmp_path / "x.npz")]) == 2
-    assert "--shift changes the examples" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -105,6 +105,8 @@ def test_embedded_data_shrinks_what_was_not_given():
         ("cifar10", "--shift labels --method ditto", 70.41),
         ("fashion_mnist", "--size-choices 600 1200 300 --method fedavg_ft", 90.75),
         ("cifar10", "--partition pathological --method fedrep", 72.71),
+        ("fashion_mnist", "--no-alignment", 89.92),
+        ("fashion_mnist", "--no-alignment --no-collaboration", 87.93),
         ("cifar10", "--partition pathological --pathological-protocol clustered", 79.65),
         ("cifar10", "--num-clients 1000 --train-size 50 --participation 0.03 --full-last-round", 68.56),
         (
@@ -119,13 +121,7 @@ def test_figures_for_the_papers_settings(dataset, words, expected):
     accuracies = {row.accuracy_percent for row in published.load() if row.dataset == dataset}
     assert expected in accuracies
     assert figure(dataset, words) == expected
-
-
-def test_switches_find_the_ablations():
-    rows = {(row.dataset, row.method): row.accuracy_percent for row in published.load() if row.table == 2}
-    wanted = rows["fashion_mnist", "fedpac -alignment -collaboration"]
-    assert figure("fashion_mnist", "--no-alignment --no-collaboration") == wanted
-    assert figure("fashion_mnist", "--no-alignment") == rows["fashion_mnist", "fedpac -alignment"]
+    assert figure(dataset, words, is_real=False) is None
 
 
 OTHERS = {
@@ -141,6 +137,10 @@ OTHERS = {
         | --partition pathological --method fedem | --preset fedas --method fedper --augment
         | --preset fedas --method fedper --shift labels | --pixel-normalization fedas
         | --preset fedas --method fedper --pixel-normalization fedpac""",
+    # Batches as printed with the alignment of the release; an average over fewer rounds; another procedure's method.
+    "cifar100": """--method fedas --no-drop-last --shuffle | --method fedas --eval-every 5
+        | --method fedavg --procedure print""",
+    "digits": "",
 }
 
 
@@ -160,16 +160,6 @@ def test_the_preset_is_that_of_the_methods_paper_unless_another_is_given():
     assert preset("cifar10", "--method fedas --preset fedpac") == "fedpac"
     # Data of neither paper has one setting, in which methods can be compared.
     assert preset("digits", "--method fedas") == preset("digits", "--method fedpac") == "fedpac"
-
-
-def test_what_is_neither_printed_nor_released_has_no_figure():
-    # Batches as printed with the alignment of the release; an average over fewer rounds; another procedure's method.
-    assert figure("cifar100", "--method fedas --no-drop-last --shuffle") is None
-    assert figure("cifar100", "--method fedas --eval-every 5") is None
-    assert figure("cifar100", "--method fedavg --procedure print") is None
-    # Nor has embedded data a figure, nor what is in no paper.
-    assert figure("fashion_mnist", "", is_real=False) is None
-    assert figure("digits", "") is None
 
 
 def test_clients_of_ones_own_data_have_no_figure_whatever_their_sizes(tmp_path):
@@ -218,12 +208,6 @@ def test_every_method_is_a_command_line(method):
     switches = {word[1:] for word in method.split() if word.startswith("-")}
     assert switches <= off
     assert (off & {"alignment", "collaboration", "synchronization"}) == switches
-
-
-@pytest.mark.slow
-def test_every_published_accuracy_is_a_command_line():
-    for row in ROWS:
-        parse(row.dataset, row.arguments)
 
 
 @pytest.mark.parametrize(

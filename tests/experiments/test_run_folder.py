@@ -80,13 +80,6 @@ def test_rounds_that_are_equal_in_the_files_are_a_tie():
     assert best(history, "received")["round"] == 1
 
 
-def test_the_best_round_may_be_another_over_test_examples():
-    history = [line(1, [0.4, 0.9], [0.5, 0.5]), line(2, [0.6, 0.5], [0.5, 0.5])]
-    assert best(history, "received")["round"] == 1
-    # 30 examples of the first client, 10 of the second: 52.5 and 57.5 per cent of them.
-    assert best(history, "received", "examples")["round"] == 2
-
-
 def test_the_log_is_strict_json_with_percentages(tmp_path):
     folder = RunFolder.claim(tmp_path / "run", "x")
     for item in HISTORY:

@@ -1,12 +1,11 @@
 """Evaluations in TensorBoard's files and at Weights & Biases, in step with the metrics log."""
 
-import contextlib
 import importlib.util
 import json
 import struct
 import sys
-import types
 from importlib.machinery import ModuleSpec
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -115,40 +114,23 @@ def test_a_tensorboard_folder_that_cannot_be_written_is_one_line(tmp_path):
         pass
 
 
-class FakeWandb(types.ModuleType):
-    class Error(Exception):
-        pass
-
-    def __init__(self, refuses=False):
-        super().__init__("wandb")
-        self.__spec__ = ModuleSpec("wandb", None)
-        self.refuses, self.begun, self.logged, self.codes = refuses, [], [], []
-
-    def init(self, **arguments):
-        if self.refuses:
-            raise self.Error("No API key configured.")
-        self.begun.append(arguments)
-        return FakeRun(self, arguments["id"] or "abc")
-
-
-class FakeRun(contextlib.AbstractContextManager):
-    def __init__(self, wandb, name):
-        self.wandb, self.id = wandb, name
-
-    def log(self, values, step):
-        self.wandb.logged.append((step, values))
-
-    def __exit__(self, kind, error, trace):
-        self.wandb.codes.append(int(kind is not None))
-
-
 @pytest.fixture
 def wandb(monkeypatch):
+    """Stands in for the package, whose run has the id abc."""
     for name in ("WANDB_PROJECT", "WANDB_NAME", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
-    module = FakeWandb()
+    module = MagicMock(Error=type("Error", (Exception,), {}), __spec__=ModuleSpec("wandb", None))
+    module.init.return_value.id = "abc"
+    module.init.return_value.__exit__.return_value = False
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
+
+
+def logged(wandb):
+    """Steps and values that the run got, and of each of its ends whether it was a failure."""
+    run = wandb.init.return_value
+    values = [(call.kwargs["step"], *call.args) for call in run.log.call_args_list]
+    return values, [call.args[0] is not None for call in run.__exit__.call_args_list]
 
 
 def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path, wandb, monkeypatch):
@@ -157,17 +139,17 @@ def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path,
     config = {"dataset": "digits", "class_table": [[1]], "validation_examples": [1], "options": {"lr": 1}}
     with pytest.raises(KeyboardInterrupt):
         cut_off(folder, options, config, evaluation(1))
-    (begun,) = wandb.begun
+    begun = wandb.init.call_args.kwargs
     assert begun["config"] == {"dataset": "digits", "options": {"lr": 1}}
     assert (begun["project"], begun["name"], begun["id"], begun["resume"]) == ("pfl_jax", "run", None, "allow")
-    assert wandb.logged == [(1, scalars(evaluation(1)))]
-    assert wandb.codes == [1]
+    assert logged(wandb) == ([(1, scalars(evaluation(1)))], [True])
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     with open_trackers(folder, options, config) as track:
         track(evaluation(2))
-    assert (wandb.begun[1]["id"], wandb.begun[1]["resume"], wandb.begun[1]["project"]) == ("abc", "allow", "mine")
-    assert [step for step, _ in wandb.logged] == [1, 2]
-    assert wandb.codes == [1, 0]
+    begun = wandb.init.call_args.kwargs
+    assert (begun["id"], begun["resume"], begun["project"]) == ("abc", "allow", "mine")
+    values, failures = logged(wandb)
+    assert ([step for step, _ in values], failures) == ([1, 2], [True, False])
 
 
 def test_a_run_without_a_result_leaves_nothing_of_its_trackers(tmp_path, wandb):
@@ -180,7 +162,7 @@ def test_a_run_without_a_result_leaves_nothing_of_its_trackers(tmp_path, wandb):
 
 
 def test_wandb_refusals_are_one_line(tmp_path, wandb, monkeypatch, capsys):
-    wandb.refuses = True
+    wandb.init.side_effect = wandb.Error("No API key configured.")
     folder = RunFolder.claim(tmp_path / "run", "")
     with (
         pytest.raises(InvalidInput, match=r"W&B: No API key configured; set WANDB_MODE=offline"),

@@ -12,107 +12,60 @@ GREY = (*images(40, 10, (28, 28)), *images(20, 10, (28, 28), 1))
 COLOUR = (*images(20, 10, (32, 32, 3)), *images(10, 10, (32, 32, 3), 1))
 
 
-def cases() -> Iterator[Case]:
-    """All of them."""
-    files = "--source files --data-dir data"
+FILES = "--source files --data-dir data"
+OF_MNIST = idx(np.array([7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5] + [0] * 4, np.uint8))
 
-    def gray(what: str, message: str, change: Prepare, dataset: str = "fashion_mnist") -> Case:
-        def prepare(here: Path) -> None:
-            write_idx(here / "data", GREY)
-            change(here / "data")
 
-        return Case(f"{dataset} {files}", what, message, prepare)
+def changed(number: int, change: Callable[[bytes], bytes]) -> Prepare:
+    """Changes the content of one of the four IDX files."""
 
-    def part(number: int, change: Callable[[bytes], bytes]) -> Prepare:
-        def apply(data: Path) -> None:
-            path = data / f"{IDX_NAMES[number]}.gz"
-            path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
+    def apply(data: Path) -> None:
+        path = data / f"{IDX_NAMES[number]}.gz"
+        path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
 
-        return apply
+    return apply
 
-    def cut(name: str, by: int) -> Prepare:
-        return lambda data: (data / name).write_bytes((data / name).read_bytes()[:-by])
 
-    yield Case(
-        f"fashion_mnist {files}",
-        "data is empty",
-        "--data-dir) the folder of train-images-idx3-ubyte[.gz] and",
-        folder("data"),
-    )
-    yield Case(f"fashion_mnist {files}", "data is a file", "the data folder data is not a folder", file("data"))
-    yield gray(
-        "test labels are missing",
+def _cut_off(data: Path) -> None:
+    path = data / f"{IDX_NAMES[0]}.gz"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+GRAY: dict[str, tuple[str, Prepare]] = {
+    "test labels are missing": (
         "data holds a part of fashion_mnist: t10k-labels-idx1-ubyte is missing",
         lambda data: (data / f"{IDX_NAMES[3]}.gz").unlink(),
-    )
-    yield gray(
-        "training images: the file is cut off",
-        "Compressed file ended before the end-of-stream marker was",
-        cut(f"{IDX_NAMES[0]}.gz", 100),
-    )
-    yield gray(
-        "training images: an example is missing",
+    ),
+    "a file is cut off": ("Compressed file ended before the end-of-stream marker was", _cut_off),
+    "an example is missing": (
         "(train-images-idx3-ubyte.gz: cannot reshape array",
-        part(0, lambda text: text[:-784]),
-    )
-    yield gray(
-        "test images: another magic number",
+        changed(0, lambda content: content[:-784]),
+    ),
+    "another magic number": (
         "sizes [20, 28, 28], not bytes of shape (28, 28)",
-        part(2, lambda content: b"\1" + content[1:]),
-    )
-    yield gray(
-        "39 labels for 40 images",
+        changed(2, lambda content: b"\1" + content[1:]),
+    ),
+    "39 labels for 40 images": (
         "has 40 images, and train-labels-idx1-ubyte.gz 39 labels",
-        part(1, lambda _: idx(np.zeros(39, np.uint8))),
-    )
-    yield gray(
-        "a label that is no class",
+        changed(1, lambda _: idx(np.zeros(39, np.uint8))),
+    ),
+    "a label that is no class": (
         "its training labels end at 9 and its test labels at 10",
-        part(3, lambda content: content[:-1] + b"\x0a"),
-    )
-    yield gray(
-        "MNIST's labels",
-        "data is not fashion_mnist, or damaged (it holds MNIST's digits): put a whole copy there",
-        part(3, lambda _: idx(np.array([7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5] + [0] * 4, np.uint8))),
-    )
-    yield gray(
-        "Fashion-MNIST's files", "its training labels end at 9 and its test labels at 9", lambda data: None, "emnist"
-    )
+        changed(3, lambda content: content[:-1] + b"\x0a"),
+    ),
+    "MNIST's labels": ("or damaged (it holds MNIST's digits): put a whole copy there", changed(3, lambda _: OF_MNIST)),
+}
+"""What is wrong with Fashion-MNIST's four files -> part of the message, and what makes it so."""
 
-    def color(what: str, message: str, change: Callable[[dict[str, bytes]], dict[str, bytes]]) -> Case:
-        def prepare(here: Path) -> None:
-            write_tar(here / "data" / "cifar-10-binary.tar.gz", change(cifar_members("cifar10", COLOUR)))
 
-        return Case(f"cifar10 {files}", what, message, prepare)
+def _without_a_batch(here: Path) -> None:
+    members = cifar_members("cifar10", COLOUR)
+    whole = {name: content for name, content in members.items() if "batch_3" not in name}
+    write_tar(here / "data" / "cifar-10-binary.tar.gz", whole)
 
-    yield color(
-        "a batch is missing",
-        "(there is no 'data_batch_3.bin'): put a whole copy there",
-        lambda m: {name: m[name] for name in m if "batch_3" not in name},
-    )
-    yield Case(
-        f"cifar10 {files}",
-        "data holds CIFAR's Python archive, which is made of pickles",
-        "--data-dir) the folder of cifar-10-binary.tar.gz",
-        lambda here: write_tar(
-            here / "data" / "cifar-10-python.tar.gz", {"cifar-10-batches-py/data_batch_1": evil_pickle()}
-        ),
-    )
-    yield Case(
-        f"cinic10 {files}",
-        "data is empty",
-        "cinic10 comes through tensorflow-datasets alone: use source tfds or auto",
-        folder("data"),
-    )
-    yield Case(
-        "cifar10 --data-dir data",
-        "what was kept of prepared data is cut off",
-        "data/pfl_jax/cifar10-3.0.2.npz is damaged",
-        file("data/pfl_jax/cifar10-3.0.2.npz", b"PK\3\4"),
-    )
-    yield Case(
-        "cifar10 --data-dir data", "it holds a pickle", "data/pfl_jax/cifar10-3.0.2.npz is damaged", _pickled_arrays
-    )
+
+def _of_pickles(here: Path) -> None:
+    write_tar(here / "data" / "cifar-10-python.tar.gz", {"cifar-10-batches-py/data_batch_1": evil_pickle()})
 
 
 def _pickled_arrays(here: Path) -> None:
@@ -120,3 +73,25 @@ def _pickled_arrays(here: Path) -> None:
     array = np.array([Evil()], object)
     arrays = dict.fromkeys(("fingerprint", "train_x", "train_y", "test_x", "test_y"), array)
     np.savez(here / "data" / "pfl_jax" / "cifar10-3.0.2.npz", allow_pickle=True, **arrays)
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    kept = "data/pfl_jax/cifar10-3.0.2.npz"
+    for what, (message, change) in GRAY.items():
+
+        def prepare(here: Path, change: Prepare = change) -> None:
+            write_idx(here / "data", GREY)
+            change(here / "data")
+
+        yield Case(f"fashion_mnist {FILES}", what, message, prepare)
+    for command, what, message, make in (
+        (f"fashion_mnist {FILES}", "data is empty", "the folder of train-images-idx3-ubyte[.gz] and", folder("data")),
+        (f"fashion_mnist {FILES}", "data is a file", "the data folder data is not a folder", file("data")),
+        (f"cinic10 {FILES}", "data is empty", "comes through tensorflow-datasets alone: use source", folder("data")),
+        (f"cifar10 {FILES}", "a batch is missing", "(there is no 'data_batch_3.bin'): put a whole", _without_a_batch),
+        (f"cifar10 {FILES}", "an archive of pickles", "the folder of cifar-10-binary.tar.gz", _of_pickles),
+        ("cifar10 --data-dir data", "what was kept is cut off", f"{kept} is damaged", file(kept, b"PK\3\4")),
+        ("cifar10 --data-dir data", "it holds a pickle", f"{kept} is damaged", _pickled_arrays),
+    ):
+        yield Case(command, what, message, make)

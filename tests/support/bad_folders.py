@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bad_input import HELD, Case, Prepare, experiment_of, file, folder, save_checkpoint, write
-from bad_own_code import SOUND
 from run_folders import write_run
 
 Row = tuple[str, Prepare, str]
@@ -30,7 +29,6 @@ def _checkpoints() -> list[Row]:
     last = edit("options", full_last_round=True, participation=0.5)
     return [
         (resume, finished, "its results are in run/summary.json"),
-        ("digits --resume run --rounds 1", finished, "its results are in run/summary.json"),
         (more, _finished_without_checkpoint, "rounds are added to a finished run from its last checkpoint"),
         (more, cosine, "cannot be added to a run with --schedule lr=cosine"),
         (more, last, "cannot be added to a run with --full-last-round"),
@@ -42,7 +40,6 @@ def _checkpoints() -> list[Row]:
         (resume, _damage, "no checkpoint in run/checkpoints can be read"),
         (resume, _other_shapes, "the checkpoint of round 1 in run/checkpoints is of another"),
         (resume, hold("run/metrics.jsonl"), "another process is at work in run: wait for it"),
-        (resume, _other_method, "which is not executed unasked: read that file"),
         (resume, _lost_method, "config.json cannot be used"),
     ]
 
@@ -70,7 +67,6 @@ def _report() -> list[Row]:
 
     before = "report other --eval-protocol before_aggregation"
     return [
-        ("report run --out page", file("page"), "page is there already and not a report's page"),
         ("report other", folder("other"), "there is no run in other"),
         ("report other", another, "other/config.json is not the configuration of a run"),
         ("report other --out missing/r.html", one, "cannot write missing/r.html"),
@@ -107,7 +103,7 @@ def edit(part: str, **values: object) -> Prepare:
     def apply(here: Path) -> None:
         path = here / "run/config.json"
         config = json.loads(path.read_text())
-        config[part] |= values
+        config[part] = config.get(part, {}) | values
         path.write_text(json.dumps(config))
 
     return apply
@@ -137,19 +133,10 @@ def _other_shapes(here: Path) -> None:
     save_checkpoint(experiment, state._replace(clients=jax.tree.map(lambda leaf: leaf[:3], state.clients)), run)
 
 
-def _other_method(here: Path) -> None:
-    """As of a run with a method of the user's own, whose text is another one now."""
-    run, path = here / "run", here / "run/mine.py"
-    write(path, SOUND.encode())
-    config = json.loads((run / "config.json").read_text())
-    config["options"]["method"] = "mine.py:mine"
-    config["own_code"] = {"method": {"file": str(path), "digest": "0123456789ab"}}
-    (run / "config.json").write_text(json.dumps(config))
-
-
 def _lost_method(here: Path) -> None:
-    _other_method(here)
-    (here / "run/mine.py").unlink()
+    """As of a run with a method of the user's own, whose file is gone."""
+    edit("options", method="mine.py:mine")(here)
+    edit("own_code", method={"file": str(here / "run/mine.py"), "digest": "0123456789ab"})(here)
 
 
 def gone(name: str) -> Prepare:
