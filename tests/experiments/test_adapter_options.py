@@ -13,7 +13,7 @@ from tiny_bert import write_bert
 
 from experiments.cli.command import main, parse
 from experiments.export import main as export
-from experiments.run import build, pretrained, together
+from experiments.run import build, pretrained
 from experiments.run.loaded_run import load_run
 from experiments.run.records import check_identity, configuration, identity
 from experiments.sweep.__main__ import main as sweep
@@ -76,12 +76,18 @@ def test_states_below_the_lowest_adapter_are_computed_once_and_change_nothing(he
 
 
 @pytest.mark.parametrize(
-    ("adapter", "layers"),
-    [("lora:2", 2), ("bottleneck:3", 2), ("prompts:2", 0), ("linear_probe", 3), ("none", 0)],
+    ("words", "layers"),
+    [
+        ("lora:2 --targets layer_2", 2),
+        ("lora:2 --targets words|layer_2", 0),
+        ("bottleneck:3 --targets layer_2", 2),
+        ("prompts:2", 0),
+        ("linear_probe", 3),
+        ("none", 0),
+    ],
 )
-def test_layers_that_no_training_changes(adapter, layers):
-    words = [*RUN, "--adapter", adapter, *(("--targets", "layer_2") if layers == 2 else ())]
-    assert pretrained.frozen_layers(parse("custom", words)) == layers
+def test_layers_that_no_training_changes(words, layers):
+    assert pretrained.frozen_layers(parse("custom", [*RUN, "--adapter", *words.split()])) == layers
 
 
 def test_a_linear_probe_begins_with_the_states_of_all_layers():
@@ -107,11 +113,6 @@ def test_the_frozen_parameters_have_the_type_of_the_option(monkeypatch):
     found = np.sort(np.concatenate([dataset.train_x, dataset.test_x]), axis=0)
     np.testing.assert_allclose(found, np.sort(states, axis=0), atol=1e-6)
     assert np.abs(states - pretrained.bert_states("model.npz", tokens, 2)).max() > 1e-4
-
-
-def test_an_adapter_in_the_embeddings_leaves_no_layer_below():
-    words = [*RUN, "--adapter", "lora:2", "--targets", "words|layer_2"]
-    assert pretrained.frozen_layers(parse("custom", words)) == 0
 
 
 def test_the_first_matrices_of_ffa_stay_as_they_are_drawn_for_every_seed():
@@ -153,22 +154,13 @@ def test_a_run_with_adapters_is_resumed_exported_and_loaded(here):
 
 
 @pytest.mark.slow
-def test_a_sweep_with_adapters_goes_on_where_it_was_cut_off(here, monkeypatch):
-    words = ["--dataset", "custom", *LAST, "--method", "fedper", "--seeds", "2", "--checkpoint-every", "1", "--out"]
-    assert sweep([*words, "whole"]) == 0
-
-    def and_stop(group, states):
-        save(group, states)
-        raise KeyboardInterrupt
-
-    save = together.Together.save
-    with monkeypatch.context() as patch:
-        patch.setattr(together.Together, "save", and_stop)
-        assert sweep([*words, "cut"]) == 130
-    assert sweep([*words, "cut"]) == 0
-    for one, other in zip(sorted(here.glob("cut/*/seed-*")), sorted(here.glob("whole/*/seed-*")), strict=True):
-        assert len(scores(one)) == 2
-        assert scores(one) == scores(other)
+def test_a_sweep_with_adapters_is_its_runs(here):
+    words = [*LAST, "--method", "fedper"]
+    assert sweep(["--dataset", "custom", *words, "--seeds", "2", "--out", "both"]) == 0
+    assert main("custom", [*words, "--seed", "1", "--out", "alone"]) == 0
+    (together,) = here.glob("both/*/seed-1")
+    for one, other in zip(scores(together), scores(here / "alone"), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-3)
 
 
 def test_a_run_goes_on_with_the_weights_it_began_with(here, tmp_path, capsys):

@@ -15,7 +15,6 @@ from experiments.export import main as export
 from experiments.identity import relevant_options
 from experiments.lab.results import distill
 from experiments.run import build
-from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput
 from pfl_jax.data import Preparation
 
@@ -84,8 +83,6 @@ def test_widths_of_the_mlp(wine):
 
     assert widths() == [64, 32]
     assert widths("--hidden", "128", "16", "8") == [128, 16, 8]
-    assert "hidden" not in relevant_options(parse("digits", ["--model", "lenet5"]))
-    assert relevant_options(parse("digits", ["--hidden", "8"]))["hidden"] == (8,)
 
 
 def test_what_the_results_depend_on(wine):
@@ -159,21 +156,6 @@ def test_test_rows_that_are_training_rows_are_counted(tmp_path, monkeypatch, cap
     for words in ([], ["--normalize"]):
         assert "3 of 5 test rows have the inputs of a training row." in notes(capsys, "--test-data", "test.csv", *words)
     assert not any("training row" in note for note in notes(capsys))
-
-
-@pytest.mark.slow
-@pytest.mark.without_f1_auc
-def test_neither_a_run_nor_a_sweep_goes_on_with_other_data(wine, capsys):
-    words = ["--data", "my.npz", *RUN, "--rounds", "2"]
-    assert main("custom", [*words, "--checkpoint-every", "1", "--out", "run"]) == 0
-    (wine.parent / "run" / "summary.json").unlink()
-    assert sweep(["--dataset", "custom", *words, "--out", "sweep"]) == 0
-    change(wine)
-    capsys.readouterr()
-    assert main("custom", ["--resume", "run"]) == 2
-    assert "is not the data of this run, or has changed" in capsys.readouterr().err
-    assert sweep(["--dataset", "custom", *words, "--out", "sweep"]) == 2
-    assert "holds another run (on data with the digest" in capsys.readouterr().err
 
 
 @pytest.mark.without_f1_auc

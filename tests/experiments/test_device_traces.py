@@ -4,17 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 from run_folders import log, summary, untimed
 
 from experiments.cli import batch
 from experiments.cli.command import main, parse
 from experiments.folder import committed
 from experiments.identity import fixed_rounds, notes, relevant_options, visits
-from experiments.run import build
 from experiments.sweep.__main__ import Sweep
 from pfl_jax.engine.clock import read_devices, timetable
-from pfl_jax.errors import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -48,13 +45,6 @@ def test_a_client_takes_time_for_the_examples_that_it_visits(more, visited):
     assert visits(request, np.array([30, 7, 25])).tolist() == visited
 
 
-@pytest.mark.parametrize("more", ["--full-last-round", "--straggler-fraction 0.2", "--drop-rate 0.2"])
-def test_what_draws_cohorts_otherwise_is_refused(trace, more):
-    words = [*WORDS, "--device-trace", str(trace), "--participation", "0.5", *more.split()]
-    with pytest.raises(InvalidInput, match=r"cannot be given with a timetable, which says who takes part"):
-        build.build_experiment(parse("digits", words), Console(quiet=True))
-
-
 def test_a_run_its_resumption_and_its_virtual_time(trace, tmp_path, capsys):
     words = [*WORDS, *LATE, "--device-trace", str(trace), "--checkpoint-every", "1", "--keep-checkpoints", "9"]
     whole = tmp_path / "whole"
@@ -82,22 +72,6 @@ def test_a_run_its_resumption_and_its_virtual_time(trace, tmp_path, capsys):
 
     assert main("digits", ["--resume", str(whole), "--rounds", "9"]) == 2
     assert "--buffer" in capsys.readouterr().err
-    (whole / "summary.json").unlink()
-    trace.write_text(trace.read_text().replace("0.1", "0.2"))
-    assert main("digits", ["--resume", str(whole)]) == 2
-    assert "another text" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.slow
-def test_synchronous_rounds_of_all_are_those_of_a_run_without_devices(trace, tmp_path):
-    assert main("digits", [*WORDS, "--out", str(tmp_path / "plain")]) == 0
-    assert main("digits", [*WORDS, "--device-trace", str(trace), "--out", str(tmp_path / "timed")]) == 0
-    plain, timed = log(tmp_path / "plain"), log(tmp_path / "timed")
-    assert [line["received"] for line in timed] == [line["received"] for line in plain]
-    # Each round waits for the slowest device.
-    steps = np.diff([line["virtual_seconds"] for line in timed], prepend=0)
-    np.testing.assert_allclose(steps, steps[0], rtol=1e-4)
-    assert steps[0] > 0.1 * 2**4 * 60
 
 
 def test_runs_are_told_apart_by_what_the_trace_says(trace):

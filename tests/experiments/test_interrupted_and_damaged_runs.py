@@ -102,6 +102,22 @@ def test_a_disk_without_room_for_the_summary(rounds, tmp_path, capsys):
     assert logged(folder) == [1, 2, 3]
 
 
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(rounds, tmp_path, capsys):
+    folder = tmp_path / "run"
+    rounds[2] = fail(RuntimeError("killed"))
+    with pytest.raises(RuntimeError, match="killed"):
+        main("digits", [*RUN.split(), "--eval-every", "1", "--out", str(folder)])
+    # One round was evaluated, nothing was saved, and a line was half written.
+    assert logged(folder) == [1]
+    assert not (folder / "checkpoints").exists()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "rec')
+    rounds.clear()
+    assert main("digits", ["--resume", str(folder)]) == 0
+    assert "from the beginning" in capsys.readouterr().out
+    assert logged(folder) == [1, 2, 3]
+
+
 # Memory
 
 

@@ -27,16 +27,6 @@ SOON = 1e12
 # What is measured, and when.
 
 
-def test_the_usual_setting_of_every_network_is_measured_first():
-    cells = parts.cells(20)
-    usual = [parts.Cell(number, "matmul", 20, "float32") for number in range(len(parts.NETWORKS))]
-    assert cells[: len(usual)] == usual
-    assert {cell.chunk for cell in cells} == {1, 5, 20, 100}
-    assert len({cell.name for cell in cells}) == len(cells) == len(usual) * 3 * 4 * 3
-    # One change at a time comes before two.
-    assert all(sum(a != b for a, b in zip(cell[1:], usual[0][1:], strict=True)) == 1 for cell in cells[6:48])
-
-
 def test_what_is_measured_is_not_measured_again_and_an_error_costs_only_itself(tmp_path, capsys):
     file, calls = tmp_path / "measurements.jsonl", []
 
@@ -202,11 +192,6 @@ def test_fashion_mnist_gives_way_where_both_data_sets_do_not_fit(tmp_path, monke
     assert [one.name for one in (tmp_path / carried.FOLDER).iterdir()] == [carried.CIFAR]
     assert "Fashion-MNIST does not fit beside CIFAR-10" in capsys.readouterr().out
     assert carried.main([]) == 2
-
-
-def test_the_command_fits_the_other_machine():
-    assert len(carried.COMMAND) < 2000
-    assert str(carried.FOLDER).startswith("build/")
 
 
 # PyTorch's other way.
