@@ -14,7 +14,7 @@ from rich.console import Console
 
 from experiments.cli.command import main, parse
 from experiments.host import jax_config
-from experiments.host.console import RoundProgress, duration
+from experiments.host.console import RoundProgress
 from experiments.run import build
 from experiments.spec import Spec
 from pfl_jax.data import client_data
@@ -72,14 +72,9 @@ def test_a_run_leaves_its_files(finished):
     assert (summary["method"], summary["seed"], summary["rounds"], summary["num_clients"]) == ("fedavg", 0, 3, 4)
     assert summary["received_accuracy"] == lines[-1]["received"]["mean"]
     assert summary["trained_accuracy"] == lines[-1]["trained"]["mean"]
-    # Every client has ten test examples.
-    assert summary["received"]["pooled"] == summary["received"]["mean"]
-    assert summary["best_pooled"] == summary["best"]
     assert "before_aggregation" not in summary
-    assert len(summary["received_per_client"]) == 4
     assert sum(summary["received_per_client"]) / 4 == pytest.approx(summary["received_accuracy"], abs=1e-3)
-    assert summary["seconds"] > 0
-    assert summary["examples_per_second"] > 0
+    assert min(summary["seconds"], summary["examples_per_second"]) > 0
     assert summary["jax_version"] == jax.__version__
     assert summary["device"].startswith("cpu")
     config = json.loads((folder / "config.json").read_text())
@@ -126,11 +121,14 @@ def test_a_run_ends_at_its_target(tmp_path, capsys):
 
 def test_a_run_that_diverges_is_told_with_its_likely_cause(tmp_path, capsys):
     words = ["--method", "fedavg", "--rounds", "3", *SMALL, "--lr", "1e30", "--out", str(tmp_path / "run")]
-    said = refusal(capsys, "digits", words)
+    assert main("digits", words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
     assert "fedavg: round 1: the model or message of client 0 (and 3 more) is NaN or infinite" in said
     assert "most likely --lr 1e+30 is too large: use a smaller one, or leave such clients out with --on-nan" in said
     assert not (tmp_path / "run").exists()
-    said = refusal(capsys, "digits", [*words, "--on-nan", "skip-client"])
+    assert main("digits", [*words, "--on-nan", "skip-client"]) == 2
+    said = capsys.readouterr().err
     assert "(and 3 more)" in said
     assert "--on-nan" not in said
 
@@ -163,16 +161,6 @@ def test_an_unknown_dataset_is_one_line(tmp_path):
     assert err.count("\n") == 1
     assert err.startswith("error: unknown dataset 'cifar11'")
     assert "did you mean cifar10" in err
-
-
-def refusal(capsys, dataset, words):
-    """The one line on stderr of a command that is refused."""
-    assert main(dataset, words) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
-    assert captured.err.endswith("\n")
-    return captured.err
 
 
 def test_options_reach_where_they_belong():
@@ -216,14 +204,6 @@ def test_the_terminal_shows_a_bar():
         with RoundProgress(console, 1, "received", task.primary) as progress:
             progress.completed(1, 1.0, value, 1.0)
         assert f"received {told}" in text.getvalue()
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (125, "2:05"), (3723, "1:02:03")])
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
-# The papers' settings
 
 
 def test_pixels_are_normalized_as_the_options_say():
