@@ -192,14 +192,7 @@ def test_the_digest_is_that_of_the_examples_in_their_order():
 
 CHANGES = {
     "is of other data": (lambda file: file.update(digest="0" * 16), "with the digest 0000000000000000, not small"),
-    "a row that is not there": (lambda file: file["clients"][0]["test"].append(10), "example 10, and there are 0 to 9"),
     "a row twice": (lambda file: file["clients"][1]["train"].append(5), "client 1 has example 5 twice"),
-    "a row for both": (
-        lambda file: file["clients"][0]["test"].append(0),
-        "example 0 is a test example and one for training",
-    ),
-    "another's test row": (lambda file: file["clients"][0]["test"].append(1), "example 1 is a test example and one"),
-    "no test rows": (lambda file: file["clients"][0].update(test=[]), "client 0 has no test examples"),
     "no rows but a text": (lambda file: file["clients"][0].update(train="all"), "client 0 has training indices"),
     "another split": (lambda file: file["clients"][0].update(dev=[1]), "it has rows for dev, and rows are for train"),
     "no clients": (lambda file: file.update(clients=[]), "tables of 0 clients"),

@@ -9,6 +9,7 @@ import tempfile
 import types
 from pathlib import Path
 
+import client_files
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -101,14 +102,13 @@ def of_splits(_, orders, clients, folder):
 
 def of_leaf(_, __, clients, folder):
     """Users in any order, over two files."""
-    for split, part in (("train", TRAIN), ("test", TEST)):
-        (folder / split).mkdir()
-        for number, users in enumerate((clients[:1], clients[1:])):
-            rows = {
-                user: {"y": part[user]["label"], "x": np.stack([part[user][name] for name in NAMES], 1).tolist()}
-                for user in users
-            }
-            (folder / split / f"{number}.json").write_text(json.dumps({"users": users, "user_data": rows}))
+    splits = {
+        split: {
+            user: (np.stack([part[user][name] for name in NAMES], 1).tolist(), part[user]["label"]) for user in clients
+        }
+        for split, part in (("train", TRAIN), ("test", TEST))
+    }
+    client_files.write_leaf(folder, splits)
     return from_file(folder, client_column="client")
 
 

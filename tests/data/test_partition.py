@@ -107,18 +107,6 @@ def test_grouped_sizes_and_shares(num_clients, s, train_size, test, seed):
             assert np.ptp(counts[dominant]) <= 2
 
 
-def test_grouped_has_the_class_counts_of_the_paper():
-    """600 examples, s = 20: 12 of every class and 160 more of each of three dominant ones (FedPAC B.2)."""
-    y = np.repeat(np.arange(10), 6000)
-    partition = grouped(labeled(y, y), 20, s=20, train_size=600, test_size=600)
-    counts = table(partition.train, y)
-    for client in range(20):
-        expected = np.full(10, 12)
-        expected[(2 * (client % 5) + np.arange(3)) % 10] += 160
-        np.testing.assert_array_equal(counts[client], expected)
-    np.testing.assert_array_equal(table([hand - len(y) for hand in partition.test], y), counts)
-
-
 def test_grouped_reuses_a_class_only_when_it_is_exhausted():
     for partition in (grouped(DATASET, 20, s=20, train_size=60, test_size=20), iid(DATASET, 7, train_size=500)):
         uses = np.bincount(np.concatenate(partition.train), minlength=len(TRAIN_Y))

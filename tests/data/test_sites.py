@@ -10,8 +10,6 @@ from pfl_jax import InvalidInput
 from pfl_jax.data import federate, sites
 from pfl_jax.data.sites import HEART_KINDS, HEART_NUMBERS, HOSPITALS, SIGNALS, WIDTH, Limits
 
-RNG = np.random.default_rng(0)
-
 
 def patient(number, hospital, **other):
     row = {name: str(number + place) for place, name in enumerate(HEART_NUMBERS)} | {"id": str(number)}

@@ -34,20 +34,6 @@ def assert_equal(dataset, arrays):
     assert dataset.train_y.dtype == dataset.test_y.dtype == np.int32
 
 
-# Normalization
-
-
-def test_cifar_is_normalized_as_either_papers_code_does():
-    for spec in (SPECS["cifar10"], SPECS["cifar100"]):
-        fedas, fedpac = spec.normalized("fedas"), spec.normalized("fedpac")
-        assert (fedas.mean, fedas.std) == ((0.5,) * 3, (0.5,) * 3)
-        assert (fedpac.mean, fedpac.std) == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
-        assert fedpac._replace(mean=spec.mean, std=spec.std) == spec
-    dataset = load("cifar10", "embedded", normalization="fedpac")
-    assert (dataset.mean, dataset.std) == (fedpac.mean, fedpac.std)
-    assert load("cifar10", "embedded").mean == fedas.mean
-
-
 # Files
 
 

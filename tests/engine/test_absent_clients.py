@@ -41,12 +41,8 @@ def by_hand():
 
 
 def mean_backbone(results, counts):
-    weights = np.array([counts[client] for client in results], np.float64)
-
-    def mean(*leaves):
-        return np.tensordot(weights / weights.sum(), np.stack(leaves).astype(np.float64), 1)
-
-    return jax.tree.map(mean, *[result.message.value for result in results.values()])
+    weights, backbones = [counts[client] for client in results], [result.message.value for result in results.values()]
+    return jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=weights), *backbones)
 
 
 assert_close = functools.partial(assert_same, rtol=2e-5, atol=2e-6)
@@ -67,10 +63,7 @@ def test_clients_that_drop_out_keep_their_training_and_send_nothing(state_on):
     assert result.diverged.size == 0
 
 
-def test_drop_outs_are_drawn_every_round_and_one_client_at_least_arrives():
-    settings = simulate.Settings(rounds=6, drop_rate=0.5)
-    results = list(simulate.run(tiny_method("fedavg"), DATA, settings, KEY))
-    assert len({tuple(sorted(result.cohort[result.arrived])) for result in results}) > 1
+def test_one_client_at_least_arrives():
     assert simulate.Settings(rounds=1, drop_rate=0.99).arrivals(4) == 1
     assert simulate.Settings(rounds=1).arrivals(4) == 4
     assert [simulate.Settings(rounds=1, drop_rate=rate).arrivals(5) for rate in (0.25, 0.35, 0.5)] == [4, 3, 3]

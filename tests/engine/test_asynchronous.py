@@ -235,18 +235,11 @@ def test_a_synchronous_step_waits_for_the_slowest_of_its_clients():
     assert len({tuple(row) for row in found.clients.tolist()}) == 3
 
 
-def test_availability_by_hand():
+def test_a_synchronous_step_takes_who_comes():
     """Client 0 can begin in the first second of ten, client 1 from the third to the fifth."""
     pool = devices([1, 1], [(10.0, [(0.0, 1.0)]), (10.0, [(2.0, 5.0)])])
-    assert [pool.wait(0, now) for now in (0.0, 0.9)] == [0, 0]
-    np.testing.assert_allclose([pool.wait(0, 1.0), pool.wait(1, 1.0), pool.wait(1, 26.0)], [9, 1, 6], atol=1e-5)
-    found = timetable(pool, np.array([4.0, 1.0]), 3, buffer=1, concurrency=1)
-    # 0 trains until 4, and 1 until 5, when nobody is available until 10.
-    assert (found.clients.ravel().tolist(), found.staleness.ravel().tolist()) == ([0, 1, 0], [0, 0, 0])
-    np.testing.assert_allclose(found.seconds, [4, 5, 14], atol=1e-5)
-    found = timetable(pool, np.array([4.0, 1.0]), 2, buffer=2)
-    # A synchronous round takes who comes, and the next one begins when it is over.
-    np.testing.assert_allclose(found.seconds, [4, 14], atol=1e-5)
+    # The next one begins when it is over.
+    np.testing.assert_allclose(timetable(pool, np.array([4.0, 1.0]), 2, buffer=2).seconds, [4, 14], atol=1e-5)
 
 
 def second_by_second(seconds, open_at, rounds, buffer):
@@ -327,7 +320,6 @@ def run(name, data=None, rounds=3):
     ("call", "said"),
     [
         (lambda: Settings(rounds=4, timetable=STALE), "rounds is 4, and the timetable has 3"),
-        (lambda: Settings(rounds=3, timetable=STALE, drop_rate=0.2), "drop_rate 0.2 cannot be given with a timetable"),
         (lambda: run("local"), "methods that send a Mean"),
         (lambda: run("fedavg", tiny_federation((9, 5)), 1), "the timetable has a client 2, and the federation has 2"),
         (lambda: timetable(devices([1, 1]), np.ones(3), 1, buffer=1), "there are 2 devices, and 3 clients"),

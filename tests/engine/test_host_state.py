@@ -102,21 +102,6 @@ def test_no_more_clients_than_a_block_are_on_the_devices_at_once(devices, monkey
     assert sorted(found) == list(range(7))
 
 
-@pytest.mark.slow
-def test_a_run_continues_from_a_state_on_the_host_or_the_device():
-    whole = play("ditto")
-    half = simulate.Settings(rounds=2, participation=0.6)
-    method = tiny_method("ditto")
-    for before in ("host", "disk"):
-        (*_, middle) = simulate.run(method, DATA, half, jax.random.key(5), state_on=before)
-        kept = jax.tree.map(np.array, middle.state.clients)
-        for place in ("device", "host", "disk"):
-            rest = list(simulate.run(method, DATA, SETTINGS, jax.random.key(0), state=middle.state, state_on=place))
-            assert_same(rest, whole[2:])
-            # The state that came from outside stays as it was.
-            jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, middle.state.clients))
-
-
 def test_a_round_writes_the_cohorts_rows_alone(tmp_path):
     engine = simulate.build(tiny_method("fedper"), SETTINGS, store=store.OnHost())
     state = engine.init(DATA, jax.random.key(0))
@@ -213,15 +198,3 @@ def test_a_process_has_the_positions_of_its_own_devices(monkeypatch):
     devices = np.array([SimpleNamespace(process_index=process) for process in (1, 0, 1, 2)])
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     assert mapping.own_devices(SimpleNamespace(devices=devices)) == [0, 2]
-
-
-def test_the_largest_clients_are_dealt_first():
-    counts = np.random.default_rng(0).integers(1, 200, 40)
-    dealt = placement.deal(counts, 4)
-    assert [len(own) for own in dealt] == [10] * 4
-    assert sorted(np.concatenate(dealt)) == list(range(40))
-    assert all((np.diff(own) > 0).all() for own in dealt)
-    loads, plain = np.array([counts[own].sum() for own in dealt]), np.array([counts[d::4].sum() for d in range(4)])
-    assert 2 * np.ptp(loads) < np.ptp(plain)
-    # Clients of one size are dealt in turns, every other one in the reverse order.
-    assert [own.tolist() for own in placement.deal(np.full(5, 7), 2)] == [[0, 3, 4], [1, 2]]

@@ -17,7 +17,6 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import traffic
 from pfl_jax.networks import with_features
-from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.tree import choose
 
 KEY = jax.random.key(0)
@@ -59,26 +58,13 @@ def test_one_network_is_the_plain_method_bit_for_bit(name):
     chex.assert_trees_all_equal(plain.state._replace(key=()), state._replace(key=()))
 
 
-@pytest.mark.parametrize("name", ["fd", pytest.param("fedgh", marks=pytest.mark.slow)])
-def test_clients_with_equal_networks_in_two_groups_are_those_of_one(name):
-    make = functools.partial(make_method, name, **HYPER_PARAMETERS)
-    plain, split = last(make(tiny_model())), last(mixed(make, [tiny_model()] * 2, [0, 1, 1, 0]))
-    for group, own in enumerate(([0, 3], [1, 2])):
-        rows = jax.tree.map(lambda leaf, own=own: leaf[jnp.array(own)], plain.state.clients)
-        chex.assert_trees_all_close(split.state.clients[group], rows, atol=1e-6)
-        chex.assert_trees_all_close(split.state.server[group], plain.state.server, atol=1e-6)
-    chex.assert_trees_all_close(split.received, plain.received, atol=1e-5)
-
-
-SECOND = [
-    ("fml", {}),
-    *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("fedkd", "fedmrl")),
-    pytest.param("fedgen", {"shared": "head"}, marks=pytest.mark.slow),
-]
+SECOND = (("fml", {}), ("fedkd", {}), ("fedmrl", {}), ("fedgen", {"shared": "head"}))
 """Methods that share a second model, or a generator beside the head, and their options."""
 
 
-@pytest.mark.parametrize(("name", "options"), SECOND)
+@pytest.mark.parametrize(
+    ("name", "options"), [SECOND[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in SECOND[1:])]
+)
 def test_a_second_model_is_shared_by_clients_of_all_networks(name, options):
     make = functools.partial(make_method, name, **HYPER_PARAMETERS, **options)
     # Their own models may also differ in the number of features, if heads are not shared.
@@ -92,11 +78,16 @@ def test_a_second_model_is_shared_by_clients_of_all_networks(name, options):
     assert np.isfinite(result.received["loss"]).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), SECOND)
-def test_with_a_second_model_equal_networks_in_two_groups_are_those_of_one(name, options):
+@pytest.mark.parametrize(
+    ("name", "options"), [("fd", {}), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("fedgh", {}), *SECOND))]
+)
+def test_clients_with_equal_networks_in_two_groups_are_those_of_one(name, options):
     make = functools.partial(make_method, name, **HYPER_PARAMETERS, **options)
     plain, split = last(make(tiny_model())), last(mixed(make, [tiny_model()] * 2, [0, 1, 1, 0]))
+    for group, own in enumerate(([0, 3], [1, 2])):
+        rows = jax.tree.map(lambda leaf, own=own: leaf[jnp.array(own)], plain.state.clients)
+        chex.assert_trees_all_close(split.state.clients[group], rows, atol=1e-6)
+        chex.assert_trees_all_close(split.state.server[group], plain.state.server, atol=1e-6)
     chex.assert_trees_all_close(split.received, plain.received, atol=1e-5)
 
 
@@ -109,39 +100,19 @@ def test_a_network_of_its_own_for_the_shared_model():
 
 
 def test_the_shared_head_is_the_mean_over_clients_of_all_networks():
-    """One full-batch step of each client in float64: phi = sum_i n_i phi_i / sum_i n_i."""
-    sent = {}
-
-    def make(model):
-        plain = make_method("lg_fedavg", model, **HYPER_PARAMETERS)
-
-        def local(key, server, client, data):
-            result = plain.local(key, server, client, data)
-            return result._replace(personal=result.personal, message=mean_by_size(result.personal["head"], data))
-
-        return plain._replace(local=local)
-
-    several = mixed(make, networks(), [2, 0, 1, 0])
+    """phi = sum_i n_i phi_i / sum_i n_i, of what each client trains by itself."""
+    several, data, heads = method(network=(2, 0, 1, 0)), tiny_federation(), []
     engine = simulate.build(several, Settings(rounds=1)).jit()
-    state = engine.init(tiny_federation(), KEY)
-    heads = [server["head"] for server in state.server]
-    chex.assert_trees_all_equal(heads[0], heads[1], heads[2])
-    after, outcome = engine.round(tiny_federation(), state, 4)
-    round_key, rows = jax.random.fold_in(KEY, 0), {2: [0], 0: [1, 3], 1: [2]}
-    for network, clients in rows.items():
-        for row, client in enumerate(clients):
-            data = client_data(tiny_federation(), client, "train")
-            own = jax.tree.map(lambda leaf, row=row: leaf[row], state.clients[network])
-            key = jax.random.fold_in(round_key, client)
-            result = several.methods[network].local(key, state.server[network], own, data)
-            sent[client] = jax.tree.map(np.float64, result.personal["head"]), int(data.mask.sum())
-            trained = jax.tree.map(lambda leaf, row=row: leaf[row], after.clients[network])
-            chex.assert_trees_all_close(trained, result.client, atol=1e-6)
-    total = sum(size for _, size in sent.values())
-    mean = jax.tree.map(
-        lambda *leaves: sum(leaves),
-        *[jax.tree.map(lambda leaf, size=size: leaf * size / total, head) for head, size in sent.values()],
-    )
+    state = engine.init(data, KEY)
+    chex.assert_trees_all_equal(*(server["head"] for server in state.server))
+    after, outcome = engine.round(data, state, 4)
+    for client, network in enumerate((2, 0, 1, 0)):
+        key = jax.random.fold_in(jax.random.fold_in(KEY, 0), client)
+        own, examples = state_of(state, several, client), client_data(data, client, "train")
+        result = several.methods[network].local(key, state.server[network], own, examples)
+        chex.assert_trees_all_close(state_of(after, several, client), result.client, atol=1e-6)
+        heads.append(jax.tree.map(np.float64, result.personal["head"]))
+    mean = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=data.train_count), *heads)
     for server in after.server:
         chex.assert_trees_all_close(server["head"], mean, atol=1e-6)
     assert outcome.cohort.clients.tolist() == [0, 1, 2, 3]
@@ -163,14 +134,14 @@ def test_clients_outside_the_cohort_keep_their_states():
     results = list(simulate.run(several, tiny_federation(), Settings(rounds=3, participation=0.5), KEY))
     for before, after in itertools.pairwise(results):
         states = [
-            jax.tree.leaves(files_of(one.state, several, client)) for one in (before, after) for client in range(4)
+            jax.tree.leaves(state_of(one.state, several, client)) for one in (before, after) for client in range(4)
         ]
         for client in range(4):
             same = all((a == b).all() for a, b in zip(states[client], states[4 + client], strict=True))
             assert same == (client not in after.cohort)
 
 
-def files_of(state, several, client):
+def state_of(state, several, client):
     network = several.networks(4)[client]
     row = np.flatnonzero(several.members(network, 4) == client)[0]
     return jax.tree.map(lambda leaf: np.asarray(leaf)[row], state.clients[network])

@@ -9,27 +9,11 @@ import pytest
 import reference
 from full_batches import BETA, EPOCHS, SGD, assert_model, assert_models, assert_parts, assert_received, train
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
-from reference import part
+from reference import part, risk
 from trees import assert_same
 
 from pfl_jax.data import client_data
-from pfl_jax.methods import (
-    apfl,
-    ditto,
-    fedavg,
-    fedavg_ft,
-    fedbabu,
-    fedper,
-    fedprox,
-    fedprox_ft,
-    fedrep,
-    fedrod,
-    lg_fedavg,
-    local,
-    make_method,
-    pfedme,
-    scaffold,
-)
+from pfl_jax.methods import make_method, pfedme
 from pfl_jax.methods.factories import hyper_parameters
 from pfl_jax.methods.scaffold import ScaffoldClient
 from pfl_jax.primitives import supervised_loss
@@ -40,21 +24,17 @@ ROUNDS = 2
 @pytest.fixture(scope="module")
 def problem():
     """The initial model as the engine draws it, and each client's examples."""
-    return reference.to_numpy(full.start_of(fedavg)), full.training_examples()
-
-
-def cross_entropy(w, x, y):
-    return reference.cross_entropy(reference.logits(w, x), y)
+    return reference.to_numpy(full.start_of("fedavg")), full.training_examples()
 
 
 def pulled(x, y, strength, anchor):
     """CE(w) + (strength / 2) ||w - anchor||^2."""
-    return lambda w, _: cross_entropy(w, x, y) + strength / 2 * sum(((w[n] - anchor[n]) ** 2).sum() for n in w)
+    return lambda w, _: risk(w, x, y) + strength / 2 * reference.squared_distance(w, anchor)
 
 
 def shifted(x, y, correction):
     """A loss whose gradient is that of the cross entropy plus the correction."""
-    return lambda w, _: cross_entropy(w, x, y) + sum((correction[name] * w[name]).sum() for name in w)
+    return lambda w, _: risk(w, x, y) + sum((correction[name] * w[name]).sum() for name in w)
 
 
 def combine(function, *ws):
@@ -64,7 +44,7 @@ def combine(function, *ws):
 def test_local(problem):
     w, clients = problem
     own = [train(train(w, x, y), x, y) for x, y in clients]
-    last = full.run(local)
+    last = full.run("local")
     assert_models(last.state.clients, own)
     assert_received(last, own, own)
 
@@ -74,7 +54,7 @@ def test_fedavg_and_its_fine_tuning(problem):
     for _ in range(ROUNDS):
         trained = [train(w, x, y) for x, y in clients]
         w = reference.mean(BETA, trained)
-    last, tuned = full.run(fedavg), full.run(fedavg_ft, finetune_epochs=EPOCHS)
+    last, tuned = full.run("fedavg"), full.run("fedavg_ft", finetune_epochs=EPOCHS)
     assert_model(last.state.server, w)
     assert_received(last, [w] * 3, trained)
     assert_received(tuned, [train(w, x, y) for x, y in clients], trained)
@@ -94,7 +74,7 @@ def assert_split(last, problem, own, shared, fit):
 
 
 def test_fedper(problem):
-    assert_split(full.run(fedper), problem, "head", "backbone", train)
+    assert_split(full.run("fedper"), problem, "head", "backbone", train)
 
 
 def test_fedprox_equations(problem):
@@ -103,10 +83,10 @@ def test_fedprox_equations(problem):
     for _ in range(ROUNDS):
         trained = [full.fit(w, pulled(x, y, mu, w)) for x, y in clients]
         w = reference.mean(BETA, trained)
-    last = full.run(fedprox, mu=mu)
+    last = full.run("fedprox", mu=mu)
     assert_model(last.state.server, w)
     assert_received(last, [w] * 3, trained)
-    tuned = full.run(fedprox_ft, mu=mu, finetune_epochs=2)
+    tuned = full.run("fedprox_ft", mu=mu, finetune_epochs=2)
     assert_received(tuned, [train(w, x, y, steps=2) for x, y in clients], trained)
 
 
@@ -127,7 +107,7 @@ def test_scaffold_equations(problem, momentum):
         # All clients alike, whatever their sizes.
         mean, controls = reference.mean([1 / 3] * 3, trained), new
         w = combine(lambda a, b: a + 0.8 * (b - a), w, mean)
-    last = full.run(scaffold, momentum=momentum, server_lr=0.8)
+    last = full.run("scaffold", momentum=momentum, server_lr=0.8)
     assert_model(last.state.server.params, w)
     assert_model(last.state.server.control, c)
     assert_models(last.state.clients.control, controls)
@@ -135,23 +115,23 @@ def test_scaffold_equations(problem, momentum):
 
 
 def test_lg_fedavg_equations(problem):
-    assert_split(full.run(lg_fedavg), problem, "backbone", "head", train)
+    assert_split(full.run("lg_fedavg"), problem, "backbone", "head", train)
 
 
 def test_fedrep_equations(problem):
     def fit(w, x, y):
-        w = full.fit(w, lambda w, _: cross_entropy(w, x, y), 2, "head", lr=0.3)
-        return full.fit(w, lambda w, _: cross_entropy(w, x, y), name="backbone")
+        w = full.fit(w, lambda w, _: risk(w, x, y), 2, "head", lr=0.3)
+        return full.fit(w, lambda w, _: risk(w, x, y), name="backbone")
 
-    assert_split(full.run(fedrep, head_lr=0.3, head_epochs=2), problem, "head", "backbone", fit)
+    assert_split(full.run("fedrep", head_lr=0.3, head_epochs=2), problem, "head", "backbone", fit)
 
 
 def test_fedbabu_equations(problem):
     w, clients = problem
     for _ in range(ROUNDS):
-        trained = [full.fit(w, lambda v, _, x=x, y=y: cross_entropy(v, x, y), name="backbone") for x, y in clients]
+        trained = [full.fit(w, lambda v, _, x=x, y=y: risk(v, x, y), name="backbone") for x, y in clients]
         w = reference.mean(BETA, trained)
-    last = full.run(fedbabu, finetune_epochs=4)
+    last = full.run("fedbabu", finetune_epochs=4)
     assert_model(last.state.server, w)
     assert_received(last, [train(w, x, y, steps=4) for x, y in clients], trained)
 
@@ -176,7 +156,7 @@ def test_fedrod_equations(problem):
         ]
         heads = [part(t, "own") for t in trained]
         w = {name: value for name, value in reference.mean(BETA, trained).items() if not name.startswith("own")}
-    last = full.run(fedrod)
+    last = full.run("fedrod")
     assert_model(last.state.server, w)
     assert_parts(last.state.clients, "own", heads)
 
@@ -193,7 +173,7 @@ def test_ditto_equations(problem):
         for index, (x, y) in enumerate(clients):
             personal[index] = full.fit(personal[index], pulled(x, y, lam, w), 4)
         w = reference.mean(BETA, [train(w, x, y) for x, y in clients])
-    last = full.run(ditto, lam=lam, personal_epochs=4)
+    last = full.run("ditto", lam=lam, personal_epochs=4)
     assert_model(last.state.server, w)
     assert_models(last.state.clients, personal)
     assert_received(last, personal, personal)
@@ -215,7 +195,7 @@ def test_pfedme_equations(problem, momentum):
             moved.append(own)
             personal.append(t)
         w = combine(lambda a, b: 0.3 * a + 0.7 * b, w, reference.mean(BETA, moved))
-    last = full.run(pfedme, lam=lam, inner_steps=steps, personal_lr=0.1, server_lr=0.7, momentum=momentum)
+    last = full.run("pfedme", lam=lam, inner_steps=steps, personal_lr=0.1, server_lr=0.7, momentum=momentum)
     assert_model(last.state.server, w)
     assert_models(last.state.clients, personal)
     assert_received(last, personal, personal)
@@ -235,21 +215,21 @@ def test_apfl_equations(problem, adaptive):
             own, shared, alpha, of_own, of_shared = owns[index], w, alphas[index], {}, {}
             for _ in range(EPOCHS):
 
-                def risk(alpha, own, shared=shared, x=x, y=y):
-                    return cross_entropy(mixed(alpha, own, shared), x, y)
+                def of_mixture(alpha, own, shared=shared, x=x, y=y):
+                    return risk(mixed(alpha, own, shared), x, y)
 
                 # The slope of a number, by finite differences as all gradients here.
-                slope = (risk(alpha + 1e-6, own) - risk(alpha, own)) / 1e-6
+                slope = (of_mixture(alpha + 1e-6, own) - of_mixture(alpha, own)) / 1e-6
                 own, shared = (
-                    full.step(own, of_own, lambda v, alpha=alpha, risk=risk: risk(alpha, v)),
-                    full.step(shared, of_shared, lambda v, x=x, y=y: cross_entropy(v, x, y)),
+                    full.step(own, of_own, lambda v, alpha=alpha, of=of_mixture: of(alpha, v)),
+                    full.step(shared, of_shared, lambda v, x=x, y=y: risk(v, x, y)),
                 )
                 if adaptive:
                     alpha = np.clip(alpha - SGD["lr"] * slope, 0, 1)
             owns[index], alphas[index] = own, alpha
             shared_models.append(shared)
         w = reference.mean(BETA, shared_models)
-    last = full.run(apfl, alpha=0.4, adaptive=adaptive)
+    last = full.run("apfl", alpha=0.4, adaptive=adaptive)
     assert_model(last.state.server, w)
     for got in (last.state.clients.alpha, last.info["alpha"]):
         np.testing.assert_allclose(got, alphas, rtol=1e-4)
@@ -269,7 +249,7 @@ KEY = jax.random.key(0)
 def test_without_a_learning_rate_it_stands_still():
     @jax.jit
     def train(lr):
-        method = make_method(scaffold, tiny_model(), **{**HYPER_PARAMETERS, "lr": lr})
+        method = make_method("scaffold", tiny_model(), **{**HYPER_PARAMETERS, "lr": lr})
         server = method.init_server(KEY)
         # As in a later round: controls that are not zero.
         server = server._replace(control=jax.tree.map(jnp.ones_like, server.control))
@@ -286,7 +266,7 @@ def test_without_a_learning_rate_it_stands_still():
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, (6, 10, 8, 4)), (True, (4, 10, 6, 2))])
 def test_each_clients_own_steps_are_counted(drop_last, steps):
     """c_i+ = (w - w_i) / (S lr) in the first round, for S steps of batches of 4."""
-    method = make_method(scaffold, tiny_model(), lr=0.05, momentum=0.0, batch_size=4, epochs=2, drop_last=drop_last)
+    method = make_method("scaffold", tiny_model(), lr=0.05, momentum=0.0, batch_size=4, epochs=2, drop_last=drop_last)
     server, local = method.init_server(KEY), jax.jit(method.local)
     for client, own in enumerate(steps):
         start = ScaffoldClient(server.control, server.control)

@@ -95,7 +95,7 @@ def test_a_client_whose_message_is_lost_keeps_what_it_trained():
 
 def test_fedfomo_stays_where_no_model_is_better():
     # Ascent: what a client trains is worse than the initial model, which so remains everyone's.
-    last = run(fedfomo, rounds=3, lr=ASCENT, download=1)
+    last = run("fedfomo", rounds=3, lr=ASCENT, download=1)
     np.testing.assert_array_equal(last.info["weights"], [[1, 0]] * 3)
     initial = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), last.state.server.initial)
     jax.tree.map(np.testing.assert_array_equal, last.state.clients.previous, initial)
@@ -110,7 +110,7 @@ def combine(previous, models, x, y):
     weights = []
     for model in models:
         gain = losses(previous, x, y).mean() - losses(model, x, y).mean()
-        distance = np.sqrt(sum(((model[name] - previous[name]) ** 2).sum() for name in model))
+        distance = np.sqrt(reference.squared_distance(model, previous))
         weights.append(max(0.0, gain / distance))
     weights = np.array(weights) / sum(weights) if sum(weights) else np.zeros(len(models))
     moved = dict(previous)
@@ -123,7 +123,7 @@ def test_fedfomo():
     clients = split_examples()
     data = tiny_federation(SIZES)
     identities = [fingerprint(client_data(data, client, "train")) for client in range(3)]
-    start = reference.to_numpy(start_of(fedfomo).initial)
+    start = reference.to_numpy(start_of("fedfomo").initial)
     previous, trained, affinity = [start] * 3, [train(start, x, y) for (x, y), _ in clients], np.zeros((3, 3))
     for _ in range(2):
         starts, shares = [], np.zeros((3, 3))
@@ -133,7 +133,7 @@ def test_fedfomo():
         affinity += shares
         previous, trained = starts, [train(w, x, y) for w, ((x, y), _) in zip(starts, clients, strict=True)]
     # Cohorts of three with five to download: everyone gets everyone.
-    last, personalize = run(fedfomo, rounds=3), jax.jit(fedfomo(tiny_model()).personalize)
+    last, personalize = run("fedfomo", rounds=3), jax.jit(fedfomo(tiny_model()).personalize)
     for client in range(3):
         state = row(last.state.clients, client)
         assert_model(state.previous, previous[client], rtol=1e-3, atol=1e-4)

@@ -31,15 +31,11 @@ def local(w, x, y, lam, centroids, known):
     """Eq. 15 and 16 from a received model: the trained one, and mean features of classes that the client may lack."""
     means, _ = class_means(reference.features(w, x), y)
     targets = np.where(known[:, None] > 0, centroids, means)[y]
-
-    def gradient(w, name, strength):
-        pull = reference.alignment_gradient(w, x, targets)
-        slopes = part(reference.cross_entropy_gradient(w, x, y), name)
-        return {key: slope + strength * pull.get(key, 0.0) for key, slope in slopes.items()}
-
-    sgd = full.SGD | {"lr": HEAD["head_lr"]}
-    w = reference.descend(w, lambda w: gradient(w, "head", 0), HEAD["head_epochs"], **sgd)
-    return reference.descend(w, lambda w: gradient(w, "backbone", lam if known.any() else 0), full.EPOCHS, **full.SGD)
+    lam = lam if known.any() else 0.0
+    w = full.fit(w, lambda w, now: reference.risk(w, x, y), HEAD["head_epochs"], "head", lr=HEAD["head_lr"])
+    return full.fit(
+        w, lambda w, now: reference.risk(w, x, y) + lam * reference.alignment(w, x, targets), name="backbone"
+    )
 
 
 def play(factory, weigh, known, alignment=True, **options):
@@ -148,7 +144,7 @@ trace_weights = jax.jit(trace_weights, static_argnums=1)
     ],
 )
 def test_fedas(target, manner):
-    start, clients = reference.to_numpy(full.start_of(METHODS["fedavg"])), full.training_examples()
+    start, clients = reference.to_numpy(full.start_of("fedavg")), full.training_examples()
     w, previous, align_lr, lam = start, [None] * len(clients), 0.5, 0.7
 
     def targets_of(own, x, y):
@@ -170,11 +166,7 @@ def test_fedas(target, manner):
         if own is None or manner == "serial":
             return full.train(received, x, y)
         targets = targets_of(own, x, y)
-
-        def pull(w):
-            return {name: lam * slope for name, slope in reference.alignment_gradient(w, x, targets).items()}
-
-        return full.train(received, x, y, more=pull)
+        return full.train(received, x, y, lambda w: lam * reference.alignment(w, x, targets))
 
     for _ in range(3):
         trained = []
@@ -190,7 +182,7 @@ def test_fedas(target, manner):
         previous = trained
 
     options = {"target": target, "manner": manner, "lam": lam, "align_lr": align_lr, "align_batch_size": 32}
-    last = full.run(METHODS["fedas"], rounds=3, **options)
+    last = full.run("fedas", rounds=3, **options)
     np.testing.assert_allclose(np.asarray(last.info["trace"]), traces, rtol=1e-3)
     np.testing.assert_allclose(np.asarray(last.info["weights"]), weights, rtol=1e-3)
     full.assert_model(last.state.server, w)
@@ -241,8 +233,8 @@ def test_the_mean_of_backbones_without_fisher_information_is_theirs():
 
 def test_fedas_without_both_parts_is_fedper():
     # FedAS splits its key between alignment and training: with full batches, order is all that keys decide.
-    fedas = full.run(METHODS["fedas"], alignment=False, synchronization=False)
-    fedper = full.run(METHODS["fedper"])
+    fedas = full.run("fedas", alignment=False, synchronization=False)
+    fedper = full.run("fedper")
     assert_same(fedas.state.server._asdict(), {**fedper.state.server, "centroids": (), "centroid_counts": ()})
     assert_same(fedas.state.clients.head, fedper.state.clients)
     assert_same(fedas.received["loss"], fedper.received["loss"])

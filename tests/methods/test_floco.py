@@ -83,14 +83,10 @@ def at(w, point):
 
 def trained(w, x, y, points):
     """SGD on a fixed sequence of points of the simplex."""
-    points = iter(points)
-
-    def gradient(w):
-        point = next(points)
-        found = reference.cross_entropy_gradient(at(w, point), x, y)
-        return {**found, "ends": point[:, None, None] * found["head/kernel"], "head/kernel": 0 * found["head/kernel"]}
-
-    return reference.descend({**w, "head/kernel": w["ends"][0]}, gradient, full.EPOCHS, **full.SGD)
+    velocity = {}
+    for point in points:
+        w = full.step(w, velocity, lambda w, point=point: reference.risk(at(w, point), x, y))
+    return w
 
 
 def draws(seed, round_index, client, place, placed):
@@ -104,7 +100,7 @@ def draws(seed, round_index, client, place, placed):
 
 def test_floco():
     settings = {"endpoints": SIZE, "projection_round": 2, "radius": RADIUS}
-    start, clients = full.start_of(floco, **settings), full.training_examples()
+    start, clients = full.start_of("floco", **settings), full.training_examples()
     head = {"kernel": start.heads["kernel"][0], "bias": start.heads["bias"]}
     w = reference.to_numpy({"backbone": start.backbone, "head": head})
     w["ends"] = np.float64(start.heads["kernel"])
@@ -119,7 +115,7 @@ def test_floco():
             changes = np.array([(model["ends"] - w["ends"]).ravel() for model in models])
             points, placed = fit(changes, SIZE)[0], True
         w = reference.mean(full.BETA, models)
-    last = full.run(floco, rounds=3, **settings)
+    last = full.run("floco", rounds=3, **settings)
     got = last.state.server
     np.testing.assert_allclose(got.heads["kernel"], w["ends"], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(got.heads["bias"], w["head/bias"], rtol=1e-3, atol=1e-4)

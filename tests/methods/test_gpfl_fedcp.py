@@ -4,16 +4,14 @@ import full_batches as full
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import reference
 from problems import CLASSES, tiny_federation, tiny_model
 from reference import cross_entropy
 from trees import assert_flat, assert_same, flatten, row
 
 from pfl_jax.data import client_data
-from pfl_jax.methods import fedcp, gpfl
+from pfl_jax.methods import fedcp
 from pfl_jax.methods.fedcp import context as fedcp_context
-from pfl_jax.methods.fedcp import discrepancy
 from pfl_jax.methods.gpfl import cosine_logits
 from pfl_jax.primitives import LocalTraining
 
@@ -23,12 +21,7 @@ def dense(w, name, x):
 
 
 def layer_norm(w, name, x):
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-    return x * w[f"{name}/scale"] + w[f"{name}/bias"]
-
-
-def backbone(w, x):
-    return np.tanh(dense(w, "backbone", x.reshape(len(x), -1)))
+    return reference.layer_norm(x, w[f"{name}/scale"], w[f"{name}/bias"], 1e-5)
 
 
 def split(w):
@@ -45,7 +38,7 @@ def route(w, condition, x):
         layer_norm(w, f"valve/{name}_norm", np.maximum(dense(w, f"valve/{name}_dense", condition), 0))
         for name in ("gamma", "beta")
     )
-    return np.maximum(backbone(w, x) * (1 + scale) + shift, 0)
+    return np.maximum(reference.features(w, x) * (1 + scale) + shift, 0)
 
 
 def personal_condition(w, y):
@@ -66,7 +59,7 @@ def gpfl_loss(w, received, x, y, lam, mu):
 
 
 def test_gpfl():
-    clients, start, settings = full.training_examples(), full.start_of(gpfl), {"lam": 0.3, "mu": 0.05}
+    clients, start, settings = full.training_examples(), full.start_of("gpfl"), {"lam": 0.3, "mu": 0.05}
     shared = flatten(start.shared._asdict())
     heads = [{f"own/{name}": value for name, value in flatten(start.head).items()}] * len(clients)
     for _ in range(2):
@@ -77,7 +70,7 @@ def test_gpfl():
             mine, heads[client] = split(w)
             new.append(mine)
         shared = reference.mean(full.BETA, new)
-    last = full.run(gpfl, **settings)
+    last = full.run("gpfl", **settings)
     assert_flat(last.state.server.shared._asdict(), shared)
     for client, head in enumerate(heads):
         assert_flat({"own": row(last.state.clients, client)}, head)
@@ -98,7 +91,7 @@ def test_cosines_of_zero_features_are_zero_and_so_are_their_gradients():
 
 
 def fedcp_logits(w, head, vector, x):
-    features = backbone(w, x)
+    features = reference.features(w, x)
     scores = np.maximum(layer_norm(w, "policy/LayerNorm_0", dense(w, "policy/Dense_0", features * vector)), 0)
     size = features.shape[1]
     weights = np.exp(np.stack([scores[:, :size], scores[:, size:]]))
@@ -111,17 +104,8 @@ def context(w):
     return total / np.linalg.norm(total)
 
 
-def kernel_mean(left, right):
-    squares = ((left[:, None] - right) ** 2).sum(-1)
-    return sum(np.exp(-0.5 * squares / width).mean() for width in (10, 15, 20, 50))
-
-
-def mmd(left, right):
-    return kernel_mean(left, left) + kernel_mean(right, right) - 2 * kernel_mean(left, right)
-
-
 def test_fedcp():
-    lam, clients, start = 3.0, full.training_examples(), flatten(full.start_of(fedcp)._asdict())
+    lam, clients, start = 3.0, full.training_examples(), flatten(full.start_of("fedcp")._asdict())
     own = {f"own/{name.removeprefix('head/')}": start[name] for name in start if name.startswith("head")}
     shared, heads = start, [own] * len(clients)
     for _ in range(2):
@@ -129,17 +113,19 @@ def test_fedcp():
         for client, (x, y) in enumerate(clients):
             fixed = {name: value for name, value in shared.items() if name.startswith("head")}
             trained = {name: value for name, value in shared.items() if name not in fixed}
-            vector, targets = context(heads[client]), backbone(shared, x)
+            vector, targets = context(heads[client]), reference.features(shared, x)
 
             def loss(w, now, x=x, y=y, fixed=fixed, vector=vector, targets=targets):
-                return cross_entropy(fedcp_logits(w, fixed, vector, x), y) + lam * mmd(backbone(w, x), targets)
+                return cross_entropy(fedcp_logits(w, fixed, vector, x), y) + lam * reference.discrepancy(
+                    reference.features(w, x), targets
+                )
 
             mine, heads[client] = split(full.fit({**trained, **heads[client]}, loss))
             for name, value in fixed.items():
                 mine[name] = (value + heads[client][name.replace("head", "own")]) / 2
             new.append(mine)
         shared = reference.mean(full.BETA, new)
-    last = full.run(fedcp, lam=lam)
+    last = full.run("fedcp", lam=lam)
     assert_flat(last.state.server._asdict(), shared)
     for client, head in enumerate(heads):
         assert_flat({"own": row(last.state.clients, client)}, head)
@@ -152,14 +138,6 @@ def test_a_head_of_zeros_is_a_context_of_zeros():
     model = tiny_model()
     zeros = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0))["head"])
     np.testing.assert_array_equal(fedcp_context(model, zeros), 0.0)
-
-
-def test_the_discrepancy_leaves_out_padding():
-    generator = np.random.default_rng(0)
-    left, right = generator.normal(size=(2, 6, 3)) * 4
-    got = discrepancy(jnp.float32(left), jnp.float32(right), jnp.arange(6) < 4)
-    np.testing.assert_allclose(got, mmd(left[:4], right[:4]), rtol=1e-4)
-    assert float(discrepancy(jnp.float32(left), jnp.float32(left), jnp.ones(6, bool))) == pytest.approx(0, abs=1e-6)
 
 
 def test_the_discrepancy_is_between_features_of_the_same_augmented_inputs():

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from trees import assert_same, distance
 
-from pfl_jax import InvalidInput, LocalTraining, Settings, build, methods, models
+from pfl_jax import LocalTraining, Settings, build, methods, models
 from pfl_jax.data import client_data
 from pfl_jax.messages import map_means
 from pfl_jax.methods import METHODS
-from pfl_jax.methods.factories import is_for_adapters
 from pfl_jax.methods.fedex_lora import ExactParams
 from pfl_jax.networks import adapters, split
-from pfl_jax.primitives import gather, supervised_loss
+from pfl_jax.primitives import supervised_loss
 from pfl_jax.streams import PERSONAL_MODEL
 from pfl_jax.testing import conformance
 from pfl_jax.testing.problems import SHAPE, tiny_federation, tiny_model
@@ -53,13 +52,6 @@ def trained_from(method, state, clients):
         local(jax.random.fold_in(key, number), state.server, own, client_data(data, number, "train"))
         for number, own in enumerate(clients)
     ]
-
-
-NAMES = [name for name, factory in METHODS.items() if is_for_adapters(factory)]
-
-
-def test_the_methods_for_adapters_say_so():
-    assert NAMES == ["feddpa", "fedex_lora", "hetlora", "fedsa_lora", "flora", "flexlora"]
 
 
 @pytest.mark.parametrize(
@@ -181,18 +173,6 @@ def test_fedsa_lora_is_fedper_on_another_split():
         shared = states[-1].server["backbone"][layer]["lora_a"]
         np.testing.assert_array_equal(shared, others[-1].server["backbone"][f"backbone/{layer}/lora_a"])
     assert_same(states[-1].clients, jax.tree.leaves(others[-1].clients))
-
-
-def test_fedsa_lora_averages_a_and_keeps_b():
-    method, states = played(methods.fedsa_lora, rounds=3)
-    before, after, counts = states[1], states[2], np.asarray(tiny_federation().train_count)
-    own = [gather(before.clients, number) for number in range(4)]
-    trained = [double(local.personal["backbone"]) for local in trained_from(method, before, own)]
-    last = jax.vmap(lambda client: method.personalize(None, after.server, client, None))(after.clients)["backbone"]
-    for name in ("fc1", "fc2"):
-        mean = np.average([one[name]["lora_a"] for one in trained], axis=0, weights=counts)
-        np.testing.assert_allclose(last[name]["lora_a"], np.stack([mean] * 4), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(last[name]["lora_b"], [one[name]["lora_b"] for one in trained], rtol=1e-6)
 
 
 # HetLoRA
@@ -322,11 +302,6 @@ def test_feddpa_with_all_weight_on_its_own_adapter_trains_it_alone():
     wanted = jax.jit(lambda start: TRAINING.fit(key, start, data, loss))(start)
     assert_same(own, wanted)
     assert distance(own, other) > 1e-6
-
-
-def test_feddpa_needs_features():
-    with pytest.raises(InvalidInput, match="has none"):
-        methods.feddpa(split(adapted(), personal="lora_b"), TRAINING)
 
 
 # Factors A M and M^-1 B, which compute the same: what docs/pretrained.md says of methods that compare parameters

@@ -11,7 +11,7 @@ from trees import distance
 
 from pfl_jax import InvalidInput
 from pfl_jax.data import client_data
-from pfl_jax.methods import METHODS, cd2pfed, fedala, fedas_cd2, fedavg, make_method, pfedhn
+from pfl_jax.methods import METHODS, cd2pfed, fedas_cd2, make_method, pfedhn
 from pfl_jax.methods.cd2pfed import personal_entries
 from pfl_jax.methods.fedala import last_layers
 from pfl_jax.networks.models import mlp
@@ -45,7 +45,7 @@ def learn_weights(received, own, weights, x, y, names, passes, eta):
 )
 def test_fedala(layers, share):
     clients = full.training_examples()
-    eta, w, data = 20.0, reference.to_numpy(full.start_of(fedavg)), tiny_federation(full.SIZES)
+    eta, w, data = 20.0, reference.to_numpy(full.start_of("fedavg")), tiny_federation(full.SIZES)
     names = [name for name in w if layers == 2 or name.startswith("head")]
     shares = []
     for client, (x, _) in enumerate(clients):
@@ -64,11 +64,11 @@ def test_fedala(layers, share):
             own[client] = full.train(start, x, y)
         w = reference.mean(full.BETA, own)
     # A threshold of zero is never undercut: the first learning takes all its passes.
-    last = full.run(fedala, rounds=4, layers=layers, share=share, ala_lr=eta, ala_epochs=12, threshold=0.0)
+    last = full.run("fedala", rounds=4, layers=layers, share=share, ala_lr=eta, ala_epochs=12, threshold=0.0)
     full.assert_model(last.state.server, w, rtol=1e-3, atol=2e-4)
     full.assert_models(last.state.clients.params, own, rtol=1e-3, atol=2e-4)
     for client in range(len(clients)):
-        learned = np.concatenate([np.ravel(weights[client][name]) for name in sorted(names)])
+        learned = reference.flat(weights[client])
         got = np.concatenate([np.ravel(leaf[client]) for leaf in last.state.clients.weights])
         np.testing.assert_allclose(got, learned, atol=2e-3)
         assert ((learned > 0.01) & (learned < 0.95)).any()
@@ -105,39 +105,32 @@ def test_embeddings_of_pfedhn_are_of_the_run_and_of_the_client():
 def test_pfedhn():
     clients = full.training_examples()
     rates = {"server_lr": 0.3, "embedding_lr": 0.2, "server_momentum": 0.5}
-    names = ("backbone/bias", "backbone/kernel", "head/bias", "head/kernel")
-    shapes = {name: value.shape for name, value in reference.to_numpy(tiny_model().init(jax.random.key(0))).items()}
-    (kernel1, bias1), (kernel2, bias2) = jax.tree.map(np.float64, full.start_of(pfedhn, **SMALL).hypernetwork)
-    embeddings = np.float64(full.run(pfedhn, rounds=1, server_lr=0.0, embedding_lr=0.0, **SMALL).state.clients)
+    leaves = [np.float64(leaf) for layer in full.start_of("pfedhn", **SMALL).hypernetwork for leaf in layer]
+    networks = dict(zip(("kernel1", "bias1", "kernel2", "bias2"), leaves, strict=True))
+    embeddings = np.float64(full.run("pfedhn", rounds=1, server_lr=0.0, embedding_lr=0.0, **SMALL).state.clients)
 
-    def model_of(flat):
-        ends = np.cumsum([np.prod(shapes[name]) for name in names])[:-1]
-        return {name: part.reshape(shapes[name]) for name, part in zip(names, np.split(flat, ends), strict=True)}
+    def generated(parts):
+        hidden = np.maximum(parts["embedding"] @ parts["kernel1"] + parts["bias1"], 0)
+        return hidden @ parts["kernel2"] + parts["bias2"]
 
-    velocity = [0.0] * 4
+    velocity = dict.fromkeys(networks, 0.0)
     for _ in range(2):
-        gradients, new, lengths = [0.0] * 4, [], []
+        slopes, new, lengths = [], [], []
         for (x, y), v in zip(clients, embeddings, strict=True):
-            before = v @ kernel1 + bias1
-            hidden = np.maximum(before, 0)
-            flat = hidden @ kernel2 + bias2
-            trained = full.train(model_of(flat), x, y)
-            change = np.concatenate([trained[name].ravel() for name in names]) - flat
+            parts = networks | {"embedding": v}
+            change = reference.flat(full.train(reference.model_of(generated(parts)), x, y)) - generated(parts)
             lengths.append(np.linalg.norm(change))
-            back = (kernel2 @ change) * (before > 0)
-            terms = np.outer(v, back), back, np.outer(hidden, change), change
-            gradients = [total + term for total, term in zip(gradients, terms, strict=True)]
-            new.append(v + rates["embedding_lr"] * (kernel1 @ back))
-        velocity = [rates["server_momentum"] * v + g for v, g in zip(velocity, gradients, strict=True)]
-        kernel1, bias1, kernel2, bias2 = (
-            leaf + rates["server_lr"] * v for leaf, v in zip((kernel1, bias1, kernel2, bias2), velocity, strict=True)
-        )
+            slopes.append(reference.numerical_gradient(lambda p, change=change: generated(p) @ change, parts))
+            new.append(v + rates["embedding_lr"] * slopes[-1]["embedding"])
+        for name in networks:
+            velocity[name] = rates["server_momentum"] * velocity[name] + sum(one[name] for one in slopes)
+            networks[name] = networks[name] + rates["server_lr"] * velocity[name]
         embeddings = np.array(new)
-    last = full.run(pfedhn, rounds=2, **SMALL, **rates)
+    last = full.run("pfedhn", rounds=2, **SMALL, **rates)
     np.testing.assert_allclose(last.state.clients, embeddings, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(last.info["change"], lengths, rtol=1e-3)
     got = [leaf for layer in last.state.server.hypernetwork for leaf in layer]
-    for leaf, want in zip(got, (kernel1, bias1, kernel2, bias2), strict=True):
+    for leaf, want in zip(got, networks.values(), strict=True):
         np.testing.assert_allclose(leaf, want, rtol=1e-3, atol=1e-4)
 
 
@@ -208,33 +201,26 @@ MASK |= {"head/kernel": np.tile(OWN[:, None], (1, CLASSES))}
 """The personal channels, and the entries that belong to them."""
 
 
-def distillation_gradient(w, x):
-    """Gradient of the two paths' divergences, each target held fixed; both have the bias of the head."""
+def distillation(w, now, x):
+    """Half the sum of the two paths' divergences from what the other one gives now; both have the bias of the head."""
 
     def paths(w):
         mine = {name: value * (MASK[name] if name != "head/bias" else 1) for name, value in w.items()}
         common = {name: value * (1 - MASK[name]) for name, value in w.items()}
         return [reference.log_softmax(reference.logits(path, x)) for path in (mine, common)]
 
-    fixed = paths(w)[::-1]
-
-    def value(w):
-        return 0.5 * sum(np.mean(np.sum(np.exp(t) * (t - p), 1)) for t, p in zip(fixed, paths(w), strict=True))
-
-    return reference.numerical_gradient(value, w, 1e-5)
+    pairs = zip(paths(now)[::-1], paths(w), strict=True)
+    return 0.5 * sum(np.mean(np.sum(np.exp(t) * (t - p), 1)) for t, p in pairs)
 
 
 @pytest.mark.parametrize("aligned", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_cd2pfed_and_its_alignment(aligned):
     clients = full.training_examples()
     lam, align_lr = 1.5, 0.5
-    w = reference.to_numpy(full.start_of(fedavg))
+    w = reference.to_numpy(full.start_of("fedavg"))
 
     def choose(left, right):
         return {name: np.where(MASK[name] > 0, left[name], right[name]) for name in right}
-
-    def pull(x):
-        return lambda w: {name: lam * value for name, value in distillation_gradient(w, x).items()}
 
     def align(received, last, x):
         def gradient(w):
@@ -251,7 +237,11 @@ def test_cd2pfed_and_its_alignment(aligned):
                 start = choose(last_models[client], w)
                 if aligned:
                     start = align(start, last_models[client], x)
-            last_models[client] = full.train(start, x, y, more=pull(x))
+
+            def loss(v, now, x=x, y=y):
+                return reference.risk(v, x, y) + lam * distillation(v, now, x)
+
+            last_models[client] = full.fit(start, loss)
         w = choose(w, reference.mean(full.BETA, last_models))
     more = {"align_lr": align_lr, "align_batch_size": 32} if aligned else {}
     last = full.run(fedas_cd2 if aligned else cd2pfed, share=0.5, growth_rounds=0, lam=lam, **more)

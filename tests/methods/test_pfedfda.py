@@ -11,7 +11,6 @@ from reference import cross_entropy
 from scipy import optimize
 
 from pfl_jax import ClientData
-from pfl_jax.methods import pfedfda
 from pfl_jax.methods.pfedfda import Gaussians, best_interpolation, local_gaussians, validation_loss
 from pfl_jax.primitives import stratified_folds
 
@@ -72,13 +71,6 @@ def as_jax(features, y, known, pad=5):
     return rows, data, Gaussians(jnp.float32(known[0]), jnp.float32(known[1]))
 
 
-def fit_backbone(w, x, y):
-    def gradient(w):
-        return reference.part(reference.cross_entropy_gradient(w, x, y), "backbone")
-
-    return reference.descend(w, gradient, full.EPOCHS, **full.SGD)
-
-
 def test_local_gaussians():
     features, y, known = example()
     few = np.flatnonzero(y == 2)[2:]
@@ -123,7 +115,7 @@ def test_a_client_without_two_examples_of_a_class_takes_the_global_distribution(
 
 @pytest.mark.parametrize("interpolation", ["local", pytest.param("separate", marks=pytest.mark.slow)])
 def test_pfedfda(interpolation):
-    start, clients = full.start_of(pfedfda, interpolation=interpolation), full.training_examples()
+    start, clients = full.start_of("pfedfda", interpolation=interpolation), full.training_examples()
     w = reference.to_numpy({"backbone": start.backbone, "head": {"kernel": np.zeros((4, 3)), "bias": np.zeros(3)}})
     known = tuple(map(np.float64, start.features))
 
@@ -140,11 +132,11 @@ def test_pfedfda(interpolation):
             # The classifier as a head that is not trained.
             zeros = scores(np.zeros((1, 4)), known, y)[0]
             head = {"head/kernel": scores(np.eye(4), known, y) - zeros, "head/bias": zeros}
-            new.append(fit_backbone({**w, **head}, x, y))
+            new.append(full.fit({**w, **head}, lambda v, now, x=x, y=y: reference.risk(v, x, y), name="backbone"))
             distributions.append(adapted(new[-1], x, y))
         w = reference.mean(full.BETA, new)
         known = tuple(np.tensordot(full.BETA, np.array(parts), 1) for parts in zip(*distributions, strict=True))
-    last = full.run(pfedfda, interpolation=interpolation)
+    last = full.run("pfedfda", interpolation=interpolation)
     server = last.state.server
     for got, want in zip(server.features, known, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=5e-4)

@@ -10,7 +10,7 @@ from problems import CLASSES, HYPER_PARAMETERS, tiny_federation, tiny_model
 from trees import assert_same, row
 
 from pfl_jax.data import client_data
-from pfl_jax.methods import fedavg, fedper, fedselect, flute, pefll
+from pfl_jax.methods import fedselect, pefll
 from pfl_jax.methods.fedselect import grown
 from pfl_jax.methods.flute import distance_to_simplex
 
@@ -22,10 +22,7 @@ def select(mask, w, others):
 def train_entries(w, mask, x, y):
     """Full-batch SGD that moves only the entries of the mask."""
 
-    def gradient(now):
-        return reference.cross_entropy_gradient(select(mask, now, w), x, y)
-
-    return select(mask, reference.descend(w, gradient, full.EPOCHS, **full.SGD), w)
+    return select(mask, full.fit(w, lambda v, now: reference.risk(select(mask, v, w), x, y)), w)
 
 
 def with_largest_changes(mask, before, after, rate, limit):
@@ -43,10 +40,10 @@ def with_largest_changes(mask, before, after, rate, limit):
 @pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_fedselect(size):
     clients, rate, limit = full.training_examples(), 0.3, 0.6
-    w = reference.to_numpy(full.start_of(fedselect))
+    w = reference.to_numpy(full.start_of("fedselect"))
     own, masks = [w] * 3, [{name: np.zeros(value.shape, bool) for name, value in w.items()}] * 3
     for number in range(1, 4):
-        last = full.run(fedselect, rounds=number, rate=rate, limit=limit, participation=size / 3)
+        last = full.run("fedselect", rounds=number, rate=rate, limit=limit, participation=size / 3)
         sums, weights = ({name: np.zeros(value.shape) for name, value in w.items()} for _ in range(2))
         for client in last.cohort.tolist():
             x, y = clients[client]
@@ -74,18 +71,7 @@ def test_fedselect(size):
 
 @pytest.mark.parametrize("nothing", ["rate", "limit"])
 def test_fedselect_without_personal_entries_is_fedavg(nothing):
-    assert_same(full.run(fedselect, **{nothing: 0.0}).state.server, full.run(fedavg).state.server)
-
-
-def test_fedselect_with_personal_entries_alone_trains_each_client_alone():
-    last, averaged = full.run(fedselect, rounds=3, rate=1.0, limit=1.0), full.run(fedselect, rounds=1, rate=1.0)
-    # After the first round nothing is sent, and the server keeps the mean of that round.
-    assert_same(last.state.server, averaged.state.server, rtol=0, atol=0)
-    for client, (x, y) in enumerate(full.training_examples()):
-        w = reference.to_numpy(full.start_of(fedselect))
-        for _ in range(3):
-            w = full.train(w, x, y)
-        full.assert_model(row(last.state.clients, client).params, w)
+    assert_same(full.run("fedselect", **{nothing: 0.0}).state.server, full.run("fedavg").state.server)
 
 
 def test_entries_that_did_not_change_stay_shared():
@@ -119,14 +105,14 @@ def to_simplex(kernel, y):
 
 def test_flute():
     clients, lam, head_penalty, feature_penalty, server_lr = full.training_examples(), 0.3, 0.02, 0.03, 0.8
-    w = reference.to_numpy(full.start_of(flute))
+    w = reference.to_numpy(full.start_of("flute"))
     models, heads = [w] * 3, [reference.part(w, "head")] * 3
     for _ in range(2):
         for client, (x, y) in enumerate(clients):
 
             def regularized(w, x=x, y=y):
                 kernel = w["head/kernel"]
-                risk = reference.cross_entropy(reference.logits(w, x), y)
+                risk = reference.risk(w, x, y)
                 return risk + lam * to_simplex(kernel, y) + head_penalty * np.sum(kernel**2)
 
             def loss(w, now, x=x, regularized=regularized):
@@ -141,7 +127,7 @@ def test_flute():
             slopes = reference.numerical_gradient(lambda head, y=y: to_simplex(head["head/kernel"], y), heads[client])
             heads[client] = {name: value - server_lr / 3 * slopes[name] for name, value in heads[client].items()}
     penalties = {"lam": lam, "head_penalty": head_penalty, "feature_penalty": feature_penalty}
-    last = full.run(flute, head_epochs=2, server_lr=server_lr, **penalties)
+    last = full.run("flute", head_epochs=2, server_lr=server_lr, **penalties)
     np.testing.assert_allclose(last.state.server["backbone"]["kernel"], w["backbone/kernel"], rtol=1e-3, atol=1e-4)
     full.assert_parts(last.state.clients, "head", heads, rtol=1e-3, atol=1e-4)
     full.assert_received(last, [{**w, **head} for head in heads], models, rtol=1e-3)
@@ -151,7 +137,7 @@ def test_flute():
 
 def test_flute_without_its_terms_is_fedper():
     nothing = dict.fromkeys(("lam", "head_penalty", "feature_penalty", "server_lr"), 0.0)
-    got, want = full.run(flute, head_epochs=0, **nothing).state, full.run(fedper).state
+    got, want = full.run("flute", head_epochs=0, **nothing).state, full.run("fedper").state
     assert_same((got.server, got.clients), (want.server, want.clients))
 
 
@@ -169,9 +155,6 @@ def test_distance_to_the_simplex():
 
 SMALL = {"embedding_size": 2, "hidden_size": 5, "hidden_layers": 1}
 """Of the hypernetwork."""
-
-SHAPES = {"backbone/bias": (4,), "backbone/kernel": (6, 4), "head/bias": (CLASSES,), "head/kernel": (4, CLASSES)}
-"""Of the arrays of a model, in their order in the hypernetwork's outputs."""
 
 
 def networks_of(server):
@@ -191,20 +174,15 @@ def generated(networks, x, y):
     return hidden @ networks["h/kernel2"] + networks["h/bias2"]
 
 
-def model_of(flat):
-    ends = np.cumsum([np.prod(shape) for shape in SHAPES.values()])[:-1]
-    return {name: part.reshape(shape) for (name, shape), part in zip(SHAPES.items(), np.split(flat, ends), strict=True)}
-
-
 def test_pefll():
     clients, rates = full.training_examples(), {"server_lr": 0.3, "server_momentum": 0.5}
-    networks, velocity = networks_of(full.start_of(pefll, **SMALL)), {}
+    networks, velocity = networks_of(full.start_of("pefll", **SMALL)), {}
     for _ in range(2):
         changes = []
         for x, y in clients:
             flat = generated(networks, x, y)
-            trained = full.train(model_of(flat), x, y)
-            changes.append(np.concatenate([trained[name].ravel() for name in SHAPES]) - flat)
+            trained = full.train(reference.model_of(flat), x, y)
+            changes.append(reference.flat(trained) - flat)
 
         def agreement(networks, changes=changes):
             """What the server's step ascends: how far the generated models are along their changes."""
@@ -214,10 +192,10 @@ def test_pefll():
         for name, slope in reference.numerical_gradient(agreement, networks).items():
             velocity[name] = rates["server_momentum"] * velocity.get(name, 0.0) + slope
         networks = {name: value + rates["server_lr"] * velocity[name] for name, value in networks.items()}
-    last = full.run(pefll, **SMALL, **rates)
+    last = full.run("pefll", **SMALL, **rates)
     for name, value in networks_of(last.state.server).items():
         np.testing.assert_allclose(value, networks[name], rtol=1e-3, atol=1e-4, err_msg=name)
-    full.assert_received(last, [model_of(generated(networks, x, y)) for x, y in clients], rtol=1e-3)
+    full.assert_received(last, [reference.model_of(generated(networks, x, y)) for x, y in clients], rtol=1e-3)
     lengths = [np.linalg.norm(change) for change in changes]
     np.testing.assert_allclose(np.asarray(last.info["change"])[np.argsort(last.cohort)], lengths, rtol=1e-3)
 
@@ -229,8 +207,8 @@ def test_pefll_is_fedavg_where_the_hypernetwork_gives_everyone_the_same_model():
         return state._replace(server=state.server._replace(hypernetwork=layers))
 
     equal, rates = {"rounds": 3, "sizes": (14, 14, 14)}, {"server_lr": 1.0, "server_momentum": 0.0}
-    got, want = full.run(pefll, change=constant, **equal, **rates, **SMALL), full.run(fedavg, **equal)
-    full.assert_model(want.state.server, model_of(np.asarray(got.state.server.hypernetwork[-1][1])))
+    got, want = full.run("pefll", change=constant, **equal, **rates, **SMALL), full.run("fedavg", **equal)
+    full.assert_model(want.state.server, reference.model_of(np.asarray(got.state.server.hypernetwork[-1][1])))
 
 
 def test_a_descriptor_is_of_a_mini_batch_in_training_and_of_all_examples_in_use():
@@ -246,4 +224,4 @@ def test_a_descriptor_is_of_a_mini_batch_in_training_and_of_all_examples_in_use(
     np.testing.assert_array_equal(descriptor(0, padded), descriptor(0, data))
     x, y = reference.examples(tiny_federation(), 1)
     deployed = method.personalize(jax.random.key(0), server, (), data)
-    full.assert_model(deployed, model_of(generated(networks_of(server), x, y)))
+    full.assert_model(deployed, reference.model_of(generated(networks_of(server), x, y)))

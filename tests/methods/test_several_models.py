@@ -10,9 +10,9 @@ from problems import CLASSES, tiny_federation, tiny_model
 from trees import assert_same, row
 
 from pfl_jax.data import client_data
-from pfl_jax.methods import fedavg, fedem, fedem_ft, fedproto_g, fedproto_l, hypcluster, knn_per, make_method
+from pfl_jax.methods import fedem, fedem_ft, fedproto_g, fedproto_l, knn_per, make_method
 from pfl_jax.methods.knn_per import Datastore, KNNModel, neighbor_probabilities
-from pfl_jax.primitives import fixed_subset, init_models, stratified_folds
+from pfl_jax.primitives import fixed_subset, stratified_folds
 
 # One program for each kind of call; operation by operation, each shape would compile a dozen.
 stratified_folds = jax.jit(stratified_folds, static_argnums=2)
@@ -26,7 +26,7 @@ neighbor_probabilities = jax.jit(neighbor_probabilities, static_argnums=(2, 3, 4
 @pytest.mark.parametrize("factory", [fedproto_g, fedproto_l])
 def test_fedproto(factory):
     clients = full.training_examples()
-    lam, w = 2.0, reference.to_numpy(full.start_of(fedavg))
+    lam, w = 2.0, reference.to_numpy(full.start_of("fedavg"))
     own, prototypes = [w] * len(clients), [{} for _ in clients]
     for _ in range(3):
         new = []
@@ -34,9 +34,9 @@ def test_fedproto(factory):
 
             def pull(w, known=prototypes[client], x=x, y=y):
                 targets = np.stack([known.get(k, f) for k, f in zip(y, reference.features(w, x), strict=True)])
-                return {name: lam * value for name, value in reference.alignment_gradient(w, x, targets).items()}
+                return lam * reference.alignment(w, x, targets)
 
-            own[client] = full.train(own[client], x, y, more=pull)
+            own[client] = full.train(own[client], x, y, pull)
             features = reference.features(own[client], x)
             new.append({k: (features[y == k].mean(0), np.sum(y == k)) for k in set(y)})
         if factory is fedproto_l:
@@ -178,19 +178,11 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbors, kerne
         assert sum(a != with_itself for a, with_itself in chosen) == 2
 
 
-def test_initial_models_are_distinct_and_do_not_depend_on_their_number():
-    three, five = (init_models(tiny_model(), jax.random.key(0), count) for count in (3, 5))
-    assert_same(three, row(five, slice(3)))
-    assert_same(row(three, 0), tiny_model().init(jax.random.key(0)))
-    kernels = five["backbone"]["kernel"]
-    assert all(float(jnp.abs(kernels[i] - kernels[j]).max()) > 0.1 for i in range(5) for j in range(i))
-
-
 @pytest.mark.parametrize("clusters", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_hypcluster(clusters):
     # Three clients share two clusters, or leave at least two of five empty.
     clients = full.training_examples()
-    server = full.start_of(hypcluster, clusters=clusters)
+    server = full.start_of("hypcluster", clusters=clusters)
     models = [reference.to_numpy(row(server, cluster)) for cluster in range(clusters)]
     for _ in range(2):
         chosen = np.array([np.argmin([full.losses(w, x, y).mean() for w in models]) for x, y in clients])
@@ -199,7 +191,7 @@ def test_hypcluster(clusters):
             members = np.flatnonzero(chosen == cluster)
             weights = full.BETA[members] / full.BETA[members].sum()
             models[cluster] = reference.mean(weights, [trained[i] for i in members])
-    last = full.run(hypcluster, clusters=clusters)
+    last = full.run("hypcluster", clusters=clusters)
     np.testing.assert_array_equal(last.info["cluster"], chosen)
     full.assert_models(last.state.server, models)
     # Each deploys the new model that fits it best.
@@ -210,7 +202,7 @@ def test_hypcluster(clusters):
 
 def test_fedem():
     clients = full.training_examples()
-    server = full.start_of(fedem, learners=3)
+    server = full.start_of("fedem", learners=3)
     learners = [reference.to_numpy(row(server, m)) for m in range(3)]
     mixtures = np.full((len(clients), 3), 1 / 3)
     for _ in range(2):
@@ -221,7 +213,7 @@ def test_fedem():
             mixtures[client] = q.mean(0)
             trained.append([full.train(w, x, y, q[:, m]) for m, w in enumerate(learners)])
         learners = [reference.mean(full.BETA, [own[m] for own in trained]) for m in range(3)]
-    last = full.run(fedem, learners=3)
+    last = full.run("fedem", learners=3)
     for got in (np.exp(last.state.clients), last.info["mixture"]):
         np.testing.assert_allclose(got, mixtures, rtol=1e-3, atol=1e-5)
     full.assert_models(last.state.server, learners)
@@ -240,9 +232,9 @@ def test_fedem():
 def test_fedem_responsibilities_follow_their_examples_through_shuffling():
     # With tiny steps, the five batches of an epoch move as far as five steps on all twenty examples together.
     plain = {"rounds": 1, "sizes": (20,), "lr": 1e-2, "momentum": 0.0, "weight_decay": 0.0}
-    start = full.start_of(fedem, learners=3)["head"]["kernel"]
-    whole = full.run(fedem, **plain, learners=3, epochs=5, batch_size=20).state.server["head"]["kernel"] - start
-    batches = full.run(fedem, **plain, learners=3, epochs=1, batch_size=4).state.server["head"]["kernel"] - start
+    start = full.start_of("fedem", learners=3)["head"]["kernel"]
+    whole = full.run("fedem", **plain, learners=3, epochs=5, batch_size=20).state.server["head"]["kernel"] - start
+    batches = full.run("fedem", **plain, learners=3, epochs=1, batch_size=4).state.server["head"]["kernel"] - start
     assert float(jnp.linalg.norm(batches - whole) / jnp.linalg.norm(whole)) < 0.02
 
 

@@ -64,6 +64,14 @@ def merged(base, adapters, scale, more=0.0):
     return {name: merged(one, adapters[name], scale, more) if name in adapters else one for name, one in base.items()}
 
 
+def with_residual(adapters, value):
+    """The same with residuals of this value beside the factors."""
+    if "lora_a" in adapters:
+        wide = adapters["lora_a"].shape[0], adapters["lora_b"].shape[1]
+        return adapters | {"residual": jnp.full(wide, value)}
+    return {name: with_residual(one, value) for name, one in adapters.items()}
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_model_with_adapters_is_the_network_at_first_and_then_the_merged_one(name):
     model, shape, dtype = NETWORKS[name]
@@ -77,6 +85,9 @@ def test_a_model_with_adapters_is_the_network_at_first_and_then_the_merged_one(n
     np.testing.assert_allclose(adapted.features(backbone, x), wanted, rtol=1e-4, atol=1e-4)
     trained, _ = adapted.batch_features(backbone, x, jnp.ones(4, bool), jax.random.key(3))
     np.testing.assert_allclose(trained, wanted, rtol=1e-4, atol=1e-4)
+    # A residual is added to the frozen kernel.
+    got, wanted = with_residual(backbone, 0.01), merged(base, backbone, 3.0, more=0.03)
+    np.testing.assert_allclose(adapted.features(got, x), model.features(wanted, x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -154,23 +165,6 @@ def test_a_frozen_a_is_drawn_once_and_only_b_is_trained():
     both = lora(model, shape, rank=2, alpha=6.0, targets="fc1|fc2")
     whole = {name: fixed["adapters"][name] | clients[0][name] for name in ("fc1", "fc2")}
     np.testing.assert_allclose(adapted.features(clients[0], x), both.features(whole, x), rtol=1e-6)
-
-
-def test_a_residual_is_added_to_the_frozen_kernel():
-    for name, (model, shape, dtype) in NETWORKS.items():
-        adapted = lora(model, shape, rank=2, alpha=6.0, targets=".", input_dtype=dtype)
-        backbone, x = moved(adapted.init(jax.random.key(0))["backbone"]), inputs(name)
-        base = adapted.frozen.read()["base"]
-
-        def with_residual(tree, kernel):
-            if "lora_a" in tree:
-                wide = tree["lora_a"].shape[0], tree["lora_b"].shape[1]
-                return tree | {"residual": kernel * jnp.ones(wide)}
-            return {part: with_residual(one, kernel) for part, one in tree.items()}
-
-        got = adapted.features(with_residual(backbone, 0.01), x)
-        wanted = model.features(merged(base, backbone, 3.0, more=0.03), x)
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_bottleneck_adapters_are_perceptrons_after_layers():

@@ -135,23 +135,6 @@ def test_gradient_of_a_vmap(axes):
     assert_close(gradients(conv2d), gradients(reference))
 
 
-@pytest.mark.parametrize("window", [2, 3])
-@pytest.mark.parametrize("size", [(6, 6), (7, 8)])
-def test_max_pool(size, window):
-    x = np.random.default_rng(0).normal(size=(2, *size, 3)).astype(np.float32)
-    rows, columns = size[0] // window, size[1] // window
-    expected = np.zeros((2, rows, columns, 3), np.float32)
-    mask = np.zeros_like(x)
-    for b, i, j, c in np.ndindex(*expected.shape):
-        square = x[b, i * window : (i + 1) * window, j * window : (j + 1) * window, c]
-        expected[b, i, j, c] = square.max()
-        row, column = np.unravel_index(square.argmax(), square.shape)
-        mask[b, i * window + row, j * window + column, c] = expected[b, i, j, c]
-    np.testing.assert_array_equal(jax.jit(max_pool, static_argnums=1)(x, window), expected)
-    gradient = jax.jit(jax.grad(lambda x: jnp.sum(max_pool(x, window) ** 2) / 2))(x)
-    np.testing.assert_allclose(gradient, mask, rtol=1e-6)
-
-
 def test_first_of_equal_maxima_gets_the_gradient():
     x = jnp.asarray([[0.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]])[None, :, :, None]
     gradient = jax.grad(lambda x: jnp.sum(max_pool(x)))(x)

@@ -164,120 +164,107 @@ SHAPE, PATCH, WIDTH, HEADS, HIDDEN, LAYERS, REGISTERS = (8, 6, 2), 2, 6, 3, 10, 
 IMAGES = np.random.default_rng(1).normal(size=(4, *SHAPE))
 
 
-def parameters():
-    """Weights by plain names, kernels [inputs, outputs], attention by heads."""
-    rng = np.random.default_rng(0)
-
-    def dense(inputs, outputs):
-        return rng.normal(size=(inputs, outputs)) / math.sqrt(inputs), 0.1 * rng.normal(size=outputs)
-
-    def norm():
-        return 1 + 0.1 * rng.normal(size=WIDTH), 0.1 * rng.normal(size=WIDTH)
-
-    layers = [
-        {name: dense(WIDTH, WIDTH) for name in ("query", "key", "value", "out")}
-        | {"norm1": norm(), "norm2": norm(), "fc1": dense(WIDTH, HIDDEN), "fc2": dense(HIDDEN, WIDTH)}
-        | {"scale1": norm()[0], "scale2": norm()[0]}
-        | {name: tuple(part[: WIDTH // HEADS] for part in norm()) for name in ("query_norm", "key_norm")}
-        for _ in range(LAYERS)
-    ]
-    patches = dense(PATCH * PATCH * SHAPE[2], WIDTH)
-    tokens = (SHAPE[0] // PATCH) * (SHAPE[1] // PATCH)
-    positions = rng.normal(size=(1 + tokens, WIDTH))
-    # big_vision's class has no position.
-    positions[0] = 0
-    return {
-        "patches": patches,
-        "class": rng.normal(size=WIDTH),
-        "positions": positions,
-        "norm": norm(),
-        "layers": layers,
-        "registers": rng.normal(size=(REGISTERS, WIDTH)),
-    }
-
-
-PARAMETERS = parameters()
-
+PARTS = {"scale": ".gamma", "query_norm": "_norm.", "registers": "reg_token"}
+"""Parts that only some vision transformers have -> what timm's names of their arrays have, and no other name."""
 
 NEAR = 2e-3
 """Distance from the equations: float32 leaves that much of the difference of two numbers, the size of these heads."""
 
-PARTS = ("scale", "query_norm", "registers")
-"""Parts that only some vision transformers have."""
+
+def weights_of_timm():
+    """Random weights with all of PARTS, by timm's names."""
+    rng = np.random.default_rng(0)
+    tokens = (SHAPE[0] // PATCH) * (SHAPE[1] // PATCH)
+    found = {
+        "cls_token": rng.normal(size=(1, 1, WIDTH)),
+        "reg_token": rng.normal(size=(1, REGISTERS, WIDTH)),
+        "pos_embed": rng.normal(size=(1, 1 + tokens, WIDTH)),
+    }
+    # big_vision's class has no position.
+    found["pos_embed"][0, 0] = 0
+
+    def dense(name, outputs, *inputs):
+        found[f"{name}.weight"] = rng.normal(size=(outputs, *inputs)) / math.sqrt(math.prod(inputs))
+        found[f"{name}.bias"] = 0.1 * rng.normal(size=outputs)
+
+    def norm(name, size=WIDTH):
+        found[f"{name}.weight"], found[f"{name}.bias"] = 1 + 0.1 * rng.normal(size=size), 0.1 * rng.normal(size=size)
+
+    dense("patch_embed.proj", WIDTH, SHAPE[2], PATCH, PATCH)
+    norm("norm")
+    for block in (f"blocks.{index}" for index in range(LAYERS)):
+        dense(f"{block}.attn.qkv", 3 * WIDTH, WIDTH)
+        dense(f"{block}.attn.proj", WIDTH, WIDTH)
+        dense(f"{block}.mlp.fc1", HIDDEN, WIDTH)
+        dense(f"{block}.mlp.fc2", WIDTH, HIDDEN)
+        for name in ("norm1", "norm2"):
+            norm(f"{block}.{name}")
+            found[f"{block}.ls{name[-1]}.gamma"] = 1 + 0.1 * rng.normal(size=WIDTH)
+        for name in ("q_norm", "k_norm"):
+            norm(f"{block}.attn.{name}", WIDTH // HEADS)
+    return found
+
+
+WEIGHTS = weights_of_timm()
+
+
+def timm(parts=()):
+    """The weights without those of other parts than these."""
+    absent = [word for part, word in PARTS.items() if part not in parts]
+    return {name: array for name, array in WEIGHTS.items() if not any(word in name for word in absent)}
 
 
 def features(image, parts=()):
     """State of the class of one image by the equations, with some of PARTS."""
 
-    def normalized(x, parameters):
-        return reference.layer_norm(x, *parameters, 1e-6)
+    def normalized(x, name):
+        return reference.layer_norm(x, WEIGHTS[f"{name}.weight"], WEIGHTS[f"{name}.bias"], 1e-6)
 
-    def dense(x, parameters):
-        return x @ parameters[0] + parameters[1]
+    def dense(x, name):
+        return x @ WEIGHTS[f"{name}.weight"].reshape(-1, x.shape[1]).T + WEIGHTS[f"{name}.bias"]
 
     rows = [
-        image[i : i + PATCH, j : j + PATCH].reshape(-1)
+        image[i : i + PATCH, j : j + PATCH].transpose(2, 0, 1).reshape(-1)
         for i in range(0, SHAPE[0], PATCH)
         for j in range(0, SHAPE[1], PATCH)
     ]
-    x = np.vstack([PARAMETERS["class"], dense(np.array(rows), PARAMETERS["patches"])]) + PARAMETERS["positions"]
+    x = np.vstack([WEIGHTS["cls_token"][0], dense(np.array(rows), "patch_embed.proj")]) + WEIGHTS["pos_embed"][0]
     # Attention does not ask in what order tokens are.
-    x = np.vstack([x, PARAMETERS["registers"]]) if "registers" in parts else x
-    for layer in PARAMETERS["layers"]:
-        y = normalized(x, layer["norm1"])
-        norms = (layer["query_norm"], layer["key_norm"]) if "query_norm" in parts else None
-        mixed = reference.attention(*(dense(y, layer[name]) for name in ("query", "key", "value")), HEADS, norms)
-        scales = (layer["scale1"], layer["scale2"]) if "scale" in parts else (1, 1)
-        x = x + scales[0] * dense(mixed, layer["out"])
-        hidden = reference.gelu(dense(normalized(x, layer["norm2"]), layer["fc1"]))
-        x = x + scales[1] * dense(hidden, layer["fc2"])
-    return normalized(x[0], PARAMETERS["norm"])
-
-
-def timm(parts=()):
-    kernel = PARAMETERS["patches"][0].reshape(PATCH, PATCH, SHAPE[2], WIDTH)
-    found = {"patch_embed.proj.weight": kernel.transpose(3, 2, 0, 1), "patch_embed.proj.bias": PARAMETERS["patches"][1]}
-    found |= {"cls_token": PARAMETERS["class"][None, None], "pos_embed": PARAMETERS["positions"][None]}
-    found |= {"norm.weight": PARAMETERS["norm"][0], "norm.bias": PARAMETERS["norm"][1]}
-    for index, layer in enumerate(PARAMETERS["layers"]):
-        whole = [np.concatenate([layer[name][i].T for name in ("query", "key", "value")]) for i in (0, 1)]
-        named = {"attn.qkv": (whole[0].T, whole[1]), "attn.proj": layer["out"], "mlp.fc1": layer["fc1"]}
-        named |= {"mlp.fc2": layer["fc2"], "norm1": layer["norm1"], "norm2": layer["norm2"]}
-        for name, (weight, bias) in named.items():
-            found |= {f"blocks.{index}.{name}.weight": weight.T, f"blocks.{index}.{name}.bias": bias}
-        if "scale" in parts:
-            found |= {f"blocks.{index}.ls{half}.gamma": layer[f"scale{half}"] for half in (1, 2)}
-        if "query_norm" in parts:
-            for name, own in (("q_norm", "query_norm"), ("k_norm", "key_norm")):
-                both = zip(("weight", "bias"), layer[own], strict=True)
-                found |= {f"blocks.{index}.attn.{name}.{kind}": array for kind, array in both}
-    if "registers" in parts:
-        found["reg_token"] = PARAMETERS["registers"][None]
-    return found
+    x = np.vstack([x, WEIGHTS["reg_token"][0]]) if "registers" in parts else x
+    for block in (f"blocks.{index}" for index in range(LAYERS)):
+        queries_keys_values = np.split(dense(normalized(x, f"{block}.norm1"), f"{block}.attn.qkv"), 3, axis=1)
+        norms = [
+            [WEIGHTS[f"{block}.attn.{name}.{kind}"] for kind in ("weight", "bias")] for name in ("q_norm", "k_norm")
+        ]
+        mixed = reference.attention(*queries_keys_values, HEADS, norms if "query_norm" in parts else None)
+        scales = [WEIGHTS[f"{block}.ls{half}.gamma"] if "scale" in parts else 1 for half in (1, 2)]
+        x = x + scales[0] * dense(mixed, f"{block}.attn.proj")
+        hidden = reference.gelu(dense(normalized(x, f"{block}.norm2"), f"{block}.mlp.fc1"))
+        x = x + scales[1] * dense(hidden, f"{block}.mlp.fc2")
+    return normalized(x[0], "norm")
 
 
 def big_vision():
-    heads, size = (HEADS, WIDTH // HEADS), WIDTH // HEADS
-    found = {"embedding/kernel": PARAMETERS["patches"][0].reshape(PATCH, PATCH, SHAPE[2], WIDTH)}
-    found |= {"embedding/bias": PARAMETERS["patches"][1], "cls": PARAMETERS["class"][None, None]}
-    found |= {"pos_embedding": PARAMETERS["positions"][None, 1:]}
-    found |= dict(
-        zip(("Transformer/encoder_norm/scale", "Transformer/encoder_norm/bias"), PARAMETERS["norm"], strict=True)
-    )
-    for index, layer in enumerate(PARAMETERS["layers"]):
-        block = f"Transformer/encoderblock_{index}"
-        for name in ("query", "key", "value"):
-            where = f"{block}/MultiHeadDotProductAttention_0/{name}"
-            found |= {
-                f"{where}/kernel": layer[name][0].reshape(WIDTH, *heads),
-                f"{where}/bias": layer[name][1].reshape(heads),
-            }
-        where = f"{block}/MultiHeadDotProductAttention_0/out"
-        found |= {f"{where}/kernel": layer["out"][0].reshape(HEADS, size, WIDTH), f"{where}/bias": layer["out"][1]}
-        for name, own in (("MlpBlock_0/Dense_0", "fc1"), ("MlpBlock_0/Dense_1", "fc2")):
-            found |= {f"{block}/{name}/kernel": layer[own][0], f"{block}/{name}/bias": layer[own][1]}
-        for name, own in (("LayerNorm_0", "norm1"), ("LayerNorm_1", "norm2")):
-            found |= {f"{block}/{name}/scale": layer[own][0], f"{block}/{name}/bias": layer[own][1]}
+    """The same by big_vision's names: kernels [inputs, outputs], attention by heads."""
+    heads = HEADS, WIDTH // HEADS
+    found = {"embedding/kernel": WEIGHTS["patch_embed.proj.weight"].transpose(2, 3, 1, 0)}
+    found |= {"embedding/bias": WEIGHTS["patch_embed.proj.bias"], "cls": WEIGHTS["cls_token"]}
+    found |= {"pos_embedding": WEIGHTS["pos_embed"][:, 1:]}
+    names = {"norm": "Transformer/encoder_norm"}
+    for index in range(LAYERS):
+        old, block = f"blocks.{index}", f"Transformer/encoderblock_{index}"
+        attention = f"{block}/MultiHeadDotProductAttention_0"
+        for part, name in enumerate(("query", "key", "value")):
+            rows = slice(part * WIDTH, (part + 1) * WIDTH)
+            found[f"{attention}/{name}/kernel"] = WEIGHTS[f"{old}.attn.qkv.weight"][rows].T.reshape(WIDTH, *heads)
+            found[f"{attention}/{name}/bias"] = WEIGHTS[f"{old}.attn.qkv.bias"][rows].reshape(heads)
+        found[f"{attention}/out/kernel"] = WEIGHTS[f"{old}.attn.proj.weight"].T.reshape(*heads, WIDTH)
+        found[f"{attention}/out/bias"] = WEIGHTS[f"{old}.attn.proj.bias"]
+        names |= {f"{old}.norm1": f"{block}/LayerNorm_0", f"{old}.norm2": f"{block}/LayerNorm_1"}
+        names |= {f"{old}.mlp.fc1": f"{block}/MlpBlock_0/Dense_0", f"{old}.mlp.fc2": f"{block}/MlpBlock_0/Dense_1"}
+    for old, name in names.items():
+        kind = "scale" if "norm" in name.lower() else "kernel"
+        found |= {f"{name}/{kind}": WEIGHTS[f"{old}.weight"].T, f"{name}/bias": WEIGHTS[f"{old}.bias"]}
     return found
 
 
@@ -302,7 +289,7 @@ def test_both_names_give_the_equations(names, config, tmp_path):
     np.testing.assert_allclose(adapted.features(backbone, IMAGES), wanted, atol=2e-5)
 
 
-@pytest.mark.parametrize("parts", [PARTS[:1], PARTS[1:2], PARTS[2:], PARTS])
+@pytest.mark.parametrize("parts", [("scale",), ("query_norm",), ("registers",), tuple(PARTS)])
 def test_parts_that_some_have(parts, tmp_path):
     arrays = timm(parts)
     # An old head and the token of masked patches are left alone.
@@ -314,23 +301,23 @@ def test_parts_that_some_have(parts, tmp_path):
     np.testing.assert_allclose(jax.jit(model.features)(backbone, IMAGES), wanted, atol=NEAR)
     fresh = vit(SHAPE, 3, config=VIT_SIZES._replace(registers=5, layer_scale=True, normalized_queries=True))
     shapes = jax.tree.map(np.shape, fresh.init(jax.random.key(0))["backbone"])
-    assert parts != PARTS or shapes == jax.tree.map(np.shape, backbone)
+    assert len(parts) < 3 or shapes == jax.tree.map(np.shape, backbone)
 
 
 def test_positions_of_the_class_and_of_registers(tmp_path):
     """A file has positions of the patches alone, with that of the class, or with those of class and registers."""
-    arrays, whole = timm(PARTS), PARAMETERS["positions"]
+    whole, registers = WEIGHTS["pos_embed"], WEIGHTS["reg_token"]
     several = {
         "class": {},
-        "none": {"pos_embed": whole[None, 1:], "cls_token": (PARAMETERS["class"] + whole[0])[None, None]},
+        "none": {"pos_embed": whole[:, 1:], "cls_token": WEIGHTS["cls_token"] + whole[:, :1]},
         "all": {
-            "pos_embed": np.concatenate([whole[:1], np.ones((REGISTERS, WIDTH)), whole[1:]])[None],
-            "reg_token": PARAMETERS["registers"][None] - 1,
+            "pos_embed": np.concatenate([whole[:, :1], np.ones_like(registers), whole[:, 1:]], axis=1),
+            "reg_token": registers - 1,
         },
     }
     wanted = np.array([features(image, PARTS) for image in IMAGES])
     for change in several.values():
-        model = vit(SHAPE, 3, path=stored(tmp_path / "vit.npz", arrays | change))
+        model = vit(SHAPE, 3, path=stored(tmp_path / "vit.npz", WEIGHTS | change))
         np.testing.assert_allclose(model.features(model.init(jax.random.key(0))["backbone"], IMAGES), wanted, atol=NEAR)
 
 

@@ -121,21 +121,6 @@ def test_a_mini_batch_has_no_more_rows_than_there_can_be(n, batch_size, rows):
     assert sorted(set(seen), reverse=True) == rows
 
 
-@pytest.mark.parametrize("name", ["fedper", "per_fedavg", "apfl", "pfedme", "fedas"])
-def test_fewer_rows_change_nothing(name):
-    """Nine examples in ten rows are mini-batches of 8 and of 2 rows, in sixteen rows of 8 and 8."""
-    federation, key = tiny_federation((9,), pad=7), jax.random.key(1)
-    method = make_method(name, tiny_model(), lr=0.1, batch_size=8, epochs=2)
-    server = method.init_server(key)
-    small, large = (
-        client_data(federation._replace(train_index=federation.train_index[:, :n]), 0, "train") for n in (10, 16)
-    )
-    client = method.init_client(key, server, small)
-    got, want = (jax.tree.leaves(jax.jit(method.local)(key, server, client, data).personal) for data in (small, large))
-    for one, other in zip(got, want, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
 # A number of steps in place of epochs
 
 

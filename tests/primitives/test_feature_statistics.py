@@ -8,22 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import tiny_federation
 
-from pfl_jax import ClientData, Mean
+from pfl_jax import ClientData
 from pfl_jax import data as datasets
 from pfl_jax.data import client_data
 from pfl_jax.primitives import (
-    class_centroids,
-    class_counts,
     fingerprint,
     fingerprint_key,
     label_feature_statistics,
-    merge_centroids,
     order_by_fingerprint,
 )
 
-# One program for each kind of call; operation by operation, each shape would compile a dozen.
-class_counts = jax.jit(class_counts, static_argnums=2)
-class_centroids = jax.jit(class_centroids, static_argnums=3)
 label_feature_statistics = jax.jit(label_feature_statistics, static_argnums=3)
 
 CLASSES, FEATURES = 5, 3
@@ -61,16 +55,6 @@ def reference(features, labels, mask):
     return mu, variance
 
 
-@pytest.mark.parametrize("sizes", [[4, 0, 2, 1, 7], [9, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
-def test_counts_and_centroids(sizes):
-    features, labels, mask = client(sizes, pad=6)
-    np.testing.assert_array_equal(class_counts(labels, mask, CLASSES), sizes)
-    centroids, counts = class_centroids(features, labels, mask, CLASSES)
-    np.testing.assert_array_equal(counts, sizes)
-    want = [group.mean(axis=0) if len(group) else np.zeros(FEATURES) for group in by_class(features, labels, mask)]
-    np.testing.assert_allclose(centroids, want, rtol=1e-5, atol=1e-6)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=CLASSES, max_size=CLASSES).filter(any), st.integers(0, 1000))
 def test_statistics_are_the_equations(sizes, seed):
@@ -89,13 +73,6 @@ def test_the_variance_survives_a_large_common_feature():
     _, want = reference(features, labels, mask)
     assert want < 10
     np.testing.assert_allclose(variance, want, rtol=1e-2)
-
-
-def test_a_class_that_nobody_in_the_cohort_holds_keeps_its_centroid():
-    old, mean = jnp.ones((2, FEATURES)), Mean(jnp.array([[2.0] * FEATURES, [0.0] * FEATURES]), jnp.array([5.0, 0.0]))
-    centroids, counts = merge_centroids(old, jnp.array([3.0, 4.0]), mean)
-    np.testing.assert_array_equal(centroids[:, 0], [2, 1])
-    np.testing.assert_array_equal(counts, [5, 4])
 
 
 def test_a_client_without_examples_gives_zeros():

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layer_losses import losses
 
 from pfl_jax import ClientData
 from pfl_jax.data.augment import CropAndFlip
@@ -38,14 +37,16 @@ def loss_of(model):
     return lambda params, batch: cross_entropy(model.apply(params, batch.x), batch.y, batch.mask)
 
 
-def one_by_one(model, params, data):
-    """Squared norms of the gradients of the real examples, one call of jax.grad each."""
-    gradient = jax.jit(jax.grad(loss_of(model)))
-    norms = []
-    for index in np.flatnonzero(data.mask):
-        leaves = jax.tree.leaves(gradient(params, jax.tree.map(lambda leaf: leaf[index : index + 1], data)))  # noqa: B023
-        norms.append(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in leaves))
-    return np.array(norms)
+def squares(loss, params, data):
+    """Squared gradients of the real examples in float64, one call of jax.grad each."""
+    gradient, rows = jax.jit(jax.grad(loss)), np.flatnonzero(data.mask)
+    examples = [jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], data) for row in rows]
+    return [jax.tree.map(lambda leaf: np.square(leaf, dtype=np.float64), gradient(params, one)) for one in examples]
+
+
+def one_by_one(loss, params, data):
+    """Squared norms of the gradients of the real examples."""
+    return np.array([sum(map(np.sum, jax.tree.leaves(one))) for one in squares(loss, params, data)])
 
 
 class Twice(nn.Module):
@@ -108,7 +109,7 @@ def test_equals_gradients_one_by_one(name):
     params = model.init(jax.random.key(1))
     data = client(shape, 3, size=5, padded=8)
     assert have_closed_form(loss_of(model), params, data, 3) == (name != "shared")
-    norms = one_by_one(model, params, data)
+    norms = one_by_one(loss_of(model), params, data)
     # Not a multiple of the microbatch, so that the last one is partly padding.
     trace = jax.jit(lambda params, data: fisher_trace(loss_of(model), params, data, microbatch=3))(params, data)
     np.testing.assert_allclose(trace, norms.mean(), rtol=1e-5)
@@ -123,10 +124,7 @@ def test_the_diagonal_is_the_mean_of_squared_gradients(name):
     model, shape = build(name)
     params = model.init(jax.random.key(1))
     data = client(shape, 3, size=5, padded=8)
-    gradient = jax.jit(jax.grad(loss_of(model)))
-    examples = [jax.tree.map(lambda leaf: leaf[index : index + 1], data) for index in range(5)]  # noqa: B023
-    squares = [jax.tree.map(lambda leaf: np.square(leaf, dtype=np.float64), gradient(params, one)) for one in examples]
-    expected = jax.tree.map(lambda *leaves: sum(leaves) / 5, *squares)
+    expected = jax.tree.map(lambda *leaves: sum(leaves) / 5, *squares(loss_of(model), params, data))
     noise = jnp.where(data.mask.reshape(-1, *[1] * len(shape)), data.x, 1e3)
     for microbatch in (2, 9):
         fisher = jax.jit(functools.partial(diagonal_fisher, loss_of(model), microbatch=microbatch))
@@ -157,7 +155,7 @@ def test_batch_traces():
         got = traces(params, data, training)
         np.testing.assert_allclose(got, whole, rtol=1e-5)
     single = traces(params, data, LocalTraining(batch_size=1))
-    np.testing.assert_allclose(single, one_by_one(model, params, data).sum(), rtol=1e-5)
+    np.testing.assert_allclose(single, one_by_one(loss_of(model), params, data).sum(), rtol=1e-5)
     # A batch of seven examples that are fewer than eight is kept; of five in batches of four one is left out.
     five, fixed = data._replace(mask=jnp.arange(9) < 5), LocalTraining(batch_size=4, drop_last=True, shuffle=False)
     visited = five._replace(mask=fixed.always_visited(five.mask))
@@ -177,8 +175,16 @@ def test_a_client_without_examples_has_no_information():
 
 def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer():
     model, other = mlp((4,), 3, hidden=(5,)), mlp((4,), 3, hidden=(5,)).init(jax.random.key(2))
-    params, data, given = model.init(jax.random.key(1)), client((4,), 3, size=5, padded=5), losses(model, other)
-    plain = given["plain"]
+    params, data, plain = model.init(jax.random.key(1)), client((4,), 3, size=5, padded=5), loss_of(model)
+
+    def head_alone(params, batch):
+        return plain({"backbone": other["backbone"], "head": params["head"]}, batch)
+
+    def twice(params, batch):
+        return plain(params, batch) + plain(params, batch._replace(x=-batch.x))
+
+    def copied(params, batch):
+        return plain(jax.tree.map(lambda leaf: 1.5 * leaf, params), batch)
 
     def both(params, batch):
         # The parameters of another model are no leaves.
@@ -192,24 +198,18 @@ def test_the_closed_form_is_for_losses_that_use_each_parameter_once_in_a_layer()
         # A regularizer whose strength depends on an example.
         return plain(params, batch) + jnp.sum(batch.x[0]) * jnp.sum(jnp.square(params["head"]["bias"]))
 
-    expected = {loss: name in ("plain", "head_alone", "jitted") for name, loss in given.items()} | {
-        both: True,
-        regularized: False,
-        weighted: False,
-    }
-
-    def norms_of(loss):
-        gradient = jax.jit(jax.grad(loss))
-        gradients = [gradient(params, jax.tree.map(lambda leaf: leaf[row][None], data)) for row in range(5)]  # noqa: B023
-        return [sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)) for gradient in gradients]
+    # Of these transformations, only jit leaves the operations as they are.
+    jitted, checkpointed = jax.jit(plain), jax.checkpoint(plain)
+    expected = dict.fromkeys((plain, head_alone, jitted, both), True)
+    expected |= dict.fromkeys((twice, copied, checkpointed, regularized, weighted), False)
 
     for loss, closed in expected.items():
-        want = norms_of(loss)
+        want = one_by_one(loss, params, data)
         assert have_closed_form(loss, params, data, 5) == closed
         # Sums of clipped gradients have one beside terms that depend on no example.
         assert have_closed_form(loss, params, data, 5, free_terms=True) == (closed or loss is regularized)
         got = jax.jit(squared_gradient_norms, static_argnums=0)(loss, params, data)
         np.testing.assert_allclose(got, want, rtol=1e-4)
-        if loss in (given["jitted"], given["checkpointed"]):
+        if loss in (jitted, checkpointed):
             # JAX keeps what it traced while the loss was examined.
             np.testing.assert_allclose(loss(params, data), plain(params, data), rtol=1e-6)

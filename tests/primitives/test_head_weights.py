@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import reference
 
-from pfl_jax.primitives import head_weights, in_float64, label_feature_statistics, second_moment
-from pfl_jax.primitives.head_combination import RIDGE, _drop_negligible, _weights_by_variances
+from pfl_jax.primitives import head_weights, in_float64
+from pfl_jax.primitives.head_combination import _drop_negligible, _weights_by_variances
 
 
 def groups_of_clients(clients, classes, sizes, seed=0, offset=0.0, features=16):
@@ -30,20 +30,6 @@ def groups_of_clients(clients, classes, sizes, seed=0, offset=0.0, features=16):
 
 def float32(*arrays):
     return [jnp.asarray(array, jnp.float32) for array in arrays]
-
-
-@pytest.mark.parametrize("classes", [10, 62])
-@pytest.mark.parametrize("solver", ["auto", "interior_point"])
-def test_head_weights_agree_with_a_float64_solve(classes, solver):
-    statistics = groups_of_clients(20, classes, [300, 600, 1200])
-    got = np.asarray(head_weights(*float32(*statistics), solver=solver))
-    np.testing.assert_allclose(got, reference.head_weights(*statistics), atol=2e-3)
-    assert (got >= 0).all()
-    assert ((got == 0) | (got > 1e-3 * (1 - 1e-6))).all()
-    np.testing.assert_allclose(got.sum(axis=1), 1, atol=3e-7)
-    # The data say which clients belong together: those of one group hold most of the weight.
-    same_group = np.arange(20)[:, None] % 5 == np.arange(20) % 5
-    assert (got * same_group).sum(axis=1).min() > 0.5
 
 
 @pytest.mark.slow
@@ -95,7 +81,10 @@ def test_head_weights_survive_large_common_means():
     mu, variance, counts = float32(*statistics)
     mu = mu + 16.0  # exactly representable beside mu up to 2^-19
     statistics = np.float64(mu), statistics[1], statistics[2]
-    np.testing.assert_allclose(head_weights(mu, variance, counts), reference.head_weights(*statistics), atol=2e-3)
+    got = np.asarray(head_weights(mu, variance, counts))
+    np.testing.assert_allclose(got, reference.head_weights(*statistics), atol=2e-3)
+    assert ((got == 0) | (got > 1e-3 * (1 - 1e-6))).all()
+    np.testing.assert_allclose(got.sum(axis=1), 1, atol=3e-7)
 
 
 def test_head_weights_of_simple_cohorts():
@@ -117,40 +106,3 @@ def test_head_weights_of_simple_cohorts():
     np.testing.assert_array_equal(empty[:, 2], 0)
     # Of so many that all weights are negligible, all stay.
     np.testing.assert_allclose(_drop_negligible(jnp.full((1, 2000), 5e-4)), 5e-4, rtol=1e-5)
-
-
-def reference_weights_objective(mu, moments, counts, client, weights):
-    """Eq. 33 and 35 with the empirical quantities of Eq. 37 to 39, class after class."""
-    mean_eigenvalue = np.trace(moments[client]) / moments.shape[-1]
-    inverse = np.linalg.inv(moments[client] + RIDGE * mean_eigenvalue * np.eye(moments.shape[-1]))
-    objective = 0.0
-    for j, weight in enumerate(weights):
-        variance = np.trace(inverse @ moments[j]) - sum(row @ inverse @ row for row in mu[j])
-        objective += weight**2 * variance / counts[j]
-        for k, other in enumerate(weights):
-            pairs = zip(mu[client] - mu[j], mu[client] - mu[k], strict=True)
-            objective += weight * other * sum(one @ inverse @ two for one, two in pairs)
-    return objective
-
-
-@pytest.mark.slow
-def test_head_weights_with_the_empirical_covariance_of_each_client():
-    generator = np.random.default_rng(0)
-    counts = np.array([30, 12, 50, 3])  # the last one has fewer examples than features
-    statistics = []
-    for client, count in enumerate(counts):
-        labels = generator.integers(0, 3, count)
-        features = np.eye(3, 5)[labels] * (1 + (client == 2)) + generator.normal(size=(count, 5)) * [3, 1, 1, 0.3, 0]
-        arrays = jnp.asarray(features, jnp.float32), jnp.asarray(labels), jnp.ones(count, bool)
-        statistics.append((label_feature_statistics(*arrays, 3)[0], second_moment(*arrays[::2])))
-    mu, moments = (np.stack(part) for part in zip(*statistics, strict=True))
-    weights = np.float64(head_weights(jnp.asarray(mu), jnp.asarray(moments), jnp.asarray(counts)))
-    mu, moments = np.float64(mu), np.float64(moments)
-    for client, row in enumerate(weights):
-        best = reference_weights_objective(mu, moments, counts, client, row)
-        for other in np.eye(4):
-            for step in (0.01, 0.1):
-                moved = reference_weights_objective(mu, moments, counts, client, row + step * (other - row))
-                assert moved >= best * (1 - 1e-4)
-    identity = head_weights(jnp.asarray(mu, jnp.float32), jnp.full(4, 10.0), jnp.asarray(counts))
-    assert np.abs(weights - identity).max() > 0.1

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from problems import tiny_federation, tiny_model
+from trees import assert_same
 
 from pfl_jax import ClientData, InvalidInput
 from pfl_jax.data import client_data
@@ -21,10 +22,6 @@ STEPS = {"batch_size": 8, "epochs": 2}
 
 def fitted(**recipe):
     return jax.jit(lambda: LocalTraining(**STEPS | recipe).fit(KEY, PARAMS, DATA, LOSS))()
-
-
-def assert_same(got, want):
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7), got, want)
 
 
 def test_an_optimizer_of_optax_has_rates_of_its_own():

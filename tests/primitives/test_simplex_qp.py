@@ -1,4 +1,4 @@
-"""Every solver against an exact active-set method, and the inputs that break solvers."""
+"""Every solver against an exact active-set method, the inputs that break solvers, and mirror descent."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from reference import minimizer_on_simplex as exact
 
 from pfl_jax import InvalidInput
-from pfl_jax.primitives import in_float64, simplex_qp, simplex_solvers, solve_simplex_qp
+from pfl_jax.primitives import in_float64, mirror_descent, simplex_qp, simplex_solvers, solve_simplex_qp
 from pfl_jax.primitives.simplex_solvers import frank_wolfe_gap
 
 SOLVERS = [
@@ -257,3 +257,27 @@ def test_what_is_not_finite_has_no_weights_and_spoils_no_other_program(solver):
     np.testing.assert_allclose(weights[0], [0.75, 0.25], atol=1e-3)
     assert jnp.isnan(weights[1:]).all()
     assert jnp.isnan(solve_simplex_qp(jnp.eye(2), jnp.array([0.0, jnp.nan]), solver=solver).weights).all()
+
+
+# Mirror descent
+
+
+def test_the_steps_are_exponentiated_gradients():
+    matrix, start, want = random_matrices(1, 6)[0], np.random.default_rng(1).dirichlet(np.ones(6), 2), []
+    for x in start:
+        for _ in range(7):
+            x = x * np.exp(-0.3 * 2 * matrix @ x)
+            x = x / x.sum()
+        want.append(x)
+    with jax.enable_x64(True):
+        descend = jax.jit(lambda start: mirror_descent(lambda x: 2 * x @ matrix, start, lr=0.3, steps=7))
+        got = descend(jnp.asarray(start))
+        assert got.dtype == jnp.float64
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_what_is_nan_spoils_its_own_row_alone():
+    rows = jnp.stack([jnp.ones(3), jnp.array([1.0, jnp.nan, 1.0])])
+    weights = mirror_descent(lambda x: rows * x, jnp.full((2, 3), 1 / 3), lr=0.1, steps=3)
+    np.testing.assert_allclose(weights[0], 1 / 3, rtol=1e-6)
+    assert jnp.isnan(weights[1]).all()

@@ -9,20 +9,22 @@ from reference import log_softmax
 from rounds import first_state, last_round
 from trees import assert_flat, row
 
+from pfl_jax.methods import METHODS
+
 SIZES, EPOCHS = (9, 20, 14), 3
 SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
 BETA = np.array(SIZES) / sum(SIZES)
 
 
-def run(factory, rounds=2, sizes=SIZES, batch_size=32, **hyper_parameters):
-    """The last round."""
+def run(method, rounds=2, sizes=SIZES, batch_size=32, **hyper_parameters):
+    """The last round of a method, given by its name or its factory."""
     arguments = {"epochs": EPOCHS, **SGD, "batch_size": batch_size, **hyper_parameters}
-    return last_round(factory, tiny_federation(sizes), 4, rounds, **arguments)
+    return last_round(METHODS.get(method, method), tiny_federation(sizes), 4, rounds, **arguments)
 
 
-def start_of(factory, **hyper_parameters):
+def start_of(method, **hyper_parameters):
     """The server's state as the engine draws it in `run`."""
-    return first_state(factory, tiny_federation(SIZES), 4, **hyper_parameters).server
+    return first_state(METHODS.get(method, method), tiny_federation(SIZES), 4, **hyper_parameters).server
 
 
 @functools.cache
@@ -32,19 +34,9 @@ def training_examples():
     return [reference.examples(data, client) for client in range(len(SIZES))]
 
 
-def train(w, x, y, weights=None, steps=EPOCHS, more=lambda w: {}):
-    """Full-batch SGD on mean_l weights_l CE_l plus a term whose gradient is `more`."""
-
-    def gradient(w):
-        if weights is None:
-            total = reference.cross_entropy_gradient(w, x, y)
-        else:
-            singles = [reference.cross_entropy_gradient(w, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
-            total = reference.mean(np.asarray(weights) / len(x), singles)
-        extra = more(w)
-        return {name: value + extra.get(name, 0.0) for name, value in total.items()}
-
-    return reference.descend(w, gradient, steps, **SGD)
+def train(w, x, y, more=lambda w: 0.0, steps=EPOCHS):
+    """Full-batch SGD on the mean cross entropy plus more(w)."""
+    return fit(w, lambda w, now: reference.risk(w, x, y) + more(w), steps)
 
 
 def step(w, velocity, loss):

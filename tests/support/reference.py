@@ -1,4 +1,4 @@
-"""The tiny model of problems.py in float64 NumPy, with its gradients written out: slow and obvious."""
+"""The tiny model of problems.py in float64 NumPy, with gradients by finite differences: slow and obvious."""
 
 import numpy as np
 from scipy import special
@@ -34,39 +34,60 @@ def cross_entropy(scores, y):
     return -np.mean(log_softmax(scores)[np.arange(len(y)), y])
 
 
+def flat(w):
+    """All entries of a flat dict in one vector, arrays by name."""
+    return np.concatenate([np.ravel(w[name]) for name in sorted(w)])
+
+
+def model_of(vector):
+    """The tiny model whose `flat` this is."""
+    shapes = {"backbone/bias": (4,), "backbone/kernel": (6, 4), "head/bias": (3,), "head/kernel": (4, 3)}
+    parts = np.split(vector, np.cumsum([np.prod(shape) for shape in shapes.values()])[:-1])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def squared_distance(w, v):
+    return sum(((w[name] - v[name]) ** 2).sum() for name in w)
+
+
 def part(w, name):
     """The entries of a flat dict whose names begin so."""
     return {key: value for key, value in w.items() if key.startswith(name)}
 
 
-def loss(w, data, client):
-    """Mean cross entropy of a client's test examples, as in `base.Scores`."""
-    x, y = examples(data, client, "test")
+def risk(w, x, y):
+    """Mean cross entropy of the model."""
     return cross_entropy(logits(w, x), y)
 
 
-def _backbone_gradient(x, hidden, d_hidden):
-    d_before = d_hidden * (1 - hidden**2)
-    return {"backbone/kernel": x.reshape(len(x), -1).T @ d_before, "backbone/bias": d_before.sum(0)}
+def loss(w, data, client):
+    """Mean cross entropy of a client's test examples, as in `base.Scores`."""
+    return risk(w, *examples(data, client, "test"))
+
+
+def alignment(w, x, targets):
+    """mean_l (1/d) ||f(x_l) - target_l||^2."""
+    return np.mean((features(w, x) - targets) ** 2)
+
+
+def discrepancy(left, right):
+    """Squared maximum mean discrepancy of two sets of rows, with a sum of Gaussian kernels."""
+
+    def mean_kernel(a, b):
+        squares = ((a[:, None] - b) ** 2).sum(-1)
+        return sum(np.exp(-squares / (2 * width)).mean() for width in (10, 15, 20, 50))
+
+    return mean_kernel(left, left) + mean_kernel(right, right) - 2 * mean_kernel(left, right)
 
 
 def cross_entropy_gradient(w, x, y):
     """Gradient of the mean cross entropy with respect to everything."""
-    hidden, scores = features(w, x), logits(w, x)
-    probabilities = np.exp(scores - scores.max(1, keepdims=True))
-    probabilities /= probabilities.sum(1, keepdims=True)
-    d_scores = (probabilities - np.eye(scores.shape[1])[y]) / len(x)
-    return {
-        **_backbone_gradient(x, hidden, d_scores @ w["head/kernel"].T),
-        "head/kernel": hidden.T @ d_scores,
-        "head/bias": d_scores.sum(0),
-    }
+    return numerical_gradient(lambda w: risk(w, x, y), w)
 
 
 def alignment_gradient(w, x, targets):
-    """Gradient of mean_l (1/d) ||f(x_l) - target_l||^2 with respect to the backbone."""
-    hidden = features(w, x)
-    return _backbone_gradient(x, hidden, 2 * (hidden - targets) / hidden.size)
+    """Gradient of `alignment` with respect to the backbone."""
+    return numerical_gradient(lambda backbone: alignment(w | backbone, x, targets), part(w, "backbone"))
 
 
 def descend(w, gradient, steps, lr, momentum=0.0, weight_decay=0.0):

@@ -83,30 +83,23 @@ def test_values_that_were_not_received_follow_by_their_changes():
 
 
 @pytest.mark.parametrize(
-    ("text", "backbone"),
+    ("text", "backbone", "centroids"),
     [
-        ("none", 4 * THETA),
-        ("quantize:32", 4 * THETA),
-        ("topk:0.1", 8 * 3),
-        ("sign", 3 + 1 + 8),
-        ("quantize:4", 12 + 2 + 8),
+        ("none", 4 * THETA, 4 * CLASSES * FEATURES),
+        ("quantize:32", 4 * THETA, 4 * CLASSES * FEATURES),
+        ("topk:0.1", 8 * 3, 8),
+        ("sign", 3 + 1 + 8, 2 + 4),
+        ("quantize:4", 12 + 2 + 8, 6 + 4),
     ],
 )
-def test_bytes(text, backbone):
+def test_bytes(text, backbone, centroids):
     data = tiny_federation()
     sent = traffic(make_method("fedper", tiny_model(), **HYPER_PARAMETERS, compress=text), data)
     assert sent == (backbone, 4 * THETA)
     # Weights [K] and parts that are no mean are sent as they are.
     single = 4 * (PHI + 1 + CLASSES * FEATURES + CLASSES)
-    centroids = {
-        "none": 4 * CLASSES * FEATURES,
-        "quantize:32": 4 * CLASSES * FEATURES,
-        "topk:0.1": 8,
-        "sign": 2 + 4,
-        "quantize:4": 6 + 4,
-    }
     sent = traffic(make_method("fedpac", tiny_model(), **HYPER_PARAMETERS, compress=text), data)
-    assert sent.up == backbone + centroids[text] + single
+    assert sent.up == backbone + centroids + single
 
 
 PRIVATE, PRIVATE_CLIENTS = {"dp_clip": 0.5, "dp_noise": 0.1}, {"client_clip": 0.5, "client_noise": 0.1}

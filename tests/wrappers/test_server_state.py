@@ -1,9 +1,5 @@
 """Wrappers of the server: a state beside the method's own, an optimizer, other statistics than the mean."""
 
-import re
-from pathlib import Path
-from typing import Any
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,6 +8,7 @@ import pytest
 import reference
 from full_batches import BETA, SIZES, assert_model, assert_received, run, start_of, train, training_examples
 from message_shapes import message_shapes
+from pages import block, executed
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from pfl_jax import InvalidInput, LocalResult, Mean
@@ -27,11 +24,7 @@ from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
 KEY = jax.random.key(0)
 
-PAGE = (Path(__file__).parents[2] / "docs/your-model-and-method.md").read_text()
-(BLOCK,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "with_server_state" in text)
-NAMES: dict[str, Any] = {}
-exec(compile(BLOCK, "docs/your-model-and-method.md", "exec"), NAMES)
-momentum_fedavg = NAMES["momentum_fedavg"]
+momentum_fedavg = executed(block("docs/your-model-and-method.md", "with_server_state"))["momentum_fedavg"]
 
 
 def counting(method):
@@ -149,16 +142,6 @@ def test_rounds_of_fedavg_with_an_adaptive_server():
     last = run(fedavg, rounds=3, **options)
     assert_model(last.state.server.plain, w)
     assert_received(last, [w] * 3)
-
-
-@pytest.mark.parametrize(
-    ("rule", "lr", "momentum"), [("sgd", 1.0, 0.0), ("adam", 0.01, 0.9), ("yogi", 0.01, 0.9), ("adagrad", 0.01, 0.0)]
-)
-def test_usual_rates(rule, lr, momentum):
-    usual, same = (ServerOptimizer(rule, *given).transformation() for given in ((None, None), (lr, momentum)))
-    g, params = jnp.array([0.3, -0.1]), jnp.zeros(2)
-    for _ in range(2):
-        chex.assert_trees_all_equal(*(one.update(g, one.init(params), params)[0] for one in (usual, same)))
 
 
 def test_the_methods_are_those_whose_server_only_takes_a_mean_of_parameters():
