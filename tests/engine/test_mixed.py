@@ -58,13 +58,26 @@ def test_one_network_is_the_plain_method_bit_for_bit(name):
     chex.assert_trees_all_equal(plain.state._replace(key=()), state._replace(key=()))
 
 
-SECOND = (("fml", {}), ("fedkd", {}), ("fedmrl", {}), ("fedgen", {"shared": "head"}))
+@pytest.mark.parametrize("name", ["fd", pytest.param("fedgh", marks=pytest.mark.slow)])
+def test_clients_with_equal_networks_in_two_groups_are_those_of_one(name):
+    make = functools.partial(make_method, name, **HYPER_PARAMETERS)
+    plain, split = last(make(tiny_model())), last(mixed(make, [tiny_model()] * 2, [0, 1, 1, 0]))
+    for group, own in enumerate(([0, 3], [1, 2])):
+        rows = jax.tree.map(lambda leaf, own=own: leaf[jnp.array(own)], plain.state.clients)
+        chex.assert_trees_all_close(split.state.clients[group], rows, atol=1e-6)
+        chex.assert_trees_all_close(split.state.server[group], plain.state.server, atol=1e-6)
+    chex.assert_trees_all_close(split.received, plain.received, atol=1e-5)
+
+
+SECOND = [
+    ("fml", {}),
+    *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("fedkd", "fedmrl")),
+    pytest.param("fedgen", {"shared": "head"}, marks=pytest.mark.slow),
+]
 """Methods that share a second model, or a generator beside the head, and their options."""
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [SECOND[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in SECOND[1:])]
-)
+@pytest.mark.parametrize(("name", "options"), SECOND)
 def test_a_second_model_is_shared_by_clients_of_all_networks(name, options):
     make = functools.partial(make_method, name, **HYPER_PARAMETERS, **options)
     # Their own models may also differ in the number of features, if heads are not shared.
@@ -78,16 +91,11 @@ def test_a_second_model_is_shared_by_clients_of_all_networks(name, options):
     assert np.isfinite(result.received["loss"]).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("fd", {}), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("fedgh", {}), *SECOND))]
-)
-def test_clients_with_equal_networks_in_two_groups_are_those_of_one(name, options):
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), SECOND)
+def test_with_a_second_model_equal_networks_in_two_groups_are_those_of_one(name, options):
     make = functools.partial(make_method, name, **HYPER_PARAMETERS, **options)
     plain, split = last(make(tiny_model())), last(mixed(make, [tiny_model()] * 2, [0, 1, 1, 0]))
-    for group, own in enumerate(([0, 3], [1, 2])):
-        rows = jax.tree.map(lambda leaf, own=own: leaf[jnp.array(own)], plain.state.clients)
-        chex.assert_trees_all_close(split.state.clients[group], rows, atol=1e-6)
-        chex.assert_trees_all_close(split.state.server[group], plain.state.server, atol=1e-6)
     chex.assert_trees_all_close(split.received, plain.received, atol=1e-5)
 
 

@@ -211,7 +211,11 @@ def test_fedem():
             joint = mixtures[client] * np.exp(-np.stack([full.losses(w, x, y) for w in learners], 1))
             q = joint / joint.sum(1, keepdims=True)
             mixtures[client] = q.mean(0)
-            trained.append([full.train(w, x, y, q[:, m]) for m, w in enumerate(learners)])
+
+            def weighted(m, x=x, y=y, q=q):
+                return lambda v, now: np.mean(q[:, m] * full.losses(v, x, y))
+
+            trained.append([full.fit(w, weighted(m)) for m, w in enumerate(learners)])
         learners = [reference.mean(full.BETA, [own[m] for own in trained]) for m in range(3)]
     last = full.run("fedem", learners=3)
     for got in (np.exp(last.state.clients), last.info["mixture"]):
