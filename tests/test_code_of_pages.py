@@ -254,15 +254,6 @@ def test_the_data_of_your_data_is_what_the_page_says(names, capsys):
     assert experiment.spec.vocabulary == names["tokens"].max() + 1 == 1001
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("names")
-def test_the_commands_of_your_data_run(capsys):
-    for module, words in commands():
-        short = [*words, "--rounds", "1", "--no-compilation-cache"]
-        code = sweep(short) if module == "experiments.sweep" else main("custom", short)
-        assert code == 0, capsys.readouterr().err
-
-
 # docs/your-model-and-method.md, followed word for word in an empty folder
 
 OWN = "docs/your-model-and-method.md"

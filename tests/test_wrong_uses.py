@@ -215,10 +215,7 @@ REFUSED = {
     "a class for a module": (lambda: networks.from_flax(nn.Dense, (4,), 3), "Dense is a class: give an instance"),
     "a class of nnx": (lambda: networks.from_flax(nnx.Module, (4,), 3), "such as lambda rngs: Module(rngs=rngs)"),
     "rows without clients": (lambda: data.federate(data.from_arrays(TRAIN_X, TRAIN_Y)), "name the client of each row"),
-    "a dataset for a federation": (
-        lambda: pfl_jax.run(made(), dataset(), Settings(rounds=1), KEY),
-        "data must be a federation, as data.federate makes it, not a Dataset",
-    ),
+    "a dataset as data": (lambda: pfl_jax.run(made(), dataset(), Settings(rounds=1), KEY), "it, not a Dataset"),
     "a result for a state": (lambda: continued((1, started())), "state must be a State or None, not a tuple"),
     "a state of another method": (lambda: continued(started("ditto")), "state is of another method"),
     "of the same shapes, but another method": (lambda: continued(started(), "fedper"), "state is of another method"),
@@ -245,10 +242,7 @@ REFUSED = {
         lambda: Settings(rounds=1, eval_clients=2, before_aggregation=True),
         "eval_clients",
     ),
-    "examples in batches of none": (
-        lambda: map_examples(jnp.sin, jnp.ones(3), jnp.ones(3, bool), batch_size=0),
-        "at le",
-    ),
+    "batches of none": (lambda: map_examples(jnp.sin, jnp.ones(3), jnp.ones(3, bool), batch_size=0), "at le"),
     "an objective of another size": (lambda: solve_simplex_qp(jnp.ones((2, 3, 3)), jnp.ones(3)), "has shape (3,)"),
     "a list of devices for a mesh": (lambda: run(mesh=jax.devices()), "mesh must be a Mesh or None, not a list"),
 }

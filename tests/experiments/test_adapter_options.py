@@ -1,7 +1,6 @@
 """--weights, --adapter, --targets and --personal: pretrained models on own tokens, from the run to the export."""
 
 import functools
-import json
 
 import jax
 import numpy as np
@@ -15,7 +14,7 @@ from experiments.cli.command import main, parse
 from experiments.export import main as export
 from experiments.run import build, pretrained
 from experiments.run.loaded_run import load_run
-from experiments.run.records import check_identity, configuration, identity
+from experiments.run.records import check_identity, identity
 from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput
 from pfl_jax.networks.pretrained import read_weights
@@ -161,19 +160,6 @@ def test_a_sweep_with_adapters_is_its_runs(here):
     (together,) = here.glob("both/*/seed-1")
     for one, other in zip(scores(together), scores(here / "alone"), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-3)
-
-
-def test_a_run_goes_on_with_the_weights_it_began_with(here, tmp_path, capsys):
-    config = configuration(experiment("--method", "fedper"))
-    (digest,) = (entry["digest"] for entry in config["own_code"].values())
-    assert len(digest) == 12
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "metrics.jsonl").write_text("")
-    before = (here / "model.npz").read_bytes()
-    np.savez("model.npz", **{name: 2 * array for name, array in np.load("model.npz").items()})
-    assert main("custom", ["--resume", str(tmp_path)]) == 2
-    assert "model.npz, its --weights" in capsys.readouterr().err
-    (here / "model.npz").write_bytes(before)
 
 
 def test_checkpoints_know_the_weights_that_are_used_by_default(here, tmp_path, monkeypatch):
