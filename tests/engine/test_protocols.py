@@ -1,6 +1,4 @@
-"""The protocol before_aggregation, against bookkeeping that is slow and obvious."""
-
-import functools
+"""The protocol before_aggregation, against bookkeeping that is slow and obvious, and scores on validation examples."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +7,8 @@ import pytest
 from problems import diverging, received, tiny_federation, tiny_method
 from trees import row
 
-from pfl_jax import Settings, simulate, sweep
+from pfl_jax import InvalidInput, Settings, simulate, sweep
+from pfl_jax import data as pfl_data
 from pfl_jax.data import client_data
 from pfl_jax.primitives import score
 from pfl_jax.streams import INITIALIZATION
@@ -28,15 +27,9 @@ def play(method, settings=SOME, data=DATA, **options):
     return list(simulate.run(method, data, settings, KEY, **options))
 
 
-@functools.cache
-def usual(name):
-    """The run of a method under `SOME`."""
-    return play(tiny_method(name))
-
-
-def assert_scores(got, want, exact=False):
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(one, other, **({"rtol": 0, "atol": 0} if exact else {"rtol": 2e-4, "atol": 2e-5}))
+def assert_scores(got, want):
+    for name in ("accuracy", "loss"):
+        np.testing.assert_allclose(got[name], want[name], rtol=2e-4, atol=2e-5)
 
 
 def stack(trees):
@@ -86,10 +79,67 @@ def test_before_aggregation_of_a_diverged_client_is_received():
 @pytest.mark.slow
 def test_a_sweep_has_the_before_aggregation_of_each_run():
     keys = jax.vmap(jax.random.key)(jnp.array([5, 3]))
-    together = list(sweep.run(lambda: tiny_method("fedper"), DATA, SOME, keys))
-    assert [one.before_aggregation is None for one in usual("fedper")] == [True, False, True, False]
-    for one, every in zip(usual("fedper"), together, strict=True):
+    alone, together = play(tiny_method("fedper")), sweep.run(lambda: tiny_method("fedper"), DATA, SOME, keys)
+    assert [one.before_aggregation is None for one in alone] == [True, False, True, False]
+    for one, every in zip(alone, together, strict=True):
         assert (every.before_aggregation is None) == (one.before_aggregation is None)
         if one.before_aggregation is not None:
             assert_scores(row(every.before_aggregation, 1), one.before_aggregation)
             assert not np.array_equal(every.before_aggregation["loss"][0], every.before_aggregation["loss"][1])
+
+
+# Validation examples; client 3 has none, and client 1 only one.
+VALIDATION = {
+    "validation_index": jnp.roll(DATA.test_index[:, 4:9], 1, axis=0),
+    "validation_count": jnp.array([5, 1, 3, 0, 5, 2, 4], jnp.int32),
+}
+VALIDATED = DATA._replace(**VALIDATION)
+# The same federation with them in the place of the test examples, of which every client has some.
+SWAPPED = DATA._replace(
+    test_index=VALIDATION["validation_index"], test_count=jnp.maximum(VALIDATION["validation_count"], 1)
+)
+
+
+def test_validation_scores_are_test_scores_of_the_swapped_federation():
+    settings = Settings(rounds=2, participation=0.6, before_aggregation=True)
+    results, swapped, plain = (play(tiny_method(), settings, data) for data in (VALIDATED, SWAPPED, DATA))
+    some_clients = np.array([0, 1, 2, 4, 5, 6])
+    for result, other, without in zip(results, swapped, plain, strict=True):
+        for protocol in ("received", "trained", "before_aggregation"):
+            scores = getattr(result, protocol)
+            assert_scores(*(row(some, some_clients) for some in (scores.validation, getattr(other, protocol))))
+            assert_scores(scores, getattr(without, protocol))
+            assert np.isnan(scores.validation["loss"][3])
+        assert without.received.validation is None
+
+
+def test_a_federation_from_a_partition_has_validation_examples():
+    dataset = pfl_data.load("digits")
+    parts = pfl_data.partition.grouped(dataset, 3, train_size=[20, 30, 40], test_size=10)
+    parts = pfl_data.partition.with_validation(parts, 0.2, seed=1)
+    federation = pfl_data.federate(dataset, parts, shift="labels", num_groups=3)
+    assert federation.validation_count.tolist() == [4, 6, 8]
+    assert federation.train_count.tolist() == [16, 24, 32]
+    for client in range(3):
+        found, row = client_data(federation, client, "validation"), parts.validation[client]
+        mask = np.asarray(found.mask)
+        np.testing.assert_array_equal(np.asarray(found.y)[mask], federation.label_map[client][dataset.train_y[row]])
+        pixels = np.asarray(federation.x)[np.asarray(federation.validation_index)[client][: len(row)]]
+        np.testing.assert_array_equal(pixels, dataset.train_x[row])
+    table = pfl_data.class_table(federation, "validation")
+    assert table.sum(axis=1).tolist() == [4, 6, 8]
+    remaining, others = pfl_data.hold_out(federation, 1)
+    assert (remaining.validation_count.tolist(), others.validation_count.tolist()) == ([4, 6], [8])
+
+
+def test_runs_with_different_validation_tables_are_padded():
+    dataset = pfl_data.load("digits")
+    parts = [pfl_data.partition.iid(dataset, 2, train_size=size) for size in (10, 30)]
+    several = [pfl_data.partition.with_validation(one, 0.2) for one in parts]
+    runs = pfl_data.federate_runs(dataset, several)
+    assert runs.validation_index.shape == (2, 2, 6)
+    assert runs.validation_count.tolist() == [[2, 2], [6, 6]]
+    with pytest.raises(InvalidInput, match="all with validation or none"):
+        pfl_data.federate_runs(dataset, [several[0], parts[1]])
+    with pytest.raises(InvalidInput, match="has no validation examples"):
+        client_data(pfl_data.federate(dataset, parts[0]), 0, "validation")

@@ -196,43 +196,30 @@ def compilations():
 
 
 @pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
-def test_another_run_with_an_engine_compiles_nothing(state_on):
+@pytest.mark.parametrize("of", ["an engine", "a method"])
+def test_another_run_compiles_nothing(of, state_on):
     method, common = tiny_method("fedper"), {"participation": 0.5, "chunk": 2}
-    engine = simulate.build(method, Settings(rounds=1, **common), store=OnHost() if state_on == "host" else None).jit()
+    options = {"state_on": state_on}
+    if of == "an engine":
+        store = OnHost() if state_on == "host" else None
+        options = {"engine": simulate.build(method, Settings(rounds=1, **common), store=store).jit()}
 
-    def play(seed, state=None, **settings):
+    def play(seed, method=method, state=None, **settings):
         settings = Settings(**common, **settings)
-        return list(simulate.run(method, DATA, settings, jax.random.key(seed), state=state, engine=engine))
-
-    with compilations() as first:
-        *_, last = play(0, rounds=2)
-    assert first
-    with compilations() as later:
-        other = play(1, rounds=3, eval_every=2)
-        continued = play(2, last.state, rounds=3)
-    # A state to continue from is copied, and its shapes are compared with a new one's, which is traced for it.
-    assert set(later) <= {"init", "copy", "jit(copy)"}
-    assert len(continued) == 1
-    assert other[1].trained["loss"].tolist() != last.trained["loss"].tolist()
-
-
-@pytest.mark.parametrize("state_on", ["device", pytest.param("host", marks=pytest.mark.slow)])
-def test_another_run_of_a_method_compiles_nothing(state_on):
-    method = tiny_method("fedper")
-
-    def play(seed, method=method, **settings):
-        settings = Settings(participation=0.5, chunk=2, **settings)
-        *_, last = simulate.run(method, DATA, settings, jax.random.key(seed), state_on=state_on)
-        return last.trained["loss"]
+        return list(simulate.run(method, DATA, settings, jax.random.key(seed), state=state, **options))[-1]
 
     first = play(0, rounds=2)
     with compilations() as later:
         again, other = play(0, rounds=2), play(1, rounds=3, eval_every=2)
     assert not later
-    np.testing.assert_array_equal(again, first)
-    assert not np.array_equal(other, first, equal_nan=True)
+    np.testing.assert_array_equal(again.trained["loss"], first.trained["loss"])
+    assert not np.array_equal(other.trained["loss"], first.trained["loss"], equal_nan=True)
+    with compilations() as later:
+        play(2, state=first.state, rounds=3)
+    # A state to continue from is copied, and its shapes are compared with a new one's, which is traced for it.
+    assert set(later) <= {"init", "copy", "jit(copy)"}
     # Settings of the rounds are a part of the program, and so is the method: an equal one is another one.
-    for changes in ({"drop_rate": 0.5}, {"method": method._replace()}):
+    for changes in ({"drop_rate": 0.5}, {"method": method._replace()}) if of == "a method" else ():
         with compilations() as later:
             play(0, rounds=2, **changes)
         assert later
