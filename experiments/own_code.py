@@ -9,7 +9,6 @@ import functools
 import hashlib
 import inspect
 import sys
-import traceback
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Literal, get_origin
 from experiments.fields import Mark, is_own, is_partition_file, marked
 from experiments.options import KINDS, RESULT_NEUTRAL
 from pfl_jax.base import Method
-from pfl_jax.errors import InvalidInput, first_line
+from pfl_jax.errors import InvalidInput, first_line, last_frame
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import arguments, default_training
 from pfl_jax.primitives.local_training import LocalTraining
@@ -173,8 +172,8 @@ def _load(path: Path) -> tuple[types.ModuleType, str]:
         exec(compile(text, str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        lines += [error.lineno] if isinstance(error, SyntaxError) else []
-        where = f"line {lines[-1]}: " if lines else ""
+        frame = last_frame(error, {str(path)})
+        line = error.lineno if isinstance(error, SyntaxError) else frame and frame.lineno
+        where = f"line {line}: " if line else ""
         raise InvalidInput(f"{path} cannot be executed: {where}{said(error)}") from None
     return module, digest

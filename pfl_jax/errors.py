@@ -4,7 +4,8 @@
 """
 
 import importlib
-from collections.abc import Mapping
+import traceback
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -67,6 +68,12 @@ def shortened(text: str, length: int = 200) -> str:
 def first_line(error: object) -> str:
     """First line of what an error says, shortened; "" if it says nothing."""
     return shortened(next(iter(str(error).splitlines()), ""))
+
+
+def last_frame(error: BaseException, files: Collection[str]) -> traceback.FrameSummary | None:
+    """Innermost call that led to an error and stands in one of the files; None if there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return frames[-1] if frames else None
 
 
 def one_line(error: object, length: int = 300) -> str:

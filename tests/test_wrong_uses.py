@@ -94,6 +94,11 @@ def runs(number, **options):
     return data.federate_runs(dataset(), [parts()] * number, **options)
 
 
+def mistaken(key, server, client, rows):
+    """Local training that reads what no server has."""
+    return server["share"]
+
+
 def recipe(**values):
     return methods.fedavg(model(), LocalTraining(**FAST | values))
 
@@ -212,6 +217,11 @@ REFUSED = {
     "a rate within vmap": (lambda: jax.vmap(lambda lr: [*run(method=made(lr=lr))])(jnp.ones(1)), "on the host"),
     "an old setting of random numbers": (with_old_random_numbers, "jax_threefry_partitionable is off"),
     "a raw key of another generator": (lambda: run(key=jax.random.PRNGKey(0, impl="rbg")), "not uint32 [4]: a raw"),
+    "a network without outputs": (lambda: models.mlp((4,), 0), "at least one output, not 0: the number of classes, or"),
+    "a mistake in a method of one's own": (
+        lambda: run(method=made()._replace(local=mistaken, work=None)),
+        "in mistaken: KeyError: 'share')",
+    ),
     "a class for a module": (lambda: networks.from_flax(nn.Dense, (4,), 3), "Dense is a class: give an instance"),
     "a class of nnx": (lambda: networks.from_flax(nnx.Module, (4,), 3), "such as lambda rngs: Module(rngs=rngs)"),
     "rows without clients": (lambda: data.federate(data.from_arrays(TRAIN_X, TRAIN_Y)), "name the client of each row"),

@@ -24,6 +24,10 @@ class Terminal(Console):
     def __init__(self, **options: Any):
         super().__init__(markup=False, emoji=False, **options)
 
+    def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
+        """Print with `rich`; tables that are wider than the terminal keep their last columns."""
+        super().print(*objects, crop=crop, **options)
+
     def on_broken_pipe(self) -> None:
         self.quiet = True
         close_output()

@@ -105,7 +105,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
     config, summary = read_config(folder), read_summary(folder)
     checkpoints, last = Checkpoints(folder / FOLDER), summary.get("rounds_done")
     if last not in checkpoints.rounds():
-        raise InvalidInput(f"{folder}: the run kept no state: make it again with --keep-state always")
+        raise InvalidInput(f"{folder}: the run kept no state: make it again in a new folder, with --keep-state always")
     # In this process alone, whichever began the run.
     alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
     spec = spec_of(config | {"options": config.get("options", {}) | alone}, folder, "", trust=trust)

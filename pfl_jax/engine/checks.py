@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,7 +18,7 @@ from pfl_jax.data.federated import FederatedData, client_data, select_run
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.store import Federation
-from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_difference, first_line
+from pfl_jax.errors import NO_FEATURES, InvalidInput, describe_value, first_difference, first_line, last_frame
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.tree import gather
@@ -230,6 +231,9 @@ def explain_misfit(
         if method.work is None:
             # It does not name its model, which could be asked alone.
             inputs, reason = list(one.x.shape[1:]), f"{type(error).__name__}: {first_line(error)}"
+            codes = [getattr(inspect.unwrap(part), "__code__", None) for part in method if callable(part)]
+            if frame := last_frame(error, {code.co_filename for code in codes if code}):
+                reason = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}: {reason}"
             raise InvalidInput(f"the method fails on this federation's inputs {inputs} ({reason})") from error
         if method.task.kind == "classes" and not one.num_classes:
             raise InvalidInput(

@@ -109,7 +109,10 @@ def assemble(
       InvalidInput: there are no classes.
     """
     if num_classes < 1:
-        raise InvalidInput(f"a classifier needs at least one class, not {num_classes}")
+        raise InvalidInput(
+            f"a model needs at least one output, not {num_classes}: the number of classes, or of the values of another "
+            "task (data whose targets are no classes has 0 classes)"
+        )
     head = Dense(num_classes)
 
     def init(key):

@@ -72,7 +72,7 @@ def test_a_loaded_run_predicts_as_its_last_evaluation(tmp_path, words):
 @pytest.mark.slow
 def test_keeping_is_optional_and_bounded(tmp_path, monkeypatch, capsys):
     assert not (made(tmp_path / "never", "--method", "local", "--keep-state", "never") / "checkpoints").exists()
-    with pytest.raises(InvalidInput, match=r"kept no state: make it again with --keep-state always"):
+    with pytest.raises(InvalidInput, match=r"kept no state: make it again in a new folder, with --keep-state always"):
         load_run(tmp_path / "never")
     # The four clients' models take 4 * 4 * 6,570 bytes, their scores and the round a little more.
     monkeypatch.setattr(memory, "MOST_BYTES", 4 * 4 * 6570)

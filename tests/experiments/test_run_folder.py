@@ -197,6 +197,9 @@ def test_a_mean_over_some_of_the_clients_says_so():
         *[("received", word, "2") for word in ("last (2)", "best (1)", "best pooled (2)")],
         *[("trained", word, "1 of 2") for word in ("last (2)", "best (1)")],
     ]
+    narrow = Terminal(file=io.StringIO(), width=60)
+    narrow.print(results_table(history, CLASSIFICATION, "title", "received"))
+    assert narrow.file.getvalue().count("1 of 2") == 2
     # The best round may be one of fewer clients than the last; none of these is.
     history.append(line(3, [0.6, 0.5], [0.6, 0.5]))
     assert len(rows(results_table(history, CLASSIFICATION, "title", "received"))[0]) == len(table[0]) - 1
