@@ -54,9 +54,16 @@ def test_the_example_of_adapters_runs_and_learns(capsys):
     assert last > max(first, 0.5)
 
 
+def test_a_network_starts_from_weights_of_ones_own():
+    names = executed(*(block("docs/pretrained.md", marker) for marker in ('targets="fc1|fc2"', "fresh._replace(")))
+    params = names["model"].init(jax.random.key(5))
+    assert_same(params["backbone"], names["backbone"])
+    assert params["head"]["bias"].shape == (10,)
+
+
 EXAMPLES = {
     "training": ("docs/training.md", ['optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"]),
-    "validation": ("docs/evaluation.md", ["with_validation("]),
+    "validation and a comparison": ("docs/evaluation.md", ["with_validation(", "import difference"]),
     "virtual time": ("docs/time.md", ["clock.timetable("]),
     "sweep": ("docs/sweeps.md", ["sweep.run("]),
 }
