@@ -16,6 +16,7 @@ import safetensors.flax
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.base import Method, Params, Personal, PyTree, State
 from pfl_jax.data.federated import FederatedData
+from pfl_jax.data.preparation import Preparation
 from pfl_jax.engine.body import network_of
 from pfl_jax.engine.checkpoint import leaves_by_path, plain, state_of
 from pfl_jax.engine.cohort import RoundSettings
@@ -44,7 +45,13 @@ class SavedModel(NamedTuple):
     about: dict[str, str]
 
     def inputs(self, x: Any) -> np.ndarray:
-        """Inputs of the model [B, ...] from examples as the data has them: x = (pixel / 255 - mean) / std, or x."""
+        """Inputs of the model [B, ...] from examples as the data has them: x = (pixel / 255 - mean) / std, or x.
+
+        Of a data set with a preparation, rows of its table (a mapping or a data frame) are prepared as in training, and
+        arrays are taken for prepared rows.
+        """
+        if "preparation" in self.about and (isinstance(x, Mapping) or hasattr(x, "columns")):
+            return Preparation.from_json(self.about["preparation"])(x)
         if self.mean is None or self.std is None:
             return np.asarray(x)
         return (np.asarray(x, np.float32) / 255 - self.mean) / self.std
@@ -124,7 +131,7 @@ def save_model(path: str | Path, params: Params, dataset: Any = None, **about: s
         if (value := getattr(dataset, name, None)) is not None:
             about[name] = " ".join(map(str, value))
     if (preparation := getattr(dataset, "preparation", None)) is not None:
-        # Read by `pfl_jax.data.Preparation.from_json`.
+        # Read by `SavedModel.inputs`.
         about["preparation"] = preparation.to_json()
     if names := getattr(dataset, "class_names", ()):
         about["class_names"] = json.dumps(names)

@@ -17,6 +17,7 @@ from experiments.lab.results import distill
 from experiments.run import build
 from pfl_jax import InvalidInput
 from pfl_jax.data import Preparation
+from pfl_jax.files import load_model
 
 WINE = load_wine()
 GROWER = np.array(["north", "river", "hill", "south"])[np.argsort(np.argsort(WINE.data[:, 0])) * 4 // 178]
@@ -181,4 +182,6 @@ def test_a_table_as_people_have_it_from_the_file_to_the_exported_model(tmp_path,
     dataset = load_run("run").dataset
     assert prepared == dataset.preparation
     assert [column.name for column in prepared.columns] == ["age", "sex"]
-    assert prepared({"age": [None], "sex": ["f"]}).shape == (1, 3)
+    new = {"sex": ["f"], "age": [None]}
+    assert prepared(new).shape == (1, 3)
+    np.testing.assert_array_equal(load_model("model.safetensors").inputs(new), prepared(new))
