@@ -224,8 +224,10 @@ def with_target(table: Table, groups: Sequence[Group], compared: Compared, proto
 
 def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> list[str]:
     seeds = f"seed{'s' * (len(compared.seeds) > 1)} {', '.join(map(str, compared.seeds))}"
+    sizes = [len(scores) for scores in compared.scores[reference]]
+    clients = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
     notes = [
-        f"Scores of {sum(map(len, compared.scores[reference]))} clients, {seeds}; worst tenth and spread "
+        f"Scores of {clients} clients, {seeds}; worst tenth and spread "
         "(standard deviation) over the clients of a run; worse: share of the clients."
     ]
     if alike := [name for name, one in found.items() if not one.is_clear]:

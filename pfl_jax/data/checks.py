@@ -26,11 +26,11 @@ def inputs(x: Any, what: str) -> Any:
         raise InvalidInput(
             f"{what} has shape {list(shape)}, channels first: give [P, H, W, C], with np.moveaxis({what}, 1, -1)"
         )
-    return _numbers(x, what)
+    return _numbers(x, what, ", or fill NaN in with --impute (impute=)")
 
 
-def _numbers(x: Any, what: str) -> Any:
-    """Numbers as float32 or integers of at most 32 bits."""
+def _numbers(x: Any, what: str, instead: str = "") -> Any:
+    """Numbers as float32 or integers of at most 32 bits; `instead` is another remedy for what is not finite."""
     if x.dtype.kind not in "fiub":
         raise InvalidInput(f"{what} holds {x.dtype}: give numbers")
     if x.dtype.kind == "b":
@@ -49,8 +49,8 @@ def _numbers(x: Any, what: str) -> Any:
         row, *place = bad[0].tolist()
         at = f"row {row}, place {place}" if place else f"row {row}"
         raise InvalidInput(
-            f"{what} has {x[tuple(bad[0])]} in {at} (counted from 0), which is no finite float32: leave such rows out, "
-            "or fill NaN in with --impute (impute=)"
+            f"{what} has {x[tuple(bad[0])]} in {at} (counted from 0), which is no finite float32: leave such rows out"
+            f"{instead}"
         )
     return found
 

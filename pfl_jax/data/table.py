@@ -124,9 +124,12 @@ def join(tables: Sequence[Table], roles: Roles) -> Columns:
         # Of a test set that has them too, the columns that are dropped need not be there.
         there = other.columns.keys() - set(dropped)
         if not wanted <= there or (roles.inputs is None and wanted != there):
+            lacking = [name for name in first.columns if name in wanted - there]
+            more = [name for name in other.columns if name in there - wanted and roles.inputs is None]
+            told = [f"{word} {_listed(names)}" for word, names in (("lacks", lacking), ("also has", more)) if names]
             raise InvalidInput(
-                f"{other.source} has the columns {_listed(other.columns)}, and {first.source} has "
-                f"{_listed(first.columns)}: name them alike, or say which are the inputs"
+                f"{other.source} {' and '.join(told)}, unlike {first.source}: name the columns alike, or say which are "
+                "the inputs"
             )
     _check_names(first, chosen)
     for names in (labels, chosen):

@@ -96,9 +96,14 @@ def with_tests(**changes):
         (
             changed(z=X["clinic"]),
             {},
-            r"client clinic has the columns x, y, z, client, and client ward has x, y, client: ",
+            "client clinic also has z, unlike client ward: ",
         ),
         (changed(y=Y["clinic"][:-1]), {}, "client clinic has 9 rows in x, and 8 in y"),
+        (
+            changed(y=[0.5] * 8 + [np.nan]),
+            {},
+            r"y has nan in row \d+ .*, which is no finite float32: leave such rows out$",
+        ),
         (
             changed(x=X["clinic"][:1], y=[0]),
             {},

@@ -135,7 +135,7 @@ def test_a_data_frame_is_read_by_its_names():
     with pytest.raises(InvalidInput, match="client ward has two columns of one name: age, dose, pulse, label, age"):
         from_clients({"ward": twice}, y="label")
     frames["ward"]["seen"] = pandas.to_datetime(["2020-01-01"] * 4, utc=True)
-    with pytest.raises(InvalidInput, match="client clinic has the columns age, dose, pulse, label, client, and client"):
+    with pytest.raises(InvalidInput, match="client clinic lacks seen, unlike client ward: name the columns alike"):
         from_clients(frames, y="label")
     np.testing.assert_array_equal(from_clients(frames, x=list(NAMES), y="label").train_x, want.train_x)
 

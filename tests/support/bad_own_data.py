@@ -88,7 +88,7 @@ MESSAGES: dict[str, list[tuple[str, str, Prepare]]] = {
         ("one class only", "y has one class only, 0: there is nothing to tell apart", npz(y=np.zeros(12, int))),
         ("a label for each row", "y has 12 different labels in 12 rows", npz(y=np.arange(12))),
         ("other test labels", "has the label 2, which no training row has (6 such", npz(test_x=X, test_y=Y + 1)),
-        ("test rows without labels", "the test set of my.npz has the columns x, and my.npz has x, y", npz(test_x=X)),
+        ("test rows without labels", "the test set of my.npz lacks y, unlike my.npz", npz(test_x=X)),
         ("it is cut off", "File is not a zip file)", _cut_off),
         ("it is a pickle", "or holds a pickle, which is never read", text(evil_pickle(), "my.npz")),
         ("an array of objects", "Object arrays cannot be loaded when", npz(y=np.array(["a", None] * 6))),
@@ -112,7 +112,7 @@ MESSAGES: dict[str, list[tuple[str, str, Prepare]]] = {
         ("the header alone", "my.csv has no rows: give a header and a row for each", text(table(rows=0))),
     ],
     TESTED: [
-        ("columns of other names", "other.csv has the columns age, weight, label, hospital, and", OTHERWISE_NAMED),
+        ("columns of other names", "other.csv lacks dose and also has weight, unlike my.csv", OTHERWISE_NAMED),
         ("a strange hospital", "client has the client C, which no training row has", STRANGE),
         ("B has no test rows", "tested on other.csv: client B", tested("age,dose,label,hospital\n1,2,no,A\n")),
     ],
