@@ -30,6 +30,8 @@ def inspect(spec: Spec, folder: str | Path, trust: Trust = "sources") -> State:
         raise InvalidInput(f"{folder} holds another run ({differs}), which is never overwritten: give --out another")
     if by_other_code(config, trust):
         return "of other code"
+    if is_finished and spec.keep_state == "always" and not Checkpoints(folder / FOLDER).rounds():
+        raise InvalidInput(f"{folder} holds the run, which kept no state: --keep-state always needs another --out")
     return "finished" if is_finished else "unfinished"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bad_input import HELD, Case, Prepare, experiment_of, file, folder, save_checkpoint, write
-from run_folders import write_run
+from run_folders import SMALL, write_run
 
 Row = tuple[str, Prepare, str]
 """Command, what makes the state of the files that it meets, and part of the message."""
@@ -80,7 +80,12 @@ def _report() -> list[Row]:
 def _many() -> list[Row]:
     table = "tables --paper fedpac --table 5 --dataset fashion_mnist --out table"
     other, cut = b'{"paper": "fedas", "table": 2}', b'{"pap'
+
+    def stateless(here: Path) -> None:
+        write_run(here / "many/runs/seed-0")
+
     return [
+        (f"sweep --dataset digits {' '.join(SMALL)} --keep-state always --out many", stateless, "which kept no state"),
         (table, file("table/table.json", other), "which is never overwritten"),
         (table, file("table/table.json", cut), "with its folder if it is a run's"),
         (table, hold("table/.lock"), "another process is at work in table"),
