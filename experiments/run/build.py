@@ -14,7 +14,7 @@ from rich.console import Console
 
 from experiments import identity
 from experiments.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
-from experiments.fields import assignments, is_own, is_partition_file
+from experiments.fields import assignments, flag, is_own, is_partition_file
 from experiments.folder.run_folder import ExampleCounts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.distributed import Processes
@@ -228,7 +228,10 @@ def assemble(
         )
         settings = dataclasses.replace(settings, participation=1.0, timetable=planned)
     factory, key = method_factory(spec.method), jax.random.key(spec.seed)
-    budgets = tuple(budgets_of(factory, _values(spec), settings, counts, key, spec.dp_delta))
+    prepared = [flag(name) for name in ("normalize", "impute", "encode") if getattr(spec, name)]
+    own = (f"inputs: prepared from the rows of all clients ({', '.join(prepared)})",) if prepared else ()
+    budgets = budgets_of(factory, _values(spec), settings, counts, key, spec.dp_delta)
+    budgets = tuple(one._replace(uncovered=one.uncovered + own) for one in budgets)
     settings = chunking.resolved(settings, method, counts, devices=len(devices(spec)))
     frozen = at_round(method, 0).frozen
 

@@ -176,6 +176,9 @@ def test_a_table_as_people_have_it_from_the_file_to_the_exported_model(tmp_path,
     plain = relevant_options(parse("custom", words))
     for name, other in (("--inputs", "age,sex"), ("--impute", "mean"), ("--encode", "ordinal"), ("--min-rows", "3")):
         assert relevant_options(parse("custom", [*words, name, other])) != plain
+    private = [*words, "--client-clip", "1", "--client-noise", "1"]
+    (budget,) = build.build_experiment(parse("custom", private), Console()).privacy
+    assert budget.uncovered == ("inputs: prepared from the rows of all clients (--normalize, --impute, --encode)",)
     assert export(["run", "--to", "model.safetensors"]) == 0
     with safe_open("model.safetensors", "np") as file:
         prepared = Preparation.from_json(file.metadata()["preparation"])

@@ -40,7 +40,7 @@ def test_a_run_under_attack_says_so_everywhere(tmp_path, capsys):
     whole = tmp_path / "whole"
     assert main("digits", [*words, "--out", str(whole)]) == 0
     printed = capsys.readouterr().out
-    assert "2 clients attack (signs)" in printed
+    assert "--attack signs, --attackers 0.4" in printed
     assert "compress=quantize:4, server_mean=median" in printed
     config, summary = (json.loads((whole / name).read_text()) for name in ("config.json", "summary.json"))
     assert len(config["attackers"]) == 2
