@@ -1,4 +1,4 @@
-"""What sweeps say and refuse; conformance and the tests of the command compare their runs with the same runs alone."""
+"""Runs of a sweep against the same runs alone, and what sweeps say and refuse."""
 
 import functools
 from dataclasses import replace
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import tiny_federation, tiny_method, tiny_model
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import InvalidInput, simulate, sweep
 from pfl_jax.data import federate_runs, load, partition
@@ -15,10 +15,46 @@ from pfl_jax.methods import make_method
 from pfl_jax.primitives import byte_count
 
 SETTINGS = simulate.Settings(rounds=3, participation=0.75, full_last_round=True, eval_every=2)
+SEEDS, RATES = (0, 1, 1), (0.1, 0.1, 0.02)
 
 
 def keys(seeds):
     return jax.vmap(jax.random.key)(jnp.asarray(seeds))
+
+
+def assert_same_run(alone, together, index):
+    """A run's results, round by round, against its row in a sweep's."""
+    for one, every in zip(alone, together, strict=True):
+        assert (one.round, one.examples) == (every.round, every.examples[index])
+        np.testing.assert_array_equal(one.cohort, every.cohort[index])
+        np.testing.assert_allclose(one.trained["loss"], every.trained["loss"][index], rtol=2e-4, atol=2e-5)
+        assert (one.received is None) == (every.received is None)
+        if one.received is not None:
+            np.testing.assert_allclose(one.received["loss"], every.received["loss"][index], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "chunk", "devices"), [("fedpac", 1, 2), ("ditto", None, 1)])
+def test_each_run_equals_the_same_run_alone(name, chunk, devices):
+    data = tiny_federation()
+
+    def make(**values):
+        return make_method(name, tiny_model(), **HYPER_PARAMETERS | values)
+
+    # Three runs do not divide by two devices.
+    mesh = simulate.client_mesh() if devices == 2 else None
+    together = list(sweep.run(make, data, SETTINGS, keys(SEEDS), {"lr": jnp.array(RATES)}, chunk=chunk, mesh=mesh))
+    # All states stay usable.
+    first, _, last = (jax.tree.map(np.asarray, result.state.server) for result in together)
+    assert not np.allclose(*(jax.tree.leaves(server)[0] for server in (first, last)))
+    alone = []
+    for result in simulate.run(make(lr=RATES[2]), data, SETTINGS, jax.random.key(SEEDS[2])):
+        alone.append(result)
+        server = result.state.server
+    assert_same_run(alone, together, 2)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b[2], rtol=2e-4, atol=2e-5), server, last)
+    for other in (0, 1):
+        assert not np.allclose(together[-1].trained["loss"][2], together[-1].trained["loss"][other])
 
 
 def test_a_sweep_says_whose_server_diverged():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import jax
 import pytest
@@ -132,3 +133,10 @@ OF_THE_SERVER = {
 )
 def test_clients_that_are_absent_do_not_count_with_any_option(name, other):
     conformance.check_absent(conformance.Subject(METHODS[name]).others()[other])
+
+
+def test_some_test_reads_each_part_of_every_info():
+    """By its name: what it must be, the tests of the methods' equations say."""
+    names = {name for factory in METHODS.values() for name in documented_info(factory)}
+    texts = (path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert names <= {name for text in texts for name in re.findall(r'\binfos?(?:\[-1\])?\["(\w+)"\]', text)}
