@@ -42,7 +42,7 @@ HONEST, ATTACKERS = "honest", "attackers"
 """Entries of an evaluation with the summaries of honest clients and of attackers, by protocol."""
 
 TRAINED_BETWEEN = "trained_between"
-"""Entry of an evaluation with "round", "mean", "pooled" and "clients" of the rounds since the one before, by `trained`."""
+"""Entry of an evaluation: "round", "mean", "pooled" and "clients" by `trained` of the rounds since the one before."""
 
 VIRTUAL = "virtual_seconds"
 """Entry of an evaluation with the time at which its round ends, of runs with --device-trace."""
