@@ -56,7 +56,7 @@ class Published(NamedTuple):
         if self.measure.protocol == "before_aggregation":
             command += f" --eval-protocol {self.measure.protocol}"
         if self.measure.score == "best" and self.measure.protocol != "trained":
-            # The best of all rounds; training itself gives the scores of `trained` in every round.
+            # The best of all rounds. Training itself gives the scores by `trained` in every round.
             command += " --eval-every 1"
         return tuple(command.split())
 
@@ -94,7 +94,6 @@ def find(spec: Spec, *, is_real: bool) -> Published | None:
     """
     if not is_real:
         return None
-    wanted = _compared_options(spec)
     rows = load()
     rows += [row._replace(procedure=name) for row in rows if row.procedure for name in [*PROCEDURES][1:]]
     for row in rows:
@@ -105,17 +104,20 @@ def find(spec: Spec, *, is_real: bool) -> Published | None:
         if same and settings.method_name(row.method, row.procedure) == spec.method:
             # A row whose command line is invalid cannot match.
             with contextlib.suppress(InvalidInput):
-                if _compared_options(row.spec()) == wanted:
+                if _compared_options(row.spec(), row.measure) == _compared_options(spec, row.measure):
                     return row
     return None
 
 
-def _compared_options(spec: Spec) -> dict[str, Any]:
-    """Options that must be as in the paper, which does not report float precision, nor FedPAC how often it evaluates;
-    FedAS's highest accuracy is that of all rounds."""
+def _compared_options(spec: Spec, measure: Measure) -> dict[str, Any]:
+    """Options that must be as in the paper, which does not report float precision, nor FedPAC how often it evaluates.
+
+    FedAS's highest accuracy is that of all rounds, in which training itself gives the scores by `trained`.
+    """
     compared = relevant_options(spec)
-    for name in ("eval_every", "precision") if spec.preset == "fedpac" else ("precision",):
-        compared.pop(name, None)
+    del compared["precision"]
+    if spec.preset == "fedpac" or measure.protocol == "trained":
+        del compared["eval_every"]
     if spec.preset == "fedpac":
         # FedPAC's paper does not mention augmentation, which its released code has for color images; a run may be
         # compared with or without it.

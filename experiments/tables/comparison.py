@@ -182,8 +182,8 @@ def _one_kind(kinds: set[Any], dataset: str) -> bool:
 
 def _deviations(row: Published, configs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
     """Deviations of finished runs from the paper's setting."""
-    # How often matters where the best round counts, and FedPAC does not say it.
-    silent = {"seed"} if settings.PAPERS[row.paper].measure.score == "best" else {"seed", "eval_every"}
+    # How often matters where the best round counts, unless training itself scores every round; FedPAC does not say it.
+    silent = {"seed"} if row.measure.score == "best" and row.measure.protocol != "trained" else {"seed", "eval_every"}
     found = [differences(row.spec(), config) for config in configs]
     return {name: pair for one in found for name, pair in one.items() if name not in silent}
 

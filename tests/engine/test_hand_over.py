@@ -5,7 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from problems import tiny_federation, tiny_model
+from trees import assert_flat
 
 import pfl_jax
 from pfl_jax import Settings, mixed, simulate
@@ -187,6 +189,31 @@ def test_what_clients_pass_on_is_counted():
     data = tiny_federation((9, 20, 14))
     serial = make_method("fedas", tiny_model())
     assert traffic(fedas(), data).up == traffic(serial, data).up + traffic(serial, data).down
+
+
+@pytest.mark.without_f1_auc
+def test_cyclic_weight_transfer_to_one_client_is_fedavg():
+    data, settings = tiny_federation(SIZES), Settings(rounds=3, participation=1 / 7)
+    options = {"lr": 0.1, "batch_size": 8, "epochs": 2}
+    methods = [make_method(name, tiny_model(), **options) for name in ("cyclic_weight_transfer", "fedavg")]
+    cyclic, fedavg = (list(pfl_jax.run(method, data, settings, KEY))[-1] for method in methods)
+    chex.assert_trees_all_close(cyclic.state.server, fedavg.state.server, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(cyclic.trained["loss"], fedavg.trained["loss"], rtol=1e-5)
+
+
+@pytest.mark.without_f1_auc
+def test_cyclic_weight_transfer_against_numpy():
+    data = tiny_federation((9, 20, 14))
+    method = make_method(
+        "cyclic_weight_transfer", tiny_model(), lr=0.2, momentum=0.0, weight_decay=0.0, batch_size=32, epochs=2
+    )
+    settings = Settings(rounds=2, drop_rate=1 / 3)
+    w = reference.to_numpy(simulate.build(method, settings).init(data, KEY).server)
+    for result in pfl_jax.run(method, data, settings, KEY):
+        for client in result.cohort[result.arrived].tolist():
+            x, y = reference.examples(data, client)
+            w = reference.descend(w, lambda w: reference.cross_entropy_gradient(w, x, y), 2, 0.2)  # noqa: B023
+        assert_flat(reference.to_numpy(result.state.server), w, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(("name", "value"), [("eval_clients", 2)])

@@ -253,11 +253,17 @@ def test_which_accuracy_counts(runs, tmp_path, words, mean, title):
 def test_tables_of_best_rounds_are_of_all_rounds(runs, tmp_path):
     assert tables.main([*FEDAS, "--out", str(tmp_path / "a")]) == 0
     config = json.loads(next((tmp_path / "a").rglob(CONFIG)).read_text())
-    assert config["options"]["eval_every"] == 1
+    assert config["options"]["eval_every"] == 5
     assert places(tmp_path / "a")["cifar10", "fedas"]["deviations"] == {}
     assert tables.main([*FEDAS, "--eval-every", "4", "--lr", "0.5", "--out", str(tmp_path / "b")]) == 0
     deviations = places(tmp_path / "b")["cifar10", "fedas"]["deviations"]
-    assert deviations == {"eval_every": {"here": 4, "paper": 1}, "lr": {"here": 0.5, "paper": 0.005}}
+    assert deviations == {"lr": {"here": 0.5, "paper": 0.005}}
+    # Training itself gives the scores of FedAS in every round, but not those of other methods.
+    assert tables.main([*FEDAS_4, "--eval-every", "4", "--out", str(tmp_path / "c")]) == 0
+    found = {method: row["deviations"] for (_, method), row in places(tmp_path / "c").items()}
+    assert found.pop("fedas -alignment -synchronization") == {"eval_every": {"here": 4, "paper": 1}}
+    assert len(found) == 3
+    assert not any(found.values())
 
 
 BATCHES, CHOICES = ("drop_last", "shuffle"), ("target", "align_loss", "first_alignment", "reduction")
@@ -277,10 +283,9 @@ def test_a_table_of_fedas_is_wholly_as_printed_or_as_released(runs, tmp_path, wo
     assert {tuple(config["options"][name] for name in BATCHES) for config in configs} == {tuple(batches)}
     for own in [config["hyper_parameters"] | {"config": config} for config in configs]:
         if own["config"]["options"]["method"] != "fedas":
-            assert "procedure" not in own["config"]
             continue
-        # One backbone in place, where there is an alignment; a part that is switched off has no choices.
-        assert ("procedure" in own["config"]) == (procedure == "release" and own["alignment"])
+        # In turn, where there is an alignment; a part that is switched off has no choices.
+        assert not own["alignment"] or own["manner"] == {"release": "in_turn", "print": "serial"}[procedure]
         read = [own["alignment"]] * 3 + [own["synchronization"]]
         found = [own[name] for name in CHOICES]
         assert all(value == wanted for value, wanted, is_read in zip(found, choices, read, strict=True) if is_read)
@@ -291,17 +296,17 @@ def test_a_table_of_fedas_is_wholly_as_printed_or_as_released(runs, tmp_path, wo
     assert f"- Procedure {procedure}, {said}: all methods take" in (tmp_path / "table.md").read_text()
 
 
-def test_alignment_in_place_is_another_run(runs, tmp_path):
+def test_turns_are_another_run(runs, tmp_path):
     words = [*FEDAS_4, "--method", "fedas"]
     order = batch.read(tables.Tables, words)
     ((cell, *_),) = order.jobs_of(order.shown[0])
     assert cell.command("x").startswith("python -m experiments.cifar10 --preset fedas --method fedas")
-    plain = dataclasses.replace(cell, arguments=(*cell.arguments, "--procedure", "print"))
-    for one, other in ((cell, plain), (plain, cell)):
-        folder = tmp_path / (one.spec().kind_of_rounds or "plain")
+    printed = dataclasses.replace(cell, arguments=(*cell.arguments, "--procedure", "print"))
+    for one, other in ((cell, printed), (printed, cell)):
+        folder = tmp_path / one.spec().procedure
         run.run_cell(one.spec(), folder, Console(quiet=True))
         assert cached.inspect(one.spec(), folder) == "finished"
-        with pytest.raises(InvalidInput, match="alignment in place"):
+        with pytest.raises(InvalidInput, match="--"):
             cached.inspect(other.spec(), folder)
 
 
