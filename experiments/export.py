@@ -42,8 +42,12 @@ class Words:
     """Whose model, from 0."""
     to: Annotated[Path, Argument(metavar="FILE")]
     """New file, .safetensors or .msgpack."""
-    trust: bool = False
-    """Execute the files of the run's own --method, --model and --loss that its folder names."""
+    method: str | None = None
+    """FILE.py:NAME of the run's method, if it is your own file; what the folder names is not executed."""
+    model: str | None = None
+    """The same of its model."""
+    loss: str | None = None
+    """The same of its loss."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work() -> None:
         words, _ = parse(Words, "experiments.export", __doc__, arguments)
         check_new("--to", words.to, *ENDINGS)
-        _export(load_run(words.run, trust=words.trust), words.client, words.to.expanduser(), Terminal())
+        run = load_run(words.run, method=words.method, model=words.model, loss=words.loss)
+        _export(run, words.client, words.to.expanduser(), Terminal())
 
     return exit_code(work)
 

@@ -278,13 +278,9 @@ class Output:
     keep_checkpoints: Annotated[Count, Mark.NEUTRAL] = 2
     """Number of checkpoints to keep, the newest ones."""
     resume: Annotated[str | None, Mark.NEUTRAL, NotInSweeps("the same command goes on where it was stopped")] = None
-    """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed. With a larger
-    --rounds, rounds are added to a run, also to a finished one."""
-    accept_other_code: Annotated[bool, Mark.NEUTRAL, Needs("resume")] = False
-    """With --resume: also resume a run that other sources of this project began."""
-    trust: Annotated[bool, Mark.NEUTRAL, Needs("resume", "config")] = False
-    """With --resume and --config: execute the files of --method, --model and --loss that the run's folder or the file
-    names."""
+    """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed, but --method,
+    --model and --loss where they are your own files. With a larger --rounds, rounds are added to a run, also to a
+    finished one."""
     config: Annotated[str | None, Mark.NEUTRAL] = None
     """File with options, .toml or .json, or the config.json of a run, which is then repeated; what is given beside it
     counts."""

@@ -54,7 +54,7 @@ def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
             raise InvalidInput(f"--loss {name} is no FILE.py:NAME of a function (outputs, y, mask) -> scalar")
         if is_own(name):
             function(kind, name)
-            path = _path(name)
+            path = path_of(name)
             found[kind] = {"file": str(path), "digest": _load(path)[1]}
     others = {kind: weights_file(values[kind]) for kind in OTHER_FILES if values[kind] is not None}
     if is_partition_file(values["partition"]):
@@ -90,7 +90,7 @@ def function(kind: str, name: str) -> Callable[..., Any]:
     _, colon, attribute = name.rpartition(":")
     if not colon or not attribute:
         raise InvalidInput(f"--{kind} {name} lacks the name of a function in the file: {name.rstrip(':')}:NAME")
-    module, _ = _load(_path(name))
+    module, _ = _load(path_of(name))
     found = getattr(module, attribute, None)
     if found is None:
         raise InvalidInput(f"--{kind} {name}: the file has no {attribute}{hint(attribute, vars(module))}")
@@ -140,7 +140,8 @@ def said(error: BaseException) -> str:
     return ": ".join(filter(None, [kind, first_line(error)]))
 
 
-def _path(name: str) -> Path:
+def path_of(name: str) -> Path:
+    """File of a value FILE.py:NAME."""
     return Path(name.rpartition(":")[0]).expanduser().resolve()
 
 

@@ -42,6 +42,9 @@ SYNONYMS = {
 }
 """Option -> its names in PFLlib, FL-bench and similar code."""
 
+_GONE = ("accept_other_code", "trust")
+"""Options of earlier runs on which results did not depend."""
+
 DATASET = "dataset"
 """Entry of a file of options with the name of the experiment, which is not an option."""
 
@@ -118,15 +121,14 @@ class Spec(Options):
         return cls(dataset=config[DATASET], **options, hyper_parameters=config["hyper_parameters"], **rest)
 
     @classmethod
-    def load(cls, path: str | Path, *, trust: bool = False, **given: Any) -> "Spec":
+    def load(cls, path: str | Path, **given: Any) -> "Spec":
         """A run from a file of options, .json or .toml, or again from the config.json of a run, see `values_in`.
 
         Args:
-          path: of the file, which names its dataset.
-          trust: whether code that the file names may be executed.
+          path: of the file, which names its dataset. Code that it names is refused unless it is given here.
           **given: options in place of those of the file.
         """
-        if DATASET not in (values := values_in(str(path), given, trust=trust)):
+        if DATASET not in (values := values_in(str(path), given)):
             raise InvalidInput(f"{path} names no {DATASET}")
         return cls.of(values.pop(DATASET), **values, **given)
 
@@ -213,7 +215,7 @@ def unknown_option(word: str, known: Iterable[str], method: str) -> str:
     return f"unknown option {word}{hint(word, own) or ': see --help'}"
 
 
-def values_in(path: str, given: Mapping[str, Any], *, trust: bool = False) -> dict[str, Any]:
+def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options in a file of names and values, .toml or .json, or in the config.json of a run, but for those given.
 
     Raises:
@@ -235,9 +237,9 @@ def values_in(path: str, given: Mapping[str, Any], *, trust: bool = False) -> di
         raise InvalidInput(f"--config {path}: {nested[0]} is no option: names stand without a section")
     values = {name: value for name, value in values.items() if name not in given}
     for name in EXECUTED:
-        if is_own(values.get(name)) and not trust:
+        if is_own(values.get(name)):
             raise InvalidInput(
-                f"--config {path} names {values[name]}, which would be executed: give {flag(name)} yourself, or --trust"
+                f"--config {path} names {values[name]}, which is executed only if you name it: give {flag(name)} too"
             )
     return values
 
@@ -251,8 +253,12 @@ def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a run, also of an earlier format: without --procedure, which its rounds say, or with options that are
-    gone and that it did not use."""
-    stored = {name: value for name, value in config["options"].items() if name in KINDS or value is not None}
+    gone and that it did not use, or of which results do not depend."""
+    stored = {
+        name: value
+        for name, value in config["options"].items()
+        if name in KINDS or (value is not None and name not in _GONE)
+    }
     return {"procedure": "release" if config.get("procedure") else None} | stored
 
 

@@ -17,7 +17,7 @@ from experiments.cli.parser import Folder, Hidden, parse
 from experiments.fields import Mark, marked, option_words, texts_of
 from experiments.folder import cached, stored_runs
 from experiments.folder.run_folder import lock_folder, slug
-from experiments.folder.version import Trust
+from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
 from experiments.identity import relevant_options
@@ -78,8 +78,6 @@ class Batch(abc.ABC):
     """Folder of the runs and of the command's output; by default one in runs/."""
     dry_run: bool = False
     """Print the command and the state of each run, and run nothing."""
-    accept_other_code: bool = False
-    """Also use runs that other code made, and resume them; otherwise they are refused."""
     words: Hidden[tuple[str, ...]] = ()
     """Options of every run."""
 
@@ -87,6 +85,8 @@ class Batch(abc.ABC):
     """Name of the command after `python -m experiments.`"""
     accepts_run_options: ClassVar[bool] = True
     """Whether all other words are options of the runs."""
+    compared_code: ClassVar[ComparedCode] = "sources"
+    """How today's code is compared with that of a finished run."""
 
     def check(self) -> None:  # noqa: B027 - a command may leave it out
         """Raise InvalidInput for options that cannot be used."""
@@ -116,11 +116,11 @@ class Batch(abc.ABC):
         from experiments.run.run import run_cell
 
         for job in jobs:
-            run_cell(job.cell.spec(), job.folder, console, trust=self.trust)
+            run_cell(job.cell.spec(), job.folder, console, self.compared_code)
 
     def inspect(self, job: Job) -> cached.State:
         """Content of a job's folder; InvalidInput if it holds something else."""
-        return cached.inspect(job.cell.spec(), job.folder, self.trust)
+        return cached.inspect(job.cell.spec(), job.folder, self.compared_code)
 
     def progress(self, job: Job) -> Progress:
         """What there is of a job, "round 120 of 200"; InvalidInput if its folder holds something else."""
@@ -141,11 +141,6 @@ class Batch(abc.ABC):
 
     def finish(self, console: Console) -> None:  # noqa: B027 - a command may leave it out
         """Write and print the output of the finished runs."""
-
-    @property
-    def trust(self) -> Trust:
-        """Code whose runs count."""
-        return "all" if self.accept_other_code else "sources"
 
     @property
     def folder(self) -> Path:
@@ -253,10 +248,10 @@ def drive(batch: Batch, console: Console) -> None:
     # All folders first, so that a refusal comes before hours of work.
     there = {job.folder: batch.progress(job) for job in jobs}
     print_line(console, f"{_finished(there)} are there, in {batch.folder}")
-    if others := sum(one.words == "of other code" for one in there.values()):
+    if others := [folder for folder, one in there.items() if one.words == "of other code"]:
         raise InvalidInput(
-            f"{others} of {len(jobs)} runs in {batch.folder} are of other code than today's: --accept-other-code uses "
-            "them, and another --out makes all anew"
+            f"{len(others)} of {len(jobs)} runs in {batch.folder} are of other code than today's"
+            f"{commit_behind(others[0])}: another --out makes all anew"
         )
     groups, busy = batch.groups(jobs), list[list[Job]]()
     try:

@@ -51,11 +51,11 @@ def parse(dataset: str, words: Sequence[str]) -> Spec:
     parser.choose("dataset", [dataset], presets.DEFAULT_PRESET)
     common = options_of(Options)
     # These decide which other options there are, and their defaults.
-    first = {name: common[name] for name in (*SELECTION, *CODE, "config", "resume", "trust")}
+    first = {name: common[name] for name in (*SELECTION, *CODE, "config", "resume")}
     chosen, _ = parser.split(words, [OptionGroup("", "", first)])
     of_file: dict[str, Any] = {}
     if (file := chosen.get("config")) is not None:
-        of_file = values_in(file, texts_of(words), trust=chosen.get("trust", False))
+        of_file = values_in(file, texts_of(words))
         if (of := of_file.pop(DATASET, dataset)) != dataset:
             raise InvalidInput(f"--config {file} is for {of}, not {dataset}")
     if chosen.get("resume") is not None and "method" not in chosen:
@@ -83,7 +83,7 @@ def _resumed_method(chosen: Mapping[str, Any]) -> dict[str, Any]:
     except InvalidInput:
         return {}
     with of_a_run(folder):
-        return {"method": own_values(config, chosen, trust=chosen.get("trust", False))["method"]}
+        return {"method": own_values(config, chosen)["method"]}
 
 
 # A table needs each command several times.

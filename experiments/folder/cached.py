@@ -6,7 +6,7 @@ from typing import Literal
 
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
-from experiments.folder.version import Trust, by_other_code
+from experiments.folder.version import ComparedCode, by_other_code
 from experiments.identity import difference
 from experiments.spec import Spec
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
@@ -15,7 +15,7 @@ from pfl_jax.errors import InvalidInput
 State = Literal["absent", "unfinished", "finished", "of other code"]
 
 
-def inspect(spec: Spec, folder: str | Path, trust: Trust = "sources") -> State:
+def inspect(spec: Spec, folder: str | Path, compared: ComparedCode = "sources") -> State:
     """Content of a folder with respect to a run; InvalidInput if it holds another run, or cannot be read."""
     folder = Path(folder)
     is_finished = (folder / SUMMARY).exists()
@@ -28,7 +28,7 @@ def inspect(spec: Spec, folder: str | Path, trust: Trust = "sources") -> State:
         raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
     if differs:
         raise InvalidInput(f"{folder} holds another run ({differs}), which is never overwritten: give --out another")
-    if by_other_code(config, trust):
+    if by_other_code(config, compared):
         return "of other code"
     if is_finished and spec.keep_state == "always" and not Checkpoints(folder / FOLDER).rounds():
         raise InvalidInput(f"{folder} holds the run, which kept no state: --keep-state always needs another --out")

@@ -59,8 +59,6 @@ class Options:
     """Add a section on this client: its labels, its scores, and whom it learns from."""
     features: bool = False
     """Add the features of the clients' models by PCA; of runs that kept their state (--keep-state always)."""
-    trust: bool = False
-    """With --features: execute the files of own methods, models and losses that the folders name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None and options.plot is not None:
             raise InvalidInput("--out is for the page and --plot for a picture: give one of them")
         out, headline = (options.out or Path("report.html")).expanduser(), options.eval_protocol
-        for name, needed in (("width", "plot"), ("band", "width"), ("trust", "features")):
+        for name, needed in (("width", "plot"), ("band", "width")):
             if getattr(options, name) and not getattr(options, needed):
                 raise InvalidInput(f"--{name} needs --{needed}")
         check_new("--plot", options.plot, *ENDINGS)
@@ -111,7 +109,7 @@ def _more(options: Options) -> dict[str, Any]:
         # Imported now: it loads models, and other reports only read JSON.
         from experiments.report.models import features
 
-        found["Features"] = functools.partial(features, trust=options.trust)
+        found["Features"] = features
     return found
 
 

@@ -16,20 +16,15 @@ MOST_EXAMPLES = 60
 """Test examples of a client that are shown, the first ones."""
 
 
-def features(groups: Sequence[Group], *, trust: bool) -> list[Picture]:
-    """Charts of the features of the first run of each group; one without a drawing says why others have none.
-
-    Args:
-      groups: with finished runs.
-      trust: whether files of own methods and models that the folders name may be executed.
-    """
+def features(groups: Sequence[Group]) -> list[Picture]:
+    """Charts of the features of the first run of each group; one without a drawing says why others have none."""
     charts, remarks = [], []
     for group in groups:
         run = next((run for run in group.counted if run.summary is not None), None)
         if run is None:
             continue
         try:
-            charts.append(_features(load_run(run.path, trust=trust), f"{group.label}, seed {run.seed}"))
+            charts.append(_features(load_run(run.path), f"{group.label}, seed {run.seed}"))
         except InvalidInput as error:
             remarks.append(f"{group.label}: {error}.")
     return charts + ([Picture("Without features", " ".join(remarks), [])] if remarks else [])

@@ -8,7 +8,9 @@ from rich.console import Console
 
 from experiments.choices import FIELD, PROTOCOLS, Average
 from experiments.fields import flag
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, VIRTUAL, Line, best
+from experiments.folder.load import read_config
+from experiments.folder.run_folder import ATTACKERS, CONFIG, HONEST, VALIDATION, VIRTUAL, Line, best
+from experiments.folder.version import note_on_code
 from experiments.host.console import duration, print_line, print_notice
 from experiments.own_code import label
 from experiments.papers import published
@@ -114,6 +116,8 @@ def print_results(run: Run, console: Console) -> None:
     if last["round"] < spec.rounds:
         when = f", after {duration(last[VIRTUAL])} of virtual time" if VIRTUAL in last else ""
         console.print(f"reached --target-accuracy {spec.target_accuracy:g} in round {last['round']}{when}")
+    if note := note_on_code(read_config(run.folder.path)):
+        print_notice(console, f"Note: {note} in {run.folder.path / CONFIG}.")
     if run.counts.diverged:
         print_notice(console, f"clients were left out {run.counts.diverged} times because they had diverged")
     for budget in experiment.privacy:

@@ -111,7 +111,9 @@ def check_identity(stored: dict[str, Any], experiment: Experiment, folder: Path,
                 f"{stored['run'].get(name)}, {CONFIG} has {value}"
             )
     began, now = stored["made_with"], own["made_with"]
-    changed = [f"{name} {began[name]} then and {now[name]} now" for name in now if began[name] != now[name]]
+    # Of other sources `resume.record_code` takes a note.
+    names = now.keys() - source_versions()
+    changed = [f"{name} {began[name]} then and {now[name]} now" for name in sorted(names) if began[name] != now[name]]
     if changed:
         notify(f"Note: {', '.join(changed)}: results may differ in their last bits from an uninterrupted run's.")
 

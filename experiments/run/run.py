@@ -12,9 +12,10 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from experiments.fields import flag
 from experiments.folder.load import read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
-from experiments.folder.version import Trust
+from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, print_line, print_notice, print_text
 from experiments.host.distributed import LOST, EndedAlone, Processes, lost
 from experiments.host.exit_codes import INTERRUPTED, INVALID, stoppable
@@ -58,7 +59,7 @@ def run(spec: Spec, console: Console | None = None, processes: Processes | None 
     return drive(Alone([spec], processes), console)[0]
 
 
-def run_cell(spec: Spec, folder: str | Path, console: Console, trust: Trust = "sources") -> dict[str, Any]:
+def run_cell(spec: Spec, folder: str | Path, console: Console, compared: ComparedCode = "sources") -> dict[str, Any]:
     """Do a run unless its folder already holds it, finished; return the content of summary.json.
 
     Raises:
@@ -68,9 +69,11 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, trust: Trust = "s
     # Imported now: a run alone does without it.
     from experiments.folder.cached import continued, inspect
 
-    state = inspect(spec, folder, trust)
+    state = inspect(spec, folder, compared)
     if state == "of other code":
-        raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
+        raise InvalidInput(
+            f"{folder} holds the run, made by other code{commit_behind(folder)}: give --out another folder"
+        )
     if state == "finished":
         return read_summary(folder)
     try:
@@ -200,7 +203,7 @@ class Work(abc.ABC):
                 run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
                 if processes.is_first:
                     add_rounds(run.folder, run.experiment, run.counts.round, notify)
-                    record_code(run.folder)
+                    record_code(run.folder, notify)
         number = self.runs[0].counts.round
         rounds = processes.exchange(str(number))
         with processes.synchronized():
@@ -244,7 +247,7 @@ class Work(abc.ABC):
         data = run.experiment.data
         with self.processes.synchronized():
             own_clients = None if data.mesh is None else data.own_clients()
-            self.checkpoints(run.folder).save(state, {}, run.record(), own_clients)
+            self.checkpoints(run.folder).save(state, run.record(), own_clients)
 
     def finish(self, state: State | None, console: Console) -> list[dict[str, Any]]:
         """Keep the final states if that is asked for, write the summaries and return them; None is an unknown state."""
@@ -279,8 +282,9 @@ class Work(abc.ABC):
         """How a single run can be resumed, for the end of an error; "" if it cannot."""
         spec, folders = self.specs[0], self.folders or [run.folder for run in self.runs]
         saved = self.checkpoints(folders[0]).rounds() if len(self.specs) == len(folders) == 1 else []
-        trust = " --trust" * any(kind in CODE for kind in spec.own_code)
-        return f"; --resume {folders[0].path}{trust} goes on after round {saved[-1]}" if saved else ""
+        # Own code runs only where the command names it.
+        named = "".join(f" {flag(kind)} {getattr(spec, kind)}" for kind in CODE if kind in spec.own_code)
+        return f"; --resume {folders[0].path}{named} goes on after round {saved[-1]}" if saved else ""
 
     def _discard(self) -> None:
         """Remove the folders of runs without a result, unless they can be resumed."""

@@ -25,9 +25,9 @@ from rich.console import Console
 
 from experiments.cli import batch
 from experiments.cli.command import RunCommand
-from experiments.cli.parser import Folder, Hidden
+from experiments.cli.parser import Folder
 from experiments.fields import Argument
-from experiments.folder.version import Trust
+from experiments.folder.version import ComparedCode
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
 from experiments.run.outcome import RunDiverged
@@ -55,10 +55,11 @@ class Queue(batch.Batch):
     """Folder of the files of Fashion-MNIST, by default where Debian has it, and of CIFAR-10."""
     results: Folder = None
     """Folder of the committed results; by default results/."""
-    accept_other_code: Hidden[bool] = False
 
     name: ClassVar = "lab.queue"
     accepts_run_options: ClassVar = False
+    # As for the committed results, of which these runs become some.
+    compared_code: ClassVar[ComparedCode] = "version"
 
     def check(self) -> None:
         known = {*BLOCKS, *(word for run in self._named.values() for word in run.chosen_by)}
@@ -68,11 +69,6 @@ class Queue(batch.Batch):
 
     def default_folder(self) -> Path:
         return Path("runs/queue")
-
-    @property
-    def trust(self) -> Trust:
-        # As for the committed results, of which these runs become some.
-        return "version"
 
     @property
     def root(self) -> Path:
@@ -166,7 +162,7 @@ class Queue(batch.Batch):
         """Do the runs of a group, unless their folders hold them."""
         if not self._is_together(jobs[0]):
             (job,) = jobs
-            run_cell(self._cell(job.cell).spec(), job.folder, console, trust=self.trust)
+            run_cell(self._cell(job.cell).spec(), job.folder, console, self.compared_code)
         elif missing := [job for job in jobs if self.inspect(job) != "finished"]:
             # Imported now, so that errors and --help do not wait for it.
             from experiments.run import together

@@ -291,8 +291,7 @@ def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch)
 
     package = tmp_path / "library"
     (package / "part").mkdir(parents=True)
-    for module in (version, results):
-        monkeypatch.setattr(module, "PACKAGE", package)
+    monkeypatch.setattr(version, "PACKAGE", package)
     git("init", "-q")
     commits = {}
     for content in ("one = 1\n", "two = 2\n"):
@@ -301,8 +300,8 @@ def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch)
         git("commit", "-qm", "x")
         commits[version.own_version.__wrapped__()] = git("rev-parse", "HEAD")
     assert len(commits) == 2
-    assert {digest: results.commit_of(digest) for digest in commits} == commits
-    assert results.commit_of("0" * 12) is None
+    assert {digest: version.commit_of(digest) for digest in commits} == commits
+    assert version.commit_of("0" * 12) is None
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,11 @@ def test_code_that_a_file_names_is_not_executed_unasked(tmp_path):
     code, toml = tmp_path / "mine.py", tmp_path / "run.toml"
     code.write_text("raise SystemExit('executed')")
     toml.write_text(f'method = "{code}:mine"')
-    with pytest.raises(InvalidInput, match=r"would be executed: give --method yourself, or --trust"):
+    with pytest.raises(InvalidInput, match=r"executed only if you name it: give --method too"):
         parse("digits", ["--config", str(toml)])
     assert parse("digits", ["--config", str(toml), "--method", "fedavg"]).method == "fedavg"
     with pytest.raises(InvalidInput, match="cannot be executed: line 1: SystemExit: executed"):
-        parse("digits", ["--config", str(toml), "--trust"])
+        parse("digits", ["--config", str(toml), "--method", f"{code}:mine"])
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_table_of_runs(tmp_path, fedrep, local):
 
 def test_features_of_the_clients_are_drawn_by_principal_components(local, tmp_path):
     groups, _ = stored_runs.group([stored_runs.read(local)])
-    (chart,) = models.features(groups, trust=False)
+    (chart,) = models.features(groups)
     (panel,) = chart.panels
     loaded, points = load_run(local), panel.points
     assert panel.names == [f"client {client}" for client in range(4)]
@@ -141,7 +141,7 @@ def test_features_of_the_clients_are_drawn_by_principal_components(local, tmp_pa
     assert main_of_report([str(local), "--features", "--out", str(tmp_path / "r.html")]) == 0
     assert "colors are classes" in (tmp_path / "r.html").read_text()
     shutil.copytree(local, tmp_path / "stateless", ignore=shutil.ignore_patterns("checkpoints"))
-    (note,) = models.features(stored_runs.group([stored_runs.read(tmp_path / "stateless")])[0], trust=False)
+    (note,) = models.features(stored_runs.group([stored_runs.read(tmp_path / "stateless")])[0])
     assert (note.panels, "kept no state" in note.caption) == ([], True)
 
 

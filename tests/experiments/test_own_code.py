@@ -123,7 +123,7 @@ def test_an_option_of_several_numbers_is_theirs(here):
     assert main("digits", ["--method", "mine.py:slow", *SMALL, "--layers", "4", "5", "--out", "run"]) == 0
     (here / "run" / "summary.json").unlink()
     forget()
-    request = parse("digits", ["--resume", "run", "--trust"])
+    request = parse("digits", ["--resume", "run", "--method", "mine.py:slow"])
     assert resumed(request).hyper_parameters["layers"] == (4, 5)
 
 
@@ -134,7 +134,7 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
     (here / "executed").unlink()
     forget()
     longer, model = ["--resume", "run", "--rounds", "3"], ["run", "--to", "model.safetensors"]
-    why = r"--method is .*mine\.py:slow with the digest [0-9a-f]{12}, which is not executed unasked: read that file"
+    why = r"--method is a file of your own, which is executed only if you name it: read it, then give --method .*:slow"
     for refused in (lambda: main("digits", longer), lambda: export.main(model)):
         assert refused() == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -148,23 +148,25 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
     for edited, says in (
         (config | {"own_code": {}}, "mine.py:slow as --method, without the digest of its text"),
         (other, "mine.py:slow as --model, without the digest of its text"),
-        (config | {"options": config["options"] | {"trust": True}}, "which is not executed unasked"),
+        (config | {"options": config["options"] | {"trust": True}}, "which is executed only if you name it"),
     ):
         (here / "run/config.json").write_text(json.dumps(edited))
-        words = [*longer, *["--trust"] * ("executed" not in says)]
-        assert main("digits", words) == 2
+        assert main("digits", longer) == 2
         assert says in capsys.readouterr().err
     assert not (here / "executed").exists()
     (here / "run/config.json").write_text(json.dumps(config))
-    # With the command's leave, or where it names the file itself.
+    # Where the command names the file itself.
     forget()
-    assert resumed(parse("digits", [*longer, "--trust"])).method == str(here / "mine.py:slow")
+    assert export.load_run("run", method="mine.py:slow").summary["method"] == "mine.py:slow"
     (here / "elsewhere").mkdir()
     (here / "mine.py").rename(here / "elsewhere/mine.py")
     forget()
     found = resumed(parse("digits", [*longer, "--method", "elsewhere/mine.py:slow"]))
     assert found.method == "elsewhere/mine.py:slow"
     assert (here / "executed").exists()
+    (here / "elsewhere/mine.py").write_text(METHOD)
+    with pytest.raises(InvalidInput, match=r"began with another text of .*mine\.py, its --method"):
+        export.load_run("run", method="elsewhere/mine.py:slow")
 
 
 def test_a_report_executes_nothing(here):

@@ -84,7 +84,6 @@ MESSAGES = {
         "--attack ???": "--attack must be labels, signs, noise or None, not '???'",
         "--precision ???": "unknown precision '???'",
         "--wandb=yes": "--wandb takes no value: give --wandb or --no-wandb",
-        "--accept-other-code": "--accept-other-code needs --resume",
         "--resume run --rounds 2": "the run has --rounds 3, which can only grow",
     },
     "digits --num-clients 5000": {
@@ -169,7 +168,6 @@ MESSAGES = {
         "absent": "absent is not a folder: give those of runs, or one above them",
         "run --width 3.3": "--width needs --plot",
         "run --band range": "--band needs --width",
-        "run --trust": "--trust needs --features",
         "run --out run": "run is there already and not a report's page",
         "run --out /dev/full": "/dev/full is there already and not a report's page",
         "run --plot page.txt": "--plot page.txt: the name ends in .png, .svg or .pdf",

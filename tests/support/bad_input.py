@@ -108,7 +108,7 @@ def save_checkpoint(experiment, state, run: Path) -> None:
     from pfl_jax.engine.checkpoint import Checkpoints
 
     record = Run(experiment, RunFolder(run), Totals(round=1)).record()
-    Checkpoints(run / "checkpoints").save(state, {}, record)
+    Checkpoints(run / "checkpoints").save(state, record)
 
 
 def make_run(run: Path) -> None:
