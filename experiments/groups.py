@@ -116,23 +116,16 @@ class Federation:
 
     num_clients: Annotated[Count, Also("client_num", "num_users")]
     """Number of clients of the federation."""
-    participation: Annotated[AboveZero, ReadWith("buffer", (None,)), Also("join_ratio", "client_activate_rate", "frac")]
+    participation: Annotated[AboveZero, Also("join_ratio", "client_activate_rate", "frac")]
     """Share of the clients that take part in each round, above 0 and at most 1; at least one client takes part."""
-    full_last_round: Annotated[bool, ReadWith("device_trace", (None,))] = False
+    full_last_round: bool = False
     """All clients take part in the last round."""
-    straggler_fraction: Annotated[Fraction, ReadWith("device_trace", (None,))] = 0.0
+    straggler_fraction: Fraction = 0.0
     """Share of the clients that are stragglers, the same ones in all rounds."""
-    straggler_rate: Annotated[AboveZero, ReadWith("straggler_fraction"), ReadWith("device_trace", (None,))] = 1.0
+    straggler_rate: Annotated[AboveZero, ReadWith("straggler_fraction")] = 1.0
     """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
     drop_rate: Annotated[BelowOne, Also("client_drop_rate"), Mark.NOT_IN_PLACE] = 0.0
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
-    device_trace: Annotated[str | None, Mark.FILE, Mark.TIMED, Mark.NOT_IN_PLACE] = None
-    """JSON file of the clients' devices, see docs/time.md: cohorts are drawn among available clients, a round takes as
-    long as its slowest, and evaluations have the virtual time."""
-    buffer: Annotated[Count | None, Needs("device_trace"), Needs("concurrency")] = None
-    """Asynchronous rounds (FedBuff): number of messages of a step of the server (with --device-trace)."""
-    concurrency: Annotated[Count | None, Needs("buffer")] = None
-    """Number of clients that train at once (with --buffer)."""
     held_out_clients: Annotated[FromZero, NotInSweeps("newcomers are measured in single runs"), Mark.NOT_IN_PLACE] = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""

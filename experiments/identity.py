@@ -7,14 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from experiments.choices import CUSTOM, WITH_FILES
 from experiments.fields import Mark, flag, is_partition_file, marked
 from experiments.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
 from experiments.options import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, is_met
 from experiments.own_code import FILES, by_content, label
-from experiments.spec import Spec
+from experiments.spec import Spec, stored_options
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS
 
@@ -62,9 +60,6 @@ def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
 def fixed_rounds(options: Options) -> str:
     """Option that makes a round's results depend on the number of rounds, which then cannot be added to; "" without
     one."""
-    if options.buffer is not None:
-        # More rounds may have clients that begin with earlier states than those that are kept.
-        return "--buffer"
     if options.full_last_round and options.participation < 1:
         return "--full-last-round"
     cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
@@ -133,6 +128,8 @@ def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> 
         return f"{flag(name)} {found}, not {value}"
     if gone := sorted(set(config["hyper_parameters"]) - set(spec.hyper_parameters)):
         return f"{flag(gone[0])} {config['hyper_parameters'][gone[0]]}, which {spec.method} no longer has"
+    if gone := sorted(stored_options(config).keys() - KINDS.keys()):
+        return f"{flag(gone[0])} {config['options'][gone[0]]}, which is no option any more"
     optional, asked = "before_aggregation", spec.eval_protocol
     there = config["options"].get("eval_protocol", Options.eval_protocol)
     if there != asked and (asked == optional or (there == optional and not finished)):
@@ -158,16 +155,3 @@ def differences(spec: Spec, config: dict[str, Any]) -> dict[str, tuple[Any, Any]
 def _defaults(method: str) -> dict[str, Any]:
     """Values of options that did not exist yet when a run was made."""
     return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)
-
-
-def visits(spec: Spec, counts: np.ndarray) -> np.ndarray:
-    """Examples [N] that clients with `counts` [N] training examples visit in a round, an example in each epoch."""
-    if spec.local_steps is None and not spec.drop_last:
-        return counts * spec.hyper_parameters.get("epochs", 1)
-    size = spec.hyper_parameters["batch_size"]
-    whole = counts - counts % size
-    epoch = np.where(spec.drop_last & (whole > 0), whole, counts)
-    if spec.local_steps is None:
-        return epoch * spec.hyper_parameters["epochs"]
-    epochs, steps = np.divmod(spec.local_steps, -(-epoch // size))
-    return epochs * epoch + np.minimum(steps * size, epoch)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from experiments.choices import PROTOCOLS
 from experiments.folder.load import Run
-from experiments.folder.run_folder import VALIDATION, VIRTUAL, Line
+from experiments.folder.run_folder import VALIDATION, Line
 from experiments.folder.version import method_version
 from experiments.identity import difference
 from experiments.own_code import label
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1] / "results"
 FIELDS = ("command", "commit", "version", "config", "summary", "rounds")
 """Entries of a finished run."""
 
-COLUMNS = ("round", *PROTOCOLS, VALIDATION, "bytes_up", "bytes_down", "seconds", VIRTUAL)
+COLUMNS = ("round", *PROTOCOLS, VALIDATION, "bytes_up", "bytes_down", "seconds")
 """Entries of an evaluation that are stored."""
 CLIENTS = "last_clients"
 """Entry of the rounds with the primary scores of the single clients after the last one, by protocol."""

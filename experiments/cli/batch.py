@@ -14,14 +14,14 @@ from rich.console import Console
 from experiments.choices import Average, ProcedureName, Protocol, ReportedRound
 from experiments.cli.command import RunCommand
 from experiments.cli.parser import Folder, Hidden, parse
-from experiments.fields import Mark, marked, option_words, texts_of
+from experiments.fields import option_words, texts_of
 from experiments.folder import cached, stored_runs
 from experiments.folder.run_folder import lock_folder, slug
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
 from experiments.identity import relevant_options
-from experiments.options import KINDS, RESULT_NEUTRAL
+from experiments.options import RESULT_NEUTRAL
 from experiments.papers import settings
 from experiments.papers.settings import Measure
 from pfl_jax.errors import InvalidInput
@@ -64,8 +64,6 @@ def of_one_program(jobs: Sequence[Job]) -> list[list[Job]]:
         if spec.kind_of_rounds:
             # Of clients one after another, and not of several runs.
             fixed |= {"seed": spec.seed, **real}
-        if any(getattr(spec, name) is not None for name in marked(KINDS, Mark.TIMED)):
-            fixed["seed"] = spec.seed
         found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)
     return list(found.values())
 

@@ -1,6 +1,5 @@
 """An experiment, and how it is built from a spec: data, federation, model, method, settings."""
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from pfl_jax.base import Method, Model
 from pfl_jax.data import allocation, federated, partition, partition_files, sources
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine import chunking, clock, placement
+from pfl_jax.engine import chunking, placement
 from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.communication import Traffic, traffic
 from pfl_jax.engine.store import Federation
@@ -218,15 +217,6 @@ def assemble(
     counts = np.asarray(data.train_count)
     method = make_method(spec, dataset)
     check_scores(at_round(method, 0).task, spec.target_accuracy)
-    if spec.device_trace is not None:
-        trace, sent = clock.read_devices(spec.device_trace), traffic(method, data)
-        planned = clock.timetable(
-            *(trace, trace.seconds(identity.visits(spec, counts), sent.up, sent.down), spec.rounds),
-            buffer=spec.buffer or settings.cohort_size(len(counts), 0),
-            concurrency=spec.concurrency,
-            seed=spec.seed,
-        )
-        settings = dataclasses.replace(settings, participation=1.0, timetable=planned)
     factory, key = method_factory(spec.method), jax.random.key(spec.seed)
     prepared = [flag(name) for name in ("normalize", "impute", "encode") if getattr(spec, name)]
     own = (f"inputs: prepared from the rows of all clients ({', '.join(prepared)})",) if prepared else ()

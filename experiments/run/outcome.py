@@ -9,7 +9,7 @@ from rich.console import Console
 from experiments.choices import FIELD, PROTOCOLS, Average
 from experiments.fields import flag
 from experiments.folder.load import read_config
-from experiments.folder.run_folder import ATTACKERS, CONFIG, HONEST, VALIDATION, VIRTUAL, Line, best
+from experiments.folder.run_folder import ATTACKERS, CONFIG, HONEST, VALIDATION, Line, best
 from experiments.folder.version import note_on_code
 from experiments.host.console import duration, print_line, print_notice
 from experiments.own_code import label
@@ -21,7 +21,7 @@ from experiments.show.tables import results_table
 from experiments.spec import Spec
 from pfl_jax.errors import Diverged, InvalidInput
 
-_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", VIRTUAL, "diverged")
+_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", "diverged")
 """Entries of the last evaluation that the summary repeats."""
 
 
@@ -114,13 +114,11 @@ def print_results(run: Run, console: Console) -> None:
         beside = None
     console.print(results_table(run.lines, task, title, spec.eval_protocol, beside, **how))
     if last["round"] < spec.rounds:
-        when = f", after {duration(last[VIRTUAL])} of virtual time" if VIRTUAL in last else ""
-        console.print(f"reached --target-accuracy {spec.target_accuracy:g} in round {last['round']}{when}")
+        console.print(f"reached --target-accuracy {spec.target_accuracy:g} in round {last['round']}")
     if note := note_on_code(read_config(run.folder.path)):
         print_notice(console, f"Note: {note} in {run.folder.path / CONFIG}.")
     if run.counts.diverged:
         print_notice(console, f"clients were left out {run.counts.diverged} times because they had diverged")
     for budget in experiment.privacy:
         print_line(console, f"spent for every {budget.unit}: {budget.spent(last['round'])}")
-    virtual = f" ({duration(last[VIRTUAL])} of virtual time)" if VIRTUAL in last else ""
-    print_line(console, f"{last['round']} rounds in {duration(last['seconds'])}{virtual}; results in {run.folder.path}")
+    print_line(console, f"{last['round']} rounds in {duration(last['seconds'])}; results in {run.folder.path}")

@@ -11,13 +11,13 @@ import numpy as np
 from rich.console import Console
 
 from experiments.folder import load
-from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded, strict
+from experiments.folder.run_folder import METRICS, Line, RunFolder, digest, evaluation, rounded, strict
 from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
-from experiments.identity import visits
 from experiments.run.build import Experiment
 from experiments.run.records import identity, info_record
+from experiments.spec import Spec
 from pfl_jax.base import Scores, State
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
@@ -136,9 +136,6 @@ class Run:
         line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
         line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
         line["cohort"] = result.cohort.tolist()
-        if (timetable := self.experiment.settings.timetable) is not None:
-            line[VIRTUAL] = rounded(float(timetable.seconds[result.round - 1]))
-            line["staleness"] = timetable.staleness[result.round - 1].tolist()
         if missing := result.cohort[~result.arrived].tolist():
             line["missing"] = missing
         if counts.diverged:
@@ -240,6 +237,19 @@ def run_rounds(
             if is_last:
                 break
     return state
+
+
+def visits(spec: Spec, counts: np.ndarray) -> np.ndarray:
+    """Examples [N] that clients with `counts` [N] training examples visit in a round, an example in each epoch."""
+    if spec.local_steps is None and not spec.drop_last:
+        return counts * spec.hyper_parameters.get("epochs", 1)
+    size = spec.hyper_parameters["batch_size"]
+    whole = counts - counts % size
+    epoch = np.where(spec.drop_last & (whole > 0), whole, counts)
+    if spec.local_steps is None:
+        return epoch * spec.hyper_parameters["epochs"]
+    epochs, steps = np.divmod(spec.local_steps, -(-epoch // size))
+    return epochs * epoch + np.minimum(steps * size, epoch)
 
 
 def _scores(result: RoundResult) -> dict[str, Scores]:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Cohort, Method, Personal, PRNGKey, PyTree, Scores
 from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine.asynchronous import stale, with_versions
 from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, staleness
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
 from pfl_jax.engine.store import Federation, Members, Places
@@ -29,7 +30,6 @@ from pfl_jax.primitives.tree import all_finite, choose, gather
 from pfl_jax.schedules import MethodSchedule, at_round, mixture
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
 from pfl_jax.wrappers.attacks import attacked
-from pfl_jax.wrappers.buffered import stale, with_versions
 
 
 class Trained(NamedTuple):

@@ -3,6 +3,7 @@
 import io
 
 import jax
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -12,6 +13,7 @@ from experiments.hyper_parameters import defaults, unread_by_method
 from experiments.identity import fixed_rounds, notes, relevant_options
 from experiments.options import Options
 from experiments.run import build
+from experiments.run.rounds import visits
 from experiments.spec import SYNONYMS
 from pfl_jax import InvalidInput, validation
 from pfl_jax.methods import METHODS, annotations, make_method
@@ -194,3 +196,17 @@ def test_other_tools_names_lead_to_options_that_exist():
             with pytest.raises(InvalidInput) as caught:
                 parse("digits", ["--method", "fedavg", flag(name), "3"])
             assert flag(here) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "visited"),
+    [
+        ("--epochs 2", [60, 14, 50]),
+        ("--epochs 2 --drop-last", [60, 14, 40]),
+        # Three, one and three mini-batches are an epoch.
+        ("--local-steps 4", [40, 28, 35]),
+    ],
+)
+def test_a_client_visits_its_examples_in_every_epoch(words, visited):
+    spec = parse("digits", ["--batch-size", "10", *words.split()])
+    assert visits(spec, np.array([30, 7, 25])).tolist() == visited
