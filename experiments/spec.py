@@ -176,11 +176,17 @@ class Spec(Options):
         own = {name: value for name, value in values.items() if name not in common}
         return dataclasses.replace(self, **common, hyper_parameters=self.hyper_parameters | own)
 
-    def command(self) -> str:
-        """Shell command of the same run, without its folder."""
-        names = sorted((self.given & self.values.keys()) - {"out", "resume", "method", "seed"})
-        words = option_words({"method": self.method, **{name: self.values[name] for name in names}, "seed": self.seed})
-        return shlex.join(["python", "-m", f"experiments.{self.dataset}", *words])
+    def in_folder(self, folder: str | Path) -> "Spec":
+        """This run with its results in a folder."""
+        return dataclasses.replace(self, out=str(folder), given=self.given | {"out"})
+
+    def command(self, folder: str | Path | None = None) -> str:
+        """Shell command of the same run, with the folder of its results if there is one."""
+        # Options of a file are given one by one.
+        names = sorted((self.given & self.values.keys()) - {"out", "resume", "method", "seed", "config"})
+        values = {"method": self.method, **{name: self.values[name] for name in names}, "seed": self.seed}
+        values |= {} if folder is None else {"out": folder}
+        return shlex.join(["python", "-m", f"experiments.{self.dataset}", *option_words(values)])
 
 
 def usual_values(dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def store(run: PlannedRun, record: committed.Record, root: Path = committed.ROOT
     """
     file = root / "queue" / f"{run.block}.jsonl"
     # Of the project's own files the place in the checkout.
-    command = run.cell.command().replace(f"{committed.ROOT.parent}/", "")
+    command = run.spec.command().replace(f"{committed.ROOT.parent}/", "")
     committed.write(file, run.name, {"command": command} | record)
     return file
 
@@ -55,4 +55,4 @@ def distill(folder: Path) -> committed.Record:
 
 def divergence(run: PlannedRun, reason: str) -> committed.Record:
     """The same of a run all of whose clients diverged, which is its result in a comparison of learning rates."""
-    return {"version": method_version(run.cell.spec().method), "error": reason}
+    return {"version": method_version(run.spec.method), "error": reason}

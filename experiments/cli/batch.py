@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from rich.console import Console
 
 from experiments.choices import Average, ProcedureName, Protocol, ReportedRound
-from experiments.cli.command import RunCommand
+from experiments.cli import command as words_of_a_run
 from experiments.cli.parser import Folder, Hidden, parse
 from experiments.fields import option_words, texts_of
 from experiments.folder import cached, stored_runs
@@ -24,14 +25,15 @@ from experiments.identity import relevant_options
 from experiments.options import RESULT_NEUTRAL
 from experiments.papers import settings
 from experiments.papers.settings import Measure
+from experiments.spec import Spec
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count
 
 
 class Job(NamedTuple):
-    """One run of a command: its command line, the folder of its results, and its name in messages."""
+    """One run of a command, the folder of its results, and its name in messages."""
 
-    cell: RunCommand
+    spec: Spec
     folder: Path
     title: str
 
@@ -45,10 +47,25 @@ class Progress(NamedTuple):
     seconds: float | None = None
 
 
-def jobs_of_seeds(command: RunCommand, seeds: int, folder: Path, title: str, first: int = 0) -> list[Job]:
+def one_of_many(dataset: str, options: Mapping[str, Any], seed: int = 0) -> Spec:
+    """Run of a command of many runs, checked; without its final state, of which many would fill the disk."""
+    spec = _checked(dataset, tuple(sorted(options.items())))
+    if spec.distributed:
+        raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
+    keep = spec.keep_state if "keep_state" in spec.given else "never"
+    return replace(spec, seed=seed, keep_state=keep, given=spec.given | {"seed"})
+
+
+# A table needs each run several times, and all its seeds.
+@functools.lru_cache(maxsize=4096)
+def _checked(dataset: str, options: tuple[tuple[str, Any], ...]) -> Spec:
+    return Spec.of(dataset, **dict(options))
+
+
+def jobs_of_seeds(spec: Spec, seeds: int, folder: Path, title: str, first: int = 0) -> list[Job]:
     """A job for each of so many seeds from the first on, in folders of their own."""
     return [
-        Job(replace(command, seed=seed), folder / f"seed-{seed}", f"{title}, seed {seed}")
+        Job(replace(spec, seed=seed), folder / f"seed-{seed}", f"{title}, seed {seed}")
         for seed in range(first, first + seeds)
     ]
 
@@ -58,7 +75,7 @@ def of_one_program(jobs: Sequence[Job]) -> list[list[Job]]:
     hyper-parameters."""
     found: dict[str, list[Job]] = {}
     for job in jobs:
-        spec = job.cell.spec()
+        spec = job.spec
         real, relevant = spec.real_numbers(), relevant_options(spec)
         fixed = {name: value for name, value in relevant.items() if name not in real}
         if spec.kind_of_rounds:
@@ -89,6 +106,15 @@ class Batch(abc.ABC):
     def check(self) -> None:  # noqa: B027 - a command may leave it out
         """Raise InvalidInput for options that cannot be used."""
 
+    @property
+    def all_words(self) -> tuple[str, ...]:
+        """Words for every run."""
+        return self.words
+
+    def options(self, dataset: str, **known: Any) -> dict[str, Any]:
+        """Options of every run, read as the method and preset of a run that is known so far have them."""
+        return read_options(dataset, self.all_words, **known)
+
     @abc.abstractmethod
     def default_folder(self) -> Path:
         """Folder of a command without --out."""
@@ -114,11 +140,11 @@ class Batch(abc.ABC):
         from experiments.run.run import run_cell
 
         for job in jobs:
-            run_cell(job.cell.spec(), job.folder, console, self.compared_code)
+            run_cell(job.spec, job.folder, console, self.compared_code)
 
     def inspect(self, job: Job) -> cached.State:
         """Content of a job's folder; InvalidInput if it holds something else."""
-        return cached.inspect(job.cell.spec(), job.folder, self.compared_code)
+        return cached.inspect(job.spec, job.folder, self.compared_code)
 
     def progress(self, job: Job) -> Progress:
         """What there is of a job, "round 120 of 200"; InvalidInput if its folder holds something else."""
@@ -132,7 +158,7 @@ class Batch(abc.ABC):
             run = stored_runs.read(job.folder)
             # Its rounds are those on its data, which may be embedded.
             return Progress(f"round {run.round} of {run.spec.rounds}", 1 - run.round / run.spec.rounds)
-        return Progress(f"round 0 of {job.cell.spec().rounds}")
+        return Progress(f"round 0 of {job.spec.rounds}")
 
     def update(self) -> None:  # noqa: B027 - a command may leave it out
         """Write the output so far; called after each group of runs."""
@@ -153,7 +179,7 @@ class Batch(abc.ABC):
             if len(group) > 1:
                 print_line(console, f"{len(group)} runs together:", style="bold")
             for job in group:
-                print_line(console, f"{job.cell.command(job.folder)}  # {there[job.folder].words}")
+                print_line(console, f"{job.spec.command(job.folder)}  # {there[job.folder].words}")
         finished = sum(one.left == 0 for one in there.values())
         time = "" if (left := seconds_left(jobs, there)) is None else f"; about {duration(left)} left"
         print_line(console, f"{len(jobs)} runs, {finished} of them finished{time}")
@@ -201,7 +227,6 @@ class MeasuredBatch(Batch):
 
     @property
     def all_words(self) -> tuple[str, ...]:
-        """Words for every run."""
         asked = ("--eval-protocol", "before_aggregation") if self.eval_protocol == "before_aggregation" else ()
         return (*self.words, *asked)
 
@@ -212,6 +237,17 @@ def folder_name(name: str, number: Any, words: Sequence[str]) -> str:
     # One protocol of evaluation is measured by request only.
     texts = {k: text for k, text in texts_of(words).items() if k not in without or text == "before_aggregation"}
     return slug(" ".join([f"{name}-{number}", *option_words(dict(sorted(texts.items())))]))
+
+
+def read_options(dataset: str, words: tuple[str, ...], **known: Any) -> dict[str, Any]:
+    """Options that words give to a run, see `command.read`."""
+    return dict(_read(dataset, words, tuple(known.items())))
+
+
+# Runs that differ in other options read the same words.
+@functools.lru_cache(maxsize=1024)
+def _read(dataset: str, words: tuple[str, ...], known: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    return words_of_a_run.read(dataset, words, **dict(known))
 
 
 _Batch = TypeVar("_Batch", bound=Batch)
@@ -312,5 +348,5 @@ def seconds_left(jobs: Sequence[Job], there: Mapping[Path, Progress]) -> float |
     if not finished:
         return None
     seconds = sum(there[job.folder].seconds or 0.0 for job in finished)
-    left = sum(job.cell.spec().rounds * there[job.folder].left for job in jobs)
-    return left * seconds / sum(job.cell.spec().rounds for job in finished)
+    left = sum(job.spec.rounds * there[job.folder].left for job in jobs)
+    return left * seconds / sum(job.spec.rounds for job in finished)

@@ -59,7 +59,7 @@ def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
     found = []
     for job in runs.jobs["fedas",]:
         run = load_run(job.folder)
-        clients, key = run.state.clients, jax.random.key(job.cell.seed)
+        clients, key = run.state.clients, jax.random.key(job.spec.seed)
         trained = np.flatnonzero(np.asarray(clients.trained))
         models = merge(clients.backbone, clients.head)
         highest, at_random = accuracies_after_replacement(key, run.model, models, run.data, trained, SHARES)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +11,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from experiments import presets
-from experiments.cli.batch import Job, jobs_of_seeds
-from experiments.cli.command import RunCommand
-from experiments.fields import assignments, option_words
+from experiments.cli.batch import Job, jobs_of_seeds, one_of_many, read_options
+from experiments.fields import assignments
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import slug
 from experiments.identity import differences, relevant_options
 from experiments.papers.settings import PAPERS, Measure
 from experiments.show.panels import Panel
 from experiments.show.pictures import Picture
+from experiments.spec import SELECTION, Spec
 from pfl_jax.errors import InvalidInput
 
 Key: TypeAlias = tuple[str, ...]
@@ -122,14 +123,15 @@ class Runs:
         """Key of a run -> a job for each seed; equal commands have one folder."""
         found, folders = {}, {}
         for key, own in self.variants.items():
-            command = self._command(self.values, own, self.words)
-            name = folders.setdefault(command.arguments, slug(" ".join([self.dataset, *key])))
-            found[key] = jobs_of_seeds(command, self.seeds, self.folder / name, name)
+            spec = self._spec(self.values, own, self.words)
+            name = folders.setdefault(json.dumps(spec.values, default=str), slug(" ".join([self.dataset, *key])))
+            found[key] = jobs_of_seeds(spec, self.seeds, self.folder / name, name)
         return found
 
-    def _command(self, values: Values, own: Values, words: Sequence[str] = ()) -> RunCommand:
-        shared = {name: value for name, value in values.items() if name not in own}
-        return RunCommand(self.dataset, (*option_words(shared), *words, *option_words(own)))
+    def _spec(self, values: Values, own: Values, words: tuple[str, ...] = ()) -> Spec:
+        """Run with seed 0."""
+        known = {name: (values | own)[name] for name in SELECTION if name in values | own}
+        return one_of_many(self.dataset, values | read_options(self.dataset, words, **known) | own)
 
     @property
     def data(self) -> str:
@@ -168,14 +170,14 @@ class Runs:
     def setting(self) -> str:
         """Configuration that all runs on a dataset share, as options."""
         first = next(iter(self.variants))
-        options, relevant = self.config(first)["options"], relevant_options(self.jobs[first][0].cell.spec())
+        options, relevant = self.config(first)["options"], relevant_options(self.jobs[first][0].spec)
         return assignments({name: options[name] for name in SETTING if name in relevant and name not in self.varied})
 
     @property
     def deviations(self) -> str:
         """Options that are not as in the paper's figure; "" if none is."""
         key, own = next(iter(self.variants.items()))
-        found = differences(self._command(self.usual, own).spec(), self.config(key))
+        found = differences(self._spec(self.usual, own), self.config(key))
         # How often a run is evaluated changes nothing.
         return assignments({name: had for name, (had, _) in found.items() if name != "eval_every"})
 

@@ -28,15 +28,15 @@ from rich.console import Console
 
 from experiments import DATASETS
 from experiments.cli import batch
-from experiments.cli.command import RunCommand
 from experiments.cli.parser import Hidden
-from experiments.fields import Argument, Mark, NotInSweeps, flag, marked, noted, option_words, texts_of
+from experiments.fields import Argument, Mark, NotInSweeps, flag, marked, noted, texts_of
 from experiments.folder.run_folder import claimed, digest, slug
 from experiments.host.exit_codes import leave
 from experiments.identity import relevant_options
 from experiments.options import KINDS, Options
 from experiments.own_code import label
 from experiments.presets import DEFAULT_PRESET, preset_of
+from experiments.spec import SELECTION, Spec
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, Range
 
@@ -112,7 +112,7 @@ class Sweep(batch.Batch):
                 raise InvalidInput(f"--grid {name}: {flag(option)} is in the grid for all methods already")
         for setting in self.settings():
             # Includes the digest of the user's own data, so that a missing file is reported before anything is made.
-            spec = self._command(setting).spec()
+            spec = self._spec(setting)
             relevant_options(spec)
             if self.select is not None and spec.val_fraction is None:
                 raise InvalidInput(
@@ -154,27 +154,29 @@ class Sweep(batch.Batch):
         """Name of a setting: its method, where the grid has several or nothing else, and its values."""
         words = [f"{option}={value}" for option, value in setting if option != "method"]
         if not words or "method" in self.values:
-            method = self._command(setting).spec().method
+            method = self._spec(setting).method
             alike = [name for name in self.values.get("method", ()) if label(name) == label(method)]
             # Files of the same name in several folders are told apart by their folders.
             words.insert(0, method if len(alike) > 1 else label(method))
         return " ".join(words)
 
-    def _command(self, setting: Setting) -> RunCommand:
-        words = itertools.chain.from_iterable(itertools.starmap(_words, setting))
-        return RunCommand(self.dataset, (*self._preset, *self.words, *words))
+    def _spec(self, setting: Setting) -> Spec:
+        """Run of a setting with seed 0."""
+        own = self._preset | {option: _value(option, text) for option, text in setting}
+        known = {name: own[name] for name in SELECTION if name in own}
+        return batch.one_of_many(self.dataset, self.options(self.dataset, **known) | own)
 
     @functools.cached_property
-    def _preset(self) -> tuple[str, ...]:
+    def _preset(self) -> dict[str, str]:
         """The preset of a sweep over methods with other ones, which would be compared in unlike settings."""
         named = {preset_of(self.dataset, method) for method in self.values.get("method", ())}
         is_given = "preset" in self.values or "preset" in texts_of(self.words)
-        return () if is_given or len(named) < 2 else ("--preset", DEFAULT_PRESET[self.dataset])
+        return {} if is_given or len(named) < 2 else {"preset": DEFAULT_PRESET[self.dataset]}
 
     def jobs_of(self, setting: Setting) -> list[batch.Job]:
         """Runs of a setting, one for each seed."""
         folder = self.folder / slug(" ".join(f"{option}={value}" for option, value in setting) or "runs")
-        return batch.jobs_of_seeds(self._command(setting), self.seeds, folder, self.title(setting), self.first_seed)
+        return batch.jobs_of_seeds(self._spec(setting), self.seeds, folder, self.title(setting), self.first_seed)
 
     def jobs(self, console: Console) -> list[batch.Job]:
         return list(itertools.chain.from_iterable(map(self.jobs_of, self.settings())))
@@ -185,13 +187,13 @@ class Sweep(batch.Batch):
         return [*groups[first:], *groups[:first]]
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
-        if jobs[0].cell.spec().kind_of_rounds:
+        if jobs[0].spec.kind_of_rounds:
             super().run(jobs, console)
             return
         # Imported now, so that errors and --help do not wait for it.
         from experiments.run import together
 
-        together.run([job.cell.spec(job.folder) for job in jobs], console)
+        together.run([job.spec.in_folder(job.folder) for job in jobs], console)
 
     def finish(self, console: Console) -> None:
         from experiments.sweep.results import best_of_methods, save
@@ -206,11 +208,11 @@ class Sweep(batch.Batch):
             batch.drive(dataclasses.replace(self, **again), console)
 
 
-def _words(option: str, value: str) -> list[str]:
-    """Value of the grid as command-line arguments: True and False of a switch are --drop-last and --no-drop-last."""
+def _value(option: str, text: str) -> str | bool:
+    """Value of the grid as `Spec.of` takes it: of a switch True or False."""
     # Of the methods' own options, only switches are true or false.
-    is_switch = get_type_hints(Options).get(option, bool) is bool and value in ("True", "False")
-    return option_words({option: value == "True" if is_switch else value})
+    is_switch = get_type_hints(Options).get(option, bool) is bool and text in ("True", "False")
+    return text == "True" if is_switch else text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -95,7 +95,7 @@ def best_of_methods(settings: Mapping[str, Sequence[Job]]) -> list[str]:
 
 def _groups(settings: Mapping[str, Sequence[Job]]) -> tuple[list[Group], Protocol]:
     """Runs of each setting, and the protocol by which they are compared."""
-    protocol = next(iter(settings.values()))[0].cell.spec().eval_protocol
+    protocol = next(iter(settings.values()))[0].spec.eval_protocol
     return [Group(name, tuple(read(job.folder, protocol) for job in jobs)) for name, jobs in settings.items()], protocol
 
 

@@ -20,7 +20,6 @@ from rich.console import Console
 
 from experiments.cli import batch
 from experiments.cli.batch import MeasuredBatch
-from experiments.cli.command import RunCommand
 from experiments.cli.parser import Names, choose
 from experiments.fields import Argument, flag, texts_of
 from experiments.folder import load
@@ -30,6 +29,7 @@ from experiments.host.exit_codes import leave
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.presets import PROCEDURES
+from experiments.spec import SELECTION, Spec
 from experiments.tables import comparison
 from experiments.tables.comparison import Comparison
 from pfl_jax.errors import InvalidInput
@@ -72,7 +72,7 @@ class Tables(MeasuredBatch):
         # What a word means depends on the dataset and the method, not on the setting.
         shown = {(row.dataset, row.method): row for row in self.shown}
         for row in shown.values():
-            RunCommand.of(row, self.all_words).spec()
+            self._spec(row)
 
     def default_folder(self) -> Path:
         # The default is the same table, named or not.
@@ -104,7 +104,12 @@ class Tables(MeasuredBatch):
         """Runs of a place of the table, one for each seed."""
         title = f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}"
         folder = self.folder / comparison.folder_of(row)
-        return batch.jobs_of_seeds(RunCommand.of(row, self.all_words), self.seeds, folder, title)
+        return batch.jobs_of_seeds(self._spec(row), self.seeds, folder, title)
+
+    def _spec(self, row: Published) -> Spec:
+        """Run of a place of the table with seed 0."""
+        known = {name: row.options[name] for name in SELECTION if name in row.options}
+        return batch.one_of_many(row.dataset, self.options(row.dataset, **known) | row.options)
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if (path := self.folder / comparison.JSON).exists():
@@ -114,7 +119,7 @@ class Tables(MeasuredBatch):
                     f"{self.folder} holds another table, which is never overwritten: give --out another folder"
                 )
         # Seed by seed: the first of all places comes before the second.
-        return sorted([job for row in self.shown for job in self.jobs_of(row)], key=lambda job: job.cell.seed)
+        return sorted([job for row in self.shown for job in self.jobs_of(row)], key=lambda job: job.spec.seed)
 
     def _results(self, row: Published) -> list[Run]:
         """Results of the finished runs of a place; a folder with anything else counts as empty."""

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from experiments.cli.command import RunCommand, main, parse
+from experiments.cli.command import main, parse
 from experiments.fields import texts_of
 from experiments.identity import difference, relevant_options
 from experiments.run import resume
@@ -41,7 +41,7 @@ def test_a_file_says_what_the_command_line_could(toml):
     assert request.hyper_parameters == same.hyper_parameters
     assert request.given == same.given | {"config"}
     # Also for commands of many runs.
-    assert relevant_options(RunCommand("digits", ("--config", toml), seed=1).spec()) == relevant_options(same)
+    assert relevant_options(parse("digits", ["--config", toml, "--seed", "1"])) == relevant_options(same)
 
 
 def test_what_is_given_beside_it_counts(toml):

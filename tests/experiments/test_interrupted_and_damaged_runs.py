@@ -11,7 +11,7 @@ from bad_input import RUN, experiment_of, untrained
 from interrupts import ask_to_stop
 from rich.console import Console
 
-from experiments.cli.command import RunCommand, main
+from experiments.cli.command import main, parse
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
 from experiments.run import build, memory, outcome, records, resume, run, together
@@ -198,10 +198,10 @@ def test_an_interrupted_cell_goes_on_as_the_new_command_says(rounds, tmp_path):
     folder = tmp_path / "run"
     rounds[3] = fail(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        run_cell(RunCommand("digits", tuple(WORDS)).spec(), folder, Console())
+        run_cell(parse("digits", WORDS), folder, Console())
     rounds.clear()
     words = [*RUN.split(), "--checkpoint-every", "3", "--keep-state", "always", "--plot"]
-    run_cell(RunCommand("digits", tuple(words)).spec(), folder, Console())
+    run_cell(parse("digits", words), folder, Console())
     assert logged(folder) == [1, 2, 3]
     assert {"curves.png", "checkpoints"} <= {path.name for path in folder.iterdir()}
 

@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, write_run
 
-from experiments.cli.command import RunCommand
 from experiments.cli.command import main as run_alone
 from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG
 from experiments.run import run
+from experiments.spec import Spec
 from experiments.sweep import __main__ as sweep
 from experiments.tables import __main__ as tables
 from pfl_jax import InvalidInput
@@ -102,7 +102,7 @@ def test_a_cell_by_itself_is_refused(tmp_path, edit):
     write_run(tmp_path / "run", ("--method", "local"))
     edit()
     with pytest.raises(InvalidInput, match="made by other code"):
-        run.run_cell(RunCommand("digits", ("--method", "local")).spec(), tmp_path / "run", Console())
+        run.run_cell(Spec.of("digits", method="local"), tmp_path / "run", Console())
 
 
 # Single runs.

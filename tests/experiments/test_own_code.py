@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import export, own_code
-from experiments.cli import command
-from experiments.cli.command import RunCommand, main, parse
+from experiments.cli.command import main, parse
 from experiments.folder import stored_runs
 from experiments.folder.cached import inspect
 from experiments.identity import relevant_options
@@ -87,7 +86,6 @@ def here(tmp_path, monkeypatch):
 
 def forget():
     own_code._load.cache_clear()
-    command._parsed.cache_clear()
 
 
 def test_options_and_help_are_those_of_its_factory(here, capsys):
@@ -185,17 +183,17 @@ def test_a_report_executes_nothing(here):
 def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
     words = ("--method", "mine.py:slow", *SMALL)
     assert main("digits", [*words, "--out", "run"]) == 0
-    assert inspect(RunCommand("digits", words).spec(), here / "run") == "finished"
+    assert inspect(parse("digits", words), here / "run") == "finished"
     # The folder of the file does not matter.
     (here / "deeper").mkdir()
     (here / "mine.py").rename(here / "deeper/mine.py")
     forget()
     moved = ("--method", "deeper/mine.py:slow", *SMALL)
-    assert inspect(RunCommand("digits", moved).spec(), here / "run") == "finished"
+    assert inspect(parse("digits", moved), here / "run") == "finished"
     (here / "deeper/mine.py").write_text(METHOD.replace("new - old", "2 * (new - old)"))
     forget()
     with pytest.raises(InvalidInput, match=r"made with another text of mine\.py:slow"):
-        inspect(RunCommand("digits", moved).spec(), here / "run")
+        inspect(parse("digits", moved), here / "run")
 
 
 def test_the_head_of_a_flax_module_is_named_on_the_command_line(tmp_path, capsys):

@@ -12,11 +12,12 @@ from rich.console import Console
 from run_folders import write_run
 from test_command_line import SMALL
 
-from experiments.cli.command import RunCommand, main, parse
+from experiments.cli.command import main, parse
 from experiments.export import load_run
 from experiments.folder.cached import inspect
 from experiments.run import rounds, run
 from experiments.run.run import run_cell
+from experiments.spec import Spec
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 
@@ -57,11 +58,11 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path, monkeypatc
     assert signal.getsignal(signal.SIGTERM) is before
     assert Checkpoints(tmp_path / "run" / FOLDER).rounds() == [2]
     # As a cell of a table it goes on too.
-    cell = RunCommand("digits", tuple(words))
-    assert inspect(cell.spec(), tmp_path / "run") == "unfinished"
-    run_cell(cell.spec(), tmp_path / "run", Console(file=said))
+    cell = parse("digits", words)
+    assert inspect(cell, tmp_path / "run") == "unfinished"
+    run_cell(cell, tmp_path / "run", Console(file=said))
     assert "after round 2" in said.getvalue()
-    assert inspect(cell.spec(), tmp_path / "run") == "finished"
+    assert inspect(cell, tmp_path / "run") == "finished"
 
 
 @pytest.mark.parametrize("model", ["mlp,mlp", pytest.param("mlp,resnet8,resnet8_bn", marks=pytest.mark.slow)])
@@ -100,18 +101,18 @@ def test_a_run_with_a_target_goes_on_by_the_protocol_that_ends_it(tmp_path, caps
     words = ["--resume", str(tmp_path / "run"), "--eval-protocol", "trained"]
     assert main("digits", words) == 2
     assert "the run has --eval-protocol received, not trained" in capsys.readouterr().err
-    cell = RunCommand("digits", ("--method", "fedper", "--target-accuracy", "99", "--eval-protocol", "trained"))
+    cell = Spec.of("digits", method="fedper", target_accuracy=99, eval_protocol="trained")
     with pytest.raises(InvalidInput, match="--eval-protocol received, not trained"):
-        inspect(cell.spec(), tmp_path / "run")
+        inspect(cell, tmp_path / "run")
 
 
 def test_real_data_that_the_package_brings_are_both_embedded_and_real(tmp_path):
     words = ("--method", "fedper", "--source", "embedded")
     write_run(tmp_path / "run", words, finished=False)
-    assert inspect(RunCommand("digits", words).spec(), tmp_path / "run") == "unfinished"
+    assert inspect(parse("digits", words), tmp_path / "run") == "unfinished"
     write_run(tmp_path / "files", words[:2], finished=False)
     with pytest.raises(InvalidInput, match=r"on digits \(files\), not --source embedded"):
-        inspect(RunCommand("digits", words).spec(), tmp_path / "files")
+        inspect(parse("digits", words), tmp_path / "files")
 
 
 @pytest.fixture(scope="module")

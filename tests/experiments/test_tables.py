@@ -13,11 +13,12 @@ from rich.console import Console
 from run_folders import FakeRuns
 
 from experiments.cli import batch
-from experiments.cli.command import RunCommand, parse
+from experiments.cli.command import parse
 from experiments.folder import cached
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import run
+from experiments.spec import Spec
 from experiments.tables import __main__ as tables
 from experiments.tables.comparison import Entry, _error, compare
 from pfl_jax import InvalidInput
@@ -135,19 +136,19 @@ def test_results_of_another_run_are_refused(runs, tmp_path, capsys, missing):
 
 
 def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
-    cell = RunCommand("fashion_mnist", ("--method", "local", "--beta", "0.3"), seed=4)
-    run.run_cell(cell.spec(), tmp_path / "run", Console(quiet=True))
-    same = dataclasses.replace(cell, arguments=(*cell.arguments, "--chunk", "2", "--eval-protocol", "trained"))
-    assert cached.inspect(same.spec(), tmp_path / "run") == "finished"
+    options = {"method": "local", "beta": 0.3, "seed": 4}
+    cell = Spec.of("fashion_mnist", **options)
+    run.run_cell(cell, tmp_path / "run", Console(quiet=True))
+    same = Spec.of("fashion_mnist", **options, chunk=2, eval_protocol="trained")
+    assert cached.inspect(same, tmp_path / "run") == "finished"
     # The grouped partition does not read it.
-    short = RunCommand("fashion_mnist", ("--method", "local"), seed=4)
-    assert cached.inspect(short.spec(), tmp_path / "run") == "finished"
-    for other in (dataclasses.replace(cell, seed=5), dataclasses.replace(cell, dataset="cifar10")):
+    assert cached.inspect(Spec.of("fashion_mnist", method="local", seed=4), tmp_path / "run") == "finished"
+    for other in (dataclasses.replace(cell, seed=5), Spec.of("cifar10", **options)):
         with pytest.raises(InvalidInput, match="holds another run"):
-            cached.inspect(other.spec(), tmp_path / "run")
+            cached.inspect(other, tmp_path / "run")
     (tmp_path / "run" / CONFIG).write_text("{}")
     with pytest.raises(InvalidInput, match="has no 'data'"):
-        cached.inspect(cell.spec(), tmp_path / "run")
+        cached.inspect(cell, tmp_path / "run")
 
 
 # The table says what it is made of.
@@ -295,14 +296,14 @@ def test_alignment_in_place_is_another_run(runs, tmp_path):
     words = [*FEDAS_4, "--method", "fedas"]
     order = batch.read(tables.Tables, words)
     ((cell, *_),) = order.jobs_of(order.shown[0])
-    assert cell.command("x").startswith("python -m experiments.cifar10 --preset fedas --method fedas")
-    plain = dataclasses.replace(cell, arguments=(*cell.arguments, "--procedure", "print"))
+    assert cell.command().startswith("python -m experiments.cifar10 --method fedas --beta 0.1")
+    plain = order.shown[0]._replace(procedure="print").spec()
     for one, other in ((cell, plain), (plain, cell)):
-        folder = tmp_path / (one.spec().kind_of_rounds or "plain")
-        run.run_cell(one.spec(), folder, Console(quiet=True))
-        assert cached.inspect(one.spec(), folder) == "finished"
+        folder = tmp_path / (one.kind_of_rounds or "plain")
+        run.run_cell(one, folder, Console(quiet=True))
+        assert cached.inspect(one, folder) == "finished"
         with pytest.raises(InvalidInput, match="alignment in place"):
-            cached.inspect(other.spec(), folder)
+            cached.inspect(other, folder)
 
 
 def test_each_method_of_fedas_is_measured_as_its_code_does(runs, tmp_path):
