@@ -148,6 +148,16 @@ def is_partition_file(name: str) -> bool:
     return name.endswith(".json")
 
 
+def label(name: str) -> str:
+    """Name for people, whatever the folder: "my_method.py:fedavgm", "parts.json"; a built-in one's own."""
+    return Path(name).name if is_own(name) or is_partition_file(name) else name
+
+
+def identifier(name: str) -> str:
+    """Name for folders: "fedavgm"."""
+    return name.rpartition(":")[2] if is_own(name) else name
+
+
 _OF_OWN = {"partition": is_partition_file, "model": lambda text: is_own(text) or "," in text}
 """Option -> whether a text that is no choice of it is one of the user's own, where this is not `is_own`."""
 

@@ -135,8 +135,8 @@ class Federation:
 class Robustness:
     """Attacks by clients, means that withstand them, and compressed messages."""
 
-    # Hyper-parameters of all methods that stand here in the help.
-    of_methods: ClassVar = ("server_mean", "compress")
+    # Hyper-parameters of all methods that stand here in the help -> their other names.
+    of_methods: ClassVar = {"server_mean": (), "compress": ()}
 
     attack: Annotated[Attack | None, ReadWith("attackers"), Mark.NOT_IN_PLACE] = None
     """What attackers do: train on label K - 1 - y in place of y (labels), send their update with the opposite sign
@@ -152,8 +152,14 @@ class Robustness:
 class Training:
     """The network, the rounds, and the local training of a client."""
 
-    # Hyper-parameters of all methods that stand here in the help.
-    of_methods: ClassVar = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
+    # Hyper-parameters of all methods that stand here in the help -> their other names.
+    of_methods: ClassVar = {
+        "lr": Also("local_learning_rate", "learning_rate"),
+        "momentum": (),
+        "weight_decay": (),
+        "batch_size": Also("lbs", "local_batch_size"),
+        "epochs": Also("local_epochs", "local_epoch"),
+    }
 
     model: Annotated[ModelName, Mark.CODE]
     """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or flax module; a list such as
@@ -224,8 +230,8 @@ class Training:
 class Privacy:
     """Differential privacy of examples or of whole clients; docs/privacy.md says what it covers."""
 
-    # Hyper-parameters of all methods that stand here in the help.
-    of_methods: ClassVar = ("client_clip", "client_noise")
+    # Hyper-parameters of all methods that stand here in the help -> their other names.
+    of_methods: ClassVar = {"client_clip": (), "client_noise": ()}
 
     dp_clip: Positive | None = None
     """Differential privacy of single examples: largest norm of an example's gradient over all parameters that are

@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.fields import Option, flag, is_own, option_words
+from experiments.fields import Option, flag, is_own, noted
 from experiments.groups import Training
-from experiments.options import KINDS
+from experiments.options import KINDS, unread
 from experiments.own_code import method_factory, option_kind
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.factories import RECIPES, annotations, arguments, function_of, hyper_parameters, recipes_of
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.validation import ReadWith, hint, notes_of, parts, range_of
+from pfl_jax.validation import AtInit, ReadWith, hint, parts, range_of
 
-TRAINING_HYPER_PARAMETERS = Training.of_methods
+TRAINING_HYPER_PARAMETERS = tuple(Training.of_methods)
 """Hyper-parameters of `LocalTraining` for which methods and presets have their own defaults."""
 
 
@@ -90,29 +90,25 @@ def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
 
 
 def unread_by_method(method: str, values: dict[str, Any]) -> dict[str, str]:
-    """Hyper-parameters that a method does not read with the values of all -> the option that is the reason."""
-    return _reasons(values, annotations(method_factory(method)))
+    """Hyper-parameters that a method does not read with the values of all -> why not, see `options.unread`."""
+    return unread(values, noted(annotations(method_factory(method)), ReadWith))
+
+
+_OF_WRAPPERS: dict[str, Any] = {}
+for _recipe in RECIPES:
+    _OF_WRAPPERS |= noted(get_type_hints(_recipe, include_extras=True), ReadWith)
 
 
 def unread_by_wrappers(values: dict[str, Any]) -> dict[str, str]:
     """Those of `unread_by_method` that are fields of wrappers' recipes, also of a method whose file is gone."""
-    found: dict[str, str] = {}
-    for recipe in RECIPES:
-        found |= _reasons(values, get_type_hints(recipe, include_extras=True))
-    return found
+    return unread(values, _OF_WRAPPERS)
 
 
-def _reasons(values: dict[str, Any], kinds: dict[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in values.keys() & kinds.keys():
-        for note in notes_of(kinds[name]):
-            if isinstance(note, ReadWith) and note.name in values and not note.is_met(values[note.name]):
-                found.setdefault(name, " ".join(option_words({note.name: values[note.name]})))
-    return found
+def read_at_init(method: str) -> set[str]:
+    """Hyper-parameters of a method that only a client's first state depends on."""
+    kinds = {name: option.kind for name, option in method_options(method).items()}
+    return {*noted(kinds, AtInit)}
 
-
-FIRST_ROUND_ONLY = {"apfl": {"alpha"}}
-"""Method -> real-valued hyper-parameters that only a client's first state depends on."""
 
 FORMS = {
     "cosine": ("cosine", "cosine:END"),
@@ -175,7 +171,7 @@ def check_schedules(texts: Sequence[str], method: str, real: dict[str, float]) -
             why = f"{method} has no real-valued hyper-parameter {name} (there are {', '.join(real)})"
         elif name in ("client_clip", "client_noise"):
             why = f"epsilon is computed for one {name} in all rounds"
-        elif name in FIRST_ROUND_ONLY.get(method, ()):
+        elif name in read_at_init(method):
             why = f"{method} reads {name} before the first round only"
         elif name in names[:index]:
             why = f"there is another schedule of {name}"

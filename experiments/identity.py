@@ -10,8 +10,8 @@ from typing import Any
 from experiments.choices import CUSTOM, WITH_FILES
 from experiments.fields import Mark, flag, is_partition_file, marked
 from experiments.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
-from experiments.options import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, is_met
-from experiments.own_code import FILES, by_content, label
+from experiments.options import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, unread
+from experiments.own_code import FILES, by_content
 from experiments.spec import Spec, stored_options
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS
@@ -30,7 +30,9 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     """
     values = resolve_defaults(spec.values)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
-    unused = unread(spec).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
+    unused = (
+        unread_options(spec).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
+    )
     # The data determines the one; the other stands for options, and for `Spec.kind_of_rounds`.
     unused |= {"vocabulary"} - spec.given | {"procedure"}
     if (spec.partition == "natural" and spec.dataset == CUSTOM) or is_partition_file(spec.partition):
@@ -66,14 +68,9 @@ def fixed_rounds(options: Options) -> str:
     return f"--schedule {cosine[0]}" if cosine else ""
 
 
-def unread(spec: Spec) -> dict[str, str]:
+def unread_options(spec: Spec) -> dict[str, str]:
     """Options of a run that are not read with the values of others -> why not, for people."""
-    whys = {}
-    for name, conditions in CONDITIONS.items():
-        for condition in conditions:
-            value, other = getattr(spec, condition.name), flag(condition.name)
-            if not is_met(condition, value):
-                whys.setdefault(name, f"with {other} {label(str(value))}" if value else f"without {other}")
+    whys = unread(spec.options, CONDITIONS)
     if spec.dataset in NATURAL:
         # How much of a client's rows is read.
         whys = {name: why for name, why in whys.items() if name not in ("train_size", "test_size")}
@@ -91,8 +88,7 @@ def unread(spec: Spec) -> dict[str, str]:
 def notes(spec: Spec, given: Iterable[str], backend: str) -> list[str]:
     """Notes about options of a run that are given and have no effect, on a backend by JAX's name."""
     given = set(given)
-    whys = unread_by_method(spec.method, spec.hyper_parameters)
-    whys = {name: f"with {option}" for name, option in whys.items()} | unread(spec)
+    whys = unread_by_method(spec.method, spec.hyper_parameters) | unread_options(spec)
     if backend == "cpu" and spec.precision != "float32":
         whys["precision"] = "on a CPU, which computes in float32"
     if spec.dp_clip is None and "client_clip" not in given:

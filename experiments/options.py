@@ -5,11 +5,12 @@ resumed, and what a sweep may vary.
 """
 
 import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
 from experiments.choices import MethodName, PresetName, ProcedureName, networks
-from experiments.fields import Also, Mark, Needs, Option, flag, marked, noted
+from experiments.fields import Also, Mark, Needs, Option, assignments, flag, label, marked, noted
 from experiments.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.models import MODELS
@@ -75,6 +76,11 @@ GROUPS: dict[str, Any] = {
 CONDITIONS = noted(KINDS, ReadWith)
 """Option -> conditions under which it is read, all of which must be met."""
 
+SYNONYMS = {name: names[0] for name, names in noted(KINDS, Also).items()} | {
+    name: names for group in GROUPS.values() for name, names in getattr(group, "of_methods", {}).items() if names
+}
+"""Option -> its names in PFLlib, FL-bench and similar code."""
+
 NEEDS = noted(KINDS, Needs)
 """Option -> what must be given with it."""
 
@@ -95,6 +101,19 @@ def read_with(name: str, value: Any) -> list[str]:
         for option, conditions in CONDITIONS.items()
         if any(one.name == name and is_met(one, value) for one in conditions)
     ]
+
+
+def unread(values: Mapping[str, Any], conditions: Mapping[str, Sequence[ReadWith]]) -> dict[str, str]:
+    """Options that are not read with the values of others -> why not, such as "with --manner serial"."""
+    whys: dict[str, str] = {}
+    for name, others in conditions.items():
+        for other in others if name in values else ():
+            if other.name in values and not is_met(other, value := values[other.name]):
+                is_off = value is None or (value == 0 and not isinstance(value, bool))
+                shown = label(value) if isinstance(value, str) else value
+                why = f"without {flag(other.name)}" if is_off else f"with {assignments({other.name: shown})}"
+                whys.setdefault(name, why)
+    return whys
 
 
 def is_met(condition: ReadWith, value: Any) -> bool:

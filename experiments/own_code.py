@@ -33,16 +33,6 @@ FILES = (*CODE, "partition", *OTHER_FILES)
 """Options that may name a file by whose content runs are told apart."""
 
 
-def label(name: str) -> str:
-    """Name for people, whatever the folder: "my_method.py:fedavgm", "parts.json"; a built-in one's own."""
-    return Path(name).name if is_own(name) or is_partition_file(name) else name
-
-
-def identifier(name: str) -> str:
-    """Name for folders: "fedavgm"."""
-    return name.rpartition(":")[2] if is_own(name) else name
-
-
 def files(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Files that options name, for a run's configuration: option -> its path and the digest of its text."""
     found = {}

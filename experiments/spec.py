@@ -20,9 +20,9 @@ from typing import Any
 
 from experiments import presets
 from experiments.choices import CUSTOM, TARGETS, WITH_FILES
-from experiments.fields import Also, Mark, flag, is_own, is_partition_file, marked, noted, option_words
+from experiments.fields import Mark, flag, is_own, is_partition_file, marked, option_words
 from experiments.hyper_parameters import check_schedules, method_options, real_numbers
-from experiments.options import COMMON, KINDS, Options
+from experiments.options import COMMON, KINDS, SYNONYMS, Options
 from experiments.own_code import EXECUTED, OTHER_FILES, files, read, weights_file
 from pfl_jax.data import partition_files
 from pfl_jax.data.natural import NATURAL
@@ -34,14 +34,6 @@ from pfl_jax.validation import hint, listed, unknown
 
 IN_PLACE = "alignment in place"
 """Rounds of FedAS's released code, see `experiments.run.in_place`; their name in a run's files."""
-SYNONYMS = {
-    **{name: names[0] for name, names in noted(KINDS, Also).items()},
-    "epochs": ("local_epochs", "local_epoch"),
-    "lr": ("local_learning_rate", "learning_rate"),
-    "batch_size": ("lbs", "local_batch_size"),
-}
-"""Option -> its names in PFLlib, FL-bench and similar code."""
-
 _GONE = ("accept_other_code", "trust")
 """Options of earlier runs on which results did not depend."""
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from experiments.choices import PROTOCOLS
+from experiments.fields import label
 from experiments.folder.load import Run
 from experiments.folder.run_folder import VALIDATION, Line
 from experiments.folder.version import method_version
 from experiments.identity import difference
-from experiments.own_code import label
 from experiments.spec import Spec
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput

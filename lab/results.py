@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from experiments.fields import label
 from experiments.folder import load
 from experiments.folder.run_folder import DIGESTS
 from experiments.folder.version import commit_of, method_version
-from experiments.own_code import OTHER_FILES, label
+from experiments.own_code import OTHER_FILES
 from experiments.own_data import is_file
 from experiments.run.trackers import LONG
 from lab import committed

@@ -9,11 +9,11 @@ from experiments import presets
 from experiments.choices import CUSTOM
 from experiments.cli import parser
 from experiments.cli.parser import OptionGroup, options_of, summary
-from experiments.fields import Option, assignments, texts_of
+from experiments.fields import Option, assignments, identifier, label, texts_of
 from experiments.host.exit_codes import exit_code
 from experiments.hyper_parameters import method_options
 from experiments.options import GROUPS, Options, names_of
-from experiments.own_code import CODE, identifier, label, method_factory
+from experiments.own_code import CODE, method_factory
 from experiments.spec import DATASET, SELECTION, Spec, unknown_option, usual_values, values_in
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.factories import function_of

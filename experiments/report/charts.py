@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.fields import label
 from experiments.folder import load
 from experiments.folder.load import Run
 from experiments.folder.run_folder import VIRTUAL
 from experiments.folder.stored_runs import Group
-from experiments.own_code import label
 from experiments.show import curves as by_round
 from experiments.show.curves import headline, shown
 from experiments.show.panels import Heat, Lines, Panel, Series, over_seeds

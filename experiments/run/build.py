@@ -13,14 +13,14 @@ from rich.console import Console
 
 from experiments import identity
 from experiments.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
-from experiments.fields import assignments, flag, is_own, is_partition_file
+from experiments.fields import assignments, flag, is_own, is_partition_file, label
 from experiments.folder.run_folder import ExampleCounts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
 from experiments.hyper_parameters import parse_schedule, scheduled
 from experiments.options import Options, read_with
-from experiments.own_code import label, method_factory, said
+from experiments.own_code import method_factory, said
 from experiments.run.models import check_scores, model_of, models_of, networks_file, own_task
 from experiments.spec import Spec, settings_of
 from pfl_jax import simulate

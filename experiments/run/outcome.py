@@ -7,12 +7,11 @@ import jax
 from rich.console import Console
 
 from experiments.choices import FIELD, PROTOCOLS, Average
-from experiments.fields import flag
+from experiments.fields import flag, label
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import ATTACKERS, CONFIG, HONEST, VALIDATION, Line, best
 from experiments.folder.version import note_on_code
 from experiments.host.console import duration, print_line, print_notice
-from experiments.own_code import label
 from experiments.papers import published
 from experiments.papers.settings import Measure
 from experiments.run.records import device_name, privacy_record

@@ -29,12 +29,11 @@ from rich.console import Console
 from experiments import DATASETS
 from experiments.cli import batch
 from experiments.cli.parser import Hidden
-from experiments.fields import Argument, Mark, NotInSweeps, flag, marked, noted, texts_of
+from experiments.fields import Argument, Mark, NotInSweeps, flag, label, marked, noted, texts_of
 from experiments.folder.run_folder import claimed, digest, slug
 from experiments.host.exit_codes import leave
 from experiments.identity import relevant_options
 from experiments.options import KINDS, Options
-from experiments.own_code import label
 from experiments.presets import DEFAULT_PRESET, preset_of
 from experiments.spec import SELECTION, Spec
 from pfl_jax.errors import InvalidInput

@@ -11,10 +11,9 @@ from experiments.cli.command import parse
 from experiments.fields import flag
 from experiments.hyper_parameters import defaults, unread_by_method
 from experiments.identity import fixed_rounds, notes, relevant_options
-from experiments.options import Options
+from experiments.options import SYNONYMS, Options
 from experiments.run import build
 from experiments.run.rounds import visits
-from experiments.spec import SYNONYMS
 from pfl_jax import InvalidInput, validation
 from pfl_jax.methods import METHODS, annotations, make_method
 from pfl_jax.validation import ReadWith, literals
@@ -32,12 +31,12 @@ CASES = [
     ("fedpac", "--solver osqp --no-collaboration", "--no-collaboration"),
     ("knn_per", "--held-out 0.3", None),
     ("knn_per", "--held-out 0.3 --mixing 0.5", "--mixing 0.5"),
-    ("fedcac", "--collaboration-rounds 9 --share 0", "--share 0"),
-    ("fedtgp", "--server-lr 0.1 --server-epochs 0", "--server-epochs 0"),
+    ("fedcac", "--collaboration-rounds 9 --share 0", "without --share"),
+    ("fedtgp", "--server-lr 0.1 --server-epochs 0", "without --server-epochs"),
     ("fedtgp", "--server-batch-size 5", None),
     ("per_fedavg", "--delta 0.1", None),
     ("per_fedavg", "--delta 0.1 --meta-gradient first_order", "--meta-gradient first_order"),
-    ("fedavg", "--server-tau 0.1", "--server-optimizer None"),
+    ("fedavg", "--server-tau 0.1", "without --server-optimizer"),
     ("fedavg", "--server-tau 0.1 --server-optimizer sgd", "--server-optimizer sgd"),
     ("fedavg", "--server-tau 0.1 --server-optimizer yogi", None),
     ("fedavg", "--size-choices 30 60 --partition iid", None),

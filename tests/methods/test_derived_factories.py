@@ -140,7 +140,7 @@ def test_a_partial_in_a_file_has_help_ranges_and_conditions(mine, capsys):
     with pytest.raises(InvalidInput, match="--mu must not be negative"):
         parse("digits", ["--method", "mine.py:prox", "--mu", "-1"])
     request = parse("digits", ["--method", "mine.py:aligned", "--lam", "2"])
-    assert unread_by_method("mine.py:aligned", request.hyper_parameters)["lam"] == "--no-alignment"
+    assert unread_by_method("mine.py:aligned", request.hyper_parameters)["lam"] == "with --no-alignment"
     with pytest.raises(SystemExit):
         main("digits", ["--method", "mine.py:prox", "--help"])
     assert "FedProx: FedAvg with a proximal term" in capsys.readouterr().out

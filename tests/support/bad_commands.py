@@ -181,12 +181,6 @@ MESSAGES = {
         "--leaf new --val-fraction 0.1": "leave out --val-fraction",
         "--shift labels --npz new.npz": "--shift changes the examples",
     },
-    "sizes": {
-        "--method fedpre": "unknown method 'fedpre'",
-        "--dataset fortunes": "the sizes on fortunes are in a run's config.json",
-        "--dataset custom": "the sizes on custom are in a run's config.json",
-        "--num-clients 2 --cohort 3": "--cohort 3 is more than the 2 clients",
-    },
     "femnist": {
         "": "give --data",
         "--data nowhere": "nowhere is not there",

@@ -127,7 +127,7 @@ def make_run(run: Path) -> None:
 
 def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     """Exit code and stderr, with paths from there, in an empty folder with a copy of `run`."""
-    from experiments import compare, export, partition, sizes
+    from experiments import compare, export, partition
     from experiments.cli import command as cli
     from experiments.figures.__main__ import main as figure
     from experiments.report.__main__ import main as report
@@ -136,7 +136,7 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     from pfl_jax.data import idx_and_cifar, tfds
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}
-    commands |= {"export": export.main, "report": report, "sizes": sizes.main}
+    commands |= {"export": export.main, "report": report}
     commands |= {"compare": compare.main, "partition": partition.main}
     shutil.copytree(run, here / "run")
     if case.prepare is not None:
