@@ -180,6 +180,16 @@ def test_an_interrupted_command_does_not_wait_for_xla_on_pythons_way_out(code, p
     assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
 
 
+def test_an_import_sets_nothing():
+    names = ("OPENBLAS_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL")
+    # jax sets the second one itself.
+    program = f"import os, jax, experiments.export; print(*map(os.environ.get, {names}))"
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "None 1\n"
+
+
 CHILDREN = ("child.py", "parts.py", "queued.py", "pfllib.py")
 """Programs that another one of ours starts, or that run elsewhere."""
 
