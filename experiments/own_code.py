@@ -124,8 +124,8 @@ def option_kind(name: str, parameter: inspect.Parameter) -> Any:
     return kind
 
 
-def said(error: BaseException) -> str:
-    """Kind and first line of an error in code of others."""
+def describe_foreign_error(error: BaseException) -> str:
+    """Kind and first line of an error that code of others raised."""
     kind = "" if isinstance(error, InvalidInput) else type(error).__name__
     return ": ".join(filter(None, [kind, first_line(error)]))
 
@@ -166,5 +166,5 @@ def _load(path: Path) -> tuple[types.ModuleType, str]:
         frame = last_frame(error, {str(path)})
         line = error.lineno if isinstance(error, SyntaxError) else frame and frame.lineno
         where = f"line {line}: " if line else ""
-        raise InvalidInput(f"{path} cannot be executed: {where}{said(error)}") from None
+        raise InvalidInput(f"{path} cannot be executed: {where}{describe_foreign_error(error)}") from None
     return module, digest

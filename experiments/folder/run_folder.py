@@ -102,7 +102,7 @@ def evaluation(
         for score in task.scores:
             # "received_per_client" of the primary one, others as "received_loss_per_client".
             key = "" if score is task.primary else f"{score.name}_"
-            line[f"{name}_{key}per_client"] = shown(score, one)
+            line[f"{name}_{key}per_client"] = per_client_values(score, one)
     return strict(line)
 
 
@@ -118,7 +118,7 @@ def best(
     return max(lines, key=goodness)
 
 
-def shown(score: Score, scores: Scores) -> list[float]:
+def per_client_values(score: Score, scores: Scores) -> list[float]:
     """Values [N] of a score as files have them; NaN stays NaN."""
     return [rounded((100 if score.percent else 1) * float(value)) for value in scores[score.name]]
 

@@ -20,7 +20,7 @@ from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
 from experiments.hyper_parameters import parse_schedule, scheduled
 from experiments.options import Options, read_with
-from experiments.own_code import method_factory, said
+from experiments.own_code import describe_foreign_error, method_factory
 from experiments.run.models import check_scores, model_of, models_of, networks_file, own_task
 from experiments.spec import Spec, settings_of
 from pfl_jax import simulate
@@ -44,7 +44,7 @@ from pfl_jax.privacy import budgets as budgets_of
 from pfl_jax.schedules import MethodSchedule, Mixed, at_round
 from pfl_jax.tasks import CLASSIFICATION
 
-MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
+MAX_CLIENTS_PER_EXAMPLE = {"grouped": 2, "pathological": 2, "iid": 1}
 """partition -> largest mean number of clients that hold the same training example. FedPAC's 100 clients of 600 examples
 hold more than CIFAR-10 has, so grouped and pathological partitions start over with a class that is exhausted."""
 
@@ -260,7 +260,7 @@ def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodS
     except Exception as error:
         if not is_own(spec.method):
             raise
-        raise InvalidInput(f"--method {spec.method} fails: {said(error)}") from None
+        raise InvalidInput(f"--method {spec.method} fails: {describe_foreign_error(error)}") from None
     if not isinstance(method, Method | Mixed):
         raise InvalidInput(f"--method {spec.method} returns a {type(method).__name__}, not a Method")
     schedules = spec.schedule
@@ -295,7 +295,7 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
     sizes, there = named.get("train_size"), len(dataset.train_y)
     total = int(np.broadcast_to(0 if sizes is None else sizes, options.num_clients).sum())
     # Sizes are upper bounds with dirichlet, which never runs out. Shared may be test examples, and all of a stand-in.
-    if dataset.is_real and total > MOST_HOLDERS.get(options.partition, math.inf) * there:
+    if dataset.is_real and total > MAX_CLIENTS_PER_EXAMPLE.get(options.partition, math.inf) * there:
         raise InvalidInput(
             f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "
             f"{dataset.description} can serve: use fewer clients, or a smaller --train-size"

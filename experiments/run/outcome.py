@@ -15,7 +15,7 @@ from experiments.host.console import duration, print_line, print_notice
 from experiments.papers import published
 from experiments.papers.settings import Measure
 from experiments.run.records import device_name, privacy_record
-from experiments.run.rounds import Run
+from experiments.run.rounds import ActiveRun
 from experiments.show.tables import results_table
 from experiments.spec import Spec
 from pfl_jax.errors import Diverged, InvalidInput
@@ -44,7 +44,7 @@ def run_diverged(error: Diverged, spec: Spec, kept: str) -> RunDiverged:
     )
 
 
-def summary(run: Run) -> dict[str, Any]:
+def summary(run: ActiveRun) -> dict[str, Any]:
     """Summary of a finished run; shares are in percent, and means over clients unless they are called pooled."""
     experiment, last = run.experiment, run.lines[-1]
     spec = experiment.spec
@@ -78,7 +78,7 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def write(run: Run) -> dict[str, Any]:
+def write(run: ActiveRun) -> dict[str, Any]:
     """Write the summary of a finished run, and draw its curves if requested; return what is written."""
     written = run.folder.finish(summary(run))
     if run.experiment.spec.plot:
@@ -99,7 +99,7 @@ def _means(line: Line, score: str, average: Average) -> dict[str, float]:
     return found
 
 
-def print_results(run: Run, console: Console) -> None:
+def print_results(run: ActiveRun, console: Console) -> None:
     """Print the table of a finished run."""
     experiment, last = run.experiment, run.lines[-1]
     spec, task = experiment.spec, experiment.counts.task

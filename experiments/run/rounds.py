@@ -52,7 +52,7 @@ class Totals:
 
 
 @dataclass
-class Run:
+class ActiveRun:
     """A run in progress.
 
     Attributes:
@@ -181,7 +181,7 @@ class Run:
 
 
 def run_rounds(
-    runs: Sequence[Run],
+    runs: Sequence[ActiveRun],
     rounds: Iterable[Sequence[RoundResult]],
     state: State | None,
     console: Console,

@@ -24,7 +24,7 @@ from experiments.own_code import CODE
 from experiments.run import build
 from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
-from experiments.run.rounds import Run, run_rounds
+from experiments.run.rounds import ActiveRun, run_rounds
 from experiments.spec import Spec
 from pfl_jax import simulate
 from pfl_jax.base import State
@@ -56,7 +56,7 @@ def run(spec: Spec, console: Console | None = None, processes: Processes | None 
 
             spec = resumed(spec)
     prepare(spec)
-    return drive(Alone([spec], processes), console)[0]
+    return drive(SingleRun([spec], processes), console)[0]
 
 
 def run_cell(spec: Spec, folder: str | Path, console: Console, compared: ComparedCode = "sources") -> dict[str, Any]:
@@ -84,28 +84,28 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, compared: Compare
     return read_summary(folder)
 
 
-def drive(work: "Work", console: Console) -> list[dict[str, Any]]:
+def drive(driver: "RunDriver", console: Console) -> list[dict[str, Any]]:
     """Do runs that share a program, from their start or newest checkpoint to their end; return their summaries."""
-    began, processes = time.perf_counter(), work.processes
-    with contextlib.ExitStack() as held, stoppable(console, work.last_words, at_once=processes.count == 1) as stop:
+    began, processes = time.perf_counter(), driver.processes
+    with contextlib.ExitStack() as held, stoppable(console, driver.last_words, at_once=processes.count == 1) as stop:
         try:
-            state = work.start(held, console)
-            runs, first = work.runs, work.runs[0].experiment
+            state = driver.start(held, console)
+            runs, first = driver.runs, driver.runs[0].experiment
             words = f"{len(runs)} runs together, the first: " if len(runs) > 1 else ""
             print_text(console, f"{words}{headline(first)}")
             for budget in first.privacy:
                 print_line(console, f"{words}{budget}")
-            loop = {"began": began, "stop": stop, "save": work.save, "processes": processes}
+            loop = {"began": began, "stop": stop, "save": driver.save, "processes": processes}
             with contextlib.ExitStack() as tracked:
                 for run in runs:
                     run.track = processes.first(functools.partial(_tracked, run, tracked))
-                state = run_rounds(runs, work.rounds(state, console), state, console, **loop)
-            return work.finish(state, console)
+                state = run_rounds(runs, driver.rounds(state, console), state, console, **loop)
+            return driver.finish(state, console)
         except BaseException as error:
-            raise work.told(error) from None
+            raise driver.user_error(error) from None
 
 
-def _tracked(run: Run, stack: contextlib.ExitStack) -> Any:
+def _tracked(run: ActiveRun, stack: contextlib.ExitStack) -> Any:
     """Receiver of a run's evaluations beside its log."""
     spec = run.experiment.spec
     if not (spec.tensorboard or spec.wandb or spec.tracker):
@@ -116,7 +116,7 @@ def _tracked(run: Run, stack: contextlib.ExitStack) -> Any:
     return stack.enter_context(open_trackers(run.folder, spec, configuration(run.experiment)))
 
 
-class Work(abc.ABC):
+class RunDriver(abc.ABC):
     """Runs that share a program, in progress, and what remains of them when they end early.
 
     Attributes:
@@ -131,10 +131,10 @@ class Work(abc.ABC):
 
     def __init__(self, specs: Sequence[Spec], processes: Processes | None = None):
         self.specs, self.processes = list(specs), processes or Processes()
-        self.folders, self.runs = list[RunFolder](), list[Run]()
+        self.folders, self.runs = list[RunFolder](), list[ActiveRun]()
 
     @abc.abstractmethod
-    def build(self, folders: Sequence[RunFolder], console: Console) -> list[Run]:
+    def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
         """Build the runs."""
 
     @abc.abstractmethod
@@ -243,7 +243,7 @@ class Work(abc.ABC):
         for run, own in zip(self.runs, self.states(state), strict=True):
             self._save(run, own)
 
-    def _save(self, run: Run, state: State) -> None:
+    def _save(self, run: ActiveRun, state: State) -> None:
         data = run.experiment.data
         with self.processes.synchronized():
             own_clients = None if data.mesh is None else data.own_clients()
@@ -292,7 +292,7 @@ class Work(abc.ABC):
             if not self.checkpoints(folder).rounds():
                 folder.discard()
 
-    def told(self, error: BaseException) -> BaseException:
+    def user_error(self, error: BaseException) -> BaseException:
         """Error for the user: what happened, what to do, and what remains of the runs."""
         self._discard()
         several, go_on = self.processes.count > 1, self._go_on
@@ -312,15 +312,15 @@ class Work(abc.ABC):
         return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error
 
 
-class Alone(Work):
+class SingleRun(RunDriver):
     """A single run, which several processes may share."""
 
-    def build(self, folders: Sequence[RunFolder], console: Console) -> list[Run]:
+    def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
         experiment = build.build_experiment(self.specs[0], console, self.processes)
         # The same in all processes, however full their machines are.
         self.place = "device" if experiment.spec.kind_of_rounds else state_place(experiment)
         self.place = "host" if self.processes.agree(self.place == "host") else self.place
-        return [Run(experiment, folders[0])]
+        return [ActiveRun(experiment, folders[0])]
 
     def rounds(self, state: State | None, console: Console) -> Iterable[Sequence[simulate.RoundResult]]:
         (run,), how = self.runs, dict[str, Any](state=state)

@@ -18,8 +18,8 @@ from experiments.host.jax_config import devices, prepare
 from experiments.run import build
 from experiments.run.build import Experiment
 from experiments.run.memory import free_bytes
-from experiments.run.rounds import Run
-from experiments.run.run import Work, drive
+from experiments.run.rounds import ActiveRun
+from experiments.run.run import RunDriver, drive
 from experiments.spec import Spec
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
@@ -54,7 +54,7 @@ def run(specs: Sequence[Spec], console: Console) -> None:
         drive(Together(part, dataset, used), console)
 
 
-class Together(Work):
+class Together(RunDriver):
     """Runs that share one program."""
 
     def __init__(self, specs: Sequence[Spec], dataset: Dataset, used: Sequence[Any]):
@@ -73,8 +73,8 @@ class Together(Work):
         self.first = self.experiments[0]
         self.data = data.with_frozen(self.first.data.frozen)
 
-    def build(self, folders: Sequence[RunFolder], console: Console) -> list[Run]:
-        return [Run(*both) for both in zip(self.experiments, folders, strict=True)]
+    def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
+        return [ActiveRun(*both) for both in zip(self.experiments, folders, strict=True)]
 
     def rounds(self, state: State | None, console: Console) -> Iterable[list[RoundResult]]:
         numbers = [experiment.spec.real_numbers() for experiment in self.experiments]

@@ -15,7 +15,7 @@ from experiments.folder import stored_runs
 from experiments.folder.run_folder import RunFolder
 from experiments.run import build, records, resume, run
 from experiments.run.build import Experiment
-from experiments.run.rounds import Run
+from experiments.run.rounds import ActiveRun
 from pfl_jax import InvalidInput, simulate
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import Traffic
@@ -112,7 +112,7 @@ def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, built, folders
 
     def goes_on(folder):
         resumed = resume.resumed(dataclasses.replace(asked, resume=str(folder)))
-        Run(None, RunFolder(folder)).restore(record)
+        ActiveRun(None, RunFolder(folder)).restore(record)
         log = (folder / "metrics.jsonl").read_bytes()
         return dataclasses.replace(resumed, resume=None, out=None), log
 

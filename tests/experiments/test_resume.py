@@ -39,7 +39,7 @@ def results(folder):
 def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path, monkeypatch):
     words = ["--method", "local", "--rounds", "6", *SMALL, "--eval-every", "6", "--checkpoint-every", "6"]
     words.append("--no-compilation-cache")
-    seen, add = [], rounds.Run.add
+    seen, add = [], rounds.ActiveRun.add
 
     def stopping(self, result, *times):
         add(self, result, *times)
@@ -49,10 +49,10 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path, monkeypatc
 
     said, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
     request = parse("digits", [*words, "--out", str(tmp_path / "run")])
-    monkeypatch.setattr(rounds.Run, "add", stopping)
+    monkeypatch.setattr(rounds.ActiveRun, "add", stopping)
     with pytest.raises(KeyboardInterrupt, match=r"before the first evaluation; --resume .* goes on after round 2"):
         run.run(request, Console(file=said))
-    monkeypatch.setattr(rounds.Run, "add", add)
+    monkeypatch.setattr(rounds.ActiveRun, "add", add)
     assert seen == [1, 2]
     assert "stopping after this round" in said.getvalue()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -70,16 +70,16 @@ def test_a_run_of_several_networks_that_was_interrupted_ends_the_same(tmp_path, 
     words = ["--method", "lg_fedavg", "--model", model, "--features", "64", *SMALL]
     words += ["--rounds", "4", "--eval-every", "2", "--participation", "0.7", "--keep-state", "always"]
     assert main("digits", [*words, "--out", str(tmp_path / "whole")]) == 0
-    add = rounds.Run.add
+    add = rounds.ActiveRun.add
 
     def stopping(self, result, *times):
         add(self, result, *times)
         if result.round == 3:
             ask_to_stop()
 
-    monkeypatch.setattr(rounds.Run, "add", stopping)
+    monkeypatch.setattr(rounds.ActiveRun, "add", stopping)
     assert main("digits", [*words, "--out", str(tmp_path / "cut")]) == 130
-    monkeypatch.setattr(rounds.Run, "add", add)
+    monkeypatch.setattr(rounds.ActiveRun, "add", add)
     assert Checkpoints(tmp_path / "cut" / FOLDER).rounds() == [3]
     assert main("digits", ["--resume", str(tmp_path / "cut")]) == 0
     assert results(tmp_path / "cut") == results(tmp_path / "whole")

@@ -304,7 +304,7 @@ def experiment():
 def run_of(experiment, folder, counts=None):
     """A run of two clients with 30 and 10 test examples."""
     data = experiment.data._replace(test_count=np.array([30, 10]))
-    return rounds.Run(
+    return rounds.ActiveRun(
         dataclasses.replace(experiment, data=data), folder, counts or rounds.Totals(), track=lambda _: None
     )
 

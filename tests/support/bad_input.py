@@ -104,10 +104,10 @@ def untrained(made, happens=None):
 def save_checkpoint(experiment, state, run: Path) -> None:
     """Writes the run's only checkpoint."""
     from experiments.folder.run_folder import RunFolder
-    from experiments.run.rounds import Run, Totals
+    from experiments.run.rounds import ActiveRun, Totals
     from pfl_jax.engine.checkpoint import Checkpoints
 
-    record = Run(experiment, RunFolder(run), Totals(round=1)).record()
+    record = ActiveRun(experiment, RunFolder(run), Totals(round=1)).record()
     Checkpoints(run / "checkpoints").save(state, record)
 
 
