@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +123,7 @@ class Runs:
         found, folders = {}, {}
         for key, own in self.variants.items():
             spec = self._spec(self.values, own, self.words)
-            name = folders.setdefault(json.dumps(spec.values, default=str), slug(" ".join([self.dataset, *key])))
+            name = folders.setdefault(spec.command(), slug(" ".join([self.dataset, *key])))
             found[key] = jobs_of_seeds(spec, self.seeds, self.folder / name, name)
         return found
 
