@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from experiments.choices import Protocol
 from experiments.cli.parser import check_new, parse
 from experiments.comparison import for_paper, ranks, read, table, with_target
-from experiments.fields import Argument
 from experiments.folder import stored_runs
 from experiments.host.console import Terminal, print_text
 from experiments.host.exit_codes import exit_code, leave
 from experiments.show.curves import chosen
 from experiments.show.pictures import ENDINGS, save
+from experiments.spec.choices import Protocol
+from experiments.spec.option_notes import Argument
 
 
 @dataclass(frozen=True, kw_only=True)

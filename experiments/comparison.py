@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.choices import Protocol
-from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.load import Run
 from experiments.folder.run_folder import VALIDATION, VIRTUAL, score_text
 from experiments.folder.stored_runs import Group
 from experiments.host.console import duration
-from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS
-from experiments.options import Options
 from experiments.show.curves import chosen_on, goodness
 from experiments.show.panels import Ranks
 from experiments.show.pictures import Picture
 from experiments.show.tables import NOTHING, Table, number, with_deviation
+from experiments.spec.choices import Protocol
+from experiments.spec.hyper_parameters import TRAINING_HYPER_PARAMETERS
+from experiments.spec.option_notes import flag
+from experiments.spec.options import Options
 from pfl_jax.compare import (
     FEWEST_RUNS,
     Difference,

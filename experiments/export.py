@@ -17,13 +17,13 @@ from flax import serialization
 from rich.console import Console
 
 from experiments.cli.parser import check_new, parse
-from experiments.fields import Argument
 from experiments.folder.load import read_metrics
 from experiments.folder.stored_runs import load_runs
 from experiments.host.console import Terminal, print_line
 from experiments.host.exit_codes import exit_code, leave
 from experiments.run.loaded_run import LoadedRun, load_run
 from experiments.show.curves import plot_curves
+from experiments.spec.option_notes import Argument
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.files import save_model
 

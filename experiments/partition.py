@@ -17,13 +17,13 @@ from rich.console import Console
 from experiments import DATASETS
 from experiments.cli import command as parsing
 from experiments.cli.parser import check_new, parse
-from experiments.fields import Argument, label
 from experiments.host.console import Terminal, print_line
 from experiments.host.exit_codes import exit_code, leave
 from experiments.report.charts import classes_by_clients
 from experiments.run.build import divide_and_tell, load_examples
 from experiments.show.pictures import ENDINGS, Picture
 from experiments.show.pictures import save as draw
+from experiments.spec.option_notes import Argument, label
 from pfl_jax.data import interchange, partition_files
 from pfl_jax.data.allocation import Partition
 from pfl_jax.data.sources import Dataset

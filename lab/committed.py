@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.choices import PROTOCOLS
-from experiments.fields import label
 from experiments.folder.load import Run
 from experiments.folder.run_folder import VALIDATION, Line
 from experiments.folder.version import method_version
-from experiments.identity import difference
-from experiments.spec import Spec
+from experiments.spec.choices import PROTOCOLS
+from experiments.spec.identity import difference
+from experiments.spec.option_notes import label
+from experiments.spec.spec import Spec
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 

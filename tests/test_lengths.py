@@ -22,7 +22,7 @@ def test_no_file_is_long():
 ALLOWED = {
     "pfl_jax/methods/__init__.py": "METHODS itself",
     "experiments/papers/settings.py": "rows of the papers' tables",
-    "experiments/presets.py": "presets of methods with a paper",
+    "experiments/spec/presets.py": "presets of methods with a paper",
     "experiments/figures/fedpac.py": "curves of the papers' figures",
     "experiments/figures/fedas.py": "curves of the papers' figures",
     "lab/queue/planned.py": "runs of the laboratory's queue",

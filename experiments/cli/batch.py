@@ -12,20 +12,20 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from experiments.choices import Average, ProcedureName, Protocol, ReportedRound
 from experiments.cli import command as words_of_a_run
 from experiments.cli.parser import Folder, Hidden, parse
-from experiments.fields import option_words, texts_of
 from experiments.folder import cached, stored_runs
 from experiments.folder.run_folder import lock_folder, slug
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
-from experiments.identity import relevant_options
-from experiments.options import RESULT_NEUTRAL
 from experiments.papers import settings
 from experiments.papers.settings import Measure
-from experiments.spec import Spec
+from experiments.spec.choices import Average, ProcedureName, Protocol, ReportedRound
+from experiments.spec.identity import relevant_options
+from experiments.spec.option_notes import option_words, texts_of
+from experiments.spec.options import RESULT_NEUTRAL
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count
 

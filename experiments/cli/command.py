@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import presets
-from experiments.choices import CUSTOM
 from experiments.cli import parser
 from experiments.cli.parser import OptionGroup, options_of, summary
-from experiments.fields import Option, assignments, identifier, label, texts_of
 from experiments.host.exit_codes import exit_code
-from experiments.hyper_parameters import method_options
-from experiments.options import GROUPS, Options, names_of
-from experiments.own_code import CODE, method_factory
-from experiments.spec import DATASET, SELECTION, Spec, unknown_option, usual_values, values_in
+from experiments.spec import presets
+from experiments.spec.choices import CUSTOM
+from experiments.spec.hyper_parameters import method_options
+from experiments.spec.option_notes import Option, assignments, identifier, label, texts_of
+from experiments.spec.options import GROUPS, Options, names_of
+from experiments.spec.own_code import CODE, method_factory
+from experiments.spec.spec import DATASET, SELECTION, Spec, unknown_option, usual_values, values_in
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.factories import function_of
 

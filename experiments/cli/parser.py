@@ -17,7 +17,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from experiments.fields import Argument, Option, element_of
+from experiments.spec.option_notes import Argument, Option, element_of
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import describe, hint, listed, notes_of, parts, unknown
 

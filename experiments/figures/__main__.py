@@ -20,13 +20,13 @@ from rich.console import Console
 from experiments.cli import batch
 from experiments.cli.batch import MeasuredBatch
 from experiments.cli.parser import Names, choose
-from experiments.fields import Argument, flag, texts_of
 from experiments.figures import fedas, fedpac
 from experiments.figures.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
 from experiments.show.pictures import save
+from experiments.spec.option_notes import Argument, flag, texts_of
 from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS

@@ -9,16 +9,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from experiments import presets
 from experiments.cli.batch import Job, jobs_of_seeds, one_of_many, read_options
-from experiments.fields import assignments
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import slug
-from experiments.identity import differences, relevant_options
 from experiments.papers.settings import PAPERS, Measure
 from experiments.show.panels import Panel
 from experiments.show.pictures import Picture
-from experiments.spec import SELECTION, Spec
+from experiments.spec import presets
+from experiments.spec.identity import differences, relevant_options
+from experiments.spec.option_notes import assignments
+from experiments.spec.spec import SELECTION, Spec
 from pfl_jax.errors import InvalidInput
 
 Key: TypeAlias = tuple[str, ...]

@@ -7,8 +7,8 @@ from typing import Literal
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
 from experiments.folder.version import ComparedCode, by_other_code
-from experiments.identity import difference
-from experiments.spec import Spec
+from experiments.spec.identity import difference
+from experiments.spec.spec import Spec
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, ReportedRound
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
@@ -17,9 +16,10 @@ from experiments.folder.run_folder import (
     digest,
     digest_of_content,
 )
-from experiments.identity import relevant_options
-from experiments.own_code import read as read_file
-from experiments.spec import Spec
+from experiments.spec.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, ReportedRound
+from experiments.spec.identity import relevant_options
+from experiments.spec.own_code import read as read_file
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.choices import FIELD, Average, Protocol
-from experiments.own_code import read
+from experiments.spec.choices import FIELD, Average, Protocol
+from experiments.spec.own_code import read
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
 from pfl_jax.engine.checkpoint import FOLDER

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.choices import Protocol
-from experiments.fields import label
 from experiments.folder import load
 from experiments.folder.load import Run, read
 from experiments.folder.run_folder import CONFIG, METRICS, VALIDATION
-from experiments.hyper_parameters import defaults
-from experiments.options import Options
 from experiments.papers import published
+from experiments.spec.choices import Protocol
+from experiments.spec.hyper_parameters import defaults
+from experiments.spec.option_notes import label
+from experiments.spec.options import Options
 from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS

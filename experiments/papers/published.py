@@ -6,12 +6,12 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.fields import option_words
-from experiments.identity import relevant_options
 from experiments.papers import settings
 from experiments.papers.settings import Measure
-from experiments.presets import PROCEDURES
-from experiments.spec import Spec
+from experiments.spec.identity import relevant_options
+from experiments.spec.option_notes import option_words
+from experiments.spec.presets import PROCEDURES
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 FILE = Path(__file__).with_name("paper_results.csv")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments.choices import Average, Protocol, ReportedRound
+from experiments.spec.choices import Average, Protocol, ReportedRound
 
 _WORDS = {
     "received": "after aggregation (received)",

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from experiments.choices import Protocol
 from experiments.cli.parser import check_new, parse
-from experiments.fields import Argument
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_line
@@ -26,6 +24,8 @@ from experiments.report import info, page
 from experiments.show import curves
 from experiments.show.panels import Band
 from experiments.show.pictures import ENDINGS
+from experiments.spec.choices import Protocol
+from experiments.spec.option_notes import Argument
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Positive, Range
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.fields import label
 from experiments.folder import load
 from experiments.folder.load import Run
 from experiments.folder.run_folder import VIRTUAL
@@ -16,6 +15,7 @@ from experiments.show import curves as by_round
 from experiments.show.curves import headline, shown
 from experiments.show.panels import Heat, Lines, Panel, Series, over_seeds
 from experiments.show.pictures import Picture
+from experiments.spec.option_notes import label
 
 MOST_PARTITIONS = 4
 MOST_CLIENTS = 500

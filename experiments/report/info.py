@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.choices import Protocol
 from experiments.folder import load
 from experiments.folder.load import Run
 from experiments.folder.stored_runs import Group
@@ -14,6 +13,7 @@ from experiments.report.charts import alone
 from experiments.show.curves import headline
 from experiments.show.panels import ROUND, Bars, Heat, Lines, Series
 from experiments.show.pictures import Picture
+from experiments.spec.choices import Protocol
 from pfl_jax.errors import InvalidInput
 
 MOST_SEEDS = 3

@@ -12,12 +12,12 @@ from markupsafe import Markup
 from experiments.folder.load import Run
 from experiments.folder.run_folder import slug
 from experiments.folder.stored_runs import Group, short
-from experiments.groups import Data, Federation, Robustness
 from experiments.host.console import duration
 from experiments.report import charts, info, tables
 from experiments.show.curves import chosen_on, left_out
 from experiments.show.pictures import Picture, as_svg
 from experiments.show.tables import page as render
+from experiments.spec.groups import Data, Federation, Robustness
 from pfl_jax.validation import listed
 
 Maker: TypeAlias = Callable[[Sequence[Group]], list[Picture]]

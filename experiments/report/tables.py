@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 
 from markupsafe import Markup
 
-from experiments.choices import FIELD, Protocol
-from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text
 from experiments.folder.stored_runs import Group, plain
 from experiments.papers import settings
 from experiments.show.curves import chosen_on, goodness, ordered
 from experiments.show.tables import Table, mean_text
+from experiments.spec.choices import FIELD, Protocol
+from experiments.spec.option_notes import flag
 
 _HEADINGS = {"std": "std over clients", "worst_decile": "worst decile", "jain": "Jain"}
 _HEADINGS |= {"macro_f1": "macro F1", "auc": "AUC"}

@@ -11,18 +11,18 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments import identity
-from experiments.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
-from experiments.fields import assignments, flag, is_own, is_partition_file, label
 from experiments.folder.run_folder import ExampleCounts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
-from experiments.hyper_parameters import parse_schedule, scheduled
-from experiments.options import Options, read_with
-from experiments.own_code import describe_foreign_error, method_factory
 from experiments.run.models import check_scores, model_of, models_of, networks_file, own_task
-from experiments.spec import Spec, settings_of
+from experiments.spec import identity
+from experiments.spec.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
+from experiments.spec.hyper_parameters import parse_schedule, scheduled
+from experiments.spec.option_notes import assignments, flag, is_own, is_partition_file, label
+from experiments.spec.options import Options, read_with
+from experiments.spec.own_code import describe_foreign_error, method_factory
+from experiments.spec.spec import Spec, settings_of
 from pfl_jax import simulate
 from pfl_jax.base import Method, Model
 from pfl_jax.data import allocation, federated, partition, partition_files, sources
@@ -143,7 +143,7 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     if folder is not None and spec.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
     if spec.dataset in WITH_FILES:
-        from experiments import own_data
+        from experiments.spec import own_data
 
         with warnings_as_notes(console):
             dataset = own_data.load(spec.dataset, own_data.with_installed(spec))
@@ -170,7 +170,7 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
 def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
     """Run as it is on this data, and the defaults that are smaller because the data is embedded."""
     if spec.dataset in WITH_FILES:
-        from experiments import own_data
+        from experiments.spec import own_data
 
         return own_data.fitted(own_data.with_installed(spec), dataset), {}
     return (spec, {}) if dataset.is_real else spec.on_embedded_data()
@@ -181,7 +181,7 @@ def _notes(spec: Spec, dataset: Dataset) -> list[str]:
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
     if spec.dataset == CUSTOM:
-        from experiments import own_data
+        from experiments.spec import own_data
 
         notes += own_data.notes(dataset)
     if is_own(spec.model) and spec.task is not None:

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.choices import PRETRAINED, TARGETS, networks
-from experiments.fields import is_own
-from experiments.options import Options, read_with
-from experiments.own_code import describe_foreign_error, function, read
+from experiments.spec.choices import PRETRAINED, TARGETS, networks
+from experiments.spec.option_notes import is_own
+from experiments.spec.options import Options, read_with
+from experiments.spec.own_code import describe_foreign_error, function, read
 from pfl_jax.base import Model
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, describe_value

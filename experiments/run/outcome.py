@@ -6,8 +6,6 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.choices import FIELD, PROTOCOLS, Average
-from experiments.fields import flag, label
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import ATTACKERS, CONFIG, HONEST, VALIDATION, Line, best
 from experiments.folder.version import note_on_code
@@ -17,7 +15,9 @@ from experiments.papers.settings import Measure
 from experiments.run.records import device_name, privacy_record
 from experiments.run.rounds import ActiveRun
 from experiments.show.tables import results_table
-from experiments.spec import Spec
+from experiments.spec.choices import FIELD, PROTOCOLS, Average
+from experiments.spec.option_notes import flag, label
+from experiments.spec.spec import Spec
 from pfl_jax.errors import Diverged, InvalidInput
 
 _REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", "diverged")

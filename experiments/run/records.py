@@ -11,16 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.choices import networks
-from experiments.fields import assignments, flag, label
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices
-from experiments.hyper_parameters import documented_info, unread_by_method
-from experiments.identity import fixed_rounds, relevant_options
-from experiments.options import KINDS, RESULT_NEUTRAL, Options
-from experiments.own_code import method_factory
 from experiments.run.build import Experiment
+from experiments.spec.choices import networks
+from experiments.spec.hyper_parameters import documented_info, unread_by_method
+from experiments.spec.identity import fixed_rounds, relevant_options
+from experiments.spec.option_notes import assignments, flag, label
+from experiments.spec.options import KINDS, RESULT_NEUTRAL, Options
+from experiments.spec.own_code import method_factory
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.errors import InvalidInput

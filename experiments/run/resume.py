@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.fields import Mark, is_own, marked
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
 from experiments.folder.version import RESUMED_BY, code_version, note_on_code, versions_behind
-from experiments.identity import difference, fixed_rounds
-from experiments.options import KINDS, Options
-from experiments.own_code import CODE, check_unchanged, path_of
 from experiments.run.build import Experiment
 from experiments.run.records import privacy_record
-from experiments.spec import Spec, stored_options
+from experiments.spec.identity import difference, fixed_rounds
+from experiments.spec.option_notes import Trait, is_own, marked
+from experiments.spec.options import KINDS, Options
+from experiments.spec.own_code import CODE, check_unchanged, path_of
+from experiments.spec.spec import Spec, stored_options
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
@@ -52,7 +52,7 @@ def resumed(spec: Spec) -> Spec:
     named = {kind: getattr(spec, kind) for kind in spec.own_code if kind in CODE}
     stored = spec_of(config, folder, named=named)
     # Never the processes that began it.
-    taken = {name: spec.values[name] for name in (*spec.given, *marked(KINDS, Mark.PROCESSES))}
+    taken = {name: spec.values[name] for name in (*spec.given, *marked(KINDS, Trait.PROCESSES))}
     asked = stored.having(taken | {"resume": str(folder), "out": str(folder)})
     asked = dataclasses.replace(asked, own_code=stored.own_code | spec.own_code)
     if differs := difference(asked.having({"rounds": stored.rounds}), config, finished=False):

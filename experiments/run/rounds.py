@@ -17,7 +17,7 @@ from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
 from experiments.run.build import Experiment
 from experiments.run.records import identity, info_record
-from experiments.spec import Spec
+from experiments.spec.spec import Spec
 from pfl_jax.base import Scores, State
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput

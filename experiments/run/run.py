@@ -12,7 +12,6 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.fields import flag, identifier
 from experiments.folder.load import read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
 from experiments.folder.version import ComparedCode, commit_behind
@@ -20,12 +19,13 @@ from experiments.host.console import Terminal, print_line, print_notice, print_t
 from experiments.host.distributed import LOST, EndedAlone, Processes, lost
 from experiments.host.exit_codes import INTERRUPTED, INVALID, stoppable
 from experiments.host.jax_config import devices, prepare
-from experiments.own_code import CODE
 from experiments.run import build
 from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
 from experiments.run.rounds import ActiveRun, run_rounds
-from experiments.spec import Spec
+from experiments.spec.option_notes import flag, identifier
+from experiments.spec.own_code import CODE
+from experiments.spec.spec import Spec
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoint, Checkpoints

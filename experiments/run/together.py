@@ -20,7 +20,7 @@ from experiments.run.build import Experiment
 from experiments.run.memory import free_bytes
 from experiments.run.rounds import ActiveRun
 from experiments.run.run import RunDriver, drive
-from experiments.spec import Spec
+from experiments.spec.spec import Spec
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
 from pfl_jax.data import federated

@@ -12,8 +12,8 @@ import jax
 
 from experiments.folder.load import read_json, read_metrics
 from experiments.folder.run_folder import TENSORBOARD, WANDB_ID, Line, RunFolder
-from experiments.options import Options
-from experiments.own_code import describe_foreign_error, function
+from experiments.spec.options import Options
+from experiments.spec.own_code import describe_foreign_error, function
 from pfl_jax.errors import InvalidInput, describe_value
 
 PROJECT = "pfl_jax"

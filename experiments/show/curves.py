@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.choices import ALWAYS, PROTOCOLS, Protocol
 from experiments.folder import load, stored_runs
 from experiments.folder.load import read
 from experiments.folder.run_folder import VALIDATION
 from experiments.folder.stored_runs import Group, group
 from experiments.show.panels import ROUND, Band, Lines, Series, over_seeds
 from experiments.show.pictures import ENDINGS, PAPER, STYLE, Picture, save
+from experiments.spec.choices import ALWAYS, PROTOCOLS, Protocol
 from pfl_jax.errors import InvalidInput
 
 NAME = "curves.png"

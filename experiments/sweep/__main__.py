@@ -29,13 +29,13 @@ from rich.console import Console
 from experiments import DATASETS
 from experiments.cli import batch
 from experiments.cli.parser import Hidden
-from experiments.fields import Argument, Mark, NotInSweeps, flag, label, marked, noted, texts_of
 from experiments.folder.run_folder import claimed, digest, slug
 from experiments.host.exit_codes import leave
-from experiments.identity import relevant_options
-from experiments.options import KINDS, Options
-from experiments.presets import DEFAULT_PRESET, preset_of
-from experiments.spec import SELECTION, Spec
+from experiments.spec.identity import relevant_options
+from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, marked, noted, texts_of
+from experiments.spec.options import KINDS, Options
+from experiments.spec.presets import DEFAULT_PRESET, preset_of
+from experiments.spec.spec import SELECTION, Spec
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, Range
 
@@ -95,10 +95,10 @@ class Sweep(batch.Batch):
         for name, notes in noted(KINDS, NotInSweeps).items():
             if name in options | asked:
                 raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {notes[0].reason}")
-        for name in sorted({*marked(KINDS, Mark.CHOOSES)} & options):
+        for name in sorted({*marked(KINDS, Trait.CHOOSES)} & options):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: all settings are compared by the same one")
         # Runs that differ only in these are one run to the groups, which would train all on the first one's data.
-        for name in sorted({*marked(KINDS, Mark.NEUTRAL)} & options):
+        for name in sorted({*marked(KINDS, Trait.NEUTRAL)} & options):
             raise InvalidInput(f"{flag(name)} cannot be in the grid: it is no setting; start a sweep for each value")
         if twice := sorted(asked & options):
             raise InvalidInput(f"{flag(twice[0])} is in the grid already")

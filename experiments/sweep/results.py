@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.choices import ALWAYS, FIELD, PROTOCOLS, Protocol
 from experiments.cli.batch import Job
 from experiments.folder import load
 from experiments.folder.load import read
@@ -20,6 +19,7 @@ from experiments.host.console import print_line, print_text
 from experiments.show.curves import chosen_on, goodness, one_per_method, picture
 from experiments.show.pictures import save as save_picture
 from experiments.show.tables import Table, with_deviation
+from experiments.spec.choices import ALWAYS, FIELD, PROTOCOLS, Protocol
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
 

@@ -21,15 +21,15 @@ from rich.console import Console
 from experiments.cli import batch
 from experiments.cli.batch import MeasuredBatch
 from experiments.cli.parser import Names, choose
-from experiments.fields import Argument, flag, texts_of
 from experiments.folder import load
 from experiments.folder.load import Run
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.presets import PROCEDURES
-from experiments.spec import SELECTION, Spec
+from experiments.spec.option_notes import Argument, flag, texts_of
+from experiments.spec.presets import PROCEDURES
+from experiments.spec.spec import SELECTION, Spec
 from experiments.tables import comparison
 from experiments.tables.comparison import Comparison
 from pfl_jax.errors import InvalidInput

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.load import Run, data_name
 from experiments.folder.run_folder import rounded, slug, strict_json
 from experiments.host.console import print_text
-from experiments.identity import differences
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.presets import PROCEDURES
 from experiments.show.tables import NOTHING, Table, number, with_deviation
+from experiments.spec.identity import differences
+from experiments.spec.option_notes import flag
+from experiments.spec.presets import PROCEDURES
 from pfl_jax.atomic_write import write_text
 from pfl_jax.compare import margin
 from pfl_jax.errors import InvalidInput

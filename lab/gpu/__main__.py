@@ -26,11 +26,11 @@ from typing import Annotated
 from rich.console import Console
 
 from experiments.cli.parser import Folder, parse
-from experiments.fields import Argument
 from experiments.folder import version
 from experiments.folder.run_folder import slug
 from experiments.host.console import print_line
 from experiments.host.exit_codes import exit_code, leave
+from experiments.spec.option_notes import Argument
 from lab import committed
 from lab.benchmark.records import Section, store
 from lab.gpu import carried

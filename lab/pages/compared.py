@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from experiments.choices import ALWAYS
 from experiments.cli.batch import one_of_many
 from experiments.folder.load import Run
 from experiments.papers import published, settings
 from experiments.papers.published import Published
+from experiments.spec.choices import ALWAYS
 from experiments.tables import comparison
 from experiments.tables.comparison import Entry
 from lab.causes import Cause

@@ -12,8 +12,6 @@ from typing import cast
 import numpy as np
 
 from experiments import comparison
-from experiments.choices import ALWAYS, Protocol
-from experiments.fields import option_words
 from experiments.folder.load import Run
 from experiments.host.console import duration
 from experiments.papers.published import Published
@@ -22,6 +20,8 @@ from experiments.show import tables
 from experiments.show.panels import ACCURACY, ROUND, Lines, Series, over_seeds
 from experiments.show.pictures import Picture
 from experiments.show.tables import NOTHING, number
+from experiments.spec.choices import ALWAYS, Protocol
+from experiments.spec.option_notes import option_words
 from experiments.tables.comparison import Entry, difference_text, entry
 from lab import causes, committed
 from lab.benchmark.records import stored

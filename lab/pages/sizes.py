@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from experiments.show.tables import markdown
-from experiments.spec import Spec
+from experiments.spec.spec import Spec
 from lab.pages.parts import filled
 from pfl_jax.data.federated import FederatedData, NumClasses
 from pfl_jax.data.specs import SPECS

@@ -25,13 +25,13 @@ from rich.console import Console
 
 from experiments.cli import batch
 from experiments.cli.parser import Folder
-from experiments.fields import Argument
 from experiments.folder.version import ComparedCode
 from experiments.host.console import print_line
 from experiments.host.exit_codes import leave
 from experiments.run.outcome import RunDiverged
 from experiments.run.run import run_cell
-from experiments.spec import Spec
+from experiments.spec.option_notes import Argument
+from experiments.spec.spec import Spec
 from lab import committed, results
 from lab.committed import ResultStore
 from lab.queue import field

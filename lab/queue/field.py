@@ -9,11 +9,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments.choices import CUSTOM, Protocol
 from experiments.comparison import BASELINE
 from experiments.folder.load import Run
 from experiments.folder.run_folder import slug
-from experiments.presets import DEFAULT_PRESET, preset_of
+from experiments.spec.choices import CUSTOM, Protocol
+from experiments.spec.presets import DEFAULT_PRESET, preset_of
 from lab.committed import ResultStore
 from lab.queue.planned import DATASET, SEEDS, PlannedRun
 from pfl_jax.methods import METHODS

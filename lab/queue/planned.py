@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.cli.batch import one_of_many
-from experiments.fields import option_words
 from experiments.folder.run_folder import slug
-from experiments.identity import relevant_options
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.spec import Spec
+from experiments.spec.identity import relevant_options
+from experiments.spec.option_notes import option_words
+from experiments.spec.spec import Spec
 from experiments.tables.comparison import folder_of
 from lab import causes, readings
 

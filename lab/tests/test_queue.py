@@ -12,9 +12,9 @@ from run_folders import FakeRuns
 from experiments.folder import load, version
 from experiments.folder.load import Run
 from experiments.folder.run_folder import SUMMARY
-from experiments.identity import relevant_options
 from experiments.run import run, together
 from experiments.run.outcome import RunDiverged
+from experiments.spec.identity import relevant_options
 from lab import committed, results
 from lab.committed import ResultStore
 from lab.queue import __main__ as queue

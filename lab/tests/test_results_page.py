@@ -9,9 +9,9 @@ import numpy as np
 from run_folders import write_run
 
 from experiments import fashion_mnist
-from experiments.fields import option_words
 from experiments.papers.settings import PAPERS
-from experiments.spec import stored_options
+from experiments.spec.option_notes import option_words
+from experiments.spec.spec import stored_options
 from experiments.tables.comparison import entry
 from lab import committed, results
 from lab.committed import ResultStore

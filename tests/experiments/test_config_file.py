@@ -6,10 +6,10 @@ import json
 import pytest
 
 from experiments.cli.command import main, parse
-from experiments.fields import texts_of
-from experiments.identity import difference, relevant_options
 from experiments.run import resume
-from experiments.spec import Spec
+from experiments.spec.identity import difference, relevant_options
+from experiments.spec.option_notes import texts_of
+from experiments.spec.spec import Spec
 from lab import committed
 from lab.committed import ROOT
 from pfl_jax import InvalidInput

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from run_folders import FakeRuns
 
-from experiments.fields import option_words
 from experiments.figures import __main__ as figures
 from experiments.figures import fedas
 from experiments.figures.__main__ import FIGURES, main
@@ -21,6 +20,7 @@ from experiments.papers import settings
 from experiments.run import run
 from experiments.show.panels import Lines
 from experiments.show.pictures import draw
+from experiments.spec.option_notes import option_words
 
 pytestmark = pytest.mark.without_f1_auc
 

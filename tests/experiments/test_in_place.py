@@ -15,7 +15,7 @@ from experiments.cifar100 import main
 from experiments.folder.load import read_config, read_metrics
 from experiments.run import in_place
 from experiments.run.loaded_run import load_run
-from experiments.spec import IN_PLACE
+from experiments.spec.spec import IN_PLACE
 from pfl_jax import Settings, simulate
 from pfl_jax.data import client_data
 from pfl_jax.methods import make_method

@@ -10,9 +10,9 @@ from trees import assert_same
 
 from experiments.cli.command import main, parse
 from experiments.folder.cached import inspect
-from experiments.identity import relevant_options
 from experiments.partition import main as partition
 from experiments.run import build
+from experiments.spec.identity import relevant_options
 from pfl_jax.errors import InvalidInput
 from pfl_jax.schedules import at_round
 from pfl_jax.tasks import MULTI_LABEL, NEXT_SYMBOL

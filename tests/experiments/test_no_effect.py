@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.command import parse
-from experiments.fields import flag
-from experiments.hyper_parameters import defaults, unread_by_method
-from experiments.identity import fixed_rounds, notes, relevant_options
-from experiments.options import SYNONYMS, Options
 from experiments.run import build
 from experiments.run.rounds import visits
+from experiments.spec.hyper_parameters import defaults, unread_by_method
+from experiments.spec.identity import fixed_rounds, notes, relevant_options
+from experiments.spec.option_notes import flag
+from experiments.spec.options import SYNONYMS, Options
 from pfl_jax import InvalidInput, validation
 from pfl_jax.methods import METHODS, annotations, make_method
 from pfl_jax.validation import ReadWith, literals

@@ -8,14 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import export, own_code
+from experiments import export
 from experiments.cli.command import main, parse
 from experiments.folder import stored_runs
 from experiments.folder.cached import inspect
-from experiments.identity import relevant_options
 from experiments.report.__main__ import main as report
 from experiments.run.models import own_model
 from experiments.run.resume import resumed
+from experiments.spec import own_code
+from experiments.spec.identity import relevant_options
 from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc

@@ -9,10 +9,10 @@ from trees import assert_same
 
 from experiments.cli.command import main, parse
 from experiments.folder.cached import inspect
-from experiments.identity import relevant_options
 from experiments.partition import main as partition
 from experiments.partition import picture
 from experiments.run import build
+from experiments.spec.identity import relevant_options
 from pfl_jax.data import load, partition_files
 from pfl_jax.errors import InvalidInput
 

@@ -4,15 +4,16 @@ import dataclasses
 
 import pytest
 
-from experiments import DATASETS, presets
-from experiments.choices import PRETRAINED
+from experiments import DATASETS
 from experiments.cli.command import parse
-from experiments.fields import assignments
-from experiments.hyper_parameters import method_options
-from experiments.options import Options
 from experiments.papers import published, settings
-from experiments.presets import DEFAULT_PRESET
-from experiments.spec import Spec
+from experiments.spec import presets
+from experiments.spec.choices import PRETRAINED
+from experiments.spec.hyper_parameters import method_options
+from experiments.spec.option_notes import assignments
+from experiments.spec.options import Options
+from experiments.spec.presets import DEFAULT_PRESET
+from experiments.spec.spec import Spec
 from pfl_jax.data import SPECS
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.methods import METHODS

@@ -17,7 +17,7 @@ from experiments.export import load_run
 from experiments.folder.cached import inspect
 from experiments.run import rounds, run
 from experiments.run.run import run_cell
-from experiments.spec import Spec
+from experiments.spec.spec import Spec
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 

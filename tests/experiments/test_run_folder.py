@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 from scores import line_of, scores_of
 
-from experiments.choices import PROTOCOLS
 from experiments.cli.command import parse
 from experiments.folder import load
 from experiments.folder.run_folder import (
@@ -34,6 +33,7 @@ from experiments.host.exit_codes import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
 from experiments.show.tables import Table, results_table
+from experiments.spec.choices import PROTOCOLS
 from pfl_jax import InvalidInput, RoundResult
 from pfl_jax.primitives.metrics import Summary
 from pfl_jax.tasks import CLASSIFICATION, REGRESSION

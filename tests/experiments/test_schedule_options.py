@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.command import parse
-from experiments.hyper_parameters import defaults, parse_schedule, read_at_init, real_numbers
 from experiments.run import build
+from experiments.spec.hyper_parameters import defaults, parse_schedule, read_at_init, real_numbers
 from pfl_jax import Settings
 from pfl_jax.data import federate, partition
 from pfl_jax.data.allocation import draw_sizes

@@ -18,7 +18,7 @@ from experiments.folder import cached
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import run
-from experiments.spec import Spec
+from experiments.spec.spec import Spec
 from experiments.tables import __main__ as tables
 from experiments.tables.comparison import Entry, _error, compare
 from pfl_jax import InvalidInput

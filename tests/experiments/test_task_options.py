@@ -12,7 +12,6 @@ from rich.console import Console
 from run_folders import SMALL, log, write_run
 from sklearn.datasets import load_diabetes
 
-from experiments.choices import TARGETS
 from experiments.cli.command import main, parse
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import ExampleCounts, evaluation
@@ -22,6 +21,7 @@ from experiments.report.page import kinds
 from experiments.run import build
 from experiments.show.curves import picture
 from experiments.show.tables import results_table
+from experiments.spec.choices import TARGETS
 from pfl_jax import InvalidInput, tasks
 
 OWN = """

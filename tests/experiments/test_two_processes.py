@@ -15,7 +15,7 @@ from experiments.folder import load, run_folder, stored_runs
 from experiments.folder.run_folder import METRICS, RunFolder, lock_run
 from experiments.run import build, run, together
 from experiments.run.run import RunDriver, drive
-from experiments.spec import Spec
+from experiments.spec.spec import Spec
 from pfl_jax import InvalidInput
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from pages import block, executed
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from experiments.cli.command import main, parse
-from experiments.hyper_parameters import unread_by_method
+from experiments.spec.hyper_parameters import unread_by_method
 from pfl_jax import InvalidInput, LocalTraining, Settings, methods, simulate
 from pfl_jax.base import Privacy
 from pfl_jax.methods import make_method, recipes_of

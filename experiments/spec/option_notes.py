@@ -14,7 +14,7 @@ from pfl_jax.validation import check_value, describe, hint, literals, notes_of, 
 Note = TypeVar("Note")
 
 
-class Mark(enum.Enum):
+class Trait(enum.Enum):
     """What an option is to a run."""
 
     NEUTRAL = "results do not depend on it"
@@ -57,9 +57,9 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def marked(kinds: dict[str, Any], *marks: Mark) -> tuple[str, ...]:
+def marked(kinds: dict[str, Any], *marks: Trait) -> tuple[str, ...]:
     """Names of the options of these types that have one of the marks, in their order."""
-    return tuple(name for name, found in noted(kinds, Mark).items() if {*marks} & {*found})
+    return tuple(name for name, found in noted(kinds, Trait).items() if {*marks} & {*found})
 
 
 def noted(kinds: dict[str, Any], note: type[Note]) -> dict[str, tuple[Note, ...]]:

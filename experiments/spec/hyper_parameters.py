@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.fields import Option, flag, is_own, noted
-from experiments.groups import Training
-from experiments.options import KINDS, unread
-from experiments.own_code import method_factory, option_kind
+from experiments.spec.groups import Training
+from experiments.spec.option_notes import Option, flag, is_own, noted
+from experiments.spec.options import KINDS, unread
+from experiments.spec.own_code import method_factory, option_kind
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.factories import RECIPES, annotations, arguments, function_of, hyper_parameters, recipes_of

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
-from experiments.choices import MethodName, PresetName, ProcedureName, networks
-from experiments.fields import Also, Mark, Needs, Option, assignments, flag, label, marked, noted
-from experiments.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
+from experiments.spec.choices import MethodName, PresetName, ProcedureName, networks
+from experiments.spec.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
+from experiments.spec.option_notes import Also, Needs, Option, Trait, assignments, flag, label, marked, noted
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.models import MODELS
 from pfl_jax.validation import ReadWith, check_value, listed, unknown
@@ -21,7 +21,7 @@ from pfl_jax.validation import ReadWith, check_value, listed, unknown
 class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federation, Data):
     """Options that all methods have; these three determine the defaults of all others."""
 
-    method: Annotated[MethodName, Mark.CODE, Also("algorithm", "alg")]
+    method: Annotated[MethodName, Trait.CODE, Also("algorithm", "alg")]
     """Method, built in or FILE.py:NAME of your own factory; `--method NAME --help` shows its own options."""
     preset: PresetName
     """Paper whose settings are the defaults of all other options; on the papers' data sets by default the method's own
@@ -84,7 +84,7 @@ SYNONYMS = {name: names[0] for name, names in noted(KINDS, Also).items()} | {
 NEEDS = noted(KINDS, Needs)
 """Option -> what must be given with it."""
 
-RESULT_NEUTRAL = frozenset(marked(KINDS, Mark.NEUTRAL, Mark.BY_DIGEST))
+RESULT_NEUTRAL = frozenset(marked(KINDS, Trait.NEUTRAL, Trait.BY_DIGEST))
 """Options that do not change the results of a run; of --source and --data, only the data that was loaded matters.
 `identity.result_neutral` has an exception."""
 

