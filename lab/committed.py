@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from experiments.folder.load import Run
-from experiments.folder.run_folder import VALIDATION, Line
+from experiments.folder.run_folder import TRAINED_BETWEEN, VALIDATION, Line
 from experiments.folder.version import method_version
 from experiments.spec.choices import PROTOCOLS
 from experiments.spec.identity import difference
@@ -76,8 +76,11 @@ def write(file: Path, name: str, record: Record) -> None:
 def columns(lines: Sequence[Line]) -> dict[str, Any]:
     """Evaluations by columns: those of COLUMNS that all have, name -> value of each, and CLIENTS."""
     clients = {name: lines[-1].get(f"{name}_per_client") for name in PROTOCOLS}
+    tables = [line[TRAINED_BETWEEN] for line in lines if TRAINED_BETWEEN in line]
+    between = {name: [value for one in tables for value in one[name]] for name in (tables[0] if tables else ())}
     return _columns([{name: line[name] for name in COLUMNS if name in line} for line in lines]) | {
-        CLIENTS: {name: scores for name, scores in clients.items() if scores is not None}
+        CLIENTS: {name: scores for name, scores in clients.items() if scores is not None},
+        **({TRAINED_BETWEEN: between} if between else {}),
     }
 
 
@@ -89,8 +92,10 @@ def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def lines_of(rounds: Mapping[str, Any]) -> list[Line]:
     """Evaluations of `columns`."""
-    table = {name: column for name, column in rounds.items() if name != CLIENTS}
+    table = {name: column for name, column in rounds.items() if name not in (CLIENTS, TRAINED_BETWEEN)}
     lines = [_row(table, index) for index in range(len(rounds["round"]))]
+    # All on the last line: each has its own round.
+    lines[-1] |= {TRAINED_BETWEEN: rounds[TRAINED_BETWEEN]} if TRAINED_BETWEEN in rounds else {}
     lines[-1] |= {f"{protocol}_per_client": scores for protocol, scores in rounds.get(CLIENTS, {}).items()}
     return lines
 

@@ -74,7 +74,6 @@ def summary(run: ActiveRun) -> dict[str, Any]:
         "chunk": experiment.settings.chunk,
         "jax_version": jax.__version__,
         "device": device_name(spec),
-        **({"procedure": spec.kind_of_rounds} if spec.kind_of_rounds else {}),
     }
 
 

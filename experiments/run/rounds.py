@@ -11,12 +11,22 @@ import numpy as np
 from rich.console import Console
 
 from experiments.folder import load
-from experiments.folder.run_folder import METRICS, Line, RunFolder, digest, evaluation, rounded, strict
+from experiments.folder.run_folder import (
+    METRICS,
+    TRAINED_BETWEEN,
+    Line,
+    RunFolder,
+    digest,
+    evaluation,
+    rounded,
+    strict,
+)
 from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
 from experiments.run.build import Experiment
 from experiments.run.records import identity, info_record
+from experiments.spec.choices import FIELD
 from experiments.spec.spec import Spec
 from pfl_jax.base import Scores, State
 from pfl_jax.engine.simulate import RoundResult
@@ -32,6 +42,7 @@ class Totals:
       ended: whether the run diverged among others, which go on: it has no scores any more.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: seconds since the run began, of all processes that had a part in it.
+      between: means by `trained` of the rounds since the last evaluation, see `run_folder.TRAINED_BETWEEN`.
       starts: rounds completed when a process began its part; its first round includes compilation.
     """
 
@@ -43,6 +54,7 @@ class Totals:
     visits: float = 0.0
     seconds: float = 0.0
     elapsed: float = 0.0
+    between: list[Line] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
     @classmethod
@@ -122,6 +134,10 @@ class ActiveRun:
         counts.diverged += len(result.diverged)
         counts.visits += self.visits(result)
         counts.seconds += seconds
+        if result.received is None:
+            summary = evaluation(result.round, {"trained": result.trained}, self.experiment.counts)["trained"]
+            means = {name: summary[name] for name in (*FIELD.values(), "clients")}
+            counts.between.append({"round": result.round} | means)
 
     def visits(self, result: RoundResult) -> int:
         """Training examples that the cohort of a round visited."""
@@ -142,6 +158,9 @@ class ActiveRun:
             line["diverged"] = counts.diverged
         if info := info_record(result.info):
             line["info"] = info
+        if counts.between:
+            line[TRAINED_BETWEEN] = {name: [one[name] for one in counts.between] for name in counts.between[0]}
+            counts.between = []
         if self.experiment.privacy:
             line["epsilon"] = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
         counts.visits, counts.seconds = 0.0, 0.0

@@ -15,6 +15,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
+from pfl_jax.methods.cyclic_weight_transfer import cyclic_weight_transfer as cyclic_weight_transfer
 from pfl_jax.methods.ditto import ditto as ditto
 from pfl_jax.methods.factories import RECIPES, annotations, check_hyper_parameters, default_training, recipes_of
 from pfl_jax.methods.fd import fd as fd
@@ -75,11 +76,11 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import check_value, unknown
 
 _FACTORIES = (
-    *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, per_fedavg, fedper, fedbn, lg_fedavg),
-    *(fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme, ditto, fedfomo, fedamp, apple),
-    *(hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd, fml, fedkd, fedmrl, fedphp),
-    *(fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac, fedpac_proto, pfedfda, fedas),
-    *(fedas_cd2, feddpa, fedex_lora, hetlora, fedsa_lora, flora, flexlora),
+    *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, per_fedavg),
+    *(fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme, ditto),
+    *(fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd, fml),
+    *(fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
+    *(fedpac_proto, pfedfda, fedas, fedas_cd2, feddpa, fedex_lora, hetlora, fedsa_lora, flora, flexlora),
 )
 
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in _FACTORIES}

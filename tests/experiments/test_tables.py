@@ -292,17 +292,17 @@ def test_a_table_of_fedas_is_wholly_as_printed_or_as_released(runs, tmp_path, wo
     assert f"- Procedure {procedure}, {said}: all methods take" in (tmp_path / "table.md").read_text()
 
 
-def test_alignment_in_place_is_another_run(runs, tmp_path):
+def test_the_other_procedure_is_another_run(runs, tmp_path):
     words = [*FEDAS_4, "--method", "fedas"]
     order = batch.read(tables.Tables, words)
     ((cell, *_),) = order.jobs_of(order.shown[0])
     assert cell.command().startswith("python -m experiments.cifar10 --method fedas --beta 0.1")
     plain = order.shown[0]._replace(procedure="print").spec()
     for one, other in ((cell, plain), (plain, cell)):
-        folder = tmp_path / (one.kind_of_rounds or "plain")
+        folder = tmp_path / str(one.procedure)
         run.run_cell(one, folder, Console(quiet=True))
         assert cached.inspect(one, folder) == "finished"
-        with pytest.raises(InvalidInput, match="alignment in place"):
+        with pytest.raises(InvalidInput, match="holds another run"):
             cached.inspect(other, folder)
 
 
