@@ -236,12 +236,13 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
 def test_another_version_is_told(monkeypatch):
     versions, said = {"pfl_jax": "bb", "device": "cpu", "chunk": 2}, []
     own = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.10.1"} | versions}
-    stored = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.9.0"} | versions | {"pfl_jax": "aa"}}
+    # Of other sources `resume.record_code` tells.
+    stored = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.9.0"} | versions | {"pfl_jax": "aa", "chunk": 1}}
     monkeypatch.setattr(records, "identity", lambda experiment: own)
     records.check_identity(stored, None, "run", said.append)
     assert said == [
-        "Note: jax 0.9.0 then and 0.10.1 now, pfl_jax aa then and bb now: results may differ in their last bits from "
-        "an uninterrupted run's."
+        "Note: chunk 1 then and 2 now, jax 0.9.0 then and 0.10.1 now: results may differ in their last bits from an "
+        "uninterrupted run's."
     ]
     records.check_identity(own, None, "run", said.append)
     assert len(said) == 1
