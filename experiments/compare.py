@@ -19,7 +19,7 @@ from experiments.fields import Argument
 from experiments.folder import stored_runs
 from experiments.host.console import Terminal, print_text
 from experiments.host.exit_codes import exit_code, leave
-from experiments.show.curves import chosen
+from experiments.show.curves import best_setting_per_method
 from experiments.show.pictures import ENDINGS, save
 
 
@@ -53,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, _ = parse(Options, "experiments.compare", __doc__, arguments)
         check_new("--out", options.out, ".md", ".csv", ".tex")
         check_new("--plot", options.plot, *ENDINGS)
-        groups, _ = stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(options.runs)])
+        groups, _ = stored_runs.grouped(*options.runs)
         chosen_by = ""
         if options.select is not None:
-            groups, chosen_by = chosen(groups, options.eval_protocol)
+            groups, chosen_by = best_setting_per_method(groups, options.eval_protocol)
         groups = stored_runs.renamed(groups, options.name)
         compared = read(groups, options.eval_protocol)
         made = table(compared, options.reference)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from experiments.choices import Protocol
 from experiments.fields import flag
@@ -17,8 +18,8 @@ from experiments.host.console import duration
 from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.options import Options
 from experiments.show.curves import chosen_on, goodness
-from experiments.show.panels import Ranks
-from experiments.show.pictures import Picture
+from experiments.show.draw import ranks as draw_ranks
+from experiments.show.pictures import Panel, Picture
 from experiments.show.tables import NOTHING, Table, number, with_deviation
 from pfl_jax.compare import (
     FEWEST_RUNS,
@@ -260,5 +261,6 @@ def ranks(compared: Compared) -> Picture:
     least = critical_difference(len(names), len(scores))
     order = np.argsort(found, kind="stable").tolist()
     caption = f"Grey bars reach to the methods that cannot be told apart: critical difference {least:.2f} at 5 %."
-    panel = Ranks("", f"mean rank over {len(scores)} runs", [names[i] for i in order], found[order].tolist(), least)
-    return Picture(compared.data, caption, [panel])
+    frame = pd.DataFrame({f"mean rank over {len(scores)} runs": found}, names).iloc[order]
+    draw = functools.partial(draw_ranks, least=least)
+    return Picture(compared.data, caption, [Panel("", draw, frame, (5.2, 0.9 + 0.22 * len(names)))])

@@ -6,9 +6,11 @@ import json
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from run_folders import SMALL, write_run
 
@@ -17,8 +19,9 @@ from experiments.compare import main
 from experiments.comparison import Compared, for_paper, read, table, with_target
 from experiments.folder import stored_runs
 from experiments.run import build
-from experiments.show.panels import Bars, Heat, Lines, Series
-from experiments.show.pictures import Picture, draw, save
+from experiments.show import draw
+from experiments.show.pictures import Panel, Picture, as_svg, save
+from experiments.show.pictures import draw as drawn
 from experiments.show.tables import Table
 from pfl_jax.compare import difference
 from pfl_jax.data import partition_files, sources
@@ -55,7 +58,7 @@ def runs(tmp_path):
 
 
 def compared(folder):
-    groups, _ = stored_runs.group([stored_runs.read(one) for one in stored_runs.find([folder])])
+    groups, _ = stored_runs.grouped(folder)
     return read(groups, "received")
 
 
@@ -229,7 +232,7 @@ def test_time_to_a_target(runs, capsys):
     folder, _ = runs
     assert main([str(folder), "--target", "80"]) == 0
     assert "time to 80" not in " ".join(capsys.readouterr().out.split())
-    groups, _ = stored_runs.group([stored_runs.read(one) for one in stored_runs.find([folder])])
+    groups, _ = stored_runs.grouped(folder)
     means = {"fedpac": (80, 70), "fedper": (79.9, 81), "local": (60, 60)}
     for group in groups:
         for run in group.runs:
@@ -297,16 +300,23 @@ def test_what_cannot_be_compared_is_one_line(runs, spoil, more, said, capsys):
 
 
 def everything():
-    series = [Series(f"method {i}", [1, 2, 3], [i, i + 1, None], is_main=i == 9) for i in range(10)]
+    rows = [(f"method {i}", number, i + number, None, None) for i in range(10) for number in (1, 2)]
+    curves = pd.DataFrame([*rows, ("method 9", 3, None, None, None)], columns=["line", "round", "y", "low", "high"])
+    spaced = pd.DataFrame({"line": "x", "size": [8, 64], "points": [1, -1], "low": [0, -2], "high": [2, 0]})
+    heights = pd.DataFrame({"on": [0.5, None, None], "off": [None, 0.2, 0.3]}).rename_axis(
+        index="client", columns="weight"
+    )
+    maps = [pd.DataFrame(np.eye(5)), pd.DataFrame(3 * np.eye(2), ["a", "b"], ["c", "d"])]
+    gray = partial(draw.matrix, unit="weight", limits=draw.grays(maps))
     return Picture(
         "A title on cifar100 (embedded digit pairs)",
         "A caption.",
         [
-            Lines("lines", "round", "accuracy in %", series),
-            Lines("at ticks", "size", "points", [Series("x", [8, 64], [1, -1], [0, -2], [2, 0])], (8, 64), True),
-            Bars("bars", "client", "weight", {"on": {"0": 0.5}, "off": {"1": 0.2, "2": 0.3}}, 0.4, "equal"),
-            Heat("heat", "j", "i", np.eye(5), [2, 3]),
-            Heat("totals", "j", "i", 3 * np.eye(2), rows=("a", "b"), columns=("c", "d"), totals=(3, 12)),
+            Panel("lines", partial(draw.lines, main="method 9"), curves),
+            Panel("at ticks", partial(draw.lines, is_spaced=True, has_zero=True), spaced),
+            Panel("bars", partial(draw.bars, level=0.4, level_label="equal"), heights),
+            Panel("map", partial(gray, blocks=[2, 3]), maps[0]),
+            Panel("totals", partial(gray, totals=(3, 12)), maps[1]),
         ],
         2,
     )
@@ -325,8 +335,15 @@ def test_pictures_are_saved_whole_and_alike(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_panel_of_a_page_is_as_wide_as_a_telephone():
+    for panel in everything().panels:
+        # 72 points an inch, of which a browser shows 96 pixels.
+        width = ElementTree.fromstring(as_svg(panel)).get("width")
+        assert float(width.removesuffix("pt")) * 96 / 72 <= 390 - 2 * 16
+
+
 def test_lines_differ_without_colors_and_have_names():
-    axes = draw(everything()).axes[0]
+    axes = drawn(everything()).axes[0]
     looks = [str(line._unscaled_dash_pattern) for line in axes.get_lines()]  # pyright: ignore
     assert len(looks) == 10
     assert all(one != other for one, other in itertools.combinations(looks, 2))
@@ -334,12 +351,23 @@ def test_lines_differ_without_colors_and_have_names():
     assert names_of(axes) == [f"method {i}" for i in range(10)]
 
 
+def test_a_line_without_points_keeps_its_color():
+    (panel, *_) = everything().panels
+    frame = panel.frame.assign(line=pd.Categorical(panel.frame.line))
+    whole, without = (
+        drawn(Picture("", "", [panel._replace(frame=some)])).axes[0]
+        for some in (frame, frame[frame.line != "method 0"])
+    )
+    assert [line.get_color() for line in without.get_lines()] == [line.get_color() for line in whole.get_lines()]
+    assert names_of(without) == names_of(whole)[1:]
+
+
 def names_of(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_bars_lines_and_matrices_stand_where_they_belong():
-    figure = draw(everything())
+    figure = drawn(everything())
     _, ticks, bars, heat, other = figure.axes[:5]
     assert [label.get_text() for label in ticks.get_xticklabels()] == ["8", "64"]
     assert ticks.get_lines()[0].get_xdata().tolist() == [0, 1]

@@ -9,13 +9,14 @@ from run_folders import FakeRuns, write_run
 
 from experiments.cli.command import RunCommand
 from experiments.cli.command import main as run_alone
-from experiments.folder import stored_runs, version
+from experiments.folder import version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG
 from experiments.run import run
 from experiments.sweep import __main__ as sweep
 from experiments.tables import __main__ as tables
 from pfl_jax import InvalidInput
+from pfl_jax.frames import find_runs
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -81,7 +82,7 @@ def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys):
     assert f"1 of 2 runs in {out} are of other code than today's: --accept-other-code uses them" in said
     assert said.count("\n") == 1
     assert (out / "runs" / "seed-0" / CONFIG).read_bytes() == before
-    assert stored_runs.find([out]) == [out / "runs" / "seed-0"]
+    assert find_runs(out) == [out / "runs" / "seed-0"]
     assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out), "--accept-other-code"]) == 0
     assert (out / "runs" / "seed-0" / CONFIG).read_bytes() == before
     assert read_config(out / "runs" / "seed-1")["versions"]["pfl_jax"] == "edited"

@@ -252,7 +252,7 @@ def test_the_best_setting_is_chosen_on_validation_examples(tmp_path, pictures):
     for text in (table, printed):
         assert "on validation examples, by received" in text
     assert "Black: the best, chosen on validation examples, by received." in pictures[0].caption
-    assert [one.label for one in pictures[0].panels[0].series if one.is_main] == ["lr=0.2"]
+    assert pictures[0].panels[0].draw.keywords["main"] == "lr=0.2"
 
 
 def test_the_best_setting_is_chosen_by_the_protocol_asked_for(tmp_path, pictures):
