@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from experiments.choices import Protocol
 from experiments.cli.parser import check_new, parse
-from experiments.comparison import for_paper, ranks, read, table, with_target
+from experiments.comparison import for_paper, ranks, read, reference_of, table, with_target
 from experiments.fields import Argument
 from experiments.folder import stored_runs
 from experiments.host.console import Terminal, print_text
@@ -39,11 +39,13 @@ class Options:
     eval_protocol: Protocol = "received"
     """Evaluation protocol of the scores."""
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
-    """Also write the table to a new file: .md, .csv, or .tex with booktabs."""
+    """Also write the table to a file: .md, .csv, or .tex for a column of a paper, with all else as its comments."""
     target: float | None = None
     """Also show after how many rounds, and which virtual time, the mean first reaches this score."""
     plot: Annotated[Path | None, Argument(metavar="FILE")] = None
-    """Also draw the mean ranks with the critical difference to a new file: .png, .svg or .pdf."""
+    """Also draw the mean ranks with the critical difference to a file: .png, .svg or .pdf."""
+    overwrite: bool = False
+    """Replace files of --out and --plot that are there."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         options, _ = parse(Options, "experiments.compare", __doc__, arguments)
-        check_new("--out", options.out, ".md", ".csv", ".tex")
-        check_new("--plot", options.plot, *ENDINGS)
+        check_new("--out", options.out, ".md", ".csv", ".tex", overwrite=options.overwrite)
+        check_new("--plot", options.plot, *ENDINGS, overwrite=options.overwrite)
         groups, _ = stored_runs.grouped(*options.runs)
         chosen_by = ""
         if options.select is not None:
@@ -68,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for note in made.notes:
             print_text(console, note)
         if options.out is not None:
-            made = for_paper(made, compared) if options.out.suffix == ".tex" else made
+            if options.out.suffix == ".tex":
+                made = for_paper(made, compared, reference_of(compared, options.reference))
             made.save(options.out.expanduser())
             print_text(console, f"saved {options.out}")
         if options.plot is not None:

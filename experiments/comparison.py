@@ -2,25 +2,25 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from experiments.choices import Protocol
-from experiments.fields import flag
 from experiments.folder import load
 from experiments.folder.load import Run
 from experiments.folder.run_folder import VALIDATION, VIRTUAL, score_text
-from experiments.folder.stored_runs import Group
+from experiments.folder.stored_runs import Group, short
 from experiments.host.console import duration
 from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.options import Options
+from experiments.papers.settings import Measure
 from experiments.show.curves import chosen_on, goodness
 from experiments.show.draw import ranks as draw_ranks
 from experiments.show.pictures import Panel, Picture
-from experiments.show.tables import NOTHING, Table, number, with_deviation
+from experiments.show.tables import NOTHING, Table, markdown, number, with_deviation
 from pfl_jax.compare import (
     FEWEST_RUNS,
     Difference,
@@ -31,10 +31,11 @@ from pfl_jax.compare import (
     share_worse,
 )
 from pfl_jax.errors import InvalidInput
-from pfl_jax.validation import listed
 
 BASELINE = "local"
 """Method whose clients gain nothing from others."""
+TO_TARGET = ("rounds", "time")
+"""Beginnings of the heads of columns on a target."""
 
 
 class Compared(NamedTuple):
@@ -48,7 +49,8 @@ class Compared(NamedTuple):
       round: the last round that all have.
       scores: name of a method -> scores [N] in the runs of these seeds; the best mean first.
       reference: name of the best method on validation examples; None without such examples.
-      notes: on runs that are left out, and on what else they differ in.
+      notes: on runs that are left out, and options that differ and are in no name.
+      protocol: evaluation protocol of the scores.
     """
 
     data: str
@@ -59,6 +61,21 @@ class Compared(NamedTuple):
     scores: dict[str, list[np.ndarray]]
     notes: Sequence[str] = ()
     reference: str | None = None
+    protocol: Protocol = "received"
+
+    @property
+    def clients(self) -> str:
+        """Numbers of clients of the runs: "20", "18 to 20"."""
+        sizes = {len(row) for rows in self.scores.values() for row in rows}
+        return " to ".join(map(str, sorted({min(sizes), max(sizes)})))
+
+    def differences(self, reference: str) -> dict[str, Difference]:
+        """Difference of each other method to a reference."""
+        return {
+            name: difference(rows, self.scores[reference], higher_is_better=self.higher_is_better)
+            for name, rows in self.scores.items()
+            if name != reference
+        }
 
     def mean(self, name: str) -> float:
         """Mean over runs of the mean over clients."""
@@ -107,27 +124,63 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         if unscored := int(np.sum(~scored)):
             notes.append(f"Without {unscored} clients of seed {seed} that some run does not score.")
     if unnamed := _unnamed(groups):
-        notes.append(f"Beside what their names say, these runs differ in {listed(unnamed, 'and')}.")
+        settings = (" ".join([one.label, *(short(name, one.setting[name]) for name in unnamed)]) for one in groups)
+        notes.append(f"Settings that the names leave out: {'; '.join(settings)}.")
     larger = load.task_of(groups[0].runs[0].config)["higher_is_better"]
     compared = Compared(groups[0].data_name, groups[0].axis, larger, seeds, last, found, notes)
     ordered = sorted(found, key=compared.mean, reverse=larger)
     on = chosen_on(groups)
     best = max(groups, key=lambda one: goodness(one, protocol, on)).label if on == VALIDATION else None
-    return compared._replace(scores={name: found[name] for name in ordered}, reference=best)
+    scores = {name: found[name] for name in ordered}
+    return compared._replace(scores=scores, reference=best, protocol=protocol)
 
 
-def for_paper(table: Table, compared: Compared) -> Table:
-    """The table with the best mean bold if its intervals leave out 0 beside all others; otherwise a dagger marks the
-    methods that cannot be told apart from the best."""
-    best, *others = compared.scores
-    better = {"higher_is_better": compared.higher_is_better}
-    alike = [name for name in others if not difference(compared.scores[name], compared.scores[best], **better).is_clear]
-    rows = []
-    for name, mean, *cells in table.rows:
-        is_marked = alike and name in (best, *alike)
-        rows.append([f"{name}†" if is_marked else name, mean if alike or name != best else f"**{mean}**", *cells])
-    notes = [f"Daggers: cannot be told apart from the best, {best}."] if alike else []
-    return table._replace(rows=rows, notes=[*table.notes, *notes])
+def reference_of(compared: Compared, asked: str | None) -> str:
+    """Method with which all are compared: the one asked for, the best one on validation examples, or the best one.
+
+    Raises:
+      InvalidInput: there is no such method.
+    """
+    names = list(compared.scores)
+    if asked is not None and asked not in names:
+        raise InvalidInput(f"--reference {asked} is none of {', '.join(names)}")
+    return asked or compared.reference or names[0]
+
+
+def for_paper(table: Table, compared: Compared, reference: str) -> Table:
+    """Three columns of a comparison, and those of a target, under a caption of one sentence; the rest are notes.
+
+    The best mean is bold if its interval leaves out 0 beside all others, a dagger marks differences to the reference
+    whose interval contains 0.
+    """
+    best = next(iter(compared.scores))
+    score, apart = compared.axis.removesuffix(" in %"), compared.differences(reference)
+    is_bold = all(one.is_clear for one in compared.differences(best).values())
+    rows, columns = [], [place for place, head in enumerate(table.heads) if head.partition(" to ")[0] in TO_TARGET]
+    for row in table.rows:
+        name, mean = row[0], f"**{row[1]}**" if is_bold and row[0] == best else row[1]
+        minus = row[table.heads.index(f"minus {reference}")]
+        marked = f"{minus}†" if name in apart and not apart[name].is_clear else minus
+        rows.append([name, mean, marked, *(row[place] for place in columns)])
+    heads = ["method", score, "difference", *(table.heads[place] for place in columns)]
+    details = [table.title, *markdown(table.heads, table.rows).splitlines(), *table.notes]
+    return Table(_caption(compared, reference, apart), heads, rows, details)
+
+
+def _caption(compared: Compared, reference: str, apart: Mapping[str, Difference]) -> str:
+    """Sentence with score, data set, round, clients, protocol, seeds and reference."""
+    where = Measure(compared.protocol, "last", "clients").in_words(["protocol"])
+    seeds, several = f"seed{'s' * (len(compared.seeds) > 1)} {_numbers(compared.seeds)}", len(compared.seeds) > 1
+    mean = f"mean over clients ± standard deviation over {seeds}" if several else f"mean over clients, {seeds}"
+    dagger = "" if all(one.is_clear for one in apart.values()) else " (†: its 95 % interval contains 0)"
+    what = f"{compared.axis[0].upper()}{compared.axis[1:]} on {compared.data} after round {compared.round}"
+    return f"{what}, {compared.clients} clients, {where}: {mean}, and difference to {reference}{dagger}"
+
+
+def _numbers(seeds: Sequence[int]) -> str:
+    """Seeds in words: "2 to 6", "0, 2"."""
+    together = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} to {seeds[-1]}" if together and len(seeds) > 1 else ", ".join(map(str, seeds))
 
 
 def _row(run: Run, number: int, protocol: Protocol) -> np.ndarray:
@@ -152,7 +205,7 @@ def _unnamed(groups: Sequence[Group]) -> list[str]:
     common = {*(field.name for field in dataclasses.fields(Options)), *TRAINING_HYPER_PARAMETERS} - {"method"}
     named = {word.partition("=")[0].removeprefix("no-") for one in groups for word in one.label.split()}
     apart = [name for name in common - named if len({repr(one.setting.get(name)) for one in groups}) > 1]
-    return sorted(map(flag, apart))
+    return sorted(apart)
 
 
 def table(compared: Compared, reference: str | None = None) -> Table:
@@ -161,14 +214,8 @@ def table(compared: Compared, reference: str | None = None) -> Table:
     Raises:
       InvalidInput: there is no such method.
     """
-    names = list(compared.scores)
-    if is_own := reference is None:
-        reference = compared.reference or names[0]
-    if reference not in names:
-        raise InvalidInput(f"--reference {reference} is none of {', '.join(names)}")
-    others = [name for name in names if name != reference]
-    better = {"higher_is_better": compared.higher_is_better}
-    rest = {name: difference(compared.scores[name], compared.scores[reference], **better) for name in others}
+    is_own, reference = reference is None, reference_of(compared, reference)
+    rest, better = compared.differences(reference), {"higher_is_better": compared.higher_is_better}
     tests = {name: one.p_value for name, one in rest.items() if one.p_value is not None}
     adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
     text = functools.partial(score_text, percent=compared.axis.endswith("%"))
@@ -192,7 +239,7 @@ def table(compared: Compared, reference: str | None = None) -> Table:
             row[f"minus {reference}"] = text(apart.mean, sign="+")
             row["95 % interval"] = f"{text(apart.low, sign='+')} to {text(apart.high, sign='+')}"
             row[f"worse than {reference}"] = f"{100 * apart.worse:.0f} %"
-        if BASELINE in names and reference != BASELINE:
+        if BASELINE in compared.scores and reference != BASELINE:
             share = share_worse(runs, compared.scores[BASELINE], **better)
             row[f"worse than {BASELINE}"] = NOTHING if name == BASELINE else f"{100 * share:.0f} %"
         rows.append(row)
@@ -201,6 +248,8 @@ def table(compared: Compared, reference: str | None = None) -> Table:
         notes.append(
             f"{reference} was chosen on test examples: give --reference, or make the runs with --val-fraction."
         )
+    elif is_own:
+        notes.append(f"{reference} is the reference, as the best on validation examples; --reference names another.")
     title = f"{compared.data}, {compared.axis} after round {compared.round}"
     return Table(title, list(rows[0]), [list(row.values()) for row in rows], notes)
 
@@ -218,17 +267,16 @@ def with_target(table: Table, groups: Sequence[Group], compared: Compared, proto
         rounds.append(f"{np.mean([line['round'] for line in first]):.1f}" if first else NOTHING)
         timed = first and all(VIRTUAL in line for line in first)
         times.append(duration(float(np.mean([line[VIRTUAL] for line in first]))) if timed else NOTHING)
-    columns = {f"rounds to {target:g}": rounds} | ({f"time to {target:g}": times} if {*times} > {NOTHING} else {})
+    columns = {f"{TO_TARGET[0]} to {target:g}": rounds}
+    columns |= {f"{TO_TARGET[1]} to {target:g}": times} if {*times} > {NOTHING} else {}
     rows = [[*row, *more] for row, *more in zip(table.rows, *columns.values(), strict=True)]
     return table._replace(heads=[*table.heads, *columns], rows=rows)
 
 
 def _notes(compared: Compared, reference: str, found: dict[str, Difference]) -> list[str]:
     seeds = f"seed{'s' * (len(compared.seeds) > 1)} {', '.join(map(str, compared.seeds))}"
-    sizes = [len(scores) for scores in compared.scores[reference]]
-    clients = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
     notes = [
-        f"Scores of {clients} clients, {seeds}; worst tenth and spread "
+        f"Scores of {compared.clients} clients, {seeds}; worst tenth and spread "
         "(standard deviation) over the clients of a run; worse: share of the clients."
     ]
     if alike := [name for name, one in found.items() if not one.is_clear]:

@@ -128,43 +128,47 @@ def test_the_reference_chosen_on_test_examples_is_said_to_be(runs):
     assert table(compared(folder)._replace(reference="fedper")).heads[4] == "minus fedper"
 
 
-@pytest.mark.parametrize("ending", ["tex", "csv"])
-def test_a_table_for_a_paper(runs, tmp_path, ending, capsys):
-    out = tmp_path / f"table.{ending}"
-    names = ["--name", "FedPAC (ours)=fedpac", "Local_1=local"]
-    assert main([str(runs[0]), "--reference", "Local_1", "--out", str(out), *names]) == 0
-    text = out.read_text()
-    if ending == "csv":
-        assert text.startswith("method,mean,")
-        assert "\nLocal_1," in text
-        return
-    assert text.count("\\\\\n") == 4
-    assert r"\begin{tabular}{lrrrrrr}" in text
+def test_a_table_for_a_column_of_a_paper(runs, tmp_path):
+    out, names = tmp_path / "table.tex", ["--name", "FedPAC (ours)=fedpac", "Local_1=local"]
+    assert main([str(runs[0]), "--reference", "FedPAC (ours)", "--out", str(out), *names]) == 0
+    details, _, text = out.read_text().partition(r"\begin{table}")
+    assert all(line.startswith("% ") for line in details.splitlines())
+    assert "| Local_1 |" in details
+    caption = next(line for line in text.splitlines() if line.startswith(r"\caption"))
+    # One sentence, with data, clients, protocol, seeds and reference.
+    assert caption.count(". ") == 0
+    for words in ("digits", "round 4", "5 clients", "(received)", "seeds 0 to 2", "FedPAC (ours)"):
+        assert words in caption
+    rows = dict(row.removesuffix(r" \\").split(" & ", 1) for row in text.splitlines() if row.endswith(r"\\"))
+    assert rows["method"] == "accuracy & difference"
     # FedPAC and FedPer cannot be told apart, so that no mean is bold.
-    assert r"FedPAC (ours)$^\dagger$ & " in text
-    assert r"fedper$^\dagger$ & " in text
-    assert r"Local\_1 & " in text
-    assert r"$\pm$" in text
-    assert "textbf" not in text
-    assert r"95 \% interval" in text
-    # Every character that LaTeX reads otherwise is escaped.
-    assert not [line for line in text.splitlines()[1:] if line.replace(r"\%", "").count("%")]
+    assert [name for name, cells in rows.items() if cells.endswith(r"$^\dagger$")] == ["fedper"]
+    assert r"Local\_1" in rows
+    assert r"\textbf" not in text
+
+
+def test_a_table_for_other_programs(runs, tmp_path):
+    out = tmp_path / "table.csv"
+    assert main([str(runs[0]), "--name", "Local_1=local", "--out", str(out)]) == 0
+    assert out.read_text().startswith("method,mean,worst tenth,")
+    assert "\nLocal_1," in out.read_text()
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_tables_compile_with_latex(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = ["--name", "FedPAC_{ours} & more~50 %=fedpac", "Local#1^2$\\x=local"]
+    names = ["--name", "Our_{s} & 50 %=fedpac", "Local#1^2$\\x~=local"]
     assert main([str(runs[0]), "--out", "table.tex", *names]) == 0
     signs = Table("100 % of them_", ["a & b", "-1.50"], [["±", "-2 to +3"], ["\N{MINUS SIGN}4", "—"]])
     signs.save(Path("signs.tex"))
     inputs = r"\input{table} \input{signs}"
     Path("paper.tex").write_text(
-        rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{inputs}\end{{document}}"
+        rf"\documentclass[twocolumn]{{article}}\usepackage{{booktabs}}\begin{{document}}{inputs}\end{{document}}"
     )
     done = subprocess.run(["pdflatex", "-halt-on-error", "paper.tex"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "Missing character" not in done.stdout + Path("paper.log").read_text(errors="replace")
+    assert "Overfull" not in done.stdout
     assert Path("paper.pdf").stat().st_size > 10_000
 
 
@@ -174,8 +178,8 @@ def test_the_best_is_bold_where_no_other_is_as_good():
         "b": [np.full(4, 70.0 + seed % 2) for seed in range(4)],
     }
     best = Compared("digits", "accuracy in %", True, [0, 1, 2, 3], 4, scores)
-    text = for_paper(table(best), best).text(".tex")
-    assert r"a & \textbf{91.50 $\pm$ 1.29} & " in text
+    text = for_paper(table(best), best, "a").text(".tex")
+    assert r"a & \textbf{91.50 $\pm$ 1.29} & --" in text
     assert "dagger" not in text
 
 
@@ -187,8 +191,12 @@ def test_the_files_of_the_command(runs, tmp_path, capsys):
     assert "| fedpac |" in out.read_text()
     picture = plot.read_text()
     assert all(f">{name}<" in picture for name in LEVELS)
-    assert main([str(runs[0]), "--out", str(out)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    before = out.read_bytes()
+    assert main([str(runs[0]), "--reference", "local", "--out", str(out)]) == 2
+    assert "is there already: give another name, or --overwrite" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert main([str(runs[0]), "--reference", "local", "--out", str(out), "--overwrite"]) == 0
+    assert "minus local" in out.read_text()
 
 
 def test_the_worst_tenth_is_the_number_of_clients_nearest_to_a_tenth():
@@ -215,16 +223,14 @@ def test_clients_that_a_run_does_not_score_are_told(runs):
     assert any(note.startswith("Scores of 3 to 5 clients, seeds") for note in notes)
 
 
-def test_options_that_no_name_tells_are_noted(runs):
+def test_settings_that_no_name_has_are_noted(runs):
     folder, _ = runs
     assert not compared(folder).notes
     for seed in range(3):
-        write_run(folder / f"fedrep-{seed}", (*words("fedrep"), "--local-steps", "3"), seed=seed)
-    notes = table(compared(folder)).notes
-    assert any(
-        note.startswith("Beside what their names say, these runs differ in --") and "--local-steps" in note
-        for note in notes
-    )
+        write_run(folder / f"fedrep-{seed}", (*words("fedrep"), "--lr", "0.3"), seed=seed)
+    (note,) = (note for note in table(compared(folder)).notes if note.startswith("Settings that the names leave out"))
+    assert "fedrep lr=0.3" in note
+    assert "fedpac lr=0.05" in note
 
 
 def test_time_to_a_target(runs, capsys):
