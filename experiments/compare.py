@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared = read(groups, options.eval_protocol)
         made = table(compared, options.reference)
         if options.target is not None:
-            made = with_target(made, groups, compared, options.eval_protocol, options.target)
+            made = with_target(made, groups, compared, options.target)
         made = made._replace(notes=[*filter(None, [chosen_by]), *made.notes])
         console = Terminal()
         console.print(made.terminal())

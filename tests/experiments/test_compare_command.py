@@ -65,13 +65,13 @@ def compared(folder):
 def test_clients_are_compared_one_by_one_after_the_last_round(runs):
     folder, accuracies = runs
     found = compared(folder)
-    assert (list(found.scores), found.seeds, found.round) == (["fedpac", "fedper", "local"], [0, 1, 2], 4)
-    for method, rows in found.scores.items():
-        np.testing.assert_array_equal(rows, [accuracies[method, seed] for seed in range(3)])
+    assert (list(found.means), found.seeds, found.round) == (["fedpac", "fedper", "local"], [0, 1, 2], 4)
+    for method in LEVELS:
+        np.testing.assert_array_equal(found.of_runs(method), [accuracies[method, seed] for seed in range(3)])
     _, heads, rows, notes, _ = table(found)
     assert heads[-2:] == ["worse than fedpac", "worse than local"]
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
-    want = difference(found.scores["local"], found.scores["fedpac"])
+    want = difference(found.of_runs("local"), found.of_runs("fedpac"))
     assert by_name["local"]["minus fedpac"] == f"{want.mean:+.2f}"
     assert by_name["local"]["95 % interval"] == f"{want.low:+.2f} to {want.high:+.2f}"
     assert by_name["local"]["worse than fedpac"] == f"{100 * want.worse:.0f} %"
@@ -114,7 +114,7 @@ def test_of_errors_the_smallest_is_the_best(runs):
     for path in folder.iterdir():
         edit(path, task=OF_ERRORS)
     found = compared(folder)
-    assert list(found.scores) == ["local", "fedper", "fedpac"]
+    assert list(found.means) == ["local", "fedper", "fedpac"]
     _, heads, rows, _, _ = table(found)
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     assert by_name["fedpac"]["worse than local"] == "100 %"
@@ -173,11 +173,9 @@ def test_tables_compile_with_latex(runs, tmp_path, monkeypatch):
 
 
 def test_the_best_is_bold_where_no_other_is_as_good():
-    scores = {
-        "a": [np.full(4, 90.0 + seed) for seed in range(4)],
-        "b": [np.full(4, 70.0 + seed % 2) for seed in range(4)],
-    }
-    best = Compared("digits", "accuracy in %", True, [0, 1, 2, 3], 4, scores)
+    index = pd.MultiIndex.from_product([range(4), range(4)], names=["seed", "client"])
+    seeds = index.get_level_values("seed")
+    best = Compared("digits", "accuracy in %", True, 4, pd.DataFrame({"a": 90.0 + seeds, "b": 70.0 + seeds % 2}, index))
     text = for_paper(table(best), best, "a").text(".tex")
     assert r"a & \textbf{91.50 $\pm$ 1.29} & --" in text
     assert "dagger" not in text
@@ -200,8 +198,9 @@ def test_the_files_of_the_command(runs, tmp_path, capsys):
 
 
 def test_the_worst_tenth_is_the_number_of_clients_nearest_to_a_tenth():
-    scores = {"one": [np.arange(15.0)], "other": [np.arange(15.0)]}
-    _, _, rows, _, _ = table(Compared("digits", "accuracy in %", True, [0], 4, scores, []))
+    index = pd.MultiIndex.from_product([[0], range(15)], names=["seed", "client"])
+    scores = pd.DataFrame({"one": np.arange(15.0), "other": np.arange(15.0)}, index)
+    _, _, rows, _, _ = table(Compared("digits", "accuracy in %", True, 4, scores))
     assert rows[0][2] == "0.50"
 
 
@@ -245,7 +244,7 @@ def test_time_to_a_target(runs, capsys):
             for line, mean in zip(run.lines, means[group.method], strict=True):
                 line["received"]["mean"] = 90 if (group.method, run.seed) == ("local", 1) else mean
                 line["virtual_seconds"] = 100 * line["round"] + run.seed
-    _, heads, rows, _, _ = with_target(table(read(groups, "received")), groups, compared(folder), "received", 80)
+    _, heads, rows, _, _ = with_target(table(read(groups, "received")), groups, compared(folder), 80)
     assert heads[-2:] == ["rounds to 80", "time to 80"]
     assert [row[-2:] for row in rows] == [["2.0", "3:21"], ["4.0", "6:41"], ["—", "—"]]
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import pandas as pd
 
 from experiments import comparison
@@ -274,15 +273,15 @@ WHOLE = {"field-texts": 90_298_464, "field-images": 556_072}
 def compared_clients(one: Comparison) -> comparison.Compared | None:
     """Scores of the clients by PROTOCOL, of methods that have them for all seeds; None for fewer than two."""
     name = f"{PROTOCOL}_per_client"
-    scores = {
-        each.method: [np.array(run.lines[-1][name], np.float64) for run in each.results]
+    runs = {
+        each.method: each.results
         for each in one.tuned
         if len(each.results) == len(SEEDS) and all(name in run.lines[-1] for run in each.results)
     }
-    if len(scores) < 2:
+    if len(runs) < 2:
         return None
-    found = comparison.Compared(one.field.title, "accuracy in %", True, list(SEEDS), one.field.rounds, scores)
-    return found._replace(scores={name: scores[name] for name in sorted(scores, key=found.mean, reverse=True)})
+    scores = comparison.scores_of(runs, one.field.rounds, PROTOCOL)
+    return comparison.Compared(one.field.title, "accuracy in %", True, one.field.rounds, scores)
 
 
 def _differences(compared: comparison.Compared) -> dict[str, object]:
