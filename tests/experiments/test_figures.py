@@ -134,7 +134,6 @@ def test_sweeps_show_the_last_round_of_each_run(tmp_path):
         np.testing.assert_allclose([y, high - low], [3.005 + s / 100, 0.01], atol=1e-3)
     assert set(heterogeneity.frame.iloc[:, 1]) == {0, 20, 40, 60, 80}
     assert sizes.frame.line.unique().tolist()[-1] == sizes.draw.keywords["main"] == "fedpac"
-    assert "Means over seeds 0 to 1" in compose([runs]).caption
 
 
 def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
@@ -146,8 +145,6 @@ def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
         np.testing.assert_allclose(values, (rounds - rounds.mean()) / 10, atol=1e-3)
     # FedAS's measure, as in its tables: trained models, pooled, in the best round.
     assert f"mean {57.5 + rounds.mean() / 10:.1f} %" in epochs.title
-    said = "after local training (trained), in the best evaluated round, pooled over all test examples"
-    assert f"Accuracy in percent {said}." in compose([runs]).caption
 
 
 def test_replaced_parameters_are_measured_as_the_paper_does(tmp_path):
@@ -157,26 +154,20 @@ def test_replaced_parameters_are_measured_as_the_paper_does(tmp_path):
         found = compose([runs]).panels[0].frame.groupby("line", sort=False)["accuracy in %"].first()
         # Of two clients one has three quarters of the examples, and twice the accuracy.
         np.testing.assert_allclose(found, [30 * factor, 10 * factor])
-    assert "Accuracy in percent mean over clients; in the paper pooled" in compose([runs]).caption
     # Means over the cohort.
     _, rounds, traces, *_ = compose([runs]).panels[1].frame.items()
     np.testing.assert_allclose(traces[1], [info(20, number)["trace"].mean() for number in rounds[1]])
 
 
 @pytest.mark.parametrize(
-    ("figure", "words", "values", "said"),
+    ("figure", "words", "values"),
     [
-        ("fedas 5", "", [62.5, 52.5], "after local training (trained), pooled over all test examples."),
-        (
-            "fedas 5",
-            "--eval-protocol received",
-            [72.5, 62.5],
-            "(received), pooled over all test examples; in the paper",
-        ),
-        ("fedpac 1", "--score best", [70] * 5, "(received), in the best evaluated round, mean over clients; in the"),
+        ("fedas 5", "", [62.5, 52.5]),
+        ("fedas 5", "--eval-protocol received", [72.5, 62.5]),
+        ("fedpac 1", "--score best", [70] * 5),
     ],
 )
-def test_what_is_drawn_is_what_was_asked_for(figure, words, values, said, tmp_path, monkeypatch):
+def test_what_is_drawn_is_what_was_asked_for(figure, words, values, tmp_path, monkeypatch):
     fake = FakeRuns()
     fake.accuracies = lambda options: [0.7, 0.6]
     monkeypatch.setattr(run, "run", fake)
@@ -186,8 +177,6 @@ def test_what_is_drawn_is_what_was_asked_for(figure, words, values, said, tmp_pa
     assert main([*chosen, *words.split()]) == 0
     record = json.loads((tmp_path / f"{paper}-figure-{number}.json").read_text())
     np.testing.assert_allclose([row[2] for row in record["panels"][0]["frame"]["data"]], values)
-    assert said in record["caption"]
-    assert "eval-protocol" not in record["caption"]
 
 
 def test_stragglers_and_online_clients_stand_apart(tmp_path, monkeypatch):

@@ -217,7 +217,7 @@ def test_a_score_that_would_take_the_place_of_another_in_files_is_refused(model,
     assert f"the score {name} of the task regression needs a name of its own" in capsys.readouterr().err
 
 
-def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys, monkeypatch):
+def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_error(here, capsys):
     assert main("digits", [*OF_DIGITS, "--lr", "0.01", "--rounds", "3", "--checkpoint-every", "1", "--out", "run"]) == 0
     shown = capsys.readouterr().out
     assert "mean mse over clients" in shown
