@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from experiments.cli.parser import check_new, parse
-from experiments.comparison import for_paper, ranks, read, table, with_target
+from experiments.comparison import for_paper, ranks, read, reference_of, table, with_target
 from experiments.folder import stored_runs
 from experiments.host.console import Terminal, print_text
 from experiments.host.exit_codes import exit_code, leave
-from experiments.show.curves import chosen
+from experiments.show.curves import best_setting_per_method
 from experiments.show.pictures import ENDINGS, save
 from experiments.spec.choices import Protocol
 from experiments.spec.option_notes import Argument
@@ -39,11 +39,13 @@ class Options:
     eval_protocol: Protocol = "received"
     """Evaluation protocol of the scores."""
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
-    """Also write the table to a new file: .md, .csv, or .tex with booktabs."""
+    """Also write the table to a file: .md, .csv, or .tex for a column of a paper, with all else as its comments."""
     target: float | None = None
-    """Also show after how many rounds, and which virtual time, the mean first reaches this score."""
+    """Also show after how many rounds the mean first reaches this score."""
     plot: Annotated[Path | None, Argument(metavar="FILE")] = None
-    """Also draw the mean ranks with the critical difference to a new file: .png, .svg or .pdf."""
+    """Also draw the mean ranks with the critical difference to a file: .png, .svg or .pdf."""
+    overwrite: bool = False
+    """Replace files of --out and --plot that are there."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,24 +53,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         options, _ = parse(Options, "experiments.compare", __doc__, arguments)
-        check_new("--out", options.out, ".md", ".csv", ".tex")
-        check_new("--plot", options.plot, *ENDINGS)
-        groups, _ = stored_runs.group([stored_runs.read(folder) for folder in stored_runs.find(options.runs)])
+        check_new("--out", options.out, ".md", ".csv", ".tex", overwrite=options.overwrite)
+        check_new("--plot", options.plot, *ENDINGS, overwrite=options.overwrite)
+        groups, _ = stored_runs.grouped(*options.runs)
         chosen_by = ""
         if options.select is not None:
-            groups, chosen_by = chosen(groups, options.eval_protocol)
+            groups, chosen_by = best_setting_per_method(groups, options.eval_protocol)
         groups = stored_runs.renamed(groups, options.name)
         compared = read(groups, options.eval_protocol)
         made = table(compared, options.reference)
         if options.target is not None:
-            made = with_target(made, groups, compared, options.eval_protocol, options.target)
+            made = with_target(made, groups, compared, options.target)
         made = made._replace(notes=[*filter(None, [chosen_by]), *made.notes])
         console = Terminal()
         console.print(made.terminal())
         for note in made.notes:
             print_text(console, note)
         if options.out is not None:
-            made = for_paper(made, compared) if options.out.suffix == ".tex" else made
+            if options.out.suffix == ".tex":
+                made = for_paper(made, compared, reference_of(compared, options.reference))
             made.save(options.out.expanduser())
             print_text(console, f"saved {options.out}")
         if options.plot is not None:

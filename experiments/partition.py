@@ -99,8 +99,7 @@ def picture(dataset: Dataset, parts: Partition, words: str) -> Picture:
         raise InvalidInput(f"--picture: {dataset.description} has no classes, which it would show")
     y = np.concatenate([dataset.train_y, dataset.test_y])
     table = np.stack([np.bincount(y[rows], minlength=dataset.num_classes) for rows in parts.train])
-    chart = classes_by_clients(table, "", dataset.class_names)
-    return Picture(f"Partition {words} of {dataset.description}", chart.caption, list(chart.panels))
+    return classes_by_clients(table, f"Partition {words} of {dataset.description}", dataset.class_names)
 
 
 if __name__ == "__main__":

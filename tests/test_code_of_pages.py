@@ -332,7 +332,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_evening_ends_with_a_table_and_a_figure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    commands = [line for text in blocks("docs/evening.md", "sh") for line in text.splitlines()]
+    commands = [line for text in blocks("docs/evening.md", "sh") for line in text.replace("\\\n", "").splitlines()]
     assert len(commands) == 8
     (paper,) = blocks("docs/evening.md", "tex")
     Path("paper.tex").write_text(paper)

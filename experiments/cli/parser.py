@@ -177,12 +177,16 @@ def unknown_option(word: str, options: Mapping[str, Option]) -> str:
     return f"unknown option {head}{(hint(head, known) if head.startswith('--') else '') or ': see --help'}"
 
 
-def check_new(option: str, path: Path | None, *endings: str) -> None:
-    """Raise InvalidInput if an option names a file that is there, or whose name has none of the endings."""
+def check_new(option: str, path: Path | None, *endings: str, overwrite: bool | None = None) -> None:
+    """Raise InvalidInput if an option names a file that is there, or whose name has none of the endings.
+
+    `overwrite` is the value of --overwrite, of commands that have it.
+    """
     if path is not None and endings and path.suffix not in endings:
         raise InvalidInput(f"{option} {path}: the name ends in {listed(endings)}")
-    if path is not None and path.expanduser().exists():
-        raise InvalidInput(f"{option} {path} is there already: give another name, or remove it")
+    if path is not None and path.expanduser().exists() and not overwrite:
+        way = "remove it" if overwrite is None else "--overwrite"
+        raise InvalidInput(f"{option} {path} is there already: give another name, or {way}")
 
 
 def choose(name: str, asked: Iterable[str], choices: Iterable[str]) -> None:

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 from jax.flatten_util import ravel_pytree
 
-from experiments.figures.fedpac import curves, lines, of_methods
+from experiments.figures.fedpac import curves, of_methods
 from experiments.figures.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
 from experiments.run.loaded_run import load_run
-from experiments.show.panels import ACCURACY, ROUND, Bars, Lines, Panel, Series, over_seeds
+from experiments.show.draw import ACCURACY, bars, lines, over_runs, rows_of
+from experiments.show.pictures import Panel
 from pfl_jax import simulate
 from pfl_jax.base import Model, Params, PRNGKey, PyTree
 from pfl_jax.data.federated import FederatedData, client_data
@@ -117,35 +119,37 @@ def _fisher(runs: Runs) -> list[Panel]:
         counts = one["test_count"] if is_pooled else np.ones_like(one["test_count"])
         return [100 * pooled(row, counts) for row in one[name]]
 
-    series = [
-        over_seeds(label, percent, [means(one, name) for one in seeds], is_main=is_main)
-        for name, label, is_main in (
-            ("at_random", "random parameters", False),
-            ("highest", "highest Fisher information", True),
-        )
+    main = "highest Fisher information"
+    rows = [
+        rows_of(label, percent, [means(one, name) for one in seeds], x_label="replaced parameters in %")
+        for name, label in (("at_random", "random parameters"), ("highest", main))
     ]
-    traces = [{number: trace.mean() for number, trace in one.items()} for one in runs.info(("fedas",), "trace")]
-    growth = over_seeds("mean over the cohort", list(traces[0]), [list(one.values()) for one in traces], is_main=True)
+    traces, over = runs.info(("fedas",), "trace"), "mean over the cohort"
+    growth = [[trace.mean() for trace in one.values()] for one in traces]
+    growing = over_runs(rows_of(over, [*traces[0]], growth, y_label=f"t-FIM, {over}"))
+    draw = functools.partial(lines, main=main, is_spaced=True)
     return [
-        Lines("(a) parameters replaced by untrained ones", "replaced parameters in %", ACCURACY, series, percent),
-        Lines("(b) trace of the Fisher information", ROUND, "t-FIM, mean over the cohort", [growth]),
+        Panel("(a) parameters replaced by untrained ones", draw, over_runs(pd.concat(rows))),
+        Panel("(b) trace of the Fisher information", functools.partial(lines, main=over), growing),
     ]
 
 
-def _straggler_bars(runs: Runs) -> Bars:
+def _straggler_bars(runs: Runs) -> Panel:
     """Aggregation weights in the last round of the first seed, in which all clients take part."""
     options = runs.config(("stragglers",))["options"]
     weights = runs.info(("stragglers",), "weights")[0][options["rounds"]]
     slow = np.asarray(simulate.stragglers(jax.random.key(0), len(weights), options["straggler_fraction"]))
-    groups = {"online clients": np.flatnonzero(~slow), "stragglers": np.flatnonzero(slow)}
-    bars = {name: {str(client): float(weights[client]) for client in clients} for name, clients in groups.items()}
-    title = f"(a) round {options['rounds']}, everyone takes part"
-    return Bars(title, "client", "aggregation weight", bars, 1 / len(weights), "equal weights")
+    frame = pd.DataFrame(
+        {"online clients": np.where(slow, np.nan, weights), "stragglers": np.where(slow, weights, np.nan)}
+    )
+    frame = frame.rename_axis("client").rename_axis(columns="aggregation weight")
+    draw = functools.partial(bars, level=1 / len(weights), level_label="equal weights")
+    return Panel(f"(a) round {options['rounds']}, everyone takes part", draw, frame, (4.8, 2.9))
 
 
 def _discussion(runs: Runs) -> list[Panel]:
     labels: dict[Key, str] = {("align", name): label for name, (label, _) in ALIGNMENTS.items()}
-    return [_straggler_bars(runs), lines(runs, "(b) ways to align", labels, ("align", "fedas"))]
+    return [_straggler_bars(runs), runs.curves("(b) ways to align", labels, ("align", "fedas"))]
 
 
 def _discussion_variants(runs: Runs) -> dict[Key, Values]:
@@ -156,8 +160,8 @@ def _discussion_variants(runs: Runs) -> dict[Key, Values]:
 
 def _compatibility(runs: Runs) -> list[Panel]:
     return [
-        lines(runs, "(a) normalization of the Fisher traces", NORMALIZATIONS, ("normalization", "proportional")),
-        lines(runs, "(b) channel-wise split", CHANNEL_METHODS, ("channels", "fedas_cd2")),
+        runs.curves("(a) normalization of the Fisher traces", NORMALIZATIONS, ("normalization", "proportional")),
+        runs.curves("(b) channel-wise split", CHANNEL_METHODS, ("channels", "fedas_cd2")),
     ]
 
 
@@ -182,13 +186,13 @@ def _hyper_parameter_variants(runs: Runs) -> dict[Key, Values]:
 
 
 def _hyper_parameters(runs: Runs) -> list[Panel]:
-    def panel(title: str, x_label: str, name: str, steps: tuple[int, ...]) -> Lines:
-        rows = np.array([runs.reported((f"{name}={step}",)) for step in steps]).T
-        series: list[Series] = [
-            over_seeds("fedas", steps, (rows - rows.mean(axis=1, keepdims=True)).tolist(), is_main=True)
-        ]
-        title = f"{title}; mean {rows.mean():.1f} %"
-        return Lines(title, x_label, "accuracy minus the mean, in points", series, steps, zero_line=True)
+    def panel(title: str, x_label: str, name: str, steps: tuple[int, ...]) -> Panel:
+        rows = runs.over_values(x_label, steps, {"fedas": [(f"{name}={step}",) for step in steps]})
+        mean = rows[ACCURACY].mean()
+        rows[ACCURACY] -= rows.groupby("run")[ACCURACY].transform("mean")
+        frame = over_runs(rows.rename(columns={ACCURACY: "accuracy minus the mean, in points"}))
+        draw = functools.partial(lines, main="fedas", is_spaced=True, has_zero=True)
+        return Panel(f"{title}; mean {mean:.1f} %", draw, frame)
 
     return [
         panel("(a) batch size BS", "batch size", "batch_size", BATCH_SIZES),

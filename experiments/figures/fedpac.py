@@ -1,14 +1,15 @@
 """Figures of FedPAC (Xu, Tong, Huang. ICLR 2023) and of its replication (Ding 2025)."""
 
-import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import numpy as np
+import pandas as pd
 
 from experiments.figures.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
-from experiments.show.panels import ACCURACY, ROUND, Heat, Lines, Panel, over_seeds
+from experiments.show.draw import grays, lines, matrix, over_runs
+from experiments.show.pictures import Panel
 from pfl_jax.data.partition import dominant_classes
 
 STEPS = {"s": (0, 20, 40, 60, 80), "train_size": (150, 300, 600, 1200)}
@@ -24,18 +25,9 @@ EPOCHS = (1, 5, 10, 20)
 COMPARED = ("local", "fedavg", "fedavg_ft", "fedrep", "fedbabu", "ditto", "fedpac")
 
 
-def lines(runs: Runs, title: str, labels: Mapping[Key, str], main: Key) -> Lines:
-    """Accuracy over rounds, a line with its label for each of some runs, the main one last."""
-    series = []
-    for key in sorted(labels, key=lambda key: key == main):
-        rounds, rows = runs.curve(key)
-        series.append(over_seeds(labels[key], rounds, rows, is_main=key == main))
-    return Lines(title, ROUND, ACCURACY, series)
-
-
 def curves(runs: Runs, main: str) -> list[Panel]:
     """Accuracy over rounds, a line for each method."""
-    return [lines(runs, runs.data, {(method,): method for method in runs.methods}, (main,))]
+    return [runs.curves(runs.data, {(method,): method for method in runs.methods}, (main,))]
 
 
 def of_methods(runs: Runs) -> dict[Key, Values]:
@@ -51,11 +43,9 @@ def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., 
         return {(f"{name}={step}", own): {"method": own, name: step} for name, step in steps for own in runs.methods}
 
     def panel(runs: Runs, name: str) -> Panel:
-        series, steps = [], STEPS[name]
-        for method in runs.methods:
-            seeds = zip(*[runs.reported((f"{name}={step}", method)) for step in steps], strict=True)
-            series.append(over_seeds(method, steps, [list(row) for row in seeds], is_main=method == "fedpac"))
-        return Lines(runs.data, LABELS[name], ACCURACY, series, x_ticks=steps)
+        keys = {method: [(f"{name}={step}", method) for step in STEPS[name]] for method in runs.methods}
+        frame = over_runs(runs.over_values(LABELS[name], STEPS[name], keys))
+        return Panel(runs.data, functools.partial(lines, main="fedpac", is_spaced=True), frame)
 
     def panels(runs: Runs) -> list[Panel]:
         return [panel(runs, name) for name in names]
@@ -69,11 +59,12 @@ def heat_rounds(evaluated: Collection[int]) -> list[int]:
     return sorted({min(evaluated), min(evaluated, key=lambda number: abs(number - middle)), max(evaluated)})
 
 
-def by_group(matrix: np.ndarray, num_groups: int) -> tuple[np.ndarray, list[int]]:
-    """Matrix [N, N] with rows and columns sorted by group of clients, i mod G, and the groups' sizes."""
-    groups = np.arange(len(matrix)) % num_groups
+def by_group(weights: np.ndarray, num_groups: int) -> tuple[pd.DataFrame, list[int]]:
+    """Weights [N, N] with rows and columns sorted by group of clients, i mod G, and the groups' sizes."""
+    groups = np.arange(len(weights)) % num_groups
     order = np.argsort(groups, kind="stable")
-    return matrix[np.ix_(order, order)], np.bincount(groups).tolist()
+    names = pd.Index(order, name="client"), pd.Index(order, name="head of client")
+    return pd.DataFrame(weights[np.ix_(order, order)], *names), np.bincount(groups).tolist()
 
 
 def _heat_variants(runs: Runs) -> dict[Key, Values]:
@@ -81,17 +72,17 @@ def _heat_variants(runs: Runs) -> dict[Key, Values]:
 
 
 def _heat_panels(runs: Runs) -> list[Panel]:
-    panels: list[Panel] = []
+    maps: dict[str, pd.DataFrame] = {}
+    blocks: list[int] = []
     for s in HEAT_HETEROGENEITY:
         key = (f"s={s}", "fedpac")
         num_groups = len(dominant_classes(runs.config(key)["data"]["num_classes"]))
         seeds = runs.info(key, "head_weights")
         for number in heat_rounds(seeds[0].keys()):
             mean = np.mean([weights[number] for weights in seeds], axis=0)
-            matrix, blocks = by_group(mean, num_groups)
-            heat = Heat(f"s = {s} %, round {number}", "head of client", "client", matrix.tolist(), blocks)
-            panels.append(dataclasses.replace(heat, has_square_cells=True))
-    return panels
+            maps[f"s = {s} %, round {number}"], blocks = by_group(mean, num_groups)
+    draw = functools.partial(matrix, unit="weight", limits=grays([*maps.values()]), blocks=blocks, is_square=True)
+    return [Panel(title, draw, frame, (3.2, 2.5)) for title, frame in maps.items()]
 
 
 def _epochs(runs: Runs) -> dict[Key, Values]:
@@ -99,7 +90,7 @@ def _epochs(runs: Runs) -> dict[Key, Values]:
 
 
 def _epoch_curves(runs: Runs) -> list[Panel]:
-    return [lines(runs, runs.data, {(f"epochs={e}", "fedpac"): f"E = {e}" for e in EPOCHS}, ("epochs=5", "fedpac"))]
+    return [runs.curves(runs.data, {(f"epochs={e}", "fedpac"): f"E = {e}" for e in EPOCHS}, ("epochs=5", "fedpac"))]
 
 
 _heat = functools.partial(

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from experiments.cli.batch import Job, jobs_of_seeds, one_of_many, read_options
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import slug
 from experiments.papers.settings import PAPERS, Measure
-from experiments.show.panels import Panel
-from experiments.show.pictures import Picture
+from experiments.show.draw import lines, over_runs, rows_of
+from experiments.show.pictures import Panel, Picture
 from experiments.spec import presets
 from experiments.spec.identity import differences, relevant_options
 from experiments.spec.option_notes import assignments
@@ -141,12 +142,30 @@ class Runs:
         """Configuration of a run, that of its first seed."""
         return load.read_config(self.jobs[key][0].folder)
 
-    def curve(self, key: Key) -> tuple[list[int], list[list[float | None]]]:
-        """Rounds [R] of a run's evaluations, and mean accuracy in percent for each seed [R]."""
-        runs = [stored_runs.read(job.folder) for job in self.jobs[key]]
-        return [line["round"] for line in runs[0].lines], [
-            run.curve(self.measure.protocol, self.measure.average) for run in runs
-        ]
+    def curves(self, title: str, labels: Mapping[Key, str], main: Key) -> Panel:
+        """Accuracy over rounds, a line with its label for each of some runs, the main one over the others."""
+        rows = []
+        for key in sorted(labels, key=lambda key: key == main):
+            runs = [stored_runs.read(job.folder) for job in self.jobs[key]]
+            rounds = [line["round"] for line in runs[0].lines]
+            rows.append(
+                rows_of(labels[key], rounds, [run.curve(self.measure.protocol, self.measure.average) for run in runs])
+            )
+        return Panel(title, functools.partial(lines, main=labels.get(main, "")), over_runs(pd.concat(rows)))
+
+    def over_values(self, name: str, values: Sequence[float], keys: Mapping[str, Sequence[Key]]) -> pd.DataFrame:
+        """Rows for `draw.over_runs`: accuracy in the reported round by the values of an option.
+
+        Args:
+          name: of the option, for the axis.
+          values: of the option.
+          keys: label of a line -> the run for each value.
+        """
+        found = []
+        for label, of_values in keys.items():
+            runs = np.transpose([self.reported(key) for key in of_values])
+            found.append(rows_of(label, values, runs, x_label=name))
+        return pd.concat(found)
 
     def reported(self, key: Key) -> list[float | None]:
         """Mean accuracy in percent in the reported round, for each seed."""
@@ -188,7 +207,7 @@ def compose(every: Sequence[Runs]) -> Picture:
     for runs in every:
         for panel in figure.panels(runs):
             several = len(every) > 1 and panel.title != runs.data
-            panels.append(dataclasses.replace(panel, title=f"{panel.title}, {runs.data}") if several else panel)
+            panels.append(panel._replace(title=f"{panel.title}, {runs.data}") if several else panel)
     where = f" on {every[0].data}" if len(every) == 1 else ""
     return Picture(f"{figure.title}: {figure.subject}{where}", _caption(every), panels, figure.columns)
 

@@ -1,7 +1,6 @@
 """Reading of a run's files."""
 
 import functools
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from experiments.spec.identity import relevant_options
 from experiments.spec.own_code import read as read_file
 from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
+from pfl_jax.frames import read_json, read_metrics, task_of
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
@@ -44,32 +44,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return read_json(Path(folder) / CONFIG)
 
 
-def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Evaluations of a run in order, see `Evaluation.record`; InvalidInput if they cannot be read.
-
-    An incomplete last line is left out: the run continues, or was killed while it wrote.
-    """
-    text = _text(Path(folder) / METRICS)
-    lines = text.splitlines()
-    if lines and not text.endswith("\n"):
-        lines.pop()
-    return [_parse_json(line, Path(folder) / METRICS) for line in lines]
-
-
 def measured(line: dict[str, Any]) -> list[Protocol]:
     """Protocols of an evaluation."""
     return [protocol for protocol in PROTOCOLS if isinstance(line.get(protocol), dict)]
-
-
-def read_json(path: str | Path) -> dict[str, Any]:
-    """Content of a JSON file; InvalidInput if it cannot be read."""
-    return _parse_json(_text(Path(path)), Path(path))
-
-
-def task_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Scores of a run, the primary one first, those in percent, and whether high values of the primary one are good."""
-    usual = {"scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": ["accuracy", "macro_f1", "auc"]}
-    return usual | {"higher_is_better": True} | config.get("task", {})
 
 
 def data_name(config: dict[str, Any]) -> str:
@@ -218,24 +195,3 @@ def read(folder: Path, asked: Protocol | None = None) -> Run:
     if not all("round" in line and "received" in line for line in run.lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
     return run
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_file(path).decode()
-    except UnicodeDecodeError:
-        raise _damaged(path) from None
-
-
-def _parse_json(text: str, path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise _damaged(path)
-    return content
-
-
-def _damaged(path: Path) -> InvalidInput:
-    return InvalidInput(f"{path} is damaged: remove it, with its folder if it is a run's, and it is made again")

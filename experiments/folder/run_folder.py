@@ -44,9 +44,6 @@ HONEST, ATTACKERS = "honest", "attackers"
 TRAINED_BETWEEN = "trained_between"
 """Entry of an evaluation: "round", "mean", "pooled" and "clients" by `trained` of the rounds since the one before."""
 
-VIRTUAL = "virtual_seconds"
-"""Entry of an evaluation with the time at which its round ends, of runs with --device-trace."""
-
 DIGESTS = "digests"
 """Entry of the summary: name of a run's file -> its digest, against damage and not against intent."""
 

@@ -20,9 +20,9 @@ from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_line
 from experiments.host.exit_codes import exit_code, leave
-from experiments.report import info, page
+from experiments.report import charts, page
 from experiments.show import curves
-from experiments.show.panels import Band
+from experiments.show.draw import Band
 from experiments.show.pictures import ENDINGS
 from experiments.spec.choices import Protocol
 from experiments.spec.option_notes import Argument
@@ -76,14 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A page may be overwritten while its runs continue; a picture does not show what made it.
         if options.plot is None and out.exists() and not (out.is_file() and OURS in out.read_bytes()):
             raise InvalidInput(f"{out} is there already and not a report's page: give another name, or remove it")
-        found = [stored_runs.read(folder, headline) for folder in stored_runs.find(options.runs)]
-        if headline is not None and not any(headline in line for run in found for line in run.lines):
+        groups, repeated = stored_runs.grouped(*options.runs, asked=headline)
+        evaluated = [line for group in groups for run in group.runs for line in run.lines]
+        if headline is not None and not any(headline in line for line in evaluated):
             raise InvalidInput(f"--eval-protocol {headline}: none of the runs has been evaluated by it")
-        groups, repeated = stored_runs.group(found)
         notes, of_kinds = [], page.kinds(groups)
         if options.select is not None:
             for heading, some in of_kinds.items():
-                of_kinds[heading], which = curves.chosen(some, curves.headline(some))
+                of_kinds[heading], which = curves.best_setting_per_method(some, curves.headline(some))
                 notes.append(f"{heading}: {which}" if len(of_kinds) > 1 else which)
         elif options.plot is None:
             of_kinds = {heading: stored_runs.labelled(some) for heading, some in of_kinds.items()}
@@ -91,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.plot is None:
             write_text(out, page.page(groups, repeated, notes, more=_more(options)))
         else:
-            _check_one_picture(groups)
             path, band = options.plot.expanduser(), options.band or "deviation"
             curves.save_picture(groups, path, width=options.width, band=band)
         runs = sum(len(group.runs) for group in groups)
@@ -104,20 +103,10 @@ def _more(options: Options) -> dict[str, Any]:
     """Sections that are there on request: heading -> maker of their charts."""
     found: dict[str, Any] = {}
     if options.client is not None:
-        found[f"Client {options.client}"] = functools.partial(info.client, number=options.client)
+        found[f"Client {options.client}"] = functools.partial(charts.client, number=options.client)
     if options.features:
-        # Imported now: it loads models, and other reports only read JSON.
-        from experiments.report.models import features
-
-        found["Features"] = features
+        found["Features"] = charts.features
     return found
-
-
-def _check_one_picture(groups: Sequence[stored_runs.Group]) -> None:
-    if len(kinds := dict.fromkeys(one.data for one in groups)) > 1:
-        raise InvalidInput(f"--plot draws one kind of data, and these are {'; '.join(kinds)}")
-    if len({one.label for one in groups}) < len(groups):
-        raise InvalidInput(f"--plot draws one setting of each method, and these are {'; '.join(page.kinds(groups))}")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from experiments.folder.load import Run
 from experiments.folder.run_folder import slug
 from experiments.folder.stored_runs import Group, short
 from experiments.host.console import duration
-from experiments.report import charts, info, tables
+from experiments.report import charts, tables
 from experiments.show.curves import chosen_on, left_out
-from experiments.show.pictures import Picture, as_svg
+from experiments.show.pictures import Panel, Picture, as_svg
 from experiments.show.tables import page as render
 from experiments.spec.groups import Data, Federation, Robustness
 from pfl_jax.validation import listed
@@ -30,7 +30,7 @@ _OF_A_TABLE += tuple(field.name for part in (Data, Federation, Robustness) for f
 _CHARTS: dict[str, Maker] = {
     "Curves": charts.curves,
     "Clients": charts.clients,
-    "Weights": info.information,
+    "Weights": charts.information,
     "Partition": charts.partitions,
 }
 
@@ -74,8 +74,8 @@ def page(
     )
 
 
-def _as_link(chart: Picture) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(as_svg(chart).encode()).decode()}"
+def _as_link(panel: Panel) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(as_svg(panel).encode()).decode()}"
 
 
 def kinds(groups: Sequence[Group]) -> dict[str, list[Group]]:

@@ -60,7 +60,6 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
-    "—": "--",
     "†": r"$^\dagger$",
     "\N{MINUS SIGN}": "$-$",
 }
@@ -69,8 +68,10 @@ _LATEX = {
 
 def _latex(text: str) -> str:
     """Text as LaTeX prints it, **bold** if it is so, with minus signs before numbers that stand alone."""
-    escaped = "".join(_LATEX.get(character, character) for character in text)
-    return re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped))
+    # Two hyphens, as before an option, would be a dash.
+    escaped = "".join(_LATEX.get(character, character) for character in text).replace("--", "-{}-")
+    escaped = re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped).replace("—", "--").replace(r" \%", r"~\%")
+    return re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", escaped)
 
 
 class Table(NamedTuple):
@@ -107,7 +108,7 @@ class Table(NamedTuple):
         return table
 
     def text(self, ending: str) -> str:
-        """The table as a file whose name ends in .md, .csv, or .tex for the package booktabs."""
+        """The table as a file whose name ends in .md, .csv, or .tex for the package booktabs, its notes as comments."""
         if ending == ".csv":
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
@@ -119,9 +120,10 @@ class Table(NamedTuple):
         return "\n".join(
             [
                 "% needs \\usepackage{booktabs}",
+                *(f"% {note}" for note in self.notes),
                 r"\begin{table}",
                 r"\centering",
-                rf"\caption{{{_latex(' '.join([f'{self.title}.', *self.notes]))}}}",
+                rf"\caption{{{_latex(self.title)}.}}",
                 rf"\begin{{tabular}}{{l{'r' * (len(self.heads) - 1)}}}",
                 r"\toprule",
                 head,

@@ -1,6 +1,5 @@
 """Results of a sweep: a table of its settings as text and JSON, and a picture of their curves."""
 
-import dataclasses
 import math
 import statistics
 from collections import Counter
@@ -83,7 +82,7 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     table.save(*paths[:3])
     shown = picture(groups, best)
     words = f"Black: the best, chosen on {on} examples, by {protocol}." if best else choice
-    save_picture(dataclasses.replace(shown, title=table.title, caption=f"{shown.caption} {words}"), *paths[3:])
+    save_picture(shown._replace(title=table.title, caption=f"{shown.caption} {words}"), *paths[3:])
     for path in (record_path, *paths):
         print_line(console, f"saved {path}")
 

@@ -1,6 +1,6 @@
 """Text of docs/results.md and of README's table."""
 
-import dataclasses
+import functools
 import itertools
 import math
 import shlex
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-import numpy as np
+import pandas as pd
 
 from experiments import comparison
 from experiments.folder.load import Run
@@ -17,8 +17,8 @@ from experiments.host.console import duration
 from experiments.papers.published import Published
 from experiments.papers.settings import PAPERS
 from experiments.show import tables
-from experiments.show.panels import ACCURACY, ROUND, Lines, Series, over_seeds
-from experiments.show.pictures import Picture
+from experiments.show.draw import lines, over_runs, rows_of
+from experiments.show.pictures import Panel, Picture
 from experiments.show.tables import NOTHING, number
 from experiments.spec.choices import ALWAYS, Protocol
 from experiments.spec.option_notes import option_words
@@ -271,15 +271,15 @@ WHOLE = {"field-texts": 90_298_464, "field-images": 556_072}
 def compared_clients(one: Comparison) -> comparison.Compared | None:
     """Scores of the clients by PROTOCOL, of methods that have them for all seeds; None for fewer than two."""
     name = f"{PROTOCOL}_per_client"
-    scores = {
-        each.method: [np.array(run.lines[-1][name], np.float64) for run in each.results]
+    runs = {
+        each.method: each.results
         for each in one.tuned
         if len(each.results) == len(SEEDS) and all(name in run.lines[-1] for run in each.results)
     }
-    if len(scores) < 2:
+    if len(runs) < 2:
         return None
-    found = comparison.Compared(one.field.title, "accuracy in %", True, list(SEEDS), one.field.rounds, scores)
-    return found._replace(scores={name: scores[name] for name in sorted(scores, key=found.mean, reverse=True)})
+    scores = comparison.scores_of(runs, one.field.rounds, PROTOCOL)
+    return comparison.Compared(one.field.title, "accuracy in %", True, one.field.rounds, scores)
 
 
 def _differences(compared: comparison.Compared) -> dict[str, object]:
@@ -306,18 +306,23 @@ def picture(library: ResultStore) -> Picture:
     """Curves of the methods that have a finished run."""
     by_method = {row.method: row for row in published_in(SECTIONS[0])}
     found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
-    series = [_series(row, there) for row, there in found if there]
+    rows = [_curves(row, there) for row, there in found if there]
     seeds = [len(there) for _, there in found if there] or [0]
     numbers = " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds)))))
     words = f"{numbers} {'seed' if numbers == '1' else 'seeds'}"
+    frame = over_runs(pd.concat(rows)) if rows else rows_of("", [], [])
+    points = {
+        row.method: (MARKS_AT * frame[frame.line == row.method]["round"].max(), row.accuracy_percent)
+        for row, there in found
+        if there
+    }
     # As wide as a page's column, and with letters that are large enough on a telephone.
-    panel = Lines("", ROUND, ACCURACY, series, least=LEAST)
-    return Picture("", f"Fashion-MNIST, 20 clients, {words}; diamonds: FedPAC's Table 1", [panel])
+    draw = functools.partial(lines, main=METHODS[0], points=points, least=LEAST)
+    caption = f"Fashion-MNIST, 20 clients, {words}; diamonds: FedPAC's Table 1"
+    return Picture("", caption, [Panel("", draw, frame)])
 
 
-def _series(row: Published, there: Sequence[Run]) -> Series:
-    common = set.intersection(*({line["round"] for line in one.lines} for one in there))
-    numbers = sorted(common)
-    curves = [[one.at_round(number, "received") for number in numbers] for one in there]
-    line = over_seeds(row.method, numbers, curves, is_main=row.method == METHODS[0])  # pyright: ignore
-    return dataclasses.replace(line, mark=(MARKS_AT * numbers[-1], row.accuracy_percent))
+def _curves(row: Published, there: Sequence[Run]) -> pd.DataFrame:
+    """Rows for `over_runs` in the rounds that all runs have."""
+    numbers = sorted(set.intersection(*({line["round"] for line in one.lines} for one in there)))
+    return rows_of(row.method, numbers, [[one.at_round(number, "received") for number in numbers] for one in there])

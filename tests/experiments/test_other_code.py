@@ -8,7 +8,7 @@ from rich.console import Console
 from run_folders import FakeRuns, write_run
 
 from experiments.cli.command import main as run_alone
-from experiments.folder import stored_runs, version
+from experiments.folder import version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG
 from experiments.run import run
@@ -16,6 +16,7 @@ from experiments.spec.spec import Spec
 from experiments.sweep import __main__ as sweep
 from experiments.tables import __main__ as tables
 from pfl_jax import InvalidInput
+from pfl_jax.frames import find_runs
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -83,7 +84,7 @@ def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys, monkeyp
     assert f"1 of 2 runs in {out} are of other code than today's, of commit 1a2b3c4: another --out makes all" in said
     assert said.count("\n") == 1
     assert (out / "runs" / "seed-0" / CONFIG).read_bytes() == before
-    assert stored_runs.find([out]) == [out / "runs" / "seed-0"]
+    assert find_runs(out) == [out / "runs" / "seed-0"]
 
 
 # Tables and figures.

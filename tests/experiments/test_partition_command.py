@@ -92,10 +92,10 @@ def test_a_draw_that_had_to_be_completed_is_told_in_one_line(tmp_path, monkeypat
 def test_the_picture_shows_classes_by_clients(file):
     digits = load("digits")
     parts = partition_files.load(file, digits)
-    (heat,) = picture(digits, parts, "parts").panels
-    assert np.shape(heat.matrix) == (10, 6)
-    assert np.sum(heat.matrix, axis=0).tolist() == [len(rows) for rows in parts.train]
-    assert heat.matrix[3][2] == (digits.train_y[parts.train[2]] == 3).sum()
+    ((_, _, frame, _),) = picture(digits, parts, "parts").panels
+    assert frame.shape == (10, 6)
+    assert frame.sum().tolist() == [len(rows) for rows in parts.train]
+    assert frame.loc[frame.index[3], 2] == (digits.train_y[parts.train[2]] == 3).sum()
     assert partition(["--partition", "parts.json", "--picture", "parts.png"]) == 0
     assert file.with_name("parts.png").read_bytes().startswith(b"\x89PNG")
 
