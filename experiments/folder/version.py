@@ -17,8 +17,8 @@ from pfl_jax.methods.factories import version_of
 PACKAGE = Path(pfl_jax.__file__).parent
 
 EXPERIMENTS = Path(__file__).parents[1]
-BUILDING = ("cli", "run", "spec", "sweep")
-"""Folders of `experiments` that say what a run is, build and train it; all others read runs."""
+BUILDING = ("cli", "run", "spec", "commands/batch.py", "commands/sweep.py")
+"""Folders and files of `experiments` that say what a run is, build and train it; all others read runs."""
 
 ComparedCode: TypeAlias = Literal["sources", "version"]
 """Code that counts as today's: the same sources, or any with the same version of the method."""
@@ -120,7 +120,7 @@ def _git(*words: str, given: bytes | None = None) -> bytes:
 
 
 def _sources(folder: Path, root: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
-    for path in folder.rglob("*.py"):
+    for path in [folder] if folder.suffix else folder.rglob("*.py"):
         yield PurePosixPath(path.relative_to(root).as_posix()), path.read_bytes()
 
 

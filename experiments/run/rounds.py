@@ -90,7 +90,7 @@ class ActiveRun:
     def over(self) -> str:
         """Over how many clients `accuracy` is, "5 of 8 clients"; "" where over all."""
         latest = [line[self.experiment.spec.eval_protocol] for line in self.lines[-1:]]
-        return load.over(latest, self.experiment.data.num_clients)
+        return load.coverage_text(latest, self.experiment.data.num_clients)
 
     @property
     def steady_speeds(self) -> list[float]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from experiments.cli.parser import parse
 from experiments.host import jax_config
 from experiments.host.console import print_line
-from experiments.host.exit_codes import exit_code, leave
+from experiments.host.exit_codes import exit_code, exit_process
 from experiments.show.tables import Table
 from experiments.spec.option_notes import Argument
 from experiments.spec.spec import Spec
@@ -113,4 +113,4 @@ def _contestants(scale: Scale, mesh: Mesh) -> dict[str, Callable[[], Any]]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

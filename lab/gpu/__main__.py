@@ -29,7 +29,7 @@ from experiments.cli.parser import Folder, parse
 from experiments.folder import version
 from experiments.folder.run_folder import slug
 from experiments.host.console import print_line
-from experiments.host.exit_codes import exit_code, leave
+from experiments.host.exit_codes import exit_code, exit_process
 from experiments.spec.option_notes import Argument
 from lab import committed
 from lab.benchmark.records import Section, store
@@ -207,4 +207,4 @@ def keep(out: Path, root: Path = committed.ROOT) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

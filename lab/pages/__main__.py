@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments.cli.parser import parse
 from experiments.host.console import print_line
-from experiments.host.exit_codes import exit_code, leave
+from experiments.host.exit_codes import exit_code, exit_process
 from experiments.show.pictures import save
 from lab import committed
 from lab.pages import natural, performance, results, sizes
@@ -87,4 +87,4 @@ def differing(root: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -11,8 +11,9 @@ from typing import cast
 
 import pandas as pd
 
-from experiments import comparison
-from experiments.folder.load import Run
+from experiments.commands import comparison
+from experiments.commands.paper_table import Entry, difference_text, entry
+from experiments.folder.load import StoredRun
 from experiments.host.console import duration
 from experiments.papers.published import Published
 from experiments.papers.settings import PAPERS
@@ -22,7 +23,6 @@ from experiments.show.pictures import Panel, Picture
 from experiments.show.tables import NOTHING, number
 from experiments.spec.choices import ALWAYS, Protocol
 from experiments.spec.option_notes import option_words
-from experiments.tables.comparison import Entry, difference_text, entry
 from lab import causes, committed
 from lab.benchmark.records import stored
 from lab.committed import ResultStore
@@ -292,7 +292,7 @@ def _differences(compared: comparison.Compared) -> dict[str, object]:
     return {"heads": found.heads, "rows": rows, "notes": notes}
 
 
-def _sent(one: Run) -> float:
+def _sent(one: StoredRun) -> float:
     """Bytes that a client sends in a round, the mean over those of a run."""
     return one.lines[-1]["bytes_up"] / one.round / one.config["options"]["num_clients"]
 
@@ -322,7 +322,7 @@ def picture(library: ResultStore) -> Picture:
     return Picture("", caption, [Panel("", draw, frame)])
 
 
-def _curves(row: Published, there: Sequence[Run]) -> pd.DataFrame:
+def _curves(row: Published, there: Sequence[StoredRun]) -> pd.DataFrame:
     """Rows for `over_runs` in the rounds that all runs have."""
     numbers = sorted(set.intersection(*({line["round"] for line in one.lines} for one in there)))
     return rows_of(row.method, numbers, [[one.at_round(number, "received") for number in numbers] for one in there])

@@ -23,11 +23,11 @@ from typing import Annotated, Any, ClassVar
 
 from rich.console import Console
 
-from experiments.cli import batch
 from experiments.cli.parser import Folder
+from experiments.commands import batch
 from experiments.folder.version import ComparedCode
 from experiments.host.console import print_line
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 from experiments.run.outcome import RunDiverged
 from experiments.run.run import run_cell
 from experiments.spec.option_notes import Argument
@@ -183,4 +183,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments.comparison import BASELINE
-from experiments.folder.load import Run
+from experiments.commands.comparison import BASELINE
+from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import slug
 from experiments.spec.choices import CUSTOM, Protocol
 from experiments.spec.presets import DEFAULT_PRESET, preset_of
@@ -190,7 +190,7 @@ class Tuned(NamedTuple):
     method: str
     rate: str
     validation: float
-    results: list[Run]
+    results: list[StoredRun]
 
 
 class Comparison:

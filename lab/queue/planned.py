@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.cli.batch import one_of_many
+from experiments.commands.batch import one_of_many
+from experiments.commands.paper_table import folder_of
 from experiments.folder.run_folder import slug
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.spec.identity import relevant_options
 from experiments.spec.option_notes import option_words
 from experiments.spec.spec import Spec
-from experiments.tables.comparison import folder_of
 from lab import causes, readings
 
 DATASET, CIFAR10 = "fashion_mnist", "cifar10"

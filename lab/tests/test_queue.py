@@ -10,7 +10,7 @@ from rich.console import Console
 from run_folders import FakeRuns
 
 from experiments.folder import load, version
-from experiments.folder.load import Run
+from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import SUMMARY
 from experiments.run import run, together
 from experiments.run.outcome import RunDiverged
@@ -100,9 +100,9 @@ def small_field(runs, monkeypatch):
     small = {"field": Field("its title", "fashion_mnist", {"num_clients": 20}, 50, 20, ("0.01", "0.03"), best=1)}
     monkeypatch.setattr(field, "FIELDS", small)
     validation = {0.01: 60.0, 0.03: 70.0}
-    monkeypatch.setattr(Run, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])
+    monkeypatch.setattr(StoredRun, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])
     quality = {"local": 70.0, "fedavg": 90.0, "fedper": 80.0}
-    monkeypatch.setattr(Run, "accuracy", lambda self, _: quality[self.config["options"]["method"]])
+    monkeypatch.setattr(StoredRun, "accuracy", lambda self, _: quality[self.config["options"]["method"]])
 
 
 def described(requests):
@@ -176,7 +176,7 @@ def test_short_runs_of_a_method_train_together_and_the_mean_over_seeds_chooses(
     # Seed 0 alone would choose the other rate.
     values = {(0.01, 0): 80.0, (0.01, 1): 50.0, (0.01, 2): 50.0}
     monkeypatch.setattr(
-        Run, "validation", lambda self, _: values.get((self.config["hyper_parameters"]["lr"], self.seed), 70.0)
+        StoredRun, "validation", lambda self, _: values.get((self.config["hyper_parameters"]["lr"], self.seed), 70.0)
     )
     assert queue.main([*words, "--only", "field"]) == 0
     cells = [(rate, seed) for rate in (0.01, 0.03) for seed in SEEDS]

@@ -9,10 +9,10 @@ import numpy as np
 from run_folders import write_run
 
 from experiments import fashion_mnist
+from experiments.commands.paper_table import entry
 from experiments.papers.settings import PAPERS
 from experiments.spec.option_notes import option_words
 from experiments.spec.spec import stored_options
-from experiments.tables.comparison import entry
 from lab import committed, results
 from lab.committed import ResultStore
 from lab.pages import compared

@@ -15,8 +15,8 @@ import pytest
 from run_folders import SMALL, write_run
 
 from experiments.cli.command import parse
+from experiments.commands.comparison import Compared, for_paper, read, table, with_target
 from experiments.compare import main
-from experiments.comparison import Compared, for_paper, read, table, with_target
 from experiments.folder import stored_runs
 from experiments.run import build
 from experiments.show import draw

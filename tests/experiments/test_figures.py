@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from run_folders import FakeRuns
 
-from experiments.figures import __main__ as figures
-from experiments.figures import fedas
-from experiments.figures.__main__ import FIGURES, main
-from experiments.figures.fedas import SHARES, equal_steps, replace_first
-from experiments.figures.fedpac import by_group, heat_rounds
-from experiments.figures.figure import Runs, compose
+from experiments.commands import figures
+from experiments.commands import figures_of_fedas as fedas
+from experiments.commands.figure import Runs, compose
+from experiments.commands.figures import FIGURES, main
+from experiments.commands.figures_of_fedas import SHARES, equal_steps, replace_first
+from experiments.commands.figures_of_fedpac import by_group, heat_rounds
 from experiments.folder import stored_runs
 from experiments.papers import settings
 from experiments.run import run

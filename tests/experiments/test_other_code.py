@@ -8,13 +8,12 @@ from rich.console import Console
 from run_folders import FakeRuns, write_run
 
 from experiments.cli.command import main as run_alone
+from experiments.commands import sweep, tables
 from experiments.folder import version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG
 from experiments.run import run
 from experiments.spec.spec import Spec
-from experiments.sweep import __main__ as sweep
-from experiments.tables import __main__ as tables
 from pfl_jax import InvalidInput
 from pfl_jax.frames import find_runs
 
@@ -48,7 +47,7 @@ def test_what_builds_a_run_counts_and_what_reads_it_does_not(tmp_path, monkeypat
     shutil.copytree(version.EXPERIMENTS, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(version, "EXPERIMENTS", copy)
     digests = [version.building_version.__wrapped__()]
-    for name in ("report/page.py", "run/build.py", "spec/presets.py", "run/together.py"):
+    for name in ("commands/report_page.py", "run/build.py", "spec/presets.py", "run/together.py"):
         (copy / name).write_text((copy / name).read_text() + "# edited\n")
         digests.append(version.building_version.__wrapped__())
     assert digests[0] == digests[1]

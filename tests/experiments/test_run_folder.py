@@ -189,8 +189,8 @@ def test_the_table_shows_each_protocol_last_and_best():
 
 
 def test_a_mean_over_some_of_the_clients_says_so():
-    assert load.over([{"clients": 2}, {}], 2) == load.over([], 2) == ""
-    assert load.over([{"clients": 5}, {"clients": 8}, {"clients": 6}], 8) == "5 to 8 of 8 clients"
+    assert load.coverage_text([{"clients": 2}, {}], 2) == load.coverage_text([], 2) == ""
+    assert load.coverage_text([{"clients": 5}, {"clients": 8}, {"clients": 6}], 8) == "5 to 8 of 8 clients"
     history = [line(1, [0.4, 0.9], [NAN, 0.5]), line(2, [0.6, 0.5], [NAN, 0.4])]
     table = rows(results_table(history, CLASSIFICATION, "title", "received"))
     assert [(row[0], row[1], row[-1]) for row in table] == [

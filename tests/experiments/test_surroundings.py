@@ -165,11 +165,11 @@ def test_native_code_in_a_later_round_is_left_the_second_time(start):
 
 LEAVING = """
 import atexit, sys
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 atexit.register(print, "on the way out")
 print("before")
-leave(int(sys.argv[1]))
+exit_process(int(sys.argv[1]))
 """
 
 
@@ -197,7 +197,7 @@ CHILDREN = ("child.py", "parts.py", "queued.py", "pfllib.py")
 def test_every_command_leaves_like_that():
     for path in sorted(path for name in ("experiments", "lab") for path in (ROOT / name).rglob("*.py")):
         _, is_command, last = path.read_text().rpartition('\nif __name__ == "__main__":\n')
-        assert not is_command or "leave(main(" in last or path.name in CHILDREN, path
+        assert not is_command or "exit_process(main(" in last or path.name in CHILDREN, path
 
 
 @pytest.mark.slow

@@ -12,15 +12,14 @@ import scipy.stats
 from rich.console import Console
 from run_folders import FakeRuns
 
-from experiments.cli import batch
 from experiments.cli.command import parse
-from experiments.folder import cached
+from experiments.commands import batch, tables
+from experiments.commands.paper_table import Entry, _error, compare
+from experiments.folder import reuse
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import run
 from experiments.spec.spec import Spec
-from experiments.tables import __main__ as tables
-from experiments.tables.comparison import Entry, _error, compare
 from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -129,15 +128,15 @@ def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
     cell = Spec.of("fashion_mnist", **options)
     run.run_cell(cell, tmp_path / "run", Console(quiet=True))
     same = Spec.of("fashion_mnist", **options, chunk=2, eval_protocol="trained")
-    assert cached.inspect(same, tmp_path / "run") == "finished"
+    assert reuse.inspect(same, tmp_path / "run") == "finished"
     # The grouped partition does not read it.
-    assert cached.inspect(Spec.of("fashion_mnist", method="local", seed=4), tmp_path / "run") == "finished"
+    assert reuse.inspect(Spec.of("fashion_mnist", method="local", seed=4), tmp_path / "run") == "finished"
     for other in (dataclasses.replace(cell, seed=5), Spec.of("cifar10", **options)):
         with pytest.raises(InvalidInput, match="holds another run"):
-            cached.inspect(other, tmp_path / "run")
+            reuse.inspect(other, tmp_path / "run")
     (tmp_path / "run" / CONFIG).write_text("{}")
     with pytest.raises(InvalidInput, match="has no 'data'"):
-        cached.inspect(cell, tmp_path / "run")
+        reuse.inspect(cell, tmp_path / "run")
 
 
 # The table says what it is made of.
@@ -277,9 +276,9 @@ def test_the_other_procedure_is_another_run(runs, tmp_path):
     for one, other in ((cell, plain), (plain, cell)):
         folder = tmp_path / str(one.procedure)
         run.run_cell(one, folder, Console(quiet=True))
-        assert cached.inspect(one, folder) == "finished"
+        assert reuse.inspect(one, folder) == "finished"
         with pytest.raises(InvalidInput, match="holds another run"):
-            cached.inspect(other, folder)
+            reuse.inspect(other, folder)
 
 
 def test_each_method_of_fedas_is_measured_as_its_code_does(runs, tmp_path):

@@ -129,10 +129,9 @@ def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     """Exit code and stderr, with paths from there, in an empty folder with a copy of `run`."""
     from experiments import compare, export, partition
     from experiments.cli import command as cli
-    from experiments.figures.__main__ import main as figure
-    from experiments.report.__main__ import main as report
-    from experiments.sweep import __main__ as sweep
-    from experiments.tables import __main__ as tables
+    from experiments.commands import sweep, tables
+    from experiments.commands.figures import main as figure
+    from experiments.commands.report import main as report
     from pfl_jax.data import idx_and_cifar, tfds
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}

@@ -17,14 +17,14 @@ from typing import Annotated, ClassVar
 
 from rich.console import Console
 
-from experiments.cli import batch
-from experiments.cli.batch import MeasuredBatch
 from experiments.cli.parser import Names, choose
-from experiments.figures import fedas, fedpac
-from experiments.figures.figure import Figure, Runs, compose
+from experiments.commands import batch
+from experiments.commands import figures_of_fedas as fedas
+from experiments.commands import figures_of_fedpac as fedpac
+from experiments.commands.batch import MeasuredBatch
+from experiments.commands.figure import Figure, Runs, compose
 from experiments.folder.run_folder import RunFolder
 from experiments.host.console import print_line
-from experiments.host.exit_codes import leave
 from experiments.show.pictures import save
 from experiments.spec.option_notes import Argument, flag, texts_of
 from pfl_jax.data.specs import SPECS
@@ -116,7 +116,3 @@ class Figures(MeasuredBatch):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make a figure with command-line arguments, by default those of this process; return the exit code."""
     return batch.command(Figures, arguments)
-
-
-if __name__ == "__main__":
-    leave(main())

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.folder import load
-from experiments.folder.load import Run
+from experiments.folder.load import StoredRun
 from experiments.folder.stored_runs import Group
 from experiments.show import curves as by_round
 from experiments.show.curves import explained_band, headline, shown
@@ -57,7 +57,7 @@ def curves(groups: Sequence[Group]) -> list[Picture]:
     by_protocol, some = by_round.curves(groups), shown(groups)
     for panel in by_protocol:
         evaluated = [line for one in some for run in one.counted for line in run.lines if panel.title in line]
-        over = load.over([line[panel.title] for line in evaluated], everyone)
+        over = load.coverage_text([line[panel.title] for line in evaluated], everyone)
         caption = " ".join(filter(None, [f"Means over {over}." if over else "", explained_band(some)]))
         charts.append(Picture(PROTOCOL_TITLES[panel.title], caption, [panel._replace(title="")]))
     for panel in by_protocol:
@@ -113,7 +113,7 @@ def partitions(groups: Sequence[Group]) -> list[Picture]:
     return charts
 
 
-def _partition(run: Run) -> Picture:
+def _partition(run: StoredRun) -> Picture:
     spec = run.spec
     details = {
         "grouped": f", s = {spec.s:g}",
@@ -200,7 +200,7 @@ def _bars(title: str, heights: pd.Series, unit: str, caption: str = "") -> Pictu
     return Picture(title, caption, [Panel("", bars, frame, (4.8, 2.9))])
 
 
-def _teachers(title: str, run: Run, number: int) -> list[Picture]:
+def _teachers(title: str, run: StoredRun, number: int) -> list[Picture]:
     """A client's row of each matrix of clients by clients, from the last round in which it took part."""
     charts = []
     for name, text in _descriptions([run]).items():
@@ -214,14 +214,14 @@ def _teachers(title: str, run: Run, number: int) -> list[Picture]:
     return charts
 
 
-def _descriptions(runs: Sequence[Run]) -> dict[str, str]:
+def _descriptions(runs: Sequence[StoredRun]) -> dict[str, str]:
     """Name of an entry of Info -> its description, those of the papers' figures first."""
     names = dict.fromkeys(name for run in runs for line in run.lines for name in line.get("info") or {})
     texts = runs[0].config.get("info", {}) if runs else {}
     return {name: texts.get(name, "") for name in sorted(names, key=lambda name: name not in INFO)}
 
 
-def _entries(run: Run, name: str, text: str) -> Entries:
+def _entries(run: StoredRun, name: str, text: str) -> Entries:
     """An entry of Info in all evaluations that have it as a vector or matrix of finite numbers, all of one kind."""
     found: Entries = {}
     for line in run.lines:
@@ -238,7 +238,7 @@ def _entries(run: Run, name: str, text: str) -> Entries:
     return {number: one for number, one in found.items() if one.ndim == found[max(found)].ndim}
 
 
-def _maps(run: Run, name: str, text: str) -> dict[str, pd.DataFrame]:
+def _maps(run: StoredRun, name: str, text: str) -> dict[str, pd.DataFrame]:
     """Title -> map of a run: of a vector the clients by rounds, NaN where one was absent, of a matrix some rounds."""
     entries, title = _entries(run, name, text), f"seed {run.seed}"
     if not entries:
@@ -292,7 +292,7 @@ def features(groups: Sequence[Group]) -> list[Picture]:
     return charts + ([Picture("Without features", " ".join(remarks), [])] if remarks else [])
 
 
-def _features(stored: Run) -> pd.DataFrame:
+def _features(stored: StoredRun) -> pd.DataFrame:
     """Frame for `draw.scatter`: features of some test examples of a few clients in two principal components."""
     # Imported now: most reports load no model.
     from sklearn.decomposition import PCA

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from experiments.cli.batch import Job, jobs_of_seeds, one_of_many, read_options
+from experiments.commands.batch import Job, jobs_of_seeds, one_of_many, read_options
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import slug
 from experiments.papers.settings import PAPERS, Measure

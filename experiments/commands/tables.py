@@ -18,20 +18,19 @@ from typing import Annotated, ClassVar
 
 from rich.console import Console
 
-from experiments.cli import batch
-from experiments.cli.batch import MeasuredBatch
 from experiments.cli.parser import Names, choose
+from experiments.commands import batch
+from experiments.commands import paper_table as comparison
+from experiments.commands.batch import MeasuredBatch
+from experiments.commands.paper_table import Comparison
 from experiments.folder import load
-from experiments.folder.load import Run
+from experiments.folder.load import StoredRun
 from experiments.host.console import print_line
-from experiments.host.exit_codes import leave
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.spec.option_notes import Argument, flag, texts_of
 from experiments.spec.presets import PROCEDURES
 from experiments.spec.spec import SELECTION, Spec
-from experiments.tables import comparison
-from experiments.tables.comparison import Comparison
 from pfl_jax.errors import InvalidInput
 
 NUMBERS = {paper: [str(number) for number in content.tables] for paper, content in settings.PAPERS.items()}
@@ -121,7 +120,7 @@ class Tables(MeasuredBatch):
         # Seed by seed: the first of all places comes before the second.
         return sorted([job for row in self.shown for job in self.jobs_of(row)], key=lambda job: job.spec.seed)
 
-    def _results(self, row: Published) -> list[Run]:
+    def _results(self, row: Published) -> list[StoredRun]:
         """Results of the finished runs of a place; a folder with anything else counts as empty."""
         found = []
         for job in self.jobs_of(row):
@@ -153,7 +152,3 @@ class Tables(MeasuredBatch):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a table with command-line arguments, by default those of this process; return the exit code."""
     return batch.command(Tables, arguments)
-
-
-if __name__ == "__main__":
-    leave(main())

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from experiments.cli.parser import check_new, parse
+from experiments.commands import report_charts as charts
+from experiments.commands import report_page as page
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import write_text
 from experiments.host.console import Terminal, print_line
-from experiments.host.exit_codes import exit_code, leave
-from experiments.report import charts, page
+from experiments.host.exit_codes import exit_code
 from experiments.show import curves
 from experiments.show.draw import Band
 from experiments.show.pictures import ENDINGS
@@ -107,7 +108,3 @@ def _more(options: Options) -> dict[str, Any]:
     if options.features:
         found["Features"] = charts.features
     return found
-
-
-if __name__ == "__main__":
-    leave(main())

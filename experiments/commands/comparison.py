@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.folder import load
-from experiments.folder.load import Run
+from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import VALIDATION, score_text
 from experiments.folder.stored_runs import Group, short
 from experiments.papers.settings import Measure
@@ -77,7 +77,7 @@ class Compared(NamedTuple):
         return {name: pair(self.of_runs(name), self.of_runs(reference)) for name in others}
 
 
-def scores_of(runs: Mapping[str, Sequence[Run]], at: int, protocol: Protocol) -> pd.DataFrame:
+def scores_of(runs: Mapping[str, Sequence[StoredRun]], at: int, protocol: Protocol) -> pd.DataFrame:
     """Scores of the clients of methods' runs after a round: rows by seed and client, NaN where a client has none."""
     found = {}
     for name, of_seeds in runs.items():

@@ -9,11 +9,12 @@ from typing import TypeAlias
 
 from markupsafe import Markup
 
-from experiments.folder.load import Run
+from experiments.commands import report_charts as charts
+from experiments.commands import report_tables as tables
+from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import slug
 from experiments.folder.stored_runs import Group, short
 from experiments.host.console import duration
-from experiments.report import charts, tables
 from experiments.show.curves import chosen_on, left_out
 from experiments.show.pictures import Panel, Picture, as_svg
 from experiments.show.tables import page as render
@@ -37,7 +38,7 @@ _CHARTS: dict[str, Maker] = {
 
 def page(
     groups: Sequence[Group],
-    repeated: Sequence[Run] = (),
+    repeated: Sequence[StoredRun] = (),
     notes: Sequence[str] = (),
     more: Mapping[str, Maker] | None = None,
 ) -> str:

@@ -27,10 +27,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, get_type_hints
 from rich.console import Console
 
 from experiments import DATASETS
-from experiments.cli import batch
 from experiments.cli.parser import Hidden
+from experiments.commands import batch
 from experiments.folder.run_folder import claimed, digest, slug
-from experiments.host.exit_codes import leave
 from experiments.spec.identity import relevant_options
 from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, marked, noted, texts_of
 from experiments.spec.options import KINDS, Options
@@ -192,7 +191,7 @@ class Sweep(batch.Batch):
         together.run([job.spec.in_folder(job.folder) for job in jobs], console)
 
     def finish(self, console: Console) -> None:
-        from experiments.sweep.results import best_of_methods, save
+        from experiments.commands.sweep_results import best_of_methods, save
 
         named = {self.title(setting): setting for setting in self.settings()}
         jobs = {title: self.jobs_of(setting) for title, setting in named.items()}
@@ -214,7 +213,3 @@ def _value(option: str, text: str) -> str | bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sweep with command-line arguments, by default those of this process; return the exit code."""
     return batch.command(Sweep, arguments)
-
-
-if __name__ == "__main__":
-    leave(main())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 import pandas as pd
 
-from experiments.figures.figure import Figure, Key, Runs, Values
+from experiments.commands.figure import Figure, Key, Runs, Values
 from experiments.papers.settings import Measure
 from experiments.show.draw import grays, lines, matrix, over_runs
 from experiments.show.pictures import Panel

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.cli.batch import Job
+from experiments.commands.batch import Job
 from experiments.folder import load
 from experiments.folder.load import read
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
@@ -143,4 +143,4 @@ def _record(summaries: Sequence[dict[str, Any]], name: str, everyone: int) -> di
     known = [value for value in per_seed if value is not None]
     mean = rounded(statistics.fmean(known)) if len(known) == len(per_seed) else None
     deviation = rounded(statistics.stdev(known)) if mean is not None and len(known) > 1 else None
-    return {"mean": mean, "std": deviation, "per_seed": per_seed, "over": load.over(summaries, everyone)}
+    return {"mean": mean, "std": deviation, "per_seed": per_seed, "over": load.coverage_text(summaries, everyone)}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from experiments.folder import load
-from experiments.folder.load import Run, data_name
+from experiments.folder.load import StoredRun, data_name
 from experiments.folder.run_folder import rounded, slug, strict_json
 from experiments.host.console import print_text
 from experiments.papers import settings
@@ -127,7 +127,7 @@ class Comparison(NamedTuple):
         )
 
 
-def entry(row: Published, results: Sequence[Run], measure: Measure) -> Entry:
+def entry(row: Published, results: Sequence[StoredRun], measure: Measure) -> Entry:
     """Results of finished runs at one place of a table; InvalidInput if only some are on the dataset itself."""
     if not results:
         return Entry(row, {}, None, None, {}, measure)
@@ -144,7 +144,7 @@ def entry(row: Published, results: Sequence[Run], measure: Measure) -> Entry:
         if measure[1:] == ("last", "clients")
         else None,
         "; ".join(dict.fromkeys(data_name(result.config) for result in results)),
-        load.over((one.clients(*measure) for one in results), load.number_of_clients(results[0].config)),
+        load.coverage_text((one.clients(*measure) for one in results), load.number_of_clients(results[0].config)),
     )
 
 

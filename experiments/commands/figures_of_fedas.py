@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from jax.flatten_util import ravel_pytree
 
-from experiments.figures.fedpac import curves, of_methods
-from experiments.figures.figure import Figure, Key, Runs, Values
+from experiments.commands.figure import Figure, Key, Runs, Values
+from experiments.commands.figures_of_fedpac import curves, of_methods
 from experiments.papers.settings import Measure
 from experiments.run.loaded_run import load_run
 from experiments.show.draw import ACCURACY, bars, lines, over_runs, rows_of

@@ -56,7 +56,7 @@ def _result(group: Group, protocol: Protocol) -> Row:
     # How many there are is a column of its own.
     mean = mean_text(group.values(last, protocol), percent="mean" in percents).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
-    over = load.over([line[protocol] for line in lines if protocol in line], load.number_of_clients(config))
+    over = load.coverage_text([line[protocol] for line in lines if protocol in line], load.number_of_clients(config))
     row |= {"clients": over.removesuffix(" clients"), VALIDATION: text(group.values(last, protocol, on=VALIDATION))}
     for name in ("pooled", "std", "worst_decile", "jain", *others):
         row[_HEADINGS.get(name, name)] = text(group.values(last, protocol, name), name)
@@ -112,7 +112,7 @@ def _best(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
     validation = [group.values(number, protocol, on=VALIDATION) for number in rounds]
     # As the terminal does: the first of those that are equal as they are written.
     by = [rounded(mean) for mean in (map(statistics.fmean, validation) if all(validation) else over)]
-    best = by.index(load.chosen(group.runs[0].config, by))
+    best = by.index(load.best_mean(group.runs[0].config, by))
     return f"{score_text(over[best], percent=percent)} ({rounds[best]})"
 
 
