@@ -51,7 +51,7 @@ def read(dataset: str, words: Sequence[str], **known: Any) -> dict[str, Any]:
 
     Args:
       dataset: of the run, whose method decides which options there are.
-      words: those of a command line; --help prints help and raises SystemExit(0).
+      words: of a command line; --help prints help and raises SystemExit(0).
       **known: options that the run has already, which a file does not give anew.
     """
     parser.choose("dataset", [dataset], presets.DEFAULT_PRESET)
@@ -107,7 +107,7 @@ def _grouped(method: str, options: Mapping[str, Option]) -> list[OptionGroup]:
 
 
 def _unknown_word(word: str, options: Mapping[str, Option], method: str) -> str:
-    """Error message for a word that is no option of a run, or not of this method."""
+    """Error message for a word that neither a run nor this method has as an option."""
     head = word.partition("=")[0].replace("_", "-")
     if head.startswith("--"):
         return unknown_option(head, [name for option in options.values() for name in option.flags], method)

@@ -58,7 +58,7 @@ def data_name(config: dict[str, Any]) -> str:
 
 
 def number_of_clients(config: dict[str, Any]) -> int:
-    """Number of a run's clients, without those that are held out."""
+    """Number of a run's clients that take part: without held-out ones."""
     options = config["options"]
     return len(config.get("train_examples", ())) or options["num_clients"] - options.get("held_out_clients", 0)
 

@@ -33,7 +33,7 @@ ROOT = Path("runs")
 """Place of runs without --out."""
 
 TENSORBOARD, WANDB, WANDB_ID = "tensorboard", "wandb", "wandb.json"
-"""Folders of trackers in that of the run, and the file with the run's id at W&B, under which it is resumed."""
+"""Subfolders of trackers, and the file with the run's id at W&B, under which it is resumed."""
 
 VALIDATION = "validation"
 """Entry of an evaluation with the summaries on validation examples, by protocol."""

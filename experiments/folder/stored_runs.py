@@ -15,8 +15,8 @@ from experiments.folder.run_folder import VALIDATION
 from experiments.papers import published
 from experiments.spec.choices import Protocol
 from experiments.spec.hyper_parameters import defaults
+from experiments.spec.option_notes import label
 from experiments.spec.options import Options
-from experiments.spec.own_code import label
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frames import find_runs
 from pfl_jax.methods import METHODS

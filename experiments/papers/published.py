@@ -117,8 +117,8 @@ def find(spec: Spec, *, is_real: bool) -> Published | None:
 
 
 def _compared_options(spec: Spec) -> dict[str, Any]:
-    """Options that must be as in the paper, which does not report float precision, nor FedPAC how often it evaluates;
-    FedAS's highest accuracy is that of all rounds."""
+    """Options that must be as in the paper. No paper reports float precision; FedPAC does not say how often it
+    evaluates, and FedAS reports the highest accuracy of all rounds."""
     compared = relevant_options(spec)
     for name in ("eval_every", "precision") if spec.preset == "fedpac" else ("precision",):
         compared.pop(name, None)

@@ -142,7 +142,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     for beta in (0.1, 0.3, 0.5)
     for participation in (0.2, 0.4, 0.6, 1.0)
 }
-"""setting -> its options; all other options are those of the preset."""
+"""setting -> its options; all other options have the preset's values."""
 
 
 class Alias(NamedTuple):
@@ -172,7 +172,7 @@ FIXED = frozenset(
 def method_name(method: str, procedure: str = "") -> str:
     """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3".
 
-    By the released procedure of FedAS that of RELEASED_AS.
+    With FedAS's released procedure it is the name in RELEASED_AS.
     """
     released = RELEASED_AS.get(method, method) if procedure == "release" else method
     return ALIASES[released].method if released in ALIASES else released.split()[0]

@@ -55,7 +55,7 @@ class Experiment:
 
     Attributes:
       spec: with the smaller defaults on embedded data.
-      dataset, data: the examples, and those of each client that takes part.
+      dataset, data: all examples, and the examples of each client that takes part.
       partition_digest: see `partition_files.digest_of`.
       method: method with its model and hyper-parameters.
       settings: of the simulation.
@@ -137,7 +137,7 @@ def load_data(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
 
 
 def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
-    """Load the data as it is, see `load_data`."""
+    """Load the data without states of a pretrained model, see `load_data`."""
     notify = functools.partial(print_notice, console)
     folder = spec.data_dir
     if folder is not None and spec.source == "files" and not Path(folder).expanduser().exists():
@@ -168,7 +168,7 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
 
 
 def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
-    """Run as it is on this data, and the defaults that are smaller because the data is embedded."""
+    """Run adapted to this data, and the defaults that are smaller because the data is embedded."""
     if spec.dataset in WITH_FILES:
         from experiments.spec import own_data
 

@@ -89,7 +89,7 @@ def load_run(
 
     Args:
       folder: the run's.
-      method, model, loss: FILE.py:NAME of those of the run that are your own files. What the folder names is not
+      method, model, loss: FILE.py:NAME, for your own files in the run. A file that only the folder names is not
         executed: it could do all that you can.
 
     Raises:

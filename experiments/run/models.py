@@ -76,7 +76,7 @@ def own_model(
 ) -> Model:
     """Model of FILE.py:NAME, a function (input_shape, num_classes) -> a `Model` or a flax module.
 
-    Its task is `task`, None for its own one; `head` names that of a flax module.
+    Its task is `task`, None for its own one; `head` names the head of a flax module.
     """
     make = function("model", name)
     try:
@@ -102,7 +102,7 @@ def own_model(
 
 
 def own_task(name: str, input_shape: Sequence[int], num_classes: int) -> str:
-    """Name of the task that a model of one's own has by itself; `own_model` has found no fault with the model."""
+    """Name of the task that the user's model brings; `own_model` has found no fault with the model."""
     made = function("model", name)(tuple(input_shape), num_classes)
     return (made.task if isinstance(made, Model) else CLASSIFICATION).name
 

@@ -174,7 +174,7 @@ def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Cal
 
 
 def record_code(folder: RunFolder, notify: Callable[[str], None]) -> None:
-    """Write into a run's configuration that today's code goes on with it, unless it is that of all rounds so far."""
+    """Write into a run's configuration that today's code goes on with it, unless it made all rounds so far."""
     config = read_config(folder.path)
     known, today = versions_behind(config), code_version(config["options"]["method"])
     if today not in known:

@@ -59,7 +59,7 @@ class Totals:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Totals":
-        """Totals of a checkpoint, which earlier code may have written, with others of its own."""
+        """Totals of a checkpoint; earlier code may have written further ones, which are left out."""
         return cls(**{name: value for name, value in record.items() if name in cls.__dataclass_fields__})
 
 

@@ -122,7 +122,7 @@ class RunDriver(abc.ABC):
     Attributes:
       specs: the runs; with `resume` all of them go on, from the newest checkpoint that all have.
       processes: that share a single run.
-      folders: those of the runs that this process has locked; in the first process alone.
+      folders: of the runs that this process has locked; in the first process alone.
       runs: the runs, once they are built.
       place: of the clients' states.
     """
@@ -143,11 +143,11 @@ class RunDriver(abc.ABC):
 
     @abc.abstractmethod
     def states(self, state: State) -> Iterable[State]:
-        """State of each run, of the state of all."""
+        """State of each run, from the state of all."""
 
     @abc.abstractmethod
     def state_of(self, states: list[State]) -> State:
-        """State of all runs, of that of each."""
+        """State of all runs, from the states of the single ones."""
 
     def checkpoints(self, folder: RunFolder) -> Checkpoints:
         """Checkpoints of a run. Of several runs there are two: one may have written a newer one than the others."""

@@ -37,7 +37,7 @@ MEMORY_SHARE = 0.5
 def run(specs: Sequence[Spec], console: Console) -> None:
     """Do unfinished runs that differ only in seeds and in the method's real-valued hyper-parameters.
 
-    Each has its folder, `out`; those with checkpoints go on together, and then the others begin.
+    Each has its folder, `out`; runs with checkpoints go on together, and then the others begin.
     """
     prepare(specs[0])
     used = devices(specs[0])

@@ -26,7 +26,7 @@ else:
 
 
 def networks(model: str) -> tuple[str, ...]:
-    """Names of the networks that a value of --model deals to the clients: one, those of a list A,B,C or of a family."""
+    """Names of the networks that a value of --model deals to the clients: one, a list A,B,C, or a family's members."""
     own_file = ".py" in model
     return (model,) if own_file else HETEROGENEOUS.get(model, tuple(model.split(",")))
 

@@ -1,4 +1,4 @@
-"""The options of all experiments in groups, each with its range, its help and what else is known of it.
+"""The options of all experiments in groups, each with its range, its help and notes.
 
 Beside the type, in `Annotated`, stand the values of another option with which it is read (`ReadWith`), and the notes
 of `option_notes`. `options` makes one value of all of them; `presets` has the defaults.

@@ -25,7 +25,7 @@ TRAINING_HYPER_PARAMETERS = tuple(Training.of_methods)
 
 
 def method_options(name: str) -> dict[str, Option]:
-    """Hyper-parameters of a method, a key of METHODS or FILE.py:NAME: those of its factory and of its recipes."""
+    """Hyper-parameters of a method, a key of METHODS or FILE.py:NAME: of its factory, and of its recipes."""
     return _options(name, method_factory(name))
 
 
@@ -83,7 +83,7 @@ def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
 
 
 def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
-    """Those of all hyper-parameters of a method that can be inputs of a compiled program: with real type and value."""
+    """Hyper-parameters that can be inputs of a compiled program: with a real type, and a real value among `values`."""
     real = {name for name, option in method_options(method).items() if float in parts(option.kind)}
     real -= unread_by_wrappers(values).keys()
     return {name: value for name, value in values.items() if name in real and isinstance(value, float)}
@@ -100,7 +100,7 @@ for _recipe in RECIPES:
 
 
 def unread_by_wrappers(values: dict[str, Any]) -> dict[str, str]:
-    """Those of `unread_by_method` that are fields of wrappers' recipes, also of a method whose file is gone."""
+    """Fields of wrappers' recipes that are not read, see `unread_by_method`; also for a method whose file is gone."""
     return unread(values, _OF_WRAPPERS)
 
 

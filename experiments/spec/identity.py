@@ -1,4 +1,4 @@
-"""What options have an effect on: the identity of a run are those on which its results depend; others have none."""
+"""Identity of a run: the options on which its results depend; and notes on options that have no effect."""
 
 import dataclasses
 import functools

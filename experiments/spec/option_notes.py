@@ -62,7 +62,7 @@ def marked(kinds: dict[str, Any], *marks: Trait) -> tuple[str, ...]:
 
 
 def noted(kinds: dict[str, Any], note: type[Note]) -> dict[str, tuple[Note, ...]]:
-    """Option -> its notes of a class, for those that have any."""
+    """Option -> its notes of a class; options without such a note are left out."""
     found = {name: tuple(one for one in notes_of(kind) if isinstance(one, note)) for name, kind in kinds.items()}
     return {name: notes for name, notes in found.items() if notes}
 
@@ -158,7 +158,7 @@ def identifier(name: str) -> str:
 
 
 _OF_OWN = {"partition": is_partition_file, "model": lambda text: is_own(text) or "," in text}
-"""Option -> whether a text that is no choice of it is one of the user's own, where this is not `is_own`."""
+"""Option -> function that says whether a text names something of the user's, for options where `is_own` does not."""
 
 
 def option_words(values: Mapping[str, Any]) -> list[str]:

@@ -90,12 +90,12 @@ RESULT_NEUTRAL = frozenset(marked(KINDS, Trait.NEUTRAL, Trait.BY_DIGEST))
 
 
 def names_of(group: type) -> list[str]:
-    """Options of a group in the order of the help; those of methods (`of_methods`) first."""
+    """Options of a group in the order of the help; hyper-parameters of methods (`of_methods`) come first."""
     return [*getattr(group, "of_methods", ()), *(field.name for field in fields(group))]
 
 
 def read_with(name: str, value: Any) -> list[str]:
-    """Options that are read only with some values of an option, `name`, this value among them."""
+    """Options that are read only with some values of the option `name`, and with this value."""
     return [
         option
         for option, conditions in CONDITIONS.items()

@@ -28,7 +28,7 @@ EXECUTED = marked(KINDS, Trait.CODE)
 CODE = tuple(name for name in EXECUTED if name not in RESULT_NEUTRAL)
 """Those on which results depend."""
 OTHER_FILES = marked(KINDS, Trait.FILE)
-"""Options with the name of a file that is no code."""
+"""Options that name a file without code."""
 FILES = (*CODE, "partition", *OTHER_FILES)
 """Options that may name a file by whose content runs are told apart."""
 

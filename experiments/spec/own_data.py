@@ -20,7 +20,7 @@ LISTED = 10
 
 
 def digest(options: Options) -> str:
-    """Digest of the data: that of the run, or of the files as they are now."""
+    """Digest of the data: --data-digest, or else the digest of the files now."""
     return options.data_digest or own_files.digest(_data(options), options.test_data)
 
 
@@ -70,7 +70,7 @@ def is_file(data: str | None) -> TypeGuard[str]:
 
 
 def fitted(spec: Spec, dataset: Dataset) -> Spec:
-    """Run with the digest of the data, the number of its own clients if it has any, and that of its tokens.
+    """Run with the digest of the data, and with the numbers of the data's clients and tokens, where it has them.
 
     Paths of files are absolute from here on: a run is exported and resumed from other folders too.
     """

@@ -248,7 +248,7 @@ EMBEDDED: dict[tuple[str, str], Values] = {
 
 
 def preset_of(dataset: str, method: str | None = None) -> str:
-    """Default preset: on the papers' data sets that of the method's own paper."""
+    """Default preset: on the papers' data sets the preset of the method's own paper."""
     usual = DEFAULT_PRESET[dataset]
     return OWN_PRESET.get(str(method), usual) if dataset in IMAGES else usual
 

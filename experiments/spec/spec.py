@@ -44,7 +44,7 @@ SELECTION = ("method", "preset", "procedure")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec(Options):
-    """A run: its options (attributes, see `experiments.spec.groups`), and what they are of.
+    """A run: its options (attributes, see `experiments.spec.groups`), and the data set and the method's own options.
 
     Attributes:
       dataset: name of the experiment.
@@ -112,7 +112,7 @@ class Spec(Options):
 
         Args:
           path: of the file, which names its dataset. Code that it names is refused unless it is given here.
-          **given: options in place of those of the file.
+          **given: options that take the place of the file's.
         """
         if DATASET not in (values := values_in(str(path), given)):
             raise InvalidInput(f"{path} names no {DATASET}")
@@ -170,7 +170,7 @@ class Spec(Options):
 
 
 def usual_values(dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of all options of an experiment that are not given, by what is given of those in SELECTION."""
+    """Values of all options of an experiment that are not given; the given ones in SELECTION decide them."""
     if dataset not in presets.DEFAULT_PRESET:
         raise InvalidInput(unknown(DATASET, dataset, presets.DEFAULT_PRESET))
     preset = given.get("preset", presets.preset_of(dataset, given.get("method")))
@@ -238,8 +238,8 @@ def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run, also of an earlier format: without --procedure, or with options that are gone and that it did
-    not use, or of which its results do not depend."""
+    """Options of a run, also of an earlier format: without --procedure, or with options that have gone since, which the
+    run did not use or on which its results do not depend."""
     return {"procedure": None} | {
         name: value
         for name, value in config["options"].items()
