@@ -112,7 +112,7 @@ def test_a_frame_of_folders_has_shares_and_what_differs(tmp_path):
     assert (set(table.seed), set(table.method)) == ({0}, {"fedpac"})
     loss = table.query("score == 'loss'").value
     assert set(loss.round(3)) == {0.432}
-    with pytest.raises(InvalidInput, match="there are no runs"):
+    with pytest.raises(InvalidInput, match="is not a folder"):
         pfl_jax.frame(str(tmp_path / "nothing"))
 
 

@@ -6,12 +6,12 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.fields import texts_of
-from experiments.identity import relevant_options
 from experiments.papers import settings
 from experiments.papers.settings import Measure
-from experiments.presets import PROCEDURES
-from experiments.spec import Spec
+from experiments.spec.identity import relevant_options
+from experiments.spec.option_notes import option_words
+from experiments.spec.presets import PROCEDURES
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 FILE = Path(__file__).with_name("paper_results.csv")
@@ -46,24 +46,30 @@ class Published(NamedTuple):
         return f"{settings.PAPERS[self.paper].name}, Table {self.table}"
 
     @property
-    def arguments(self) -> tuple[str, ...]:
-        """Command line of the run that reproduces it, without seed and results folder."""
-        _, *switches = settings.ALIASES.get(self.method, self.method.replace(" -", " --no-")).split()
-        own = " ".join([settings.method_name(self.method, self.procedure), *switches])
-        command = f"--preset {settings.PAPERS[self.paper].preset} --method {own} --num-clients {self.clients}"
-        command += f" {settings.SETTINGS[self.setting]}"
-        command += f" --procedure {self.procedure}" if self.procedure else ""
+    def options(self) -> dict[str, Any]:
+        """Options of the run that reproduces it, but for its seed."""
+        own = settings.ALIASES[self.method].options if self.method in settings.ALIASES else {}
+        # "fedpac -alignment" is without it.
+        switches = dict.fromkeys(self.method.split(" -")[1:], False)
+        found = {"preset": settings.PAPERS[self.paper].preset, "num_clients": self.clients}
+        found |= {"method": settings.method_name(self.method, self.procedure), **own, **switches}
+        found |= settings.SETTINGS[self.setting] | ({"procedure": self.procedure} if self.procedure else {})
         if self.measure.protocol == "before_aggregation":
-            command += f" --eval-protocol {self.measure.protocol}"
+            found["eval_protocol"] = self.measure.protocol
         if self.measure.score == "best" and self.measure.protocol != "trained":
-            # The best of all rounds. Training itself gives the scores by `trained` in every round.
-            command += " --eval-every 1"
-        return tuple(command.split())
+            # The best of all rounds; training itself gives the scores of `trained` in every round.
+            found["eval_every"] = 1
+        return found
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Its options as on a command line."""
+        return tuple(option_words(self.options))
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - rows are few, and a run is compared with all of them.
     def spec(self) -> Spec:
         """The run that reproduces it; InvalidInput if it cannot be run."""
-        return Spec.of(self.dataset, **texts_of(self.arguments))
+        return Spec.of(self.dataset, **self.options)
 
     @property
     def measure(self) -> Measure:

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.choices import PRETRAINED, TARGETS, networks
-from experiments.fields import is_own
-from experiments.options import Options, read_with
-from experiments.own_code import function, read, said
+from experiments.spec.choices import PRETRAINED, TARGETS, networks
+from experiments.spec.option_notes import is_own
+from experiments.spec.options import Options, read_with
+from experiments.spec.own_code import describe_foreign_error, function, read
 from pfl_jax.base import Model
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, describe_value
@@ -76,13 +76,15 @@ def own_model(
 ) -> Model:
     """Model of FILE.py:NAME, a function (input_shape, num_classes) -> a `Model` or a flax module.
 
-    Its task is `task`, None for its own one; `head` names that of a flax module.
+    Its task is `task`, None for its own one; `head` names the head of a flax module.
     """
     make = function("model", name)
     try:
         made = make(tuple(input_shape), outputs)
     except Exception as error:
-        raise InvalidInput(f"--model {name} fails for inputs of shape {tuple(input_shape)}: {said(error)}") from None
+        raise InvalidInput(
+            f"--model {name} fails for inputs of shape {tuple(input_shape)}: {describe_foreign_error(error)}"
+        ) from None
     try:
         if not isinstance(made, Model):
             own_task = task or CLASSIFICATION
@@ -100,7 +102,7 @@ def own_model(
 
 
 def own_task(name: str, input_shape: Sequence[int], num_classes: int) -> str:
-    """Name of the task that a model of one's own has by itself; `own_model` has found no fault with the model."""
+    """Name of the task that the user's model brings; `own_model` has found no fault with the model."""
     made = function("model", name)(tuple(input_shape), num_classes)
     return (made.task if isinstance(made, Model) else CLASSIFICATION).name
 
@@ -125,9 +127,8 @@ def _with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype:
     try:
         found = jax.eval_shape(loss, outputs, labels, jax.ShapeDtypeStruct((2,), bool))
     except Exception as error:
-        raise InvalidInput(
-            f"--loss {name} fails for outputs {describe_value(outputs)} and y {describe_value(labels)}: {said(error)}"
-        ) from None
+        what, why = f"{describe_value(outputs)} and y {describe_value(labels)}", describe_foreign_error(error)
+        raise InvalidInput(f"--loss {name} fails for outputs {what}: {why}") from None
     if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
         raise InvalidInput(
             f"--loss {name} gives {describe_value(found)}, not one number, the mean over the real examples"

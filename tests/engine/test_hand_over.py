@@ -15,7 +15,7 @@ from pfl_jax.base import HandOver, LocalResult, Mean, Method
 from pfl_jax.cross_evaluation import cross_scores
 from pfl_jax.data.federated import hold_out
 from pfl_jax.engine import hand_over, placement, rounds
-from pfl_jax.engine.body import chain_of, networks
+from pfl_jax.engine.body import chain_of, round_programs
 from pfl_jax.engine.communication import traffic
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
@@ -116,7 +116,7 @@ def test_chains_of_an_evaluation_are_whole_where_states_are_elsewhere(monkeypatc
 def deployed(method, data, settings):
     """What each client deploys, one after another."""
     (result,) = pfl_jax.run(method, data, settings, KEY)
-    (program,) = networks(method, settings, None)
+    (program,) = round_programs(method, settings, None)
     found = []
     for client in range(data.num_clients):
         _, server, chain = chain_of(method, settings, result.state, data.num_clients, client)

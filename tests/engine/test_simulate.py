@@ -273,10 +273,10 @@ def test_engines_of_a_few_methods_are_kept():
     kept = []
     make = remembered.remembered(lambda thing: kept.append(thing) or len(kept))
     things = [Things() for _ in range(remembered.REMEMBERED + 1)]
-    numbers = [make(remembered.Same(thing)) for thing in things]
-    assert make(remembered.Same(things[-1])) == numbers[-1]
+    numbers = [make(remembered.ByIdentity(thing)) for thing in things]
+    assert make(remembered.ByIdentity(things[-1])) == numbers[-1]
     # The first one gave way to the last one. Equal things are not the same.
-    assert make(remembered.Same(things[0])) == len(things) + 1
+    assert make(remembered.ByIdentity(things[0])) == len(things) + 1
     # What cannot be hashed is made each time.
     assert make(np.zeros(2)) != make(np.zeros(2))
 

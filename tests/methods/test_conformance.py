@@ -8,7 +8,7 @@ import jax
 import pytest
 from golden import FILE, fingerprint, moved, numbers_of
 
-from experiments.hyper_parameters import documented_info
+from experiments.spec.hyper_parameters import documented_info
 from pfl_jax import Settings, simulate
 from pfl_jax.engine import placement
 from pfl_jax.methods import METHODS
