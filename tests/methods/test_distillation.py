@@ -241,14 +241,19 @@ def test_fedgen(shared):
     for number in range(2):
         trained = []
         for client, (x, y) in enumerate(full.training_examples()):
-            labels, noise = draw(fingerprint_key(jax.random.key(server.seed), fingerprint(data[client])))
-            z = generated(generator, noise, labels)
+            own_key = fingerprint_key(jax.random.key(server.seed), fingerprint(data[client]))
+            draws = [draw(jax.random.fold_in(own_key, step)) for step in range(full.EPOCHS)]
+            # Each step has other labels, also where every step has all examples.
+            assert len({tuple(labels) for labels, _ in draws}) == (full.EPOCHS if number else 1)
+            v, velocity = w if shared == "model" else {**own[client], **reference.part(w, "head")}, {}
+            for labels, noise in draws:
+                z = generated(generator, noise, labels)
 
-            def loss(v, now, x=x, y=y, z=z, labels=labels, number=number):
-                return reference.risk(v, x, y) + (alpha * of_features(v, z, labels) if number else 0)
+                def loss(v, x=x, y=y, z=z, labels=labels, number=number):
+                    return reference.risk(v, x, y) + (alpha * of_features(v, z, labels) if number else 0)
 
-            start = w if shared == "model" else {**own[client], **reference.part(w, "head")}
-            trained.append(full.fit(start, loss))
+                v = full.step(v, velocity, loss)
+            trained.append(v)
         key = jax.random.key(10 + number)
         results = [jax.jit(method.local)(key, server, *pair) for pair in zip(states, data, strict=True)]
         own, states = trained, [result.client for result in results]

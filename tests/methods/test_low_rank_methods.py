@@ -1,9 +1,12 @@
 """Methods for low-rank adapters: their equations in float64 NumPy, and their limits, such as without adapters."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import adapted_model
 from trees import assert_same, distance
 
 from pfl_jax import LocalTraining, Settings, build, methods, models
@@ -20,11 +23,7 @@ from pfl_jax.wrappers.attacks import attacked
 
 TRAINING = LocalTraining(lr=0.1, batch_size=8, epochs=2)
 RANK, SCALE = 3, 2.0
-
-
-def adapted(rank=RANK):
-    """A perceptron with adapters on both layers of its backbone."""
-    return adapters.lora(models.mlp(SHAPE, 3, hidden=(6, 5)), SHAPE, rank=rank, alpha=SCALE * rank, targets="fc")
+adapted = functools.partial(adapted_model, RANK, SCALE)
 
 
 def played(factory, rounds=2, model=None, infos=None, **options):
