@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Client, Mean, Message, Method, PyTree, Server
+from pfl_jax.base import Client, Exact, Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import add_trailing_axes
 
@@ -22,16 +22,6 @@ class Unsummed(Mean):
     """`Mean` whose value and weight the server gets from every client, for a statistic other than the weighted mean.
 
     In `Method.aggregate`, value and weight are stacked along M, and zeros for absent clients.
-    """
-
-    __slots__: tuple[str, ...] = ()
-
-
-class Exact(Mean):
-    """`Mean` of values that no wrapper may change, such as shares of classes, probabilities and counts.
-
-    They are in a range that compression, a median or an attacker's noise leave, or the method takes a client's own
-    value out of the sum. The server gets their weighted mean, whatever it gets of the other parts.
     """
 
     __slots__: tuple[str, ...] = ()

@@ -202,6 +202,9 @@ def budgets(
       10 8.3e-06 3.38
     """
     factory = factory_of(factory)
+    if callable(lr := values.get("lr")):
+        # No budget depends on it.
+        values = values | {"lr": lr(0)}
     # A misspelled dp_clip would read as a run without privacy.
     check_hyper_parameters(factory, values, annotations(factory))
     every = hyper_parameters(factory, values)

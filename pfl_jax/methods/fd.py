@@ -5,8 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
-from pfl_jax.messages import Exact
+from pfl_jax.base import Exact, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.methods.factories import CLASS_SIZES, method_factory, needs_classes
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.features import extract_features

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
-from pfl_jax.messages import NOT_RECEIVED, Exact
+from pfl_jax.base import Exact, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
+from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import CLASS_SIZES, SIZE, method_factory, needs_classes
 from pfl_jax.networks.layers import Dense, torch_uniform
 from pfl_jax.primitives.aggregation import mean_by_size

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy, PyTree
+from pfl_jax.base import Exact, LocalResult, Mean, Method, Model, Params, Privacy, PyTree
 from pfl_jax.lapack import thin_svd
-from pfl_jax.messages import NOT_RECEIVED, Exact
+from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory, needs_classes, needs_vectors
 from pfl_jax.methods.fml import divergence, fit_two
 from pfl_jax.primitives.aggregation import mean_by_size

@@ -31,7 +31,7 @@ def attacked(
 
     where r are the received parameters that it trained to v, zero for values that have none, such as class means; see
     `trained_from` of `pfl_jax.base.Method`. rms is the root mean square over an array, so that noise with scale 1 is as
-    long as the update that it replaces. Weights, exact means (`pfl_jax.messages.Exact`) and other parts of its messages
+    long as the update that it replaces. Weights, exact means (`pfl_jax.base.Exact`) and other parts of its messages
     stay.
 
     Args:

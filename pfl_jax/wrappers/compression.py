@@ -62,7 +62,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
         c = C(v - h);   h <- h + c;   the server has h
 
     What was received, says `trained_from` of `pfl_jax.base.Method`. Weights, parts of the message that are no
-    `Mean` or an exact one (`pfl_jax.messages.Exact`), and what the server sends are not compressed.
+    `Mean` or an exact one (`pfl_jax.base.Exact`), and what the server sends are not compressed.
 
     Args:
       method: the method to derive from. One whose messages have no `Mean`, or only exact ones, is refused when it runs.

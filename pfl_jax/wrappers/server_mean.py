@@ -42,7 +42,7 @@ def robust(method: Method, recipe: ServerMean) -> Method:
 
     Each `Mean` of the messages arrives with the statistic of the present clients' values and the sum of their weights,
     see `pfl_jax.primitives.robust_means`. A server needs the single messages for it: no device adds them up as clients
-    finish. Other parts of the messages, and exact means (`pfl_jax.messages.Exact`), are as in `method`. Krum chooses a
+    finish. Other parts of the messages, and exact means (`pfl_jax.base.Exact`), are as in `method`. Krum chooses a
     client for each `Mean` by itself.
 
     Args:

@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import CLASSES, FEATURES, received, tiny_federation, tiny_model
+from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method, tiny_model
 from trees import assert_flat, assert_same, flatten, row
 
-from pfl_jax import InvalidInput
+from pfl_jax import InvalidInput, Settings, simulate
 from pfl_jax.base import Cohort
 from pfl_jax.data import client_data
+from pfl_jax.engine.clock import Timetable
 from pfl_jax.methods import fedgen, fedmrl
 from pfl_jax.methods.fedkd import low_rank
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
@@ -30,6 +31,17 @@ def divergence(w, x, teacher):
     """Mean KL(teacher's probabilities || those of w)."""
     p = probabilities(teacher, x)
     return np.mean(np.sum(p * (np.log(p) - reference.log_softmax(reference.logits(w, x))), axis=1))
+
+
+def test_late_outputs_of_fd_count_as_they_are():
+    """A client takes its own outputs out of the sum: it must know with which weight they are in it."""
+    late = Timetable(np.array([[0, 1, 2]] * 3), np.array([[0, 0, 0], [0, 1, 0], [1, 0, 2]]), np.arange(3))
+    settings, data = Settings(rounds=3, timetable=late), tiny_federation(full.SIZES)
+    *_, last = simulate.run(tiny_method("fd"), data, settings, jax.random.key(4))
+    server, clients = last.state.server.plain, last.state.clients
+    np.testing.assert_array_equal(server.holders, np.sum(clients.held, axis=0))
+    total = np.sum(np.asarray(clients.held)[..., None] * clients.outputs, axis=0)
+    np.testing.assert_allclose(server.outputs * server.holders[:, None], total, rtol=1e-5, atol=1e-6)
 
 
 def test_fd():

@@ -208,6 +208,20 @@ def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
     assert_same(one, same)
 
 
+@pytest.mark.parametrize("name", ["flora", "flexlora", "hetlora"])
+def test_noise_stays_in_the_ranks_that_a_client_has(name):
+    """Private training, also by an optimizer that divides by the size of gradients."""
+    recipe = TRAINING.replace(dp_clip=1.0, dp_noise=1.0, optimizer="adam", weight_decay=0.0)
+    method, data = METHODS[name](adapted(), recipe), client_data(tiny_federation(), 1, "train")
+    server = method.init_server(jax.random.key(0))
+    backbone = jax.jit(method.local)(jax.random.key(1), server, jnp.int32(2), data).message["backbone"]
+    adapter = jax.tree.map(
+        lambda part: getattr(part, "value", part), backbone["fc1"], is_leaf=lambda part: part is None
+    )
+    for rows in (adapter["lora_a"].T, adapter["lora_b"]):
+        np.testing.assert_array_equal(np.abs(rows).max(axis=1) > 0, [True, True, False])
+
+
 def test_an_attacker_flips_the_update_of_every_adapter_of_hetlora():
     # Layers of one size: the adapters' shapes do not tell them apart.
     model = adapters.lora(models.mlp(SHAPE, 3, hidden=(6, 6, 6)), SHAPE, rank=RANK, targets="fc")
