@@ -265,8 +265,8 @@ def stale(method: Method, staleness: jax.Array) -> Method:
 
     where r' are the parameters that it received and r those that it would receive now, see `trained_from` of
     `pfl_jax.base.Method`. A `Mean` without received parameters, such as class means, has s times its weight instead.
-    Arrays without any, beside others that were received, and parts that are no `Mean`,
-    are sent as they are. A client that is not stale sends what that of `method` does, bit for bit.
+    Arrays without any, beside others that were received, exact means (`pfl_jax.base.Exact`) and parts that are no
+    `Mean` are sent as they are. A client that is not stale sends what that of `method` does, bit for bit.
 
     Args:
       method: one of `with_versions`, as a client follows it.
