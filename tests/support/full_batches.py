@@ -14,7 +14,7 @@ from trees import assert_flat, row
 from pfl_jax import Settings, simulate
 from pfl_jax.methods import METHODS
 
-SIZES, EPOCHS = (9, 20, 14), 3
+SIZES, EPOCHS = (9, 18, 14), 3
 SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
 BETA = np.array(SIZES) / sum(SIZES)
 
