@@ -38,7 +38,7 @@ def test_fd():
     start = reference.to_numpy(full.start_of("fd").params)
     models, sent, cohorts = [start] * 3, {}, full.cohorts(5, 2)
     # Somebody comes back after a round without.
-    assert any(set(now) - set(last) & set(before) for before, last, now in zip(cohorts, cohorts[1:], cohorts[2:]))
+    assert any({*cohorts[i]} & {*cohorts[i + 2]} - {*cohorts[i + 1]} for i in range(3))
     for cohort in cohorts:
         new = {}
         for client in cohort:

@@ -20,7 +20,7 @@ RELEASED = {"drop_last": True, "shuffle": False}
 
 @functools.cache
 def program(rows, recipe):
-    """Compiled (key, n) -> row numbers of each step [50, 4], -1 for none, and how many steps; n of the rows are real."""
+    """Compiled (key, n), with n real rows -> row numbers of each step [50, 4], -1 for none, and how many steps."""
     training, examples = LocalTraining(batch_size=4, **dict(recipe)), jnp.arange(rows)
 
     def step(carry, batch, key):
@@ -91,7 +91,10 @@ def test_always_visited_examples(n, length, drop_last):
     ("n", "padding", "steps"), [(11, 2, 2), (11, 2, 3), (11, 2, 8), (9, 0, 5), (6, 3, 5), (3, 6, 5)]
 )
 def test_steps_are_the_first_of_as_many_epochs_as_they_need(n, padding, steps, options):
-    assert taken(n, padding=padding, local_steps=steps, **options) == taken(n, padding=padding, epochs=8, **options)[:steps]
+    assert (
+        taken(n, padding=padding, local_steps=steps, **options)
+        == taken(n, padding=padding, epochs=8, **options)[:steps]
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "pfedme", "fedrod"])
