@@ -5,7 +5,6 @@ not arrive, some begin from earlier states of the server, and one client attacks
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import CLASSES, HYPER_PARAMETERS, SHAPE, diverging, tiny_model
@@ -44,7 +43,7 @@ def played(index):
 
 
 def by_hand():
-    """The shared heads before the first and after each round; backbones of all clients after each; scores at the end."""
+    """The shared heads and all backbones, before the first round and after each; and losses at the end."""
     (attacker,) = np.flatnonzero(attackers(KEY, 4, 0.25))
     # It has a network that another client has too.
     assert attacker == 1
