@@ -135,7 +135,7 @@ def _filled(value: Any, found: Mapping[str, Any]) -> Any:
 def _batch_norm(x, scale, bias, mean, variance, training, momentum, epsilon, *_, mask):
     if mean is None or (training and mask is None):
         raise InvalidInput(
-            "BatchNorm without running statistics is not supported: where it is deployed, rows would depend on each other"
+            "BatchNorm without running statistics is not supported: rows of a deployed model would depend on each other"
         )
     scale, bias = 1.0 if scale is None else scale, 0.0 if bias is None else bias
     running = {"mean": lax.stop_gradient(mean), "var": lax.stop_gradient(variance)}
@@ -288,8 +288,8 @@ class _Reader:
                 raise InvalidInput(f"the module changes {base} when it is called ({operation}), which a Model cannot")
             if any(self.base.get(name, name) == base for name in later - {changed}):
                 raise InvalidInput(
-                    f"the module changes a view of a tensor in its place ({operation}) and reads the tensor afterwards: "
-                    "let it make a new tensor"
+                    f"the module changes a tensor in its place ({operation}), and reads a view of it afterwards, or reads "
+                    "the tensor after a change of a view: let it make a new tensor"
                 )
 
 

@@ -107,14 +107,17 @@ def from_torch(
         statistics = {name: flat[part, STATISTICS, *name.split(".")] for name in running if part == "backbone"}
         return constants | (frozen.read() if frozen else {}) | found | statistics
 
-    def init(key):
-        if _is_module(module):
-            return jax.tree.map(jnp.asarray, tree(initial))
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree(initial))
-        seed = jax.random.bits(key, (), jnp.uint32)
-        return jax.pure_callback(
-            lambda seed: tree(_arrays(_made(module, int(seed)))), shapes, seed, vmap_method="sequential"
-        )
+    start = tree(initial)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
+
+    def init_from_seed(key):
+        def make(seed):
+            return tree(_arrays(_made(module, int(seed))))
+
+        return jax.pure_callback(make, shapes, jax.random.bits(key, (), jnp.uint32), vmap_method="sequential")
+
+    # Without the module, so that the model can be pickled without PyTorch.
+    init = (lambda key: jax.tree.map(jnp.asarray, start)) if is_module(module) else init_from_seed
 
     def batch_features(backbone, x, mask=None, key=None):
         program = read.backbone if key is None else read.backbone_in_training
@@ -172,12 +175,13 @@ def to_torch(params: Params, module: Any, head: str = "fc") -> Any:
 
 
 def is_module_class(found: Any) -> bool:
-    """Whether something is a class of PyTorch modules; PyTorch is imported only where its user did it."""
+    """Whether something is a class of PyTorch modules."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(found, type) and issubclass(found, torch.nn.Module)
 
 
-def _is_module(found: Any) -> bool:
+def is_module(found: Any) -> bool:
+    """Whether something is a PyTorch module; PyTorch is imported only where its user did it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(found, torch.nn.Module)
 
@@ -191,13 +195,13 @@ def _made(module: Any, seed: int) -> Any:
             f"{module.__name__} is a class: give a function seed -> module, such as lambda seed: {module.__name__}()"
         )
     made = module
-    if not _is_module(module):
+    if not is_module(module):
         if not callable(module):
             raise InvalidInput(f"{describe_value(module)} is neither a torch.nn.Module nor a function seed -> module")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = module(seed)
-        if not _is_module(made):
+        if not is_module(made):
             raise InvalidInput(f"the function of a seed gives a {type(made).__name__}, not a torch.nn.Module")
     _refuse_hooks(made)
     return copy.deepcopy(made).cpu().float()

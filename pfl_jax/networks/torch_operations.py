@@ -420,6 +420,16 @@ def _pad(x, pads, mode="constant", value=None):
     return jnp.pad(x, sides, mode={"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode])
 
 
+def _channel_shuffle(x, groups):
+    return x.reshape(x.shape[0], groups, -1, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def _pixel_shuffle(x, factor):
+    y = x.reshape(*x.shape[:-3], -1, factor, factor, *x.shape[-2:])
+    y = jnp.moveaxis(y, (-4, -3), (-3, -1))
+    return y.reshape(*y.shape[:-4], y.shape[-4] * factor, y.shape[-2] * factor)
+
+
 def _repeat_interleave(x, repeats, axis=None, **_):
     return jnp.repeat(x, repeats, axis)
 
@@ -651,11 +661,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "diagonal": jnp.diagonal,
     "pad": _pad,
     "constant_pad_nd": lambda x, pads, value=0: _pad(x, pads, "constant", value),
-    "pixel_shuffle": lambda x, r: (
-        x.reshape(*x.shape[:-3], -1, r, r, *x.shape[-2:])
-        .transpose(*range(x.ndim - 3), *(x.ndim - 3 + i for i in (0, 3, 1, 4, 2)))
-        .reshape(*x.shape[:-3], -1, x.shape[-2] * r, x.shape[-1] * r)
-    ),
+    "pixel_shuffle": _pixel_shuffle,
     "channel_shuffle": lambda x, groups: (
         x.reshape(x.shape[0], groups, -1, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
     ),
