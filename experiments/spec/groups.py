@@ -162,8 +162,9 @@ class Training:
     }
 
     model: Annotated[ModelName, Trait.CODE]
-    """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or flax module; a list such as
-    fedpac_cnn,mlp,resnet8, or a family mixed_..., deals several networks to the clients in turn."""
+    """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or module of flax or PyTorch,
+    or a class of PyTorch modules; a list such as fedpac_cnn,mlp,resnet8, or a family mixed_..., deals several networks
+    to the clients in turn."""
     features: Count | None = None
     """Number of features: a network with another number gets a dense layer with as many (for networks whose clients
     exchange heads or means of features); None is each network's own."""
@@ -194,8 +195,8 @@ class Training:
     ] = "float32"
     """Type in which the parameters below an --adapter are held; bfloat16 halves their memory."""
     head: str | None = None
-    """Part of your own flax module that is the head, such as Dense_2 or decoder/out (only with --model FILE.py:NAME);
-    None is head."""
+    """Part of your own module that is the head, such as Dense_2 or decoder/out (only with --model FILE.py:NAME); None
+    is head, or fc of a PyTorch module."""
     personal: str | None = None
     """Regular expression, searched for in the paths of parameters: those that count as the head, which methods like
     fedper keep at the clients, such as lora_b|^head; None is the model's own head."""

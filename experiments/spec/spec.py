@@ -86,7 +86,7 @@ class Spec(Options):
         spec = spec.having({name: str(weights_file(file)) for name, file in others.items()})
         spec.check()
         if spec.head is not None and not is_own(spec.model):
-            raise InvalidInput(f"--head is for a flax module of your own (--model FILE.py:NAME), not for {spec.model}")
+            raise InvalidInput(f"--head is for a module of your own (--model FILE.py:NAME), not for {spec.model}")
         # What the library refuses is refused now, before any data is loaded and any folder made.
         settings_of(spec)
         LocalTraining(dp_clip=spec.dp_clip, dp_noise=spec.dp_noise)

@@ -15,7 +15,7 @@ MESSAGES = {
         "--roundz 3": "did you mean --rounds?",
         "--method fedper --lamda 3": "unknown option --lamda; did you mean --lam? It is an option of",
         "--epochs 0.5": "--epochs must be a whole number, not '0.5'; for a part of an epoch give --local-steps",
-        "--head x": "--head is for a flax module of your own (--model FILE.py:NAME), not for mlp",
+        "--head x": "--head is for a module of your own (--model FILE.py:NAME), not for mlp",
         "-r 3": "unknown option -r: see --help",
         "three": "unexpected word 'three': options start with --, see --help",
         "--no-full-last-round=yes": "give --full-last-round or --no-full-last-round",
