@@ -69,7 +69,7 @@ class Data:
     source: Annotated[Source, Mark.NEUTRAL] = "auto"
     """Source of the data: tfds and files are the real dataset, embedded is synthetic images of the same shape, auto is
     the first available source and reports which."""
-    data_dir: Annotated[str | None, Mark.NEUTRAL] = None
+    data_dir: Annotated[str | None, Mark.NEUTRAL, Mark.NOT_IN_FILES] = None
     """Folder of tensorflow-datasets or of the dataset's files; None searches the usual folders."""
     partition: PartitionName = "grouped"
     """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
@@ -267,7 +267,11 @@ class Output:
     """Output files, and resumption of an interrupted run."""
 
     out: Annotated[
-        str | None, Mark.NEUTRAL, Also("save_folder_name"), NotInSweeps("every run has its folder in the sweep's --out")
+        str | None,
+        Mark.NEUTRAL,
+        Mark.NOT_IN_FILES,
+        Also("save_folder_name"),
+        NotInSweeps("every run has its folder in the sweep's --out"),
     ] = None
     """New folder for the results; None creates one under runs/."""
     keep_state: Annotated[Literal["auto", "always", "never"], Mark.NEUTRAL] = "auto"
@@ -277,29 +281,34 @@ class Output:
     """Rounds between two checkpoints, one after the last; None writes one at an interruption or for --keep-state."""
     keep_checkpoints: Annotated[Count, Mark.NEUTRAL] = 2
     """Number of checkpoints to keep, the newest ones."""
-    resume: Annotated[str | None, Mark.NEUTRAL, NotInSweeps("the same command goes on where it was stopped")] = None
+    resume: Annotated[
+        str | None, Mark.NEUTRAL, Mark.NOT_IN_FILES, NotInSweeps("the same command goes on where it was stopped")
+    ] = None
     """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed. With a larger
     --rounds, rounds are added to a run, also to a finished one."""
-    accept_other_code: Annotated[bool, Mark.NEUTRAL, Needs("resume")] = False
+    accept_other_code: Annotated[bool, Mark.NEUTRAL, Mark.NOT_IN_FILES, Needs("resume")] = False
     """With --resume: also resume a run that other sources of this project began."""
-    trust: Annotated[bool, Mark.NEUTRAL, Needs("resume", "config")] = False
+    trust: Annotated[bool, Mark.NEUTRAL, Mark.NOT_IN_FILES, Needs("resume", "config")] = False
     """With --resume and --config: execute the files of --method, --model and --loss that the run's folder or the file
     names."""
-    config: Annotated[str | None, Mark.NEUTRAL] = None
+    config: Annotated[str | None, Mark.NEUTRAL, Mark.NOT_IN_FILES] = None
     """File with options, .toml or .json, or the config.json of a run, which is then repeated; what is given beside it
     counts."""
-    print_config: Annotated[bool, Mark.NEUTRAL, NotInSweeps("it is for single runs")] = False
+    print_config: Annotated[bool, Mark.NEUTRAL, Mark.NOT_IN_FILES, NotInSweeps("it is for single runs")] = False
     """Print all options on which results depend as JSON for --config, and run nothing."""
     plot: Annotated[bool, Mark.NEUTRAL] = False
     """Plot the primary score over the rounds at the end, as curves.png in the run's folder."""
     tensorboard: Annotated[bool, Mark.NEUTRAL] = False
     """Also write the evaluations for TensorBoard, into tensorboard/ in the run's folder."""
     wandb: Annotated[
-        bool, Mark.NEUTRAL, NotInSweeps("its runs go side by side in one process, where W&B has one run at a time")
+        bool,
+        Mark.NEUTRAL,
+        Mark.NOT_IN_FILES,
+        NotInSweeps("its runs go side by side in one process, where W&B has one run at a time"),
     ] = False
     """Also send the evaluations to Weights & Biases, which its own environment variables configure; needs pip install
     wandb."""
-    tracker: Annotated[str | None, Mark.NEUTRAL, Mark.CODE] = None
+    tracker: Annotated[str | None, Mark.NEUTRAL, Mark.NOT_IN_FILES, Mark.CODE] = None
     """FILE.py:NAME of your own function, which is called with the run's configuration and returns a function
     (round, scores) that gets each evaluation: names such as received/mean -> numbers. It is executed only where a
     command line names it."""
@@ -330,16 +339,26 @@ class Engine:
     compilation_cache: Annotated[bool, Mark.NEUTRAL] = True
     """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
     distributed: Annotated[
-        bool, Mark.NEUTRAL, Mark.PROCESSES, Mark.NOT_IN_PLACE, NotInSweeps("a command of many runs has one process")
+        bool,
+        Mark.NEUTRAL,
+        Mark.NOT_IN_FILES,
+        Mark.PROCESSES,
+        Mark.NOT_IN_PLACE,
+        NotInSweeps("a command of many runs has one process"),
     ] = False
     """Share the run among several processes, on one or more machines: start the same command in each process. Under
     Slurm and other schedulers the processes find each other. The first process reports and writes files."""
-    coordinator: Annotated[str | None, Mark.NEUTRAL, Mark.PROCESSES, Needs("distributed"), Needs("num_processes")] = (
-        None
-    )
+    coordinator: Annotated[
+        str | None,
+        Mark.NEUTRAL,
+        Mark.NOT_IN_FILES,
+        Mark.PROCESSES,
+        Needs("distributed"),
+        Needs("num_processes"),
+    ] = None
     """HOST:PORT of the first process, if there is no scheduler; needs --distributed, --num-processes and
     --process-id."""
-    num_processes: Annotated[Count | None, Mark.NEUTRAL, Mark.PROCESSES, Needs("process_id")] = None
+    num_processes: Annotated[Count | None, Mark.NEUTRAL, Mark.NOT_IN_FILES, Mark.PROCESSES, Needs("process_id")] = None
     """Number of processes (only with --distributed)."""
-    process_id: Annotated[FromZero | None, Mark.NEUTRAL, Mark.PROCESSES, Needs("coordinator")] = None
+    process_id: Annotated[FromZero | None, Mark.NEUTRAL, Mark.NOT_IN_FILES, Mark.PROCESSES, Needs("coordinator")] = None
     """Number of this process, from 0 (only with --distributed)."""
