@@ -69,7 +69,7 @@ class Data:
     source: Annotated[Source, Trait.NEUTRAL] = "auto"
     """Source of the data: tfds and files are the real dataset, embedded is synthetic images of the same shape, auto is
     the first available source and reports which."""
-    data_dir: Annotated[str | None, Trait.NEUTRAL] = None
+    data_dir: Annotated[str | None, Trait.NEUTRAL, Trait.NOT_IN_FILES] = None
     """Folder of tensorflow-datasets or of the dataset's files; None searches the usual folders."""
     partition: PartitionName = "grouped"
     """Division of the examples among clients: groups of clients with common dominant classes (grouped), groups with
@@ -269,6 +269,7 @@ class Output:
     out: Annotated[
         str | None,
         Trait.NEUTRAL,
+        Trait.NOT_IN_FILES,
         Also("save_folder_name"),
         NotInSweeps("every run has its folder in the sweep's --out"),
     ] = None
@@ -280,14 +281,16 @@ class Output:
     """Rounds between two checkpoints, one after the last; None writes one at an interruption or for --keep-state."""
     keep_checkpoints: Annotated[Count, Trait.NEUTRAL] = 2
     """Number of checkpoints to keep, the newest ones."""
-    resume: Annotated[str | None, Trait.NEUTRAL, NotInSweeps("the same command goes on where it was stopped")] = None
+    resume: Annotated[
+        str | None, Trait.NEUTRAL, Trait.NOT_IN_FILES, NotInSweeps("the same command goes on where it was stopped")
+    ] = None
     """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed, but --method,
     --model and --loss where they are your own files. With a larger --rounds, rounds are added to a run, also to a
     finished one."""
-    config: Annotated[str | None, Trait.NEUTRAL] = None
+    config: Annotated[str | None, Trait.NEUTRAL, Trait.NOT_IN_FILES] = None
     """File with options, .toml or .json, or the config.json of a run, which is then repeated; what is given beside it
     counts."""
-    print_config: Annotated[bool, Trait.NEUTRAL, NotInSweeps("it is for single runs")] = False
+    print_config: Annotated[bool, Trait.NEUTRAL, Trait.NOT_IN_FILES, NotInSweeps("it is for single runs")] = False
     """Print all options on which results depend as JSON for --config, and run nothing."""
     plot: Annotated[bool, Trait.NEUTRAL] = False
     """Plot the primary score over the rounds at the end, as curves.png in the run's folder."""
@@ -296,11 +299,12 @@ class Output:
     wandb: Annotated[
         bool,
         Trait.NEUTRAL,
+        Trait.NOT_IN_FILES,
         NotInSweeps("its runs go side by side in one process, where W&B has one run at a time"),
     ] = False
     """Also send the evaluations to Weights & Biases, which its own environment variables configure; needs pip install
     wandb."""
-    tracker: Annotated[str | None, Trait.NEUTRAL, Trait.CODE] = None
+    tracker: Annotated[str | None, Trait.NEUTRAL, Trait.NOT_IN_FILES, Trait.CODE] = None
     """FILE.py:NAME of your own function, which is called with the run's configuration and returns a function
     (round, scores) that gets each evaluation: names such as received/mean -> numbers. It is executed only where a
     command line names it."""
@@ -330,16 +334,29 @@ class Engine:
     compilation_cache: Annotated[bool, Trait.NEUTRAL] = True
     """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
     distributed: Annotated[
-        bool, Trait.NEUTRAL, Trait.PROCESSES, NotInSweeps("a command of many runs has one process")
+        bool,
+        Trait.NEUTRAL,
+        Trait.NOT_IN_FILES,
+        Trait.PROCESSES,
+        NotInSweeps("a command of many runs has one process"),
     ] = False
     """Share the run among several processes, on one or more machines: start the same command in each process. Under
     Slurm and other schedulers the processes find each other. The first process reports and writes files."""
-    coordinator: Annotated[str | None, Trait.NEUTRAL, Trait.PROCESSES, Needs("distributed"), Needs("num_processes")] = (
-        None
-    )
+    coordinator: Annotated[
+        str | None,
+        Trait.NEUTRAL,
+        Trait.NOT_IN_FILES,
+        Trait.PROCESSES,
+        Needs("distributed"),
+        Needs("num_processes"),
+    ] = None
     """HOST:PORT of the first process, if there is no scheduler; needs --distributed, --num-processes and
     --process-id."""
-    num_processes: Annotated[Count | None, Trait.NEUTRAL, Trait.PROCESSES, Needs("process_id")] = None
+    num_processes: Annotated[Count | None, Trait.NEUTRAL, Trait.NOT_IN_FILES, Trait.PROCESSES, Needs("process_id")] = (
+        None
+    )
     """Number of processes (only with --distributed)."""
-    process_id: Annotated[FromZero | None, Trait.NEUTRAL, Trait.PROCESSES, Needs("coordinator")] = None
+    process_id: Annotated[FromZero | None, Trait.NEUTRAL, Trait.NOT_IN_FILES, Trait.PROCESSES, Needs("coordinator")] = (
+        None
+    )
     """Number of this process, from 0 (only with --distributed)."""

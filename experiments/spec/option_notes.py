@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar, get_args, get_origin
 
 from pfl_jax.errors import InvalidInput
-from pfl_jax.validation import check_value, describe, hint, literals, notes_of, parts, unknown
+from pfl_jax.validation import LARGEST, check_value, describe, hint, literals, notes_of, parts, unknown
 
 Note = TypeVar("Note")
 
@@ -25,6 +25,7 @@ class Trait(enum.Enum):
     CHOOSES = "decides which setting of a sweep is the best"
     CODE = "may be FILE.py:NAME"
     FILE = "a file by whose content runs are told apart"
+    NOT_IN_FILES = "acts on this machine: given by its user alone, never by a file of options"
 
 
 class Also(tuple[str, ...]):
@@ -111,7 +112,8 @@ class Option(NamedTuple):
         """Value of one text, as a type `kind` has it; of an integer where floats are asked for, the float."""
         members, choices = parts(kind), literals(kind)
         if not isinstance(given, str):
-            return float(given) if type(given) is int and float in members and int not in members else given
+            is_whole = type(given) is int and float in members and int not in members
+            return float(given) if is_whole and abs(given) < LARGEST else given
         if given in choices:
             return next(word for part in members for word in get_args(part) if str(word) == given)
         if given == "None" and types.NoneType in members:
@@ -137,9 +139,9 @@ def element_of(kind: Any) -> Any:
     return next((get_args(part)[0] for part in parts(kind) if get_origin(part) is tuple), None)
 
 
-def is_own(name: str | None) -> TypeGuard[str]:
-    """Whether the value of an option names a file of the user's, not something built in or nothing."""
-    return name is not None and (name.endswith(".py") or ".py:" in name)
+def is_own(name: Any) -> TypeGuard[str]:
+    """Whether the value of an option names a file of the user's, not something built in, or anything else."""
+    return isinstance(name, str) and (name.endswith(".py") or ".py:" in name)
 
 
 def is_partition_file(name: str) -> bool:

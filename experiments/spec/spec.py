@@ -205,23 +205,33 @@ def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options in a file of names and values, .toml or .json, or in the config.json of a run, but for those given.
 
     Raises:
-      InvalidInput: it cannot be read, or names code, which would be executed.
+      InvalidInput: it cannot be read, has an option that acts on this machine, or names code, which would be executed.
     """
     text = read(Path(path).expanduser())
     try:
         values = tomllib.loads(text.decode()) if path.endswith(".toml") else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"--config {path} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise InvalidInput(f"--config {path} has no names with values")
     if {DATASET, "options", "hyper_parameters", "data"} <= values.keys():
-        source = {"source": "embedded"} if values["data"]["source"] == "embedded" else {}
-        of_results = _for_results(stored_options(values) | values["hyper_parameters"])
+        try:
+            source = {"source": "embedded"} if values["data"]["source"] == "embedded" else {}
+            of_results = _for_results(stored_options(values) | values["hyper_parameters"])
+        except (AttributeError, KeyError, TypeError):
+            raise InvalidInput(f"--config {path} is no configuration of a run") from None
         values = {DATASET: values[DATASET]} | of_results | source
+    if not isinstance(values.get(DATASET, ""), str):
+        raise InvalidInput(f"--config {path}: the {DATASET} is a name, not {values[DATASET]}")
     values = {name.replace("-", "_"): value for name, value in values.items()}
     if nested := sorted(name for name, value in values.items() if isinstance(value, dict)):
         raise InvalidInput(f"--config {path}: {nested[0]} is no option: names stand without a section")
     values = {name: value for name, value in values.items() if name not in given}
+    if here := [name for name in marked(KINDS, Trait.NOT_IN_FILES) if name in values]:
+        raise InvalidInput(
+            f"--config {path} gives {flag(here[0])}, which acts on this machine and cannot come from a file: give it "
+            "yourself"
+        )
     for name in EXECUTED:
         if is_own(values.get(name)):
             raise InvalidInput(

@@ -288,8 +288,8 @@ class _Reader:
                 raise InvalidInput(f"the module changes {base} when it is called ({operation}), which a Model cannot")
             if any(self.base.get(name, name) == base for name in later - {changed}):
                 raise InvalidInput(
-                    f"the module changes a tensor in its place ({operation}), and reads a view of it afterwards, or reads "
-                    "the tensor after a change of a view: let it make a new tensor"
+                    f"the module changes a tensor in its place ({operation}), and reads a view of it afterwards, or "
+                    "reads the tensor after a change of a view: let it make a new tensor"
                 )
 
 
