@@ -59,14 +59,14 @@ def test_each_part_of_the_code_is_compared(tmp_path, edit):
     config = read_config(tmp_path / "run")
     assert not any(version.by_other_code(config, compared) for compared in ("sources", "version"))
     for changed, others in (
-        (config | {"versions": {}}, (True, False, False)),
-        (config | {"versions": config["versions"] | {"experiments": "edited"}}, (True, False, False)),
-        (config | {"versions": config["versions"] | {"pfl_jax": "edited"}}, (True, False, False)),
-        (config | {"method_version": 9}, (False, True, False)),
-        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"pfl_jax": "edited"}]}, (True, False, False)),
-        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"method_version": 9}]}, (False, True, False)),
+        (config | {"versions": {}}, (True, False)),
+        (config | {"versions": config["versions"] | {"experiments": "edited"}}, (True, False)),
+        (config | {"versions": config["versions"] | {"pfl_jax": "edited"}}, (True, False)),
+        (config | {"method_version": 9}, (False, True)),
+        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"pfl_jax": "edited"}]}, (True, False)),
+        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"method_version": 9}]}, (False, True)),
         # The number of a user's own method does not exist.
-        (config | {"options": {"method": "mine.py:mine"}, "versions": {}}, (True, True, False)),
+        (config | {"options": {"method": "mine.py:mine"}, "versions": {}}, (True, True)),
     ):
         assert tuple(version.by_other_code(changed, compared) for compared in ("sources", "version")) == others
 
