@@ -49,7 +49,8 @@ class Progress(NamedTuple):
 
 def one_of_many(dataset: str, options: Mapping[str, Any], seed: int = 0) -> Spec:
     """Run of a command of many runs, checked; without its final state, of which many would fill the disk."""
-    spec = _checked(dataset, tuple(sorted(options.items())))
+    hashable = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    spec = _checked(dataset, tuple(sorted(hashable.items())))
     if spec.distributed:
         raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
     keep = spec.keep_state if "keep_state" in spec.given else "never"

@@ -12,6 +12,7 @@ from experiments.folder import load
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import VALIDATION, score_text
 from experiments.folder.stored_runs import Group, short
+from experiments.folder.version import note_on_code
 from experiments.papers.settings import Measure
 from experiments.show import draw
 from experiments.show.curves import chosen_on, goodness
@@ -133,6 +134,8 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         raise InvalidInput(f"no client is scored by all runs of seed {unscored.all().idxmax()}")
     for seed, many in unscored.sum().items():
         notes += [f"Without {many} clients of seed {seed} that some run does not score."] if many else []
+    behind = [(f"{one.label}, seed {run.seed}", note_on_code(run.config)) for one in groups for run in one.counted]
+    notes += [f"{name}: {note}." for name, note in behind if note]
     if unnamed := _unnamed(groups):
         settings = (" ".join([one.label, *(short(name, one.setting[name]) for name in unnamed)]) for one in groups)
         notes.append(f"Settings that the names leave out: {'; '.join(settings)}.")

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from experiments.folder import load
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text
 from experiments.folder.stored_runs import Group, plain
+from experiments.folder.version import source_versions, versions_behind
 from experiments.papers import settings
 from experiments.show.curves import chosen_on, goodness, ordered
 from experiments.show.tables import Table, mean_text
@@ -140,7 +141,13 @@ def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[s
     found: dict[str, dict[str, list[str]]] = {}
     for heading, group, run in runs:
         who = f"{group.label}, seed {run.seed}" + (f", {heading}" if len(kinds) > 1 else "")
-        for name, value in [*run.config.get("versions", {}).items(), ("device", run.config.get("device"))]:
+        about = run.config.get("versions", {}) | {"device": run.config.get("device")}
+        # Of a run that went on under other code, all that made it.
+        of_code = {
+            name: dict.fromkeys(str(one[name]) for one in versions_behind(run.config)) for name in source_versions()
+        }
+        about |= {name: ", then ".join(values) for name, values in of_code.items() if name in about}
+        for name, value in about.items():
             found.setdefault(name, {}).setdefault(str(value), []).append(who)
     alike = {name: next(iter(of)) for name, of in found.items() if [len(who) for who in of.values()] == [len(runs)]}
     rows: list[Row] = [
