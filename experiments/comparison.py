@@ -280,8 +280,8 @@ def _caption(compared: Compared, reference: str, apart: Mapping[str, Difference]
     words = f"{seeds[0]} to {seeds[-1]}" if together else ", ".join(map(str, seeds))
     mean = f"± standard deviation over seeds {words}" if len(seeds) > 1 else f"of seed {words}"
     dagger = "" if all(one.is_clear for one in apart.values()) else " (†: its 95 % interval contains 0)"
-    what = f"{compared.axis[0].upper()}{compared.axis[1:]} on {compared.data} after round {compared.round}"
-    about = f"{what}, {compared.clients} clients, {where}"
+    about = f"{compared.axis[0].upper()}{compared.axis[1:]} on {compared.data} after round {compared.round}, "
+    about += f"{compared.clients} clients, {where}"
     return f"{about}: mean over clients {mean}, and difference to {reference}{dagger}"
 
 

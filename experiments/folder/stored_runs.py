@@ -154,7 +154,7 @@ def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
 
 
 def labelled(groups: Sequence[Group]) -> list[Group]:
-    """Groups with labels that say what distinguishes them from each other."""
+    """Groups with labels that tell them from each other."""
     names = _labels([one.setting for one in groups])
     return [replace(one, label=name) for one, name in zip(groups, names, strict=True)]
 
@@ -164,7 +164,7 @@ def _progress(run: Run) -> tuple[bool, int]:
 
 
 def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Name of each group: the method, and what distinguishes it from others with the same method."""
+    """Name of each group: the method, and the options in which it differs from others with the same method."""
     whole, brief = [], []
     for setting in settings:
         same = [other for other in settings if other["method"] == setting["method"]]

@@ -164,8 +164,8 @@ def left_out(groups: Sequence[Group]) -> str:
 def over_rounds(groups: Sequence[Group], protocol: Protocol) -> pd.DataFrame:
     """Frame of the curves of some groups for `draw.lines`; one without values keeps its color.
 
-    Lines are means over clients and seeds. The band of a single run is the spread over its clients, that of several
-    settings or seeds the range over seeds.
+    Lines are means over clients and seeds. A single run has a band for the spread over its clients,
+    several seeds one from the lowest to the highest.
     """
     rows = pd.concat([rows_of(one.label, *one.curve(protocol), y_label=one.axis) for one in groups])
     frame = over_runs(rows.assign(line=pd.Categorical(rows.line, [one.label for one in groups])))

@@ -161,7 +161,7 @@ def _error(scores: Sequence[dict[str, Any]]) -> float | None:
 def compare(paper: str, number: int, entries: Sequence[Entry], seeds: int) -> Comparison:
     """Combine entries into a table.
 
-    A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
+    A column with a result on a stand-in shows no figure of the paper, also in places without a result of ours.
     """
     kinds: dict[tuple[str, int, str], set[Any]] = {}
     for one in entries:
