@@ -25,7 +25,6 @@ class Mark(enum.Enum):
     CHOOSES = "decides which setting of a sweep is the best"
     CODE = "may be FILE.py:NAME"
     FILE = "a file by whose content runs are told apart"
-    NOT_IN_PLACE = "no part of the rounds of `experiments.run.in_place`"
     TIMED = "gives each seed a timetable of its own"
 
 

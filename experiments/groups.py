@@ -124,16 +124,16 @@ class Federation:
     """Share of the clients that are stragglers, the same ones in all rounds."""
     straggler_rate: Annotated[AboveZero, ReadWith("straggler_fraction"), ReadWith("device_trace", (None,))] = 1.0
     """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
-    drop_rate: Annotated[BelowOne, Also("client_drop_rate"), Mark.NOT_IN_PLACE] = 0.0
+    drop_rate: Annotated[BelowOne, Also("client_drop_rate")] = 0.0
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
-    device_trace: Annotated[str | None, Mark.FILE, Mark.TIMED, Mark.NOT_IN_PLACE] = None
+    device_trace: Annotated[str | None, Mark.FILE, Mark.TIMED] = None
     """JSON file of the clients' devices, see docs/time.md: cohorts are drawn among available clients, a round takes as
     long as its slowest, and evaluations have the virtual time."""
     buffer: Annotated[Count | None, Needs("device_trace"), Needs("concurrency")] = None
     """Asynchronous rounds (FedBuff): number of messages of a step of the server (with --device-trace)."""
     concurrency: Annotated[Count | None, Needs("buffer")] = None
     """Number of clients that train at once (with --buffer)."""
-    held_out_clients: Annotated[FromZero, NotInSweeps("newcomers are measured in single runs"), Mark.NOT_IN_PLACE] = 0
+    held_out_clients: Annotated[FromZero, NotInSweeps("newcomers are measured in single runs")] = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""
 
@@ -145,7 +145,7 @@ class Robustness:
     # Hyper-parameters of all methods that stand here in the help.
     of_methods: ClassVar = ("server_mean", "compress")
 
-    attack: Annotated[Attack | None, ReadWith("attackers"), Mark.NOT_IN_PLACE] = None
+    attack: Annotated[Attack | None, ReadWith("attackers")] = None
     """What attackers do: train on label K - 1 - y in place of y (labels), send their update with the opposite sign
     (signs), or Gaussian noise as long as the update (noise). Signs and noise change only what the server needs as a
     mean."""
@@ -209,7 +209,7 @@ class Training:
     with decoupled weight decay. Adam and AdamW do not use --momentum."""
     clip_norm: Positive | None = None
     """Largest norm of a mini-batch's gradient over all parameters; larger gradients are scaled down to it."""
-    schedule: Annotated[tuple[str, ...] | None, Mark.NOT_IN_PLACE] = None
+    schedule: tuple[str, ...] | None = None
     """Factors of real-valued hyper-parameters that change with the round, one or more NAME=KIND. lr=cosine or
     lr=cosine:END: from 1 to END (by default 0) over all rounds. lam=linear:START:END:ROUNDS: linear, then END.
     lr=exponential:FACTOR: FACTOR to the power of the round. lr=step:FACTOR:ROUNDS: times FACTOR every ROUNDS rounds."""
@@ -220,7 +220,7 @@ class Training:
     augment: bool = False
     """Random crops and flips of color images in every training batch, as in FedPAC's released code. Heads that are
     trained on precomputed features (FedPAC, FedRep), statistics and tests use the original images."""
-    on_nan: Annotated[OnNaN, Mark.NOT_IN_PLACE] = "stop"
+    on_nan: OnNaN = "stop"
     """What to do if a client's model or message becomes NaN or infinite: end the run (stop), or leave the client out of
     the round (skip-client)."""
     seed: Annotated[int, NotInSweeps("use --seeds")] = 0
@@ -250,7 +250,7 @@ class Evaluation:
 
     eval_every: Annotated[Count, Also("eval_gap", "test_interval")] = 1
     """Rounds between two evaluations; the last round is always evaluated."""
-    eval_clients: Annotated[Count | None, Mark.NOT_IN_PLACE] = None
+    eval_clients: Count | None = None
     """Number of clients that are evaluated after aggregation, drawn once for a run, as for federations of many clients;
     None evaluates all."""
     eval_protocol: Annotated[Protocol, Mark.NEUTRAL, Mark.CHOOSES] = "received"
@@ -319,7 +319,6 @@ class Engine:
     state_on: Annotated[
         Literal["auto", "device", "host", "disk"],
         Mark.NEUTRAL,
-        Mark.NOT_IN_PLACE,
         NotInSweeps("its runs keep their clients' states on the devices"),
     ] = "auto"
     """Place of the clients' states between rounds: the memory of the device or the host, or a file in the run's folder.
@@ -330,7 +329,7 @@ class Engine:
     compilation_cache: Annotated[bool, Mark.NEUTRAL] = True
     """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
     distributed: Annotated[
-        bool, Mark.NEUTRAL, Mark.PROCESSES, Mark.NOT_IN_PLACE, NotInSweeps("a command of many runs has one process")
+        bool, Mark.NEUTRAL, Mark.PROCESSES, NotInSweeps("a command of many runs has one process")
     ] = False
     """Share the run among several processes, on one or more machines: start the same command in each process. Under
     Slurm and other schedulers the processes find each other. The first process reports and writes files."""

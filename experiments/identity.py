@@ -33,7 +33,7 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     values = resolve_defaults(spec.values)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
     unused = unread(spec).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
-    # The data determines the one; the other stands for options, and for `Spec.kind_of_rounds`.
+    # The data determines the one; the other stands for options.
     unused |= {"vocabulary"} - spec.given | {"procedure"}
     if (spec.partition == "natural" and spec.dataset == CUSTOM) or is_partition_file(spec.partition):
         unused.add("num_clients")
@@ -122,8 +122,8 @@ def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> 
         spec, _ = spec.on_embedded_data()
     if config["dataset"] != spec.dataset:
         return f"on {config['dataset']}, not {spec.dataset}"
-    if config.get("procedure", "") != spec.kind_of_rounds:
-        return f"{config.get('procedure') or 'usual rounds'}, not {spec.kind_of_rounds or 'usual rounds'}"
+    if "procedure" in config:
+        return f"made with {config['procedure']} in an order that was drawn anew in each round"
     for name, (found, value) in differences(spec, config).items():
         if name == "data_digest":
             return f"on data with the digest {found}, and that of {spec.data} is {value}"

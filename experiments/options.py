@@ -26,9 +26,9 @@ class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federat
     """Paper whose settings are the defaults of all other options; on the papers' data sets by default the method's own
     paper."""
     procedure: ProcedureName | None = None
-    """How FedAS's paper prints it (print) or its released code does it (release): the batches of every method, and of
-    fedas its own options and, with release, the alignment of one backbone in place, client after client. By default
-    release with --preset fedas."""
+    """How FedAS's paper prints it (print) or its released code does it (release): the batches of every method, and the
+    options of fedas, with release the alignment of one backbone by all clients of a cohort in turn. By default print
+    with --preset fedas."""
 
     def check(self) -> None:
         """Raise InvalidInput for the first option that is out of range, or stands without one that it needs."""

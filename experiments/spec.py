@@ -32,8 +32,6 @@ from pfl_jax.methods import METHODS
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import hint, listed, unknown
 
-IN_PLACE = "alignment in place"
-"""Rounds of FedAS's released code, see `experiments.run.in_place`; their name in a run's files."""
 SYNONYMS = {
     **{name: names[0] for name, names in noted(KINDS, Also).items()},
     "epochs": ("local_epochs", "local_epoch"),
@@ -104,11 +102,7 @@ class Spec(Options):
             spec = spec.having({"epochs": None})
         spec = dataclasses.replace(spec, own_code=files(spec.options))
         check_schedules(spec.schedule or (), spec.method, spec.real_numbers())
-        if not spec.kind_of_rounds:
-            return spec
-        _check_in_place(spec)
-        # One client after another.
-        return dataclasses.replace(spec, devices=1, chunk=1)
+        return spec
 
     @classmethod
     def stored(cls, config: Mapping[str, Any]) -> "Spec":
@@ -147,12 +141,6 @@ class Spec(Options):
     def values(self) -> dict[str, Any]:
         """Values of all options, and hyper-parameters."""
         return self.options | self.hyper_parameters
-
-    @property
-    def kind_of_rounds(self) -> str:
-        """IN_PLACE, or "" for the rounds of `pfl_jax.simulate.run`."""
-        is_aligned = self.method == "fedas" and self.hyper_parameters.get("alignment")
-        return IN_PLACE if self.procedure == "release" and is_aligned else ""
 
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that can be inputs of a compiled program."""
@@ -250,10 +238,10 @@ def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run, also of an earlier format: without --procedure, which its rounds say, or with options that are
-    gone and that it did not use."""
-    stored = {name: value for name, value in config["options"].items() if name in KINDS or value is not None}
-    return {"procedure": "release" if config.get("procedure") else None} | stored
+    """Options of a run, also of an earlier format: without --procedure, or with unused options that are gone."""
+    return {"procedure": None} | {
+        name: value for name, value in config["options"].items() if name in KINDS or value is not None
+    }
 
 
 def settings_of(options: Options) -> Settings:
@@ -318,16 +306,3 @@ def _check_processes(spec: Spec) -> None:
         raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {spec.coordinator}")
     if (spec.process_id or 0) >= (spec.num_processes or 1):
         raise InvalidInput(f"--process-id {spec.process_id} is none of --num-processes {spec.num_processes}, from 0")
-
-
-def _check_in_place(spec: Spec) -> None:
-    """Raise InvalidInput for an option that cannot be used with alignment in place."""
-    usual = {name: option.default for name, option in (COMMON | method_options("fedas")).items()}
-    values, other = spec.values, {"manner": "parallel", "target": "global_class_mean"}
-    names = (*marked(KINDS, Mark.NOT_IN_PLACE), "server_mean", "compress", "client_clip")
-    refused = [name for name in names if name in values and values[name] != usual[name]]
-    if refused := [*refused, *(name for name, value in other.items() if values[name] == value)]:
-        raise InvalidInput(
-            f"{flag(refused[0])} {values[refused[0]]} cannot be used with the {IN_PLACE} of --procedure release: give "
-            "--procedure print"
-        )

@@ -61,9 +61,6 @@ def of_one_program(jobs: Sequence[Job]) -> list[list[Job]]:
         spec = job.cell.spec()
         real, relevant = spec.real_numbers(), relevant_options(spec)
         fixed = {name: value for name, value in relevant.items() if name not in real}
-        if spec.kind_of_rounds:
-            # Of clients one after another, and not of several runs.
-            fixed |= {"seed": spec.seed, **real}
         if any(getattr(spec, name) is not None for name in marked(KINDS, Mark.TIMED)):
             fixed["seed"] = spec.seed
         found.setdefault(json.dumps(fixed, sort_keys=True), []).append(job)

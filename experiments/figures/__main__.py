@@ -64,7 +64,7 @@ class Figures(MeasuredBatch):
         self.check_procedure()
         if self.procedure not in (None, *self.content.procedures):
             raise InvalidInput(
-                f"{self.content.title} compares ways to align that cannot be in place: --procedure print"
+                f"{self.content.title} compares ways to align, and the released code has one: --procedure print"
             )
         if self.method and not self.content.methods:
             raise InvalidInput(f"--method has no effect: {self.content.title} compares no methods")

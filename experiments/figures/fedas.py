@@ -217,7 +217,7 @@ FIGURES = (
         *(_discussion_variants, _discussion),
         note=f"{_NO_SETTING} (a) participation 0.4, a straggler is drawn a tenth as often as an online client. "
         "(b) the text names a parallel manner and global features, without equations.",
-        # In place, clients align with features of their own, before training.
+        # The released code aligns in turn, with a client's own features, before training.
         procedures=("print",),
     ),
     _figure(

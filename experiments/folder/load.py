@@ -15,6 +15,7 @@ from experiments.folder.run_folder import (
     VALIDATION,
     digest,
     digest_of_content,
+    evaluations,
 )
 from experiments.identity import relevant_options
 from experiments.own_code import read as read_file
@@ -149,16 +150,18 @@ class Run:
         """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
         one."""
         means = self.curve(protocol, average)
-        known = [mean for mean in means if mean is not None]
-        return means[-1] if score == "last" else chosen(self.config, known) if known else None
+        if score == "last":
+            return means[-1]
+        compared = [line[protocol][FIELD[average]] for line in evaluations(self.lines, protocol)]
+        known = [mean for mean in compared if mean is not None]
+        return chosen(self.config, known) if known else None
 
     def clients(
         self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients"
     ) -> dict[str, int]:
         """Number of the clients of `accuracy`, as "clients"; none where it is not known."""
-        means = self.curve(protocol, average)
-        where = len(means) - 1 if score == "last" else means.index(self.accuracy(protocol, score, average))
-        summary = self.lines[where][protocol]
+        # The best round has as many as the last one.
+        summary = self.lines[-1][protocol]
         return {"clients": summary["clients"]} if "clients" in summary else {}
 
     def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:

@@ -41,6 +41,9 @@ VALIDATION = "validation"
 HONEST, ATTACKERS = "honest", "attackers"
 """Entries of an evaluation with the summaries of honest clients and of attackers, by protocol."""
 
+TRAINED_BETWEEN = "trained_between"
+"""Entry of an evaluation: "round", "mean", "pooled" and "clients" by `trained` of the rounds since the one before."""
+
 VIRTUAL = "virtual_seconds"
 """Entry of an evaluation with the time at which its round ends, of runs with --device-trace."""
 
@@ -109,13 +112,33 @@ def evaluation(
 def best(
     lines: Sequence[Line], protocol: Protocol, average: Average = "clients", *, higher_is_better: bool = True
 ) -> Line:
-    """First evaluation with the best mean score over clients or examples, on validation examples if there are."""
+    """First evaluation with the best mean score over clients or examples, on validation examples if there are.
+
+    See `evaluations` for which ones count.
+    """
 
     def goodness(line: Line) -> float:
         mean = line.get(VALIDATION, line)[protocol][FIELD[average]]
         return -math.inf if mean is None else mean if higher_is_better else -mean
 
-    return max(lines, key=goodness)
+    return max(evaluations(lines, protocol), key=goodness)
+
+
+def evaluations(lines: Sequence[Line], protocol: Protocol) -> list[Line]:
+    """Evaluations that are compared for the best round.
+
+    By `trained` they are those of all rounds, unless there are validation examples. Those of fewer clients than the
+    last one are left out: until all have been trained, an accuracy belongs to other clients.
+    """
+    found = list(lines)
+    if protocol == "trained" and VALIDATION not in lines[-1]:
+        tables = [table for line in lines if (table := line.get(TRAINED_BETWEEN))]
+        rows = [dict(zip(table, row, strict=True)) for table in tables for row in zip(*table.values(), strict=True)]
+        found = sorted(
+            [*found, *({"round": row["round"], protocol: row} for row in rows)], key=lambda line: line["round"]
+        )
+    clients = lines[-1][protocol].get("clients")
+    return [line for line in found if line[protocol].get("clients") == clients]
 
 
 def shown(score: Score, scores: Scores) -> list[float]:

@@ -55,6 +55,9 @@ class Published(NamedTuple):
         command += f" --procedure {self.procedure}" if self.procedure else ""
         if self.measure.protocol == "before_aggregation":
             command += f" --eval-protocol {self.measure.protocol}"
+        if self.measure.score == "best" and self.measure.protocol != "trained":
+            # The best of all rounds; training itself gives the scores of `trained` in every round.
+            command += " --eval-every 1"
         return tuple(command.split())
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - rows are few, and a run is compared with all of them.
@@ -110,7 +113,7 @@ def find(spec: Spec, *, is_real: bool) -> Published | None:
 def _compared_options(spec: Spec) -> dict[str, Any]:
     """Options that must be as in the paper, which does not report float precision, nor FedPAC how often it evaluates;
     FedAS's highest accuracy is that of all rounds."""
-    compared = relevant_options(spec) | {"procedure": spec.kind_of_rounds}
+    compared = relevant_options(spec)
     for name in ("eval_every", "precision") if spec.preset == "fedpac" else ("precision",):
         compared.pop(name, None)
     if spec.preset == "fedpac":

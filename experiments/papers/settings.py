@@ -49,7 +49,7 @@ _FULL_LAST_ROUND = (
 _MODELS = "FedPAC does not state the number of models of HypCluster and FedEM here; the default is 3."
 _UNSTATED = (
     "FedAS does not say which prototypes its FedProto uses; here the global ones, as in FedProto's own paper.",
-    "FedAS gives no mu of FedProx: here 0.01, in its released code 0.1 (--method fedprox_ft --mu 0.1).",
+    "FedAS gives no mu of FedProx: as printed it is 0.01 here, as released 0.1, which the released code has.",
     "FedAS has one learning rate for all methods; FedPAC's head keeps its own 0.1 (--method fedpac --head-lr 0.005).",
 )
 

@@ -19,12 +19,12 @@ from experiments.run.resume import check_data, spec_of
 from pfl_jax.base import ClientData, Method, Model, Params, Personal, State
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine.body import network_of
+from pfl_jax.engine.body import chain_of
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.engine.rounds import RoundProgram
 from pfl_jax.errors import InvalidInput
 from pfl_jax.files import as_params
-from pfl_jax.schedules import MethodSchedule, at_round
+from pfl_jax.schedules import MethodSchedule, at_round, mixture
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class LoadedRun:
     def personal(self, client: int) -> Personal:
         """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it."""
         self._check_client(client)
-        network, server, own = network_of(self.method, self.state, self.data.num_clients, client)
-        return self._personalize(network, self.data, server, self.state.key, self.state.round, client, own)
+        network, server, chain = chain_of(self.method, self.settings, self.state, self.data.num_clients, client)
+        return self._personalize(network, self.data, server, self.state.key, self.state.round, *chain)
 
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:
@@ -65,7 +65,8 @@ class LoadedRun:
 
     def _method(self, client: int, index: int) -> Method:
         """Method of a client in a round."""
-        return at_round(self.method, index, network_of(self.method, self.state, self.data.num_clients, client)[0] or 0)
+        mixed = mixture(self.method)
+        return at_round(self.method, index, 0 if mixed is None else mixed.networks(self.data.num_clients)[client])
 
     def predict(self, client: int, inputs: Any) -> jax.Array:
         """Logits or log-probabilities [B, K] of a client's model for inputs [B, ...] as in `client_data`."""

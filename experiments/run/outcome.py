@@ -73,7 +73,6 @@ def summary(run: Run) -> dict[str, Any]:
         "chunk": experiment.settings.chunk,
         "jax_version": jax.__version__,
         "device": device_name(spec),
-        **({"procedure": spec.kind_of_rounds} if spec.kind_of_rounds else {}),
     }
 
 

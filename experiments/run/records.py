@@ -64,7 +64,6 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
     }
     rest = {
         "own_code": spec.own_code or None,
-        "procedure": spec.kind_of_rounds or None,
         "validation_examples": None if counts.validation is None else counts.validation.tolist(),
         "weights_digest": experiment.weights_digest,
         "networks": names,
@@ -164,11 +163,10 @@ def headline(experiment: Experiment) -> str:
     own = ", ".join(f"{name}={value}" for name, value in values.items())
     others = {name: spec.options[name] for name in sorted(spec.given & KINDS.keys() - RESULT_NEUTRAL - {*_SAID})}
     procedure = f", procedure {spec.procedure}" if spec.procedure else ""
-    words = [spec.kind_of_rounds, assignments(others)]
     return (
         f"{experiment.dataset.description}, preset {spec.preset}{procedure}: "
         f"{label(spec.method)}({own}), {label(spec.model)}, "
         f"{spec.rounds} rounds, {spec.num_clients} clients with {sizes} training examples, "
         f"participation {spec.participation:g}, {label(spec.partition)}, on {device_name(spec)}, chunk "
-        f"{experiment.settings.chunk}" + "".join(f", {text}" for text in words if text)
+        f"{experiment.settings.chunk}" + (f", {assignments(others)}" if others else "")
     )

@@ -10,8 +10,19 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from experiments.choices import FIELD
 from experiments.folder import load
-from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded, strict
+from experiments.folder.run_folder import (
+    METRICS,
+    TRAINED_BETWEEN,
+    VIRTUAL,
+    Line,
+    RunFolder,
+    digest,
+    evaluation,
+    rounded,
+    strict,
+)
 from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
@@ -32,6 +43,7 @@ class Totals:
       ended: whether the run diverged among others, which go on: it has no scores any more.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: seconds since the run began, of all processes that had a part in it.
+      between: means by `trained` of the rounds since the last evaluation, see `run_folder.TRAINED_BETWEEN`.
       starts: rounds completed when a process began its part; its first round includes compilation.
     """
 
@@ -43,6 +55,7 @@ class Totals:
     visits: float = 0.0
     seconds: float = 0.0
     elapsed: float = 0.0
+    between: list[Line] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
     @classmethod
@@ -122,6 +135,10 @@ class Run:
         counts.diverged += len(result.diverged)
         counts.visits += self.visits(result)
         counts.seconds += seconds
+        if result.received is None:
+            summary = evaluation(result.round, {"trained": result.trained}, self.experiment.counts)["trained"]
+            means = {name: summary[name] for name in (*FIELD.values(), "clients")}
+            counts.between.append({"round": result.round} | means)
 
     def visits(self, result: RoundResult) -> int:
         """Training examples that the cohort of a round visited."""
@@ -145,6 +162,9 @@ class Run:
             line["diverged"] = counts.diverged
         if info := info_record(result.info):
             line["info"] = info
+        if counts.between:
+            line[TRAINED_BETWEEN] = {name: [one[name] for one in counts.between] for name in counts.between[0]}
+            counts.between = []
         if self.experiment.privacy:
             line["epsilon"] = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
         counts.visits, counts.seconds = 0.0, 0.0

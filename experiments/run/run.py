@@ -314,22 +314,27 @@ class Alone(Work):
     def build(self, folders: Sequence[RunFolder], console: Console) -> list[Run]:
         experiment = build.build_experiment(self.specs[0], console, self.processes)
         # The same in all processes, however full their machines are.
-        self.place = "device" if experiment.spec.kind_of_rounds else state_place(experiment)
+        self.place = state_place(experiment)
         self.place = "host" if self.processes.agree(self.place == "host") else self.place
         return [Run(experiment, folders[0])]
 
     def rounds(self, state: State | None, console: Console) -> Iterable[Sequence[simulate.RoundResult]]:
-        (run,), how = self.runs, dict[str, Any](state=state)
-        experiment, spec, key = run.experiment, run.experiment.spec, jax.random.key(run.experiment.spec.seed)
-        if spec.kind_of_rounds:
-            from experiments.run import in_place
-
-            how |= {"engine": in_place.engine_of(experiment).jit()}
-        else:
-            how |= {"mesh": simulate.client_mesh(devices(spec)), "newcomers": experiment.newcomers, "donate": True}
-            how |= {"state_on": self.place, "state_folder": run.folder.path if self.place == "disk" else None}
-            how |= {"on_nan": spec.on_nan}
-        for result in simulate.run(experiment.method, experiment.data, experiment.settings, key, **how):
+        (run,) = self.runs
+        experiment, spec = run.experiment, run.experiment.spec
+        results = simulate.run(
+            experiment.method,
+            experiment.data,
+            experiment.settings,
+            jax.random.key(spec.seed),
+            state=state,
+            mesh=simulate.client_mesh(devices(spec)),
+            state_on=self.place,
+            state_folder=run.folder.path if self.place == "disk" else None,
+            on_nan=spec.on_nan,
+            newcomers=experiment.newcomers,
+            donate=True,
+        )
+        for result in results:
             yield [result]
 
     def states(self, state: State) -> Iterable[State]:

@@ -185,9 +185,6 @@ class Sweep(batch.Batch):
         return [*groups[first:], *groups[:first]]
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
-        if jobs[0].cell.spec().kind_of_rounds:
-            super().run(jobs, console)
-            return
         # Imported now, so that errors and --help do not wait for it.
         from experiments.run import together
 

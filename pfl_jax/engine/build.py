@@ -171,12 +171,14 @@ def _engine(
         ]
         return State(together(servers), together(after), trained, state.key, state.round + 1), outcome
 
+    in_turn = networks(method, settings, mesh)[0].deploys_in_turn
+
     def evaluate(data, state):
         scores = programs[0].unscored(data)
         states = zip(each(state.server), each(state.clients), strict=True)
         drawn = evaluated(Same(data), Same(state.key))
         for one, (server, clients), everyone in zip(programs, states, drawn, strict=True):
-            for places in store.blocks(everyone):
+            for places in one.chains(data) if in_turn and not store.is_traced else store.blocks(everyone):
                 rows = store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
                 scores = one.evaluate(data, server, state.key, state.round, places, rows, scores)
         return scores
@@ -323,6 +325,7 @@ BY_BLOCK: Mapping[str, Mapping[str, Any]] = {
     "everyone": {},
     "unscored": {},
     "evaluated": {},
+    "chains": {},
     # Takes over the scores.
     "evaluate": {"donate_argnums": 7},
     "evaluate_new": {},

@@ -18,7 +18,8 @@ class Traffic(NamedTuple):
     """Bytes sent by one client and in one round.
 
     Attributes:
-      up: bytes of the message, `LocalResult.message`.
+      up: bytes of the message, `LocalResult.message`; and of the download that a client passes on to the next one, if
+        the method has a `Method.hand_over`.
       down: bytes of the download, `Method.download`.
     """
 
@@ -52,4 +53,5 @@ def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
         value = part.value if method.encoded is None else jax.eval_shape(method.encoded, part.value)
         return (value, part.weight) if part.weight.ndim else value
 
-    return Traffic(byte_count(jax.tree.map(counted, message, is_leaf=is_mean)), byte_count(download))
+    up = byte_count(jax.tree.map(counted, message, is_leaf=is_mean))
+    return Traffic(up if method.hand_over is None else up + byte_count(download), byte_count(download))

@@ -15,6 +15,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
+from pfl_jax.methods.cyclic_weight_transfer import cyclic_weight_transfer as cyclic_weight_transfer
 from pfl_jax.methods.ditto import ditto as ditto
 from pfl_jax.methods.factories import RECIPES, annotations, check_hyper_parameters, default_training, recipes_of
 from pfl_jax.methods.fd import fd as fd
@@ -83,6 +84,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "scaffold": scaffold,
     "moon": moon,
     "feddyn": feddyn,
+    "cyclic_weight_transfer": cyclic_weight_transfer,
     "per_fedavg": per_fedavg,
     "fedper": fedper,
     "fedbn": fedbn,

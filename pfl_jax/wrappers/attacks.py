@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.random import fold_in
 
-from pfl_jax.base import Client, Message, Method, PRNGKey, Server
+from pfl_jax.base import Client, HandOver, Message, Method, PRNGKey, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import has_means, map_means, trained_from
 from pfl_jax.streams import ATTACK
@@ -50,6 +50,11 @@ def attacked(
         def flipped(data):
             return data._replace(y=jnp.where(attacks, num_classes - 1 - data.y, data.y))
 
+        def misled(pass_on):
+            if pass_on is None:
+                return None
+            return lambda key, server, client, data: pass_on(key, server, client, flipped(data))
+
         survey = method.survey
         if survey is not None:
             ask = survey.local
@@ -59,6 +64,7 @@ def attacked(
             local=lambda key, server, client, data: method.local(key, server, client, flipped(data)),
             personalize=lambda key, server, client, data: method.personalize(key, server, client, flipped(data)),
             survey=survey,
+            hand_over=None if method.hand_over is None else HandOver(*map(misled, method.hand_over)),
         )
 
     def local(key, server, client, data):

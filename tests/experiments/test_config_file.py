@@ -7,11 +7,11 @@ import pytest
 
 from experiments.cli.command import RunCommand, main, parse
 from experiments.fields import texts_of
-from experiments.folder import committed
-from experiments.folder.committed import ROOT
 from experiments.identity import difference, relevant_options
 from experiments.run import resume
 from experiments.spec import Spec
+from lab import committed
+from lab.committed import ROOT
 from pfl_jax import InvalidInput
 
 TOML = """

@@ -13,8 +13,8 @@ from experiments.cli.command import main, parse
 from experiments.export import load_run
 from experiments.export import main as export
 from experiments.identity import relevant_options
-from experiments.lab.results import distill
 from experiments.run import build
+from lab.results import distill
 from pfl_jax import InvalidInput
 from pfl_jax.data import Preparation
 from pfl_jax.files import load_model

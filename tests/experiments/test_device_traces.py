@@ -8,9 +8,9 @@ from run_folders import log, summary, untimed
 
 from experiments.cli import batch
 from experiments.cli.command import main, parse
-from experiments.folder import committed
 from experiments.identity import fixed_rounds, notes, relevant_options, visits
 from experiments.sweep.__main__ import Sweep
+from lab import committed
 from pfl_jax.engine.clock import read_devices, timetable
 
 pytestmark = pytest.mark.without_f1_auc

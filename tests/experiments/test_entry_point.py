@@ -28,14 +28,11 @@ def test_the_list_has_what_a_user_runs_first_each_with_a_line_and_an_example(mon
     assert names[: len(experiments.DATASETS)] == list(experiments.DATASETS)
     assert {"export", "figures", "report", "sizes", "sweep", "tables"} <= set(names)
     assert not {"cli", "run", "options", "__main__"} & set(names)
-    in_lab = [name.startswith("lab.") for name in names]
-    assert {"lab.queue", "lab.pages"} <= set(names)
-    assert in_lab == sorted(in_lab)
 
 
 # Other tests have imported the modules already.
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-@pytest.mark.parametrize("name", ["sweep", "tables", "figures", "digits", "lab.pages"])
+@pytest.mark.parametrize("name", ["sweep", "tables", "figures", "digits"])
 def test_a_name_runs_its_module(monkeypatch, capsys, name):
     with pytest.raises(SystemExit) as stop:
         command(monkeypatch, name, "--help")

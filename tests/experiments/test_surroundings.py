@@ -185,7 +185,7 @@ CHILDREN = ("child.py", "parts.py", "queued.py", "pfllib.py")
 
 
 def test_every_command_leaves_like_that():
-    for path in sorted((ROOT / "experiments").rglob("*.py")):
+    for path in sorted(path for name in ("experiments", "lab") for path in (ROOT / name).rglob("*.py")):
         _, is_command, last = path.read_text().rpartition('\nif __name__ == "__main__":\n')
         assert not is_command or "leave(main(" in last or path.name in CHILDREN, path
 

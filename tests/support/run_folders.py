@@ -117,7 +117,7 @@ class FakeRuns:
         own = dataclasses.replace(smaller, given=request.given)
         config = _configuration(own, name, source, self.is_real, train_examples=[50] * options.num_clients)
         config["data"] |= {"note": self.note.get(request.dataset, "")}
-        folder.write(CONFIG, config | ({"procedure": request.kind_of_rounds} if request.kind_of_rounds else {}))
+        folder.write(CONFIG, config)
         clients = np.arange(options.num_clients)
         means, better = self.accuracies(options), np.where(clients % 2, 0.05, -0.05)
         validation = self.validation(options) if self.validation else [None] * len(means)
