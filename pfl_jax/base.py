@@ -191,6 +191,16 @@ class Mean(NamedTuple):
     weight: jax.Array
 
 
+class Exact(Mean):
+    """`Mean` of values that no wrapper may change, such as shares of classes, probabilities and counts.
+
+    Compression, a median or an attacker's noise would take them out of their range, or the method takes a client's own
+    value out of the sum. Attacks, compression, robust means and late messages leave value and weight as they are.
+    """
+
+    __slots__: tuple[str, ...] = ()
+
+
 class LocalResult(NamedTuple):
     """Result of `Method.local` for one client.
 

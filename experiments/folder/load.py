@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, ReportedRound
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
@@ -17,9 +16,10 @@ from experiments.folder.run_folder import (
     digest_of_content,
     evaluations,
 )
-from experiments.identity import relevant_options
-from experiments.own_code import read as read_file
-from experiments.spec import Spec
+from experiments.spec.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, ReportedRound
+from experiments.spec.identity import relevant_options
+from experiments.spec.own_code import read as read_file
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frames import read_json, read_metrics, task_of
 
@@ -58,12 +58,12 @@ def data_name(config: dict[str, Any]) -> str:
 
 
 def number_of_clients(config: dict[str, Any]) -> int:
-    """Number of a run's clients, without those that are held out."""
+    """Number of a run's clients that take part: without held-out ones."""
     options = config["options"]
     return len(config.get("train_examples", ())) or options["num_clients"] - options.get("held_out_clients", 0)
 
 
-def over(summaries: Iterable[Mapping[str, Any]], everyone: int) -> str:
+def coverage_text(summaries: Iterable[Mapping[str, Any]], everyone: int) -> str:
     """Over how many of all clients the means of some evaluations are, "5 of 8 clients"; "" where over all."""
     # Over none there is no mean.
     counts = [one["clients"] for one in summaries if one.get("clients")]
@@ -78,13 +78,13 @@ def axis(config: dict[str, Any]) -> str:
     return f"{name} in %" if name in task_of(config)["in_percent"] else name
 
 
-def chosen(config: dict[str, Any], means: Iterable[float]) -> float:
+def best_mean(config: dict[str, Any], means: Iterable[float]) -> float:
     """Best of some means of the primary score."""
     return max(means) if task_of(config)["higher_is_better"] else min(means)
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """A stored run, in its folder or as a committed result; its results depend on the setting, and on the seed.
 
     Attributes:
@@ -154,7 +154,7 @@ class Run:
             return means[-1]
         compared = [line[protocol][FIELD[average]] for line in evaluations(self.lines, protocol)]
         known = [mean for mean in compared if mean is not None]
-        return chosen(self.config, known) if known else None
+        return best_mean(self.config, known) if known else None
 
     def clients(
         self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients"
@@ -181,12 +181,12 @@ class Run:
         return next((line[protocol]["mean"] for line in self.lines if line["round"] == number), None)
 
 
-def read(folder: Path, asked: Protocol | None = None) -> Run:
+def read(folder: Path, asked: Protocol | None = None) -> StoredRun:
     """Run in a folder; `asked` is the protocol that is reported first, by default the run's own."""
     config = read_config(folder)
     # Before the lines: a run that is finished meanwhile counts as one that goes on, with the lines that it had then.
     summary = read_summary(folder) if (folder / SUMMARY).exists() else None
-    run = Run(folder, config, read_metrics(folder), summary, asked)
+    run = StoredRun(folder, config, read_metrics(folder), summary, asked)
     try:
         # Of an edited configuration they say what is missing.
         _ = run.setting, run.data, run.is_real

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.choices import Protocol
 from experiments.folder import load
-from experiments.folder.load import Run, read
+from experiments.folder.load import StoredRun, read
 from experiments.folder.run_folder import VALIDATION
-from experiments.hyper_parameters import defaults
-from experiments.options import Options
-from experiments.own_code import label
 from experiments.papers import published
+from experiments.spec.choices import Protocol
+from experiments.spec.hyper_parameters import defaults
+from experiments.spec.option_notes import label
+from experiments.spec.options import Options
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frames import find_runs
 from pfl_jax.methods import METHODS
@@ -30,7 +30,7 @@ class Group:
     """Runs of one setting, sorted by seed, with a label that distinguishes it from other groups on the same data."""
 
     label: str
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Group:
         return any(run.summary is not None for run in self.runs)
 
     @property
-    def counted(self) -> list[Run]:
+    def counted(self) -> list[StoredRun]:
         """Runs that the statistics use: the finished ones, or all with an evaluation if none is finished."""
         finished = [run for run in self.runs if run.summary is not None and run.lines]
         return finished or [run for run in self.runs if run.lines]
@@ -124,17 +124,17 @@ def renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
     return found
 
 
-def grouped(*folders: str | Path, asked: Protocol | None = None) -> tuple[list[Group], list[Run]]:
+def grouped(*folders: str | Path, asked: Protocol | None = None) -> tuple[list[Group], list[StoredRun]]:
     """Groups of the runs in and below some folders, see `group`; `asked` is the protocol that is reported first."""
     return group([read(folder, asked) for folder in find_runs(*folders)])
 
 
-def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
+def group(runs: Sequence[StoredRun]) -> tuple[list[Group], list[StoredRun]]:
     """Group runs of one setting; groups on the same data stand together.
 
     Returns the groups, and the runs that are left out: another one of the same setting and seed is as far or further.
     """
-    by_key: dict[str, dict[int, Run]] = {}
+    by_key: dict[str, dict[int, StoredRun]] = {}
     repeated = []
     for run in runs:
         others = by_key.setdefault(json.dumps([run.data, run.setting], sort_keys=True, default=str), {})
@@ -143,7 +143,7 @@ def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
             others[run.seed] = run
         if known is not None:
             repeated.append(known if others[run.seed] is run else run)
-    by_data: dict[str, list[tuple[Run, ...]]] = {}
+    by_data: dict[str, list[tuple[StoredRun, ...]]] = {}
     for of_seeds in by_key.values():
         members = tuple(of_seeds[seed] for seed in sorted(of_seeds))
         by_data.setdefault(members[0].data, []).append(members)
@@ -159,7 +159,7 @@ def labelled(groups: Sequence[Group]) -> list[Group]:
     return [replace(one, label=name) for one, name in zip(groups, names, strict=True)]
 
 
-def _progress(run: Run) -> tuple[bool, int]:
+def _progress(run: StoredRun) -> tuple[bool, int]:
     return run.summary is not None, run.round
 
 
@@ -226,7 +226,7 @@ def load_runs(*folders: str | Path) -> "DataFrame":
     return pandas.DataFrame([_row(read(folder)) for folder in find_runs(*folders)])
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: StoredRun) -> dict[str, Any]:
     row = {"folder": str(run.path), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
     row["round"] = run.round
     last, (primary, *others) = run.lines[-1] if run.lines else {}, load.task_of(run.config)["scores"]

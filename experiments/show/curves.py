@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.choices import ALWAYS, PROTOCOLS, Protocol
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import VALIDATION
 from experiments.folder.stored_runs import Group
 from experiments.show.draw import ROUND, Band, lines, over_runs, rows_of
 from experiments.show.pictures import ENDINGS, PAPER, Panel, Picture, save
+from experiments.spec.choices import ALWAYS, PROTOCOLS, Protocol
 from pfl_jax.errors import InvalidInput
 
 NAME = "curves.png"

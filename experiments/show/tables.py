@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import rich.table
 from rich import box
 
-from experiments.choices import Protocol
 from experiments.folder import load
 from experiments.folder.load import measured
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best, score_text
+from experiments.spec.choices import Protocol
 from pfl_jax.atomic_write import write_text
 from pfl_jax.tasks import Task
 
@@ -172,7 +172,7 @@ def results_table(
             if VALIDATION in last:
                 row["val."] = with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent)
             row["paper"] = (paper or "") if (protocol, word) == (paper_by, of_paper) else ""
-            rows.append(row | {"clients": load.over([line[protocol]], everyone).removesuffix(" clients")})
+            rows.append(row | {"clients": load.coverage_text([line[protocol]], everyone).removesuffix(" clients")})
         ends.add(len(rows) - 1)
     is_partial = any(row["clients"] for row in rows)
     for row in rows if is_partial else ():

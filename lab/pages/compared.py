@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from experiments.choices import ALWAYS
-from experiments.cli.command import RunCommand
-from experiments.folder.load import Run
+from experiments.commands import paper_table as comparison
+from experiments.commands.batch import one_of_many
+from experiments.commands.paper_table import Entry
+from experiments.folder.load import StoredRun
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.tables import comparison
-from experiments.tables.comparison import Entry
+from experiments.spec.choices import ALWAYS
 from lab.causes import Cause
 from lab.committed import ResultStore
 from lab.queue.planned import CIFAR10, DATASET, SEEDS
@@ -116,9 +116,9 @@ def published_in(section: Section) -> list[Published]:
     return [row for row in published.load() if (row.paper, row.table, row.clients, row.dataset) == where]
 
 
-def runs(row: Published, library: ResultStore) -> list[Run]:
+def runs(row: Published, library: ResultStore) -> list[StoredRun]:
     """Finished runs beside a published accuracy, by seed."""
-    found = (library.find(RunCommand.of(row, seed=seed).spec()) for seed in SEEDS)
+    found = (library.find(one_of_many(row.dataset, row.options, seed)) for seed in SEEDS)
     return [one for one in found if one is not None]
 
 
@@ -138,7 +138,7 @@ def _compare(row: Published, library: ResultStore, causes: Sequence[Cause]) -> C
     cause = next((cause for cause in causes if cause.row == row), None)
     without = None
     if cause is not None and cause.options:
-        run = library.find(cause.cell.spec())
+        run = library.find(one_of_many(row.dataset, row.options | cause.options))
         without = comparison.entry(row, [] if run is None else [run], measure)
     return Compared(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)
 
@@ -146,7 +146,7 @@ def _compare(row: Published, library: ResultStore, causes: Sequence[Cause]) -> C
 def different(rows: Sequence[Compared]) -> list[Compared]:
     """Of the rows that one run stands for, that which is furthest away."""
     nearest_first = sorted(rows, key=lambda one: abs(one.entry.difference or 0))
-    return list({RunCommand.of(one.entry.row).command(): one for one in nearest_first}.values())
+    return list({one.entry.row.spec().command(): one for one in nearest_first}.values())
 
 
 def counts(found: Found) -> list[list[str]]:

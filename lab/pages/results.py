@@ -11,10 +11,9 @@ from typing import cast
 
 import pandas as pd
 
-from experiments import comparison
-from experiments.choices import ALWAYS, Protocol
-from experiments.cli.command import RunCommand
-from experiments.folder.load import Run
+from experiments.commands import comparison
+from experiments.commands.paper_table import Entry, difference_text, entry
+from experiments.folder.load import StoredRun
 from experiments.host.console import duration
 from experiments.papers.published import Published
 from experiments.papers.settings import PAPERS
@@ -22,7 +21,8 @@ from experiments.show import tables
 from experiments.show.draw import lines, over_runs, rows_of
 from experiments.show.pictures import Panel, Picture
 from experiments.show.tables import NOTHING, number
-from experiments.tables.comparison import Entry, difference_text, entry
+from experiments.spec.choices import ALWAYS, Protocol
+from experiments.spec.option_notes import option_words
 from lab import causes, committed
 from lab.benchmark.records import stored
 from lab.committed import ResultStore
@@ -145,7 +145,7 @@ def _cifar10_of_fedas(library: ResultStore) -> list[list[str]]:
     """Rows of FedAS's Table 3 that have a run, each by the measure of its method."""
     found = []
     for row in cifar10_of_fedas():
-        if (run := library.find(RunCommand.of(row).spec())) is not None:
+        if (run := library.find(row.spec())) is not None:
             one = entry(row, [run], row.measure)
             words = [row.setting, f"`{row.method}`", row.procedure, f"`{row.measure.protocol}`"]
             found.append([*words, *_numbers(one)])
@@ -174,7 +174,7 @@ def round_seconds() -> float:
 
 def _reading(reading: str, library: ResultStore) -> list[str]:
     """Row of another reading of the replication's equations."""
-    run = library.find(reading_run(reading).cell.spec())
+    run = library.find(reading_run(reading).spec)
     row, *_ = published_in(Section("fedpac_replication", 1, 20))[::-1]
     received, trained = (None if run is None else run.accuracy(protocol) for protocol in ALWAYS)
     apart = None if received is None else received - row.accuracy_percent
@@ -197,7 +197,7 @@ def _cause(one: Compared) -> str:
         return text
     ours, _, difference = _numbers(one.without_cause)
     run = "not run yet" if one.verdict == "plausible" else f"{ours} ({difference})"
-    return f"{text} `{' '.join(one.cause.options)}`: {run}."
+    return f"{text} `{' '.join(option_words(one.cause.options))}`: {run}."
 
 
 def _collaboration(ablation: Sequence[Compared]) -> tuple[float, float] | None:
@@ -219,7 +219,7 @@ def _fedas(library: ResultStore) -> list[list[str]]:
     """Rows of FedAS's settings that have a run of every method: accuracies by its measure, for each protocol."""
     measure, rows = PAPERS["fedas"].measure, []
     for beta, participation in sorted(itertools.product(FEDAS_BETAS, FEDAS_PARTICIPATIONS)):
-        found = [library.find(fedas_run(beta, participation, method).cell.spec()) for method in FEDAS_METHODS]
+        found = [library.find(fedas_run(beta, participation, method).spec) for method in FEDAS_METHODS]
         there = [one for one in found if one is not None]
         if len(there) == len(found):
             cells = [[number(one.accuracy(name, measure.score, measure.average)) for name in ALWAYS] for one in there]
@@ -229,9 +229,8 @@ def _fedas(library: ResultStore) -> list[list[str]]:
 
 def _field(one: Comparison, library: ResultStore) -> dict[str, object]:
     """Comparison of all methods, for the template."""
-    field, sample = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).cell
-    words = shlex.join((*field.words, "--rounds", str(field.rounds)))
-    options = sample.spec()
+    field, options = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).spec
+    words = shlex.join(option_words(field.options | {"rounds": field.rounds}))
     tested = field.tested or options.num_clients * cast(int, options.test_size)
     is_short = field.search_rounds < field.rounds
     # The error is about the same for all methods but the worst.
@@ -254,7 +253,7 @@ def _field(one: Comparison, library: ResultStore) -> dict[str, object]:
         "clients": None if clients is None else _differences(clients),
         "command": f"python -m experiments.{field.dataset} --method METHOD --lr LR {words} --seed 0",
         "is_short": is_short,
-        "variants": {one: f"--method {shlex.join(own)}" for one, own in VARIANTS.items() if one in field.methods},
+        "variants": {one: shlex.join(option_words(own)) for one, own in VARIANTS.items() if one in field.methods},
         "whole": WHOLE.get(one.block),
         "left_out": left_out(one.block),
         "runs": sum(run.name in library.named for run in one.runs),
@@ -293,7 +292,7 @@ def _differences(compared: comparison.Compared) -> dict[str, object]:
     return {"heads": found.heads, "rows": rows, "notes": notes}
 
 
-def _sent(one: Run) -> float:
+def _sent(one: StoredRun) -> float:
     """Bytes that a client sends in a round, the mean over those of a run."""
     return one.lines[-1]["bytes_up"] / one.round / one.config["options"]["num_clients"]
 
@@ -323,7 +322,7 @@ def picture(library: ResultStore) -> Picture:
     return Picture("", caption, [Panel("", draw, frame)])
 
 
-def _curves(row: Published, there: Sequence[Run]) -> pd.DataFrame:
+def _curves(row: Published, there: Sequence[StoredRun]) -> pd.DataFrame:
     """Rows for `over_runs` in the rounds that all runs have."""
     numbers = sorted(set.intersection(*({line["round"] for line in one.lines} for one in there)))
     return rows_of(row.method, numbers, [[one.at_round(number, "received") for number in numbers] for one in there])

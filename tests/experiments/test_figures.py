@@ -10,17 +10,17 @@ import pandas as pd
 import pytest
 from run_folders import FakeRuns
 
-from experiments.fields import option_words
-from experiments.figures import __main__ as figures
-from experiments.figures import fedas
-from experiments.figures.__main__ import FIGURES, main
-from experiments.figures.fedas import SHARES, equal_steps, replace_first
-from experiments.figures.fedpac import by_group, heat_rounds
-from experiments.figures.figure import Runs, compose
+from experiments.commands import figures
+from experiments.commands import figures_of_fedas as fedas
+from experiments.commands.figure import Runs, compose
+from experiments.commands.figures import FIGURES, main
+from experiments.commands.figures_of_fedas import SHARES, equal_steps, replace_first
+from experiments.commands.figures_of_fedpac import by_group, heat_rounds
 from experiments.folder import stored_runs
 from experiments.papers import settings
 from experiments.run import run
 from experiments.show.pictures import draw
+from experiments.spec.option_notes import option_words
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -63,7 +63,7 @@ def finished(paper, number, folder, *, is_real=False, accuracies=lambda options:
     every = [runs_of(paper, number, dataset, folder, **more) for dataset in FIGURES[paper][number].datasets]
     jobs = {job.folder: job for runs in every for of_key in runs.jobs.values() for job in of_key}
     for job in jobs.values():
-        fake(job.cell.spec(job.folder))
+        fake(job.spec.in_folder(job.folder))
     return every
 
 
@@ -74,17 +74,17 @@ def finished(paper, number, folder, *, is_real=False, accuracies=lambda options:
 def test_the_runs_of_every_figure_parse_and_differ(paper, number):
     for dataset in FIGURES[paper][number].datasets:
         runs = runs_of(paper, number, dataset, seeds=2, folder=figures.Path("here"))
-        firsts = [jobs[0].cell for jobs in runs.jobs.values()]
-        assert [job.cell.seed for job in next(iter(runs.jobs.values()))] == [0, 1]
+        firsts = [jobs[0].spec for jobs in runs.jobs.values()]
+        assert [job.spec.seed for job in next(iter(runs.jobs.values()))] == [0, 1]
         # FedAS's Figure 7 has its usual setting in both panels, which is made once.
         once = len(firsts) - ((paper, number) == ("fedas", "7"))
-        assert len({cell.arguments for cell in firsts}) == once
+        assert len({spec.command() for spec in firsts}) == once
         assert len({job.folder for jobs in runs.jobs.values() for job in jobs}) == 2 * once
 
 
 def test_batch_sizes_and_epochs_are_compared_at_equal_steps(tmp_path):
     for (job,) in runs_of("fedas", "7", folder=tmp_path).jobs.values():
-        request = job.cell.spec()
+        request = job.spec
         own = request.hyper_parameters
         assert request.rounds * own["epochs"] / own["batch_size"] == 40 * 5 / 16
     assert (equal_steps(40, 0.2), equal_steps(1, 4)) == (200, 1)
@@ -96,7 +96,7 @@ def test_chosen_methods_rounds_and_words_reach_every_run(tmp_path):
     # The paper's own method is drawn last, over the others.
     assert runs.methods == ("fedper", "fedas")
     for (job,) in runs.jobs.values():
-        options = job.cell.spec()
+        options = job.spec
         assert (options.rounds, options.train_size) == (3, 30)
     assert option_words({"alignment": False, "beta": 0.5, "s": 20}) == ["--no-alignment", "--beta", "0.5", "--s", "20"]
 

@@ -13,10 +13,10 @@ from trees import assert_flat
 
 from experiments import export
 from experiments.cli.command import main
+from experiments.commands import report_charts as charts
+from experiments.commands.report import main as main_of_report
 from experiments.export import load_run, load_runs
 from experiments.folder import stored_runs
-from experiments.report import charts
-from experiments.report.__main__ import main as main_of_report
 from experiments.run import memory
 from pfl_jax import InvalidInput
 
@@ -123,7 +123,7 @@ def test_a_table_of_runs(tmp_path, fedrep, local):
 
 
 def test_features_of_the_clients_are_drawn_by_principal_components(local, tmp_path):
-    (chart,) = charts.features(stored_runs.grouped(local)[0], trust=False)
+    (chart,) = charts.features(stored_runs.grouped(local)[0])
     frame, loaded = chart.panels[0].frame, load_run(local)
     classes = {client: rows["class"].tolist() for client, rows in frame.groupby("client")}
     assert classes == {client: loaded.client_data(client).y.tolist() for client in range(4)}
@@ -138,7 +138,7 @@ def test_features_of_the_clients_are_drawn_by_principal_components(local, tmp_pa
     assert main_of_report([str(local), "--features", "--out", str(tmp_path / "r.html")]) == 0
     assert "colors are classes" in (tmp_path / "r.html").read_text()
     shutil.copytree(local, tmp_path / "stateless", ignore=shutil.ignore_patterns("checkpoints"))
-    (note,) = charts.features(stored_runs.grouped(tmp_path / "stateless")[0], trust=False)
+    (note,) = charts.features(stored_runs.grouped(tmp_path / "stateless")[0])
     assert (note.panels, "kept no state" in note.caption) == ([], True)
 
 

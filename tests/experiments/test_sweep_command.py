@@ -8,13 +8,12 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, log, summary, untimed
 
-from experiments.cli import batch
+from experiments.commands import batch, sweep_results
+from experiments.commands.sweep import Sweep, main
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import lock_folder
 from experiments.run import together
 from experiments.run.run import run_cell
-from experiments.sweep import results as sweep_results
-from experiments.sweep.__main__ import Sweep, main
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER
 
@@ -40,7 +39,7 @@ def test_a_sweep_is_its_runs_and_makes_none_twice(tmp_path, monkeypatch):
     order = batch.read(Sweep, words)
     job = order.jobs_of((("lr", "0.1"),))[1]
     folder, alone = job.folder, tmp_path / "alone"
-    run_cell(job.cell.spec(), alone, together.Console())
+    run_cell(job.spec, alone, together.Console())
     for one, other in zip(log(alone), log(folder), strict=True):
         for name in ("received_per_client", "trained_per_client", "trained_loss_per_client"):
             # As numbers: null is a client that has not trained yet.
@@ -142,7 +141,9 @@ PARTS = ["--dataset", "digits", "--method", "fedper", "--grid", "epochs=1,2,3,4"
 
 def test_parts_claim_groups_and_the_last_one_collects(tmp_path, capsys, monkeypatch):
     fake, out = FakeRuns(), tmp_path / "sweep"
-    monkeypatch.setattr(Sweep, "run", lambda self, jobs, console: [fake(job.cell.spec(job.folder)) for job in jobs])
+    monkeypatch.setattr(
+        Sweep, "run", lambda self, jobs, console: [fake(job.spec.in_folder(job.folder)) for job in jobs]
+    )
     words = [*PARTS, "--out", str(out)]
     order = batch.read(Sweep, [*words, "--part", "0/2"])
     groups = order.groups(order.jobs(Console(quiet=True)))
@@ -174,7 +175,7 @@ def test_values_with_other_signs_of_the_exponent_have_folders_of_their_own():
 def test_switches_can_be_in_the_grid():
     grid = ["--grid", "drop_last=True,False", "--grid", "alignment=True,False"]
     order = batch.read(Sweep, ["--dataset", "digits", "--method", "fedpac", *grid])
-    found = [order.jobs_of(setting)[0].cell.spec() for setting in order.settings()]
+    found = [order.jobs_of(setting)[0].spec for setting in order.settings()]
     assert [one.drop_last for one in found] == [True, True, False, False]
     assert [one.hyper_parameters["alignment"] for one in found] == [True, False, True, False]
     assert order.title(order.settings()[1]) == "drop_last=True alignment=False"
@@ -184,7 +185,7 @@ def test_runs_of_one_shape_are_a_group():
     grid = ["--seeds", "2", "--grid", "lam=0.1,1", "--grid", "epochs=1,2", "--grid", "participation=0.5,1.0"]
     order = batch.read(Sweep, ["--dataset", "digits", "--method", "fedpac", *grid])
     jobs = order.jobs(Console(quiet=True))
-    found = [[(job.cell.seed, job.folder.parent.name) for job in group] for group in order.groups(jobs)]
+    found = [[(job.spec.seed, job.folder.parent.name) for job in group] for group in order.groups(jobs)]
     assert [len(group) for group in found] == [4] * 4
     assert found[0] == [
         *((seed, "lam=0.1-epochs=1-participation=0.5") for seed in (0, 1)),
@@ -222,7 +223,7 @@ def results(folder, words, of_settings, change=None):
         fake.accuracies = lambda options, found=accuracies: found
         fake.validation = None if validation is None else lambda options, found=validation: found
         for job in jobs:
-            fake(job.cell.spec(job.folder))
+            fake(job.spec.in_folder(job.folder))
             if change is not None:
                 change(job.folder / "config.json")
     sweep_results.save(settings, folder, Console(quiet=True))
@@ -337,9 +338,9 @@ def test_options_of_one_method_vary_with_it_alone():
         *("fedper lr=0.02", "fedper lr=0.05"),
     ]
     jobs = order.jobs_of(order.settings()[1])
-    assert [job.cell.seed for job in jobs] == [3, 4]
+    assert [job.spec.seed for job in jobs] == [3, 4]
     assert [job.folder.name for job in jobs] == ["seed-3", "seed-4"]
-    assert jobs[0].cell.spec().hyper_parameters["lam"] == 1
+    assert jobs[0].spec.hyper_parameters["lam"] == 1
 
 
 def test_the_best_setting_of_each_method_is_run_again_with_fresh_seeds(tmp_path, capsys):

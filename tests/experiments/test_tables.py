@@ -12,14 +12,14 @@ import scipy.stats
 from rich.console import Console
 from run_folders import FakeRuns
 
-from experiments.cli import batch
-from experiments.cli.command import RunCommand, parse
-from experiments.folder import cached
+from experiments.cli.command import parse
+from experiments.commands import batch, tables
+from experiments.commands.paper_table import Entry, _error, compare
+from experiments.folder import reuse
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import run
-from experiments.tables import __main__ as tables
-from experiments.tables.comparison import Entry, _error, compare
+from experiments.spec.spec import Spec
 from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -124,19 +124,19 @@ def test_results_of_another_run_are_refused(runs, tmp_path, capsys, missing):
 
 
 def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
-    cell = RunCommand("fashion_mnist", ("--method", "local", "--beta", "0.3"), seed=4)
-    run.run_cell(cell.spec(), tmp_path / "run", Console(quiet=True))
-    same = dataclasses.replace(cell, arguments=(*cell.arguments, "--chunk", "2", "--eval-protocol", "trained"))
-    assert cached.inspect(same.spec(), tmp_path / "run") == "finished"
+    options = {"method": "local", "beta": 0.3, "seed": 4}
+    cell = Spec.of("fashion_mnist", **options)
+    run.run_cell(cell, tmp_path / "run", Console(quiet=True))
+    same = Spec.of("fashion_mnist", **options, chunk=2, eval_protocol="trained")
+    assert reuse.inspect(same, tmp_path / "run") == "finished"
     # The grouped partition does not read it.
-    short = RunCommand("fashion_mnist", ("--method", "local"), seed=4)
-    assert cached.inspect(short.spec(), tmp_path / "run") == "finished"
-    for other in (dataclasses.replace(cell, seed=5), dataclasses.replace(cell, dataset="cifar10")):
+    assert reuse.inspect(Spec.of("fashion_mnist", method="local", seed=4), tmp_path / "run") == "finished"
+    for other in (dataclasses.replace(cell, seed=5), Spec.of("cifar10", **options)):
         with pytest.raises(InvalidInput, match="holds another run"):
-            cached.inspect(other.spec(), tmp_path / "run")
+            reuse.inspect(other, tmp_path / "run")
     (tmp_path / "run" / CONFIG).write_text("{}")
     with pytest.raises(InvalidInput, match="has no 'data'"):
-        cached.inspect(cell.spec(), tmp_path / "run")
+        reuse.inspect(cell, tmp_path / "run")
 
 
 # The table says what it is made of.
@@ -231,11 +231,17 @@ def test_which_accuracy_counts(runs, tmp_path, words, mean):
 def test_tables_of_best_rounds_are_of_all_rounds(runs, tmp_path):
     assert tables.main([*FEDAS, "--out", str(tmp_path / "a")]) == 0
     config = json.loads(next((tmp_path / "a").rglob(CONFIG)).read_text())
-    assert config["options"]["eval_every"] == 1
+    assert config["options"]["eval_every"] == 5
     assert places(tmp_path / "a")["cifar10", "fedas"]["deviations"] == {}
     assert tables.main([*FEDAS, "--eval-every", "4", "--lr", "0.5", "--out", str(tmp_path / "b")]) == 0
     deviations = places(tmp_path / "b")["cifar10", "fedas"]["deviations"]
-    assert deviations == {"eval_every": {"here": 4, "paper": 1}, "lr": {"here": 0.5, "paper": 0.005}}
+    assert deviations == {"lr": {"here": 0.5, "paper": 0.005}}
+    # Training itself gives the scores of FedAS in every round, but not those of other methods.
+    assert tables.main([*FEDAS_4, "--eval-every", "4", "--out", str(tmp_path / "c")]) == 0
+    found = {method: row["deviations"] for (_, method), row in places(tmp_path / "c").items()}
+    assert found.pop("fedas -alignment -synchronization") == {"eval_every": {"here": 4, "paper": 1}}
+    assert len(found) == 3
+    assert not any(found.values())
 
 
 BATCHES, CHOICES = ("drop_last", "shuffle"), ("target", "align_loss", "first_alignment", "reduction")
@@ -255,10 +261,9 @@ def test_a_table_of_fedas_is_wholly_as_printed_or_as_released(runs, tmp_path, wo
     assert {tuple(config["options"][name] for name in BATCHES) for config in configs} == {tuple(batches)}
     for own in [config["hyper_parameters"] | {"config": config} for config in configs]:
         if own["config"]["options"]["method"] != "fedas":
-            assert "procedure" not in own["config"]
             continue
-        # One backbone in place, where there is an alignment; a part that is switched off has no choices.
-        assert ("procedure" in own["config"]) == (procedure == "release" and own["alignment"])
+        # In turn, where there is an alignment; a part that is switched off has no choices.
+        assert not own["alignment"] or own["manner"] == {"release": "in_turn", "print": "serial"}[procedure]
         read = [own["alignment"]] * 3 + [own["synchronization"]]
         found = [own[name] for name in CHOICES]
         assert all(value == wanted for value, wanted, is_read in zip(found, choices, read, strict=True) if is_read)
@@ -267,18 +272,18 @@ def test_a_table_of_fedas_is_wholly_as_printed_or_as_released(runs, tmp_path, wo
     assert all(place["deviations"] == {} and place["difference"] is not None for place in table["places"])
 
 
-def test_alignment_in_place_is_another_run(runs, tmp_path):
+def test_the_other_procedure_is_another_run(runs, tmp_path):
     words = [*FEDAS_4, "--method", "fedas"]
     order = batch.read(tables.Tables, words)
     ((cell, *_),) = order.jobs_of(order.shown[0])
-    assert cell.command("x").startswith("python -m experiments.cifar10 --preset fedas --method fedas")
-    plain = dataclasses.replace(cell, arguments=(*cell.arguments, "--procedure", "print"))
+    assert cell.command().startswith("python -m experiments.cifar10 --method fedas --beta 0.1")
+    plain = order.shown[0]._replace(procedure="print").spec()
     for one, other in ((cell, plain), (plain, cell)):
-        folder = tmp_path / (one.spec().kind_of_rounds or "plain")
-        run.run_cell(one.spec(), folder, Console(quiet=True))
-        assert cached.inspect(one.spec(), folder) == "finished"
-        with pytest.raises(InvalidInput, match="alignment in place"):
-            cached.inspect(other.spec(), folder)
+        folder = tmp_path / str(one.procedure)
+        run.run_cell(one, folder, Console(quiet=True))
+        assert reuse.inspect(one, folder) == "finished"
+        with pytest.raises(InvalidInput, match="holds another run"):
+            reuse.inspect(other, folder)
 
 
 def test_each_method_of_fedas_is_measured_as_its_code_does(runs, tmp_path):

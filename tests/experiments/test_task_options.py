@@ -12,16 +12,17 @@ from rich.console import Console
 from run_folders import SMALL, log, write_run
 from sklearn.datasets import load_diabetes
 
-from experiments.choices import TARGETS
 from experiments.cli.command import main, parse
+from experiments.commands import report_charts as charts
+from experiments.commands import report_tables as tables
+from experiments.commands.report import main as report
+from experiments.commands.report_page import kinds
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import ExampleCounts, evaluation
-from experiments.report import charts, tables
-from experiments.report.__main__ import main as report
-from experiments.report.page import kinds
 from experiments.run import build
 from experiments.show.curves import picture
 from experiments.show.tables import results_table
+from experiments.spec.choices import TARGETS
 from pfl_jax import InvalidInput, tasks
 
 OWN = """
@@ -240,7 +241,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert best["received_mse"] == min(means) < max(means)
     assert stored_runs.read(here / "run").accuracy("received", "best") == min(means)
     # As from an uninterrupted run.
-    assert main("digits", ["--resume", "run", "--rounds", "4", "--trust"]) == 0
+    assert main("digits", ["--resume", "run", "--rounds", "4", *OF_DIGITS[:2]]) == 0
     assert [line["received"] for line in log(here / "run")[:3]] == [line["received"] for line in lines]
     assert report(["run", "--out", "report.html"]) == 0
     page = (here / "report.html").read_text()
