@@ -39,6 +39,7 @@ class Compared(NamedTuple):
       notes: on runs that are left out, and options that differ and are in no name.
       reference: name of the best method on validation examples; None without such examples.
       protocol: evaluation protocol of the scores.
+      baseline: name of the method `local`.
     """
 
     data: str
@@ -49,6 +50,7 @@ class Compared(NamedTuple):
     notes: Sequence[str] = ()
     reference: str | None = None
     protocol: Protocol = "received"
+    baseline: str = BASELINE
 
     @property
     def seeds(self) -> list[int]:
@@ -139,7 +141,9 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     larger, on = load.task_of(groups[0].runs[0].config)["higher_is_better"], chosen_on(groups)
     best = max(groups, key=lambda one: goodness(one, protocol, on)).label if on == VALIDATION else None
     about = groups[0].data_name, groups[0].axis, larger, max(common)
-    return Compared(*about, scores.dropna(), notes, best, protocol)
+    baselines = [one.label for one in groups if one.method == BASELINE]
+    baseline = baselines[0] if len(baselines) == 1 else BASELINE
+    return Compared(*about, scores.dropna(), notes, best, protocol, baseline)
 
 
 def _have_same_clients(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -197,10 +201,10 @@ def table(compared: Compared, reference: str | None = None) -> Table:
             **({"p (Holm)": number(adjusted.get(name), ".3f")} if tests else {}),
             f"worse than {reference}": NOTHING if apart is None else f"{100 * apart.worse:.0f} %",
         }
-        if BASELINE in means and reference != BASELINE:
-            pair = compared.of_runs(name), compared.of_runs(BASELINE)
+        if (baseline := compared.baseline) in means and reference != baseline:
+            pair = compared.of_runs(name), compared.of_runs(baseline)
             share = share_worse(*pair, higher_is_better=compared.higher_is_better)
-            row[f"worse than {BASELINE}"] = NOTHING if name == BASELINE else f"{100 * share:.0f} %"
+            row[f"worse than {baseline}"] = NOTHING if name == baseline else f"{100 * share:.0f} %"
         rows.append(row)
     notes = _notes(compared, reference, rest)
     if is_own and compared.reference is None:

@@ -167,7 +167,8 @@ def over_rounds(groups: Sequence[Group], protocol: Protocol) -> pd.DataFrame:
     Lines are means over clients and seeds. A single run has a band for the spread over its clients,
     several seeds one from the lowest to the highest.
     """
-    rows = pd.concat([rows_of(one.label, *one.curve(protocol), y_label=one.axis) for one in groups])
+    tables = [rows_of(one.label, *one.curve(protocol), y_label=one.axis) for one in groups]
+    rows = pd.concat([table for table in tables if len(table)] or tables[:1])
     frame = over_runs(rows.assign(line=pd.Categorical(rows.line, [one.label for one in groups])))
     if is_single(groups):
         # Runs of very many clients have no scores of each.

@@ -151,6 +151,8 @@ def test_a_table_for_other_programs(runs, tmp_path):
     out = tmp_path / "table.csv"
     assert main([str(runs[0]), "--name", "Local_1=local", "--out", str(out)]) == 0
     assert out.read_text().startswith("method,mean,worst tenth,")
+    # By another name it is still the method whose clients learn alone.
+    assert ",worse than Local_1\n" in out.read_text()
     assert "\nLocal_1," in out.read_text()
 
 
