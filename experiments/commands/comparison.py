@@ -240,13 +240,15 @@ def with_target(table: Table, groups: Sequence[Group], compared: Compared, targe
     """A table with the rounds until the mean over clients first reaches a target: means over the runs, a dash where one
     does not reach it."""
     named, sign, rounds = {one.label: one for one in groups}, 1 if compared.higher_is_better else -1, []
+
+    def reaches(line: dict[str, Any]) -> bool:
+        mean = line.get(compared.protocol, {}).get("mean")
+        return mean is not None and sign * (mean - target) >= 0
+
     for name, *_ in table.rows:
-        first = []
-        for run in (run for run in named[name].counted if run.seed in compared.seeds):
-            means = ((line, (line.get(compared.protocol) or {}).get("mean")) for line in run.lines)
-            first.append(next((line for line, mean in means if mean is not None and sign * (mean - target) >= 0), None))
-        reached = [line for line in first if line is not None and None not in first]
-        rounds.append(f"{np.mean([line['round'] for line in reached]):.1f}" if reached else NOTHING)
+        runs = [run for run in named[name].counted if run.seed in compared.seeds]
+        first = [next((line["round"] for line in run.lines if reaches(line)), None) for run in runs]
+        rounds.append(NOTHING if None in first else f"{np.mean(first):.1f}")
     rows = [[*row, number] for row, number in zip(table.rows, rounds, strict=True)]
     return table._replace(heads=[*table.heads, f"rounds to {target:g}"], rows=rows)
 
