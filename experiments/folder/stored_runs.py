@@ -1,6 +1,7 @@
 """Runs found in folders, grouped by setting: runs of a group differ only in their seed."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +75,7 @@ class Group:
         evaluated = [{line["round"] for line in run.lines} for run in self.counted]
         return sorted(set.intersection(*evaluated)) if evaluated else []
 
-    @property
+    @functools.cached_property
     def published(self) -> published.Published | None:
         """Published accuracy for exactly this setting."""
         return published.find(self.runs[0].spec, is_real=self.is_real)
