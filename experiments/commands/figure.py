@@ -40,7 +40,7 @@ class Figure:
       variants: options that each run adds to the common `values`, its method included.
       panels: panels from the finished runs on one dataset.
       methods: those that are compared.
-      note: what the paper leaves open, for the caption.
+      note: choices that the paper leaves open, for the caption.
       fixed: common options on which the panels rely, which cannot be given.
       measured: attributes of the paper's `Measure` on which the panels depend.
       procedures: of FedAS that it can follow, the default first.
@@ -139,7 +139,7 @@ class Runs:
         return f"{self.dataset} ({self.config(next(iter(self.jobs)))['data']['source']})"
 
     def config(self, key: Key) -> dict[str, Any]:
-        """Configuration of a run, that of its first seed."""
+        """Configuration of the first seed of a run."""
         return load.read_config(self.jobs[key][0].folder)
 
     def curves(self, title: str, labels: Mapping[Key, str], main: Key) -> Panel:

@@ -7,7 +7,7 @@ Repeating the command resumes where it stopped: finished runs are kept, an inter
 of `python -m experiments.DATASET` and apply to every run.
 
 On real data the runs have the paper's size and take hours. --source embedded --rounds 5 --num-clients 10 shows in
-minutes what a figure looks like.
+minutes a figure in its form.
 """
 
 from collections.abc import Sequence

@@ -71,7 +71,7 @@ def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
 
 
 def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:
-    """Replace the round(share P) of P entries of params with the highest scores by those of `fresh`, all of one
+    """Replace the round(share P) of P entries of params with the highest scores by entries of `fresh`, all of one
     structure."""
     values, rebuild = ravel_pytree(params)
     order = jnp.argsort(-ravel_pytree(scores)[0], stable=True)

@@ -36,7 +36,7 @@ def of_methods(runs: Runs) -> dict[Key, Values]:
 
 
 def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., Figure]:
-    """Accuracy of each method over some options: without what the paper leaves open."""
+    """Accuracy of each method over some options; the caller adds methods and the note."""
 
     def variants(runs: Runs) -> dict[Key, Values]:
         steps = [(name, step) for name in names for step in STEPS[name]]
