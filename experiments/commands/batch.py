@@ -19,7 +19,6 @@ from experiments.folder.run_folder import lock_folder, slug
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
-from experiments.papers import settings
 from experiments.papers.settings import Measure
 from experiments.spec.choices import Average, ProcedureName, Protocol, ReportedRound
 from experiments.spec.identity import relevant_options
@@ -207,11 +206,6 @@ class MeasuredBatch(Batch):
     """What the mean is over, clients or test examples; by default the paper's choice."""
     procedure: ProcedureName | None = None
     """Of FedAS's tables and figures: as its code was released, or as its paper says; by default release."""
-
-    @property
-    def measure(self) -> Measure:
-        """Definition of the accuracy: the paper's, with the requested changes."""
-        return self.asked(settings.PAPERS[self.paper].measure)
 
     def asked(self, measure: Measure) -> Measure:
         """A measure with the requested changes."""

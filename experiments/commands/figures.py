@@ -95,9 +95,9 @@ class Figures(MeasuredBatch):
     @property
     def every(self) -> list[Runs]:
         """Runs on each dataset."""
-        asked = (self.seeds, self.method, self.rounds, self.all_words, self.procedure)
+        chosen = (self.seeds, self.method, self.rounds, self.all_words, self.procedure)
         datasets = self.dataset or self.content.datasets
-        return [Runs(self.content, dataset, self.folder, self.measure, *asked) for dataset in datasets]
+        return [Runs(self.content, dataset, self.folder, self.asked, *chosen) for dataset in datasets]
 
     def jobs(self, console: Console) -> list[batch.Job]:
         every = [job for runs in self.every for jobs in runs.jobs.values() for job in jobs]

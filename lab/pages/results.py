@@ -92,7 +92,7 @@ def page(library: ResultStore, found: Found) -> str:
         finished=finished,
         counts=counts(found),
         by_trained=by_trained(list(itertools.chain(*found.values()))),
-        readings=[_reading(reading, library) for reading in READINGS],
+        readings=[_reading(reading, run) for reading in READINGS if (run := library.find(reading_run(reading).spec))],
         beyond=[sum(one.is_beyond is so for one in itertools.chain(*found.values())) for so in (True, False)],
         close=CLOSE,
         last=LAST,
@@ -175,11 +175,10 @@ def round_seconds() -> float:
     return next(row["s"] for row in measured if row["work"].startswith("FedPAC round") and row["by"] == "pfl_jax")
 
 
-def _reading(reading: str, library: ResultStore) -> list[str]:
+def _reading(reading: str, run: StoredRun) -> list[str]:
     """Row of another reading of the replication's equations."""
-    run = library.find(reading_run(reading).spec)
     row, *_ = published_in(Section("fedpac_replication", 1, 20))[::-1]
-    received, trained = (None if run is None else run.accuracy(protocol) for protocol in ALWAYS)
+    received, trained = map(run.accuracy, ALWAYS)
     apart = None if received is None else received - row.accuracy_percent
     return [READINGS[reading], number(received), number(row.accuracy_percent), number(apart, "+.2f"), number(trained)]
 
