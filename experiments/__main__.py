@@ -9,7 +9,7 @@ from pathlib import Path
 
 import experiments
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 
 def commands() -> dict[str, tuple[str, str]]:
@@ -49,4 +49,4 @@ if __name__ == "__main__":
         sys.argv[:2] = [f"python -m experiments.{name}"]
         runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
     else:
-        leave(main(name, sys.argv[2:]))
+        exit_process(main(name, sys.argv[2:]))

@@ -2,9 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from experiments.cli.command import RunCommand
 from experiments.papers import published
 from experiments.papers.published import Published
 
@@ -17,25 +16,20 @@ class Cause(NamedTuple):
     Attributes:
       row: the published accuracy.
       cause: what may differ from the paper's run, in a sentence.
-      options: options of a run that removes it; () if there is no such run. The cause counts as supported once this
+      options: options of a run that removes it; {} if there is no such run. The cause counts as supported once this
         run, over all rounds of the table, is close to the paper.
     """
 
     row: Published
     cause: str
-    options: tuple[str, ...]
-
-    @property
-    def cell(self) -> RunCommand:
-        """The run without the cause, with seed 0."""
-        return RunCommand.of(self.row, self.options)
+    options: dict[str, Any]
 
 
 def load(dataset: str) -> list[Cause]:
     """All causes, on one dataset."""
     causes = []
     for entry in json.loads(FILE.read_text()):
-        cause, options = entry.pop("cause"), tuple(entry.pop("options").split())
+        cause, options = entry.pop("cause"), entry.pop("options")
         wanted = entry | {"dataset": dataset}
         (row,) = [row for row in published.load() if wanted.items() <= row._asdict().items()]
         causes.append(Cause(row, cause, options))

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from experiments.choices import PROTOCOLS
-from experiments.folder.load import Run
-from experiments.folder.run_folder import TRAINED_BETWEEN, VALIDATION, VIRTUAL, Line
+from experiments.folder.load import StoredRun
+from experiments.folder.run_folder import TRAINED_BETWEEN, VALIDATION, Line
 from experiments.folder.version import method_version
-from experiments.identity import difference
-from experiments.own_code import label
-from experiments.spec import Spec
+from experiments.spec.choices import PROTOCOLS
+from experiments.spec.identity import difference
+from experiments.spec.option_notes import label
+from experiments.spec.spec import Spec
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1] / "results"
 FIELDS = ("command", "commit", "version", "config", "summary", "rounds")
 """Entries of a finished run."""
 
-COLUMNS = ("round", *PROTOCOLS, VALIDATION, "bytes_up", "bytes_down", "seconds", VIRTUAL)
+COLUMNS = ("round", *PROTOCOLS, VALIDATION, "bytes_up", "bytes_down", "seconds")
 """Entries of an evaluation that are stored."""
 CLIENTS = "last_clients"
 """Entry of the rounds with the primary scores of the single clients after the last one, by protocol."""
@@ -114,9 +114,9 @@ class ResultStore:
 
     def __init__(self, root: Path = ROOT):
         self.root = root
-        self.named: dict[str, Run] = {}
+        self.named: dict[str, StoredRun] = {}
         self.diverged: dict[str, int] = {}
-        self._by_kind: dict[tuple[Any, ...], list[Run]] = {}
+        self._by_kind: dict[tuple[Any, ...], list[StoredRun]] = {}
         for file in sorted(root.glob("queue/*.jsonl")):
             for name, record in read(file).items():
                 if "error" in record:
@@ -130,7 +130,7 @@ class ResultStore:
         config, version = record["config"], record["version"]
         if version == method_version(config["options"]["method"]):
             lines = lines_of(record["rounds"])
-            run = Run(file, config, lines, record["summary"], commit=record["commit"], version=version)
+            run = StoredRun(file, config, lines, record["summary"], commit=record["commit"], version=version)
             self.named[name] = run
             self._by_kind.setdefault(_kind(config["dataset"], config["options"]), []).append(run)
 
@@ -139,7 +139,7 @@ class ResultStore:
         version = self.diverged.get(name)
         return version is not None and version == method_version(spec.method)
 
-    def find(self, spec: Spec) -> Run | None:
+    def find(self, spec: Spec) -> StoredRun | None:
         """Result of a run; None if there is none."""
         there = self._by_kind.get(_kind(spec.dataset, spec.options), [])
         return next((one for one in there if not difference(spec, one.config)), None)

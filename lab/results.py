@@ -1,16 +1,14 @@
 """Committed results, written: the line of a finished run, see `lab.committed`."""
 
-import functools
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from experiments.folder import load
 from experiments.folder.run_folder import DIGESTS
-from experiments.folder.version import PACKAGE, digest_of_sources, method_version
-from experiments.own_code import OTHER_FILES, label
-from experiments.own_data import is_file
+from experiments.folder.version import commit_of, method_version
 from experiments.run.trackers import LONG
+from experiments.spec.option_notes import label
+from experiments.spec.own_code import OTHER_FILES
+from experiments.spec.own_data import is_file
 from lab import committed
 from lab.queue.planned import PlannedRun
 from pfl_jax.errors import InvalidInput
@@ -27,7 +25,7 @@ def store(run: PlannedRun, record: committed.Record, root: Path = committed.ROOT
     """
     file = root / "queue" / f"{run.block}.jsonl"
     # Of the project's own files the place in the checkout.
-    command = run.cell.command().replace(f"{committed.ROOT.parent}/", "")
+    command = run.spec.command().replace(f"{committed.ROOT.parent}/", "")
     committed.write(file, run.name, {"command": command} | record)
     return file
 
@@ -58,37 +56,4 @@ def distill(folder: Path) -> committed.Record:
 
 def divergence(run: PlannedRun, reason: str) -> committed.Record:
     """The same of a run all of whose clients diverged, which is its result in a comparison of learning rates."""
-    return {"version": method_version(run.cell.spec().method), "error": reason}
-
-
-@functools.cache
-def commit_of(version: str) -> str | None:
-    """Newest commit in which the package has this `own_version`, so that earlier results can still be attributed.
-
-    None where no commit has these sources (uncommitted changes), or there is no git.
-    """
-    folder = PACKAGE.name
-    try:
-        for commit in _git("rev-list", "HEAD", "--", folder).decode().split():
-            if digest_of_sources(_files(commit, folder)) == version:
-                return commit
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return None
-
-
-def _files(commit: str, folder: str) -> Iterator[tuple[PurePosixPath, bytes]]:
-    for line in _git("ls-tree", "-r", "-z", commit, "--", folder).decode().split("\0"):
-        about, _, name = line.partition("\t")
-        if name.endswith(".py"):
-            yield PurePosixPath(name).relative_to(folder), _blob(about.split()[2])
-
-
-@functools.cache
-def _blob(name: str) -> bytes:
-    return _git("cat-file", "blob", name)
-
-
-def _git(*words: str) -> bytes:
-    done = subprocess.run(["git", "-C", PACKAGE.parent, *words], check=True, capture_output=True)
-    return done.stdout
+    return {"version": method_version(run.spec.method), "error": reason}

@@ -42,7 +42,7 @@ def copy(tmp_path_factory):
     (root / "pfl_jax/methods/fedexp.py").write_text(block("python", "def fedexp("))
     methods = root / "pfl_jax/methods/__init__.py"
     insert(methods, "from pfl_jax.methods.fedavg import", block("python", "from pfl_jax.methods.fedexp import"))
-    insert(methods, "METHODS:", block("python", '"fedexp": fedexp'))
+    insert(methods, "_FACTORIES = (", block("python", "    fedexp,"))
     insert(root / "tests/methods/test_limits.py", "SAME = [", block("python", '("fedexp", {'))
     insert(root / "docs/methods-at-a-glance.md", "| `fedavg` | one model |", block("markdown", "Jhunjhunwala"))
     insert(root / "docs/methods.md", "| `fedavg` | nothing |", block("markdown", "| nothing | model, squared"))

@@ -14,9 +14,9 @@ import pytest
 from message_shapes import message_shapes
 
 from experiments.cli.command import parse
-from experiments.fields import flag
-from experiments.options import Options
-from experiments.presets import DEFAULT_PRESET
+from experiments.spec.option_notes import flag
+from experiments.spec.options import Options
+from experiments.spec.presets import DEFAULT_PRESET
 from pfl_jax.messages import split
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import on_linear_model

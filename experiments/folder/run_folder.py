@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.choices import FIELD, Average, Protocol
-from experiments.own_code import read
+from experiments.spec.choices import FIELD, Average, Protocol
+from experiments.spec.own_code import read
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
 from pfl_jax.engine.checkpoint import FOLDER
@@ -33,7 +33,7 @@ ROOT = Path("runs")
 """Place of runs without --out."""
 
 TENSORBOARD, WANDB, WANDB_ID = "tensorboard", "wandb", "wandb.json"
-"""Folders of trackers in that of the run, and the file with the run's id at W&B, under which it is resumed."""
+"""Subfolders of trackers, and the file with the run's id at W&B, under which it is resumed."""
 
 VALIDATION = "validation"
 """Entry of an evaluation with the summaries on validation examples, by protocol."""
@@ -43,9 +43,6 @@ HONEST, ATTACKERS = "honest", "attackers"
 
 TRAINED_BETWEEN = "trained_between"
 """Entry of an evaluation: "round", "mean", "pooled" and "clients" by `trained` of the rounds since the one before."""
-
-VIRTUAL = "virtual_seconds"
-"""Entry of an evaluation with the time at which its round ends, of runs with --device-trace."""
 
 DIGESTS = "digests"
 """Entry of the summary: name of a run's file -> its digest, against damage and not against intent."""
@@ -105,7 +102,7 @@ def evaluation(
         for score in task.scores:
             # "received_per_client" of the primary one, others as "received_loss_per_client".
             key = "" if score is task.primary else f"{score.name}_"
-            line[f"{name}_{key}per_client"] = shown(score, one)
+            line[f"{name}_{key}per_client"] = per_client_values(score, one)
     return strict(line)
 
 
@@ -141,7 +138,7 @@ def evaluations(lines: Sequence[Line], protocol: Protocol) -> list[Line]:
     return [line for line in found if line[protocol].get("clients") == clients]
 
 
-def shown(score: Score, scores: Scores) -> list[float]:
+def per_client_values(score: Score, scores: Scores) -> list[float]:
     """Values [N] of a score as files have them; NaN stays NaN."""
     return [rounded((100 if score.percent else 1) * float(value)) for value in scores[score.name]]
 

@@ -82,17 +82,19 @@ class LoadedRun:
             raise InvalidInput(f"there is no client {client}: the run has clients 0 to {self.data.num_clients - 1}")
 
 
-def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
+def load_run(
+    folder: str | Path, *, method: str | None = None, model: str | None = None, loss: str | None = None
+) -> LoadedRun:
     """Load a finished run from its folder: the data is loaded and divided again, the state is read.
 
     Args:
       folder: the run's.
-      trust: whether files of an own method, model or loss that the folder names may be executed: they can do all that
-        you can.
+      method, model, loss: FILE.py:NAME, for your own files in the run. A file that only the folder names is not
+        executed: it could do all that you can.
 
     Raises:
-      InvalidInput: the run is not finished or kept no state, a file cannot be read or may not be executed, or its data,
-        or the text of its own method or model, is no longer the same.
+      InvalidInput: the run is not finished or kept no state, a file cannot be read, an own file is not named, or the
+        data or the text of an own file is no longer the same.
 
     Example:
       run = load_run("runs/digits-fedper-seed0-001")
@@ -107,9 +109,10 @@ def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
     checkpoints, last = Checkpoints(folder / FOLDER), summary.get("rounds_done")
     if last not in checkpoints.rounds():
         raise InvalidInput(f"{folder}: the run kept no state: make it again in a new folder, with --keep-state always")
+    named = {kind: name for kind, name in (("method", method), ("model", model), ("loss", loss)) if name is not None}
     # In this process alone, whichever began the run.
     alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
-    spec = spec_of(config | {"options": config.get("options", {}) | alone}, folder, "", trust=trust)
+    spec = spec_of(config | {"options": config.get("options", {}) | alone}, folder, "", named=named)
     experiment = build.build_experiment(spec, Console(quiet=True))
     check_data(folder, experiment.dataset.description)
 

@@ -17,12 +17,12 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from experiments.cli.parser import parse
-from experiments.fields import Argument
 from experiments.host import jax_config
 from experiments.host.console import print_line
-from experiments.host.exit_codes import exit_code, leave
+from experiments.host.exit_codes import exit_code, exit_process
 from experiments.show.tables import Table
-from experiments.spec import Spec
+from experiments.spec.option_notes import Argument
+from experiments.spec.spec import Spec
 from lab.benchmark import measure, workload
 from lab.benchmark.jax_rounds import Rounds, local_training, operations
 from lab.benchmark.records import Row, Section, store
@@ -113,4 +113,4 @@ def _contestants(scale: Scale, mesh: Mesh) -> dict[str, Callable[[], Any]]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

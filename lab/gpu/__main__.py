@@ -26,11 +26,12 @@ from typing import Annotated
 from rich.console import Console
 
 from experiments.cli.parser import Folder, parse
-from experiments.fields import Argument
+from experiments.folder import version
 from experiments.folder.run_folder import slug
 from experiments.host.console import print_line
-from experiments.host.exit_codes import exit_code, leave
-from lab import committed, results
+from experiments.host.exit_codes import exit_code, exit_process
+from experiments.spec.option_notes import Argument
+from lab import committed
 from lab.benchmark.records import Section, store
 from lab.gpu import carried
 from lab.gpu.queued import missing
@@ -201,9 +202,9 @@ def keep(out: Path, root: Path = committed.ROOT) -> None:
     for file in sorted(out.glob("queue/*.jsonl")):
         for name, record in committed.read(file).items():
             if "config" in record:
-                record["commit"] = results.commit_of(record["config"]["versions"]["pfl_jax"])
+                record["commit"] = version.commit_of(record["config"]["versions"]["pfl_jax"])
             committed.write(root / "queue" / file.name, name, record)
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

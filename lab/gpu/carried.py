@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from experiments.cli.parser import Folder, parse
-from experiments.host.exit_codes import exit_code, leave
+from experiments.host.exit_codes import exit_code, exit_process
 from lab.committed import ROOT
 from pfl_jax.atomic_write import write_binary
 from pfl_jax.data import idx_and_cifar
@@ -180,4 +180,4 @@ def unpack(folder: Path, target: Path) -> str:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -19,7 +19,7 @@ import numpy as np
 
 import pfl_jax.engine.sweep
 from experiments.host.jax_config import MATMUL_PRECISION, prepare
-from experiments.spec import Spec
+from experiments.spec.spec import Spec
 from lab.benchmark import measure, workload
 from lab.benchmark.jax_rounds import Rounds, local_training, operations
 from lab.benchmark.records import Row

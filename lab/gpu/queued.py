@@ -28,7 +28,7 @@ def run(out: str, folder: str, name: str, data: str | None, quick: bool, only: S
     queue = Queue(only=tuple(only), out=Path(folder), results=Path(out), data_dir=data)
     (job,) = [job for job in queue.jobs(Console()) if job.folder == Path(folder) / name]
     if quick:
-        job = job._replace(cell=replace(job.cell, arguments=(*job.cell.arguments, "--rounds", "1")))
+        job = job._replace(spec=replace(job.spec, rounds=1))
     queue.run([job], Console())
 
 

@@ -4,7 +4,8 @@
     python -m lab.pages --check   # exit code 2 where it is not what the results give
 
 docs/results.md as a whole, with its template beside this file; the parts between <!-- made: NAME --> and
-<!-- end of made --> of README, docs/performance.md and docs/natural.md; and their pictures in docs/figures/.
+<!-- end of made --> of README, docs/performance.md, docs/natural.md and docs/distributed.md; and their pictures in
+docs/figures/.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ from rich.console import Console
 
 from experiments.cli.parser import parse
 from experiments.host.console import print_line
-from experiments.host.exit_codes import exit_code, leave
+from experiments.host.exit_codes import exit_code, exit_process
 from experiments.show.pictures import save
 from lab import committed
-from lab.pages import natural, performance, results
+from lab.pages import natural, performance, results, sizes
 from lab.pages.parts import Made
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
@@ -54,8 +55,8 @@ def made(root: Path) -> Made:
     Raises:
       InvalidInput: a result is damaged, or a page lacks its marks.
     """
-    of_results = results.made(root)
-    return of_results._replace(texts=of_results.texts | performance.texts(root) | natural.texts(root))
+    found = results.made(root)
+    return found._replace(texts=found.texts | performance.texts(root) | natural.texts(root) | sizes.texts(root))
 
 
 def write(root: Path, console: Console) -> None:
@@ -86,4 +87,4 @@ def differing(root: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

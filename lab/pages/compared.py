@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from experiments.choices import ALWAYS
-from experiments.cli.command import RunCommand
-from experiments.folder.load import Run
+from experiments.commands import paper_table as comparison
+from experiments.commands.batch import one_of_many
+from experiments.commands.paper_table import Entry
+from experiments.folder.load import StoredRun
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.tables import comparison
-from experiments.tables.comparison import Entry
+from experiments.spec.choices import ALWAYS
 from lab.causes import Cause
 from lab.committed import ResultStore
 from lab.queue.planned import CIFAR10, DATASET, SEEDS
@@ -53,7 +53,7 @@ SECTIONS = (
     Section("fedpac", 8, 100),
 )
 CIFAR10_SECTIONS = tuple(
-    Section(paper, table, 20, CIFAR10) for paper, table in (("fedpac", 1), ("fedpac", 2), ("fedpac_replication", 1))
+    Section(paper, table, 20, CIFAR10) for paper, table in [*(("fedpac", table) for table in (1, 2, 4, 5)), ("fedpac_replication", 1)]
 )
 
 
@@ -99,10 +99,16 @@ class Compared(NamedTuple):
     @property
     def verdict(self) -> str:
         """What is known of the cause of a large difference: "supported", "refuted", "plausible" or "open"."""
-        if self.cause is None:
-            return "plausible" if self.fits_trained else "open"
-        tested = None if self.without_cause is None else is_close(self.without_cause)
-        return {None: "plausible", True: "supported", False: "refuted"}[tested]
+        if self.was_tested:
+            return "supported"
+        if self.fits_trained or (self.cause is not None and self.was_tested is None):
+            return "plausible"
+        return "open" if self.cause is None else "refuted"
+
+    @property
+    def was_tested(self) -> bool | None:
+        """Whether a run without the supposed cause is close to the paper; None without such a run."""
+        return None if self.without_cause is None else is_close(self.without_cause)
 
 
 def is_close(entry: Entry) -> bool | None:
@@ -116,9 +122,9 @@ def published_in(section: Section) -> list[Published]:
     return [row for row in published.load() if (row.paper, row.table, row.clients, row.dataset) == where]
 
 
-def runs(row: Published, library: ResultStore) -> list[Run]:
+def runs(row: Published, library: ResultStore) -> list[StoredRun]:
     """Finished runs beside a published accuracy, by seed."""
-    found = (library.find(RunCommand.of(row, seed=seed).spec()) for seed in SEEDS)
+    found = (library.find(one_of_many(row.dataset, row.options, seed)) for seed in SEEDS)
     return [one for one in found if one is not None]
 
 
@@ -138,7 +144,7 @@ def _compare(row: Published, library: ResultStore, causes: Sequence[Cause]) -> C
     cause = next((cause for cause in causes if cause.row == row), None)
     without = None
     if cause is not None and cause.options:
-        run = library.find(cause.cell.spec())
+        run = library.find(one_of_many(row.dataset, row.options | cause.options))
         without = comparison.entry(row, [] if run is None else [run], measure)
     return Compared(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)
 
@@ -146,7 +152,7 @@ def _compare(row: Published, library: ResultStore, causes: Sequence[Cause]) -> C
 def different(rows: Sequence[Compared]) -> list[Compared]:
     """Of the rows that one run stands for, that which is furthest away."""
     nearest_first = sorted(rows, key=lambda one: abs(one.entry.difference or 0))
-    return list({RunCommand.of(one.entry.row).command(): one for one in nearest_first}.values())
+    return list({one.entry.row.spec().command(): one for one in nearest_first}.values())
 
 
 def counts(found: Found) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Tables of docs/performance.md from the measurements in results/benchmark.jsonl."""
+"""Tables of docs/performance.md: measurements in results/benchmark.jsonl, and sizes of methods."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,12 +7,13 @@ from experiments.show.tables import markdown
 from lab.benchmark.records import Section, stored
 from lab.committed import ROOT
 from lab.pages.parts import filled
+from lab.pages.sizes import each_method
 
 
 def texts(root: Path) -> dict[Path, str]:
     """The page of a checkout, with its tables; InvalidInput if a measurement is missing."""
     sections = stored(root / ROOT.name / "benchmark.jsonl")
-    parts = {name: part(section) for name, section in sections.items()} | {"gpu": gpu(sections)}
+    parts = {name: part(section) for name, section in sections.items()} | {"gpu": gpu(sections), "sizes": each_method()}
     page = root / "docs/performance.md"
     return {page: filled(page, parts)}
 

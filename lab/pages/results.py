@@ -1,6 +1,6 @@
 """Text of docs/results.md and of README's table."""
 
-import dataclasses
+import functools
 import itertools
 import math
 import shlex
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-import numpy as np
+import pandas as pd
 
-from experiments import comparison
-from experiments.choices import ALWAYS, Protocol
-from experiments.cli.command import RunCommand
-from experiments.folder.load import Run
+from experiments.commands import comparison
+from experiments.commands.paper_table import Entry, difference_text, entry
+from experiments.folder.load import StoredRun
 from experiments.host.console import duration
 from experiments.papers.published import Published
 from experiments.papers.settings import PAPERS
 from experiments.show import tables
-from experiments.show.panels import ACCURACY, ROUND, Lines, Series, over_seeds
-from experiments.show.pictures import Picture
+from experiments.show.draw import lines, over_runs, rows_of
+from experiments.show.pictures import Panel, Picture
 from experiments.show.tables import NOTHING, number
-from experiments.tables.comparison import Entry, difference_text, entry
+from experiments.spec.choices import ALWAYS, Protocol
+from experiments.spec.option_notes import option_words
 from lab import causes, committed
 from lab.benchmark.records import stored
 from lab.committed import ResultStore
@@ -102,6 +102,9 @@ def page(library: ResultStore, found: Found) -> str:
         cifar10_data=_data(cifar10),
         cifar10_of_fedas=_cifar10_of_fedas(library),
         collaboration=_collaboration(found[SECTIONS[1]]),
+        cifar10_collaboration=_collaboration(_of_table(cifar10, 2)),
+        proto_on_cifar10=any(one.entry.row.paper == "fedpac_replication" for one in cifar10),
+        measures=lambda there: [_measures(one) for one in there if one.last],
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
         fedas=_fedas(library),
         fields=[_field(Comparison(block, library), library) for block in FIELDS],
@@ -113,7 +116,7 @@ def page(library: ResultStore, found: Found) -> str:
 
 def readme_table(library: ResultStore, found: Found) -> str:
     """Table of README: all rows of the main table, and what the others come to."""
-    heads = ["method", "ours", "paper", "difference, 95 %", f"cause, beyond {CLOSE:g} point"]
+    heads = ["method", "ours", "paper", "difference", f"cause, beyond {CLOSE:g} point"]
     rows = [
         [f"`{one.entry.row.method}`", *_numbers(one.entry), one.verdict if one.is_close is False else ""]
         for one in found[SECTIONS[0]]
@@ -145,7 +148,7 @@ def _cifar10_of_fedas(library: ResultStore) -> list[list[str]]:
     """Rows of FedAS's Table 3 that have a run, each by the measure of its method."""
     found = []
     for row in cifar10_of_fedas():
-        if (run := library.find(RunCommand.of(row).spec())) is not None:
+        if (run := library.find(row.spec())) is not None:
             one = entry(row, [run], row.measure)
             words = [row.setting, f"`{row.method}`", row.procedure, f"`{row.measure.protocol}`"]
             found.append([*words, *_numbers(one)])
@@ -159,7 +162,7 @@ def _data(rows: Sequence[Compared]) -> str:
 
 def _readme_cifar10(rows: Sequence[Compared]) -> str:
     """Sentence of README on the main table's rows on CIFAR-10; "" without a run."""
-    main = [one for one in rows if (one.entry.row.paper, one.entry.row.table) == ("fedpac", 1)]
+    main = _of_table(rows, 1)
     if not main:
         return ""
     found = ", ".join("`{}` {} (paper {}, {})".format(one.entry.row.method, *_numbers(one.entry)) for one in main)
@@ -174,7 +177,7 @@ def round_seconds() -> float:
 
 def _reading(reading: str, library: ResultStore) -> list[str]:
     """Row of another reading of the replication's equations."""
-    run = library.find(reading_run(reading).cell.spec())
+    run = library.find(reading_run(reading).spec)
     row, *_ = published_in(Section("fedpac_replication", 1, 20))[::-1]
     received, trained = (None if run is None else run.accuracy(protocol) for protocol in ALWAYS)
     apart = None if received is None else received - row.accuracy_percent
@@ -190,23 +193,37 @@ def _row(one: Compared) -> list[str]:
 def _cause(one: Compared) -> str:
     if one.is_close is not False:
         return ""
-    if one.cause is None:
-        return "plausible: the paper may measure after local training" if one.fits_trained else one.verdict
-    text = f"{one.verdict}: {one.cause.cause}"
-    if one.without_cause is None:
-        return text
-    ours, _, difference = _numbers(one.without_cause)
-    run = "not run yet" if one.verdict == "plausible" else f"{ours} ({difference})"
-    return f"{text} `{' '.join(one.cause.options)}`: {run}."
+    parts = []
+    if one.fits_trained and not one.was_tested:
+        parts.append("plausible: the paper may measure after local training")
+    if one.cause is not None:
+        verdict = {None: "plausible", True: "supported", False: "refuted"}[one.was_tested]
+        parts.append(f"{verdict}: {one.cause.cause}")
+        if one.without_cause is not None:
+            ours, _, difference = _numbers(one.without_cause)
+            run = "not run yet" if one.was_tested is None else f"{ours} ({difference})"
+            parts[-1] += f" `{' '.join(option_words(one.cause.options))}`: {run}."
+    return "; ".join(parts) or one.verdict
 
 
 def _collaboration(ablation: Sequence[Compared]) -> tuple[float, float] | None:
     """What the combination of heads adds to the alignment alone, in points: ours and the paper's (FedPAC, Table 2)."""
     by_method = {one.entry.row.method: one.entry for one in ablation}
-    both, alone = by_method["fedpac"], by_method["fedpac -collaboration"]
-    if both.mean is None or alone.mean is None:
+    both, alone = by_method.get("fedpac"), by_method.get("fedpac -collaboration")
+    if both is None or alone is None or both.mean is None or alone.mean is None:
         return None
     return both.mean - alone.mean, both.row.accuracy_percent - alone.row.accuracy_percent
+
+
+def _of_table(rows: Sequence[Compared], number: int) -> list[Compared]:
+    """Rows of a table of FedPAC."""
+    return [one for one in rows if (one.entry.row.paper, one.entry.row.table) == ("fedpac", number)]
+
+
+def _measures(one: Compared) -> str:
+    """Our accuracy minus the paper's by both measures: "`fedpac` -0.66 received, -0.80 trained"."""
+    received, trained = (number(value, "+.2f") for value in (one.entry.difference, one.trained_difference))
+    return f"`{one.entry.row.method}` {received} received, {trained} trained"
 
 
 def _numbers(entry: Entry) -> list[str]:
@@ -219,7 +236,7 @@ def _fedas(library: ResultStore) -> list[list[str]]:
     """Rows of FedAS's settings that have a run of every method: accuracies by its measure, for each protocol."""
     measure, rows = PAPERS["fedas"].measure, []
     for beta, participation in sorted(itertools.product(FEDAS_BETAS, FEDAS_PARTICIPATIONS)):
-        found = [library.find(fedas_run(beta, participation, method).cell.spec()) for method in FEDAS_METHODS]
+        found = [library.find(fedas_run(beta, participation, method).spec) for method in FEDAS_METHODS]
         there = [one for one in found if one is not None]
         if len(there) == len(found):
             cells = [[number(one.accuracy(name, measure.score, measure.average)) for name in ALWAYS] for one in there]
@@ -229,9 +246,8 @@ def _fedas(library: ResultStore) -> list[list[str]]:
 
 def _field(one: Comparison, library: ResultStore) -> dict[str, object]:
     """Comparison of all methods, for the template."""
-    field, sample = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).cell
-    words = shlex.join((*field.words, "--rounds", str(field.rounds)))
-    options = sample.spec()
+    field, options = one.field, tuned_run(one.block, "fedavg", one.field.rates[0]).spec
+    words = shlex.join(option_words(field.options | {"rounds": field.rounds}))
     tested = field.tested or options.num_clients * cast(int, options.test_size)
     is_short = field.search_rounds < field.rounds
     # The error is about the same for all methods but the worst.
@@ -254,7 +270,7 @@ def _field(one: Comparison, library: ResultStore) -> dict[str, object]:
         "clients": None if clients is None else _differences(clients),
         "command": f"python -m experiments.{field.dataset} --method METHOD --lr LR {words} --seed 0",
         "is_short": is_short,
-        "variants": {one: f"--method {shlex.join(own)}" for one, own in VARIANTS.items() if one in field.methods},
+        "variants": {one: shlex.join(option_words(own)) for one, own in VARIANTS.items() if one in field.methods},
         "whole": WHOLE.get(one.block),
         "left_out": left_out(one.block),
         "runs": sum(run.name in library.named for run in one.runs),
@@ -272,15 +288,15 @@ WHOLE = {"field-texts": 90_298_464, "field-images": 556_072}
 def compared_clients(one: Comparison) -> comparison.Compared | None:
     """Scores of the clients by PROTOCOL, of methods that have them for all seeds; None for fewer than two."""
     name = f"{PROTOCOL}_per_client"
-    scores = {
-        each.method: [np.array(run.lines[-1][name], np.float64) for run in each.results]
+    runs = {
+        each.method: each.results
         for each in one.tuned
         if len(each.results) == len(SEEDS) and all(name in run.lines[-1] for run in each.results)
     }
-    if len(scores) < 2:
+    if len(runs) < 2:
         return None
-    found = comparison.Compared(one.field.title, "accuracy in %", True, list(SEEDS), one.field.rounds, scores)
-    return found._replace(scores={name: scores[name] for name in sorted(scores, key=found.mean, reverse=True)})
+    scores = comparison.scores_of(runs, one.field.rounds, PROTOCOL)
+    return comparison.Compared(one.field.title, "accuracy in %", True, one.field.rounds, scores)
 
 
 def _differences(compared: comparison.Compared) -> dict[str, object]:
@@ -293,7 +309,7 @@ def _differences(compared: comparison.Compared) -> dict[str, object]:
     return {"heads": found.heads, "rows": rows, "notes": notes}
 
 
-def _sent(one: Run) -> float:
+def _sent(one: StoredRun) -> float:
     """Bytes that a client sends in a round, the mean over those of a run."""
     return one.lines[-1]["bytes_up"] / one.round / one.config["options"]["num_clients"]
 
@@ -307,18 +323,23 @@ def picture(library: ResultStore) -> Picture:
     """Curves of the methods that have a finished run."""
     by_method = {row.method: row for row in published_in(SECTIONS[0])}
     found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
-    series = [_series(row, there) for row, there in found if there]
+    rows = [_curves(row, there) for row, there in found if there]
     seeds = [len(there) for _, there in found if there] or [0]
     numbers = " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds)))))
     words = f"{numbers} {'seed' if numbers == '1' else 'seeds'}"
+    frame = over_runs(pd.concat(rows)) if rows else rows_of("", [], [])
+    points = {
+        row.method: (MARKS_AT * frame[frame.line == row.method]["round"].max(), row.accuracy_percent)
+        for row, there in found
+        if there
+    }
     # As wide as a page's column, and with letters that are large enough on a telephone.
-    panel = Lines("", ROUND, ACCURACY, series, least=LEAST)
-    return Picture("", f"Fashion-MNIST, 20 clients, {words}; diamonds: FedPAC's Table 1", [panel])
+    draw = functools.partial(lines, main=METHODS[0], points=points, least=LEAST)
+    caption = f"Fashion-MNIST, 20 clients, {words}; diamonds: FedPAC's Table 1"
+    return Picture("", caption, [Panel("", draw, frame)])
 
 
-def _series(row: Published, there: Sequence[Run]) -> Series:
-    common = set.intersection(*({line["round"] for line in one.lines} for one in there))
-    numbers = sorted(common)
-    curves = [[one.at_round(number, "received") for number in numbers] for one in there]
-    line = over_seeds(row.method, numbers, curves, is_main=row.method == METHODS[0])  # pyright: ignore
-    return dataclasses.replace(line, mark=(MARKS_AT * numbers[-1], row.accuracy_percent))
+def _curves(row: Published, there: Sequence[StoredRun]) -> pd.DataFrame:
+    """Rows for `over_runs` in the rounds that all runs have."""
+    numbers = sorted(set.intersection(*({line["round"] for line in one.lines} for one in there)))
+    return rows_of(row.method, numbers, [[one.at_round(number, "received") for number in numbers] for one in there])

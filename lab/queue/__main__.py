@@ -19,19 +19,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from rich.console import Console
 
-from experiments.cli import batch
-from experiments.cli.command import RunCommand
-from experiments.cli.parser import Folder, Hidden
-from experiments.fields import Argument
-from experiments.folder.version import Trust
+from experiments.cli.parser import Folder
+from experiments.commands import batch
+from experiments.folder.version import ComparedCode
 from experiments.host.console import print_line
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 from experiments.run.outcome import RunDiverged
 from experiments.run.run import run_cell
+from experiments.spec.option_notes import Argument
+from experiments.spec.spec import Spec
 from lab import committed, results
 from lab.committed import ResultStore
 from lab.queue import field
@@ -39,7 +39,7 @@ from lab.queue.planned import BLOCKS, CIFAR10, DATASET, PlannedRun, planned_runs
 from pfl_jax.errors import CannotWrite, InvalidInput
 
 NICENESS = 19
-CHECKPOINTS = ("--checkpoint-every", "20")
+CHECKPOINT_EVERY = 20
 
 _BLOCKS = "; ".join(f"{name}: {words}" for name, words in BLOCKS.items())
 
@@ -55,10 +55,11 @@ class Queue(batch.Batch):
     """Folder of the files of Fashion-MNIST, by default where Debian has it, and of CIFAR-10."""
     results: Folder = None
     """Folder of the committed results; by default results/."""
-    accept_other_code: Hidden[bool] = False
 
     name: ClassVar = "lab.queue"
     accepts_run_options: ClassVar = False
+    # As for the committed results, of which these runs become some.
+    compared_code: ClassVar[ComparedCode] = "version"
 
     def check(self) -> None:
         known = {*BLOCKS, *(word for run in self._named.values() for word in run.chosen_by)}
@@ -68,11 +69,6 @@ class Queue(batch.Batch):
 
     def default_folder(self) -> Path:
         return Path("runs/queue")
-
-    @property
-    def trust(self) -> Trust:
-        # As for the committed results, of which these runs become some.
-        return "version"
 
     @property
     def root(self) -> Path:
@@ -106,13 +102,14 @@ class Queue(batch.Batch):
         return self._jobs()
 
     def _jobs(self) -> list[batch.Job]:
-        return [batch.Job(run.cell, self.folder / run.name, run.title) for run in self.wanted]
+        return [batch.Job(run.spec, self.folder / run.name, run.title) for run in self.wanted]
 
-    def _cell(self, cell: RunCommand) -> RunCommand:
+    def _on_files(self, spec: Spec) -> Spec:
         """The same run with checkpoints, and never on embedded data."""
-        data = ("--source", "files", *(() if self.data_dir is None else ("--data-dir", self.data_dir)))
-        with_files = cell.dataset in (DATASET, CIFAR10)
-        return replace(cell, arguments=(*cell.arguments, *CHECKPOINTS, *(data if with_files else ())))
+        more: dict[str, Any] = {"checkpoint_every": CHECKPOINT_EVERY}
+        if spec.dataset in (DATASET, CIFAR10):
+            more |= {"source": "files"} | ({} if self.data_dir is None else {"data_dir": self.data_dir})
+        return replace(spec, **more, given=spec.given | more.keys())
 
     def finish(self, console: Console) -> None:
         # Results of a search add runs.
@@ -126,9 +123,9 @@ class Queue(batch.Batch):
 
     def stored(self, job: batch.Job) -> batch.Progress | None:
         """What the committed results say of a finished job; None if it is not among them."""
-        if (there := self._library().find(job.cell.spec())) is not None:
+        if (there := self._library().find(job.spec)) is not None:
             return batch.Progress("finished", 0.0, there.seconds)
-        diverged = self._library().has_diverged(self._planned(job).name, job.cell.spec())
+        diverged = self._library().has_diverged(self._planned(job).name, job.spec)
         return batch.Progress("diverged", 0.0, 0.0) if diverged else None
 
     def progress(self, job: batch.Job) -> batch.Progress:
@@ -166,12 +163,12 @@ class Queue(batch.Batch):
         """Do the runs of a group, unless their folders hold them."""
         if not self._is_together(jobs[0]):
             (job,) = jobs
-            run_cell(self._cell(job.cell).spec(), job.folder, console, trust=self.trust)
+            run_cell(self._on_files(job.spec), job.folder, console, self.compared_code)
         elif missing := [job for job in jobs if self.inspect(job) != "finished"]:
             # Imported now, so that errors and --help do not wait for it.
             from experiments.run import together
 
-            together.run([self._cell(job.cell).spec(job.folder) for job in missing], console)
+            together.run([self._on_files(job.spec).in_folder(job.folder) for job in missing], console)
 
 
 @functools.lru_cache(maxsize=1)
@@ -186,4 +183,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -7,14 +7,13 @@ they come.
 import itertools
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from experiments.choices import CUSTOM, Protocol
-from experiments.cli.command import RunCommand
-from experiments.comparison import BASELINE
-from experiments.folder.load import Run
+from experiments.commands.comparison import BASELINE
+from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import slug
-from experiments.presets import DEFAULT_PRESET, preset_of
+from experiments.spec.choices import CUSTOM, Protocol
+from experiments.spec.presets import DEFAULT_PRESET, preset_of
 from lab.committed import ResultStore
 from lab.queue.planned import DATASET, SEEDS, PlannedRun
 from pfl_jax.methods import METHODS
@@ -30,7 +29,7 @@ class Field(NamedTuple):
     Attributes:
       title: its heading in the results.
       dataset: name of the experiment.
-      words: options of all runs.
+      options: of all runs.
       rounds: number of rounds.
       search_rounds: number of rounds in which the learning rates are compared.
       rates: learning rates that are tried for every method.
@@ -44,7 +43,7 @@ class Field(NamedTuple):
 
     title: str
     dataset: str
-    words: tuple[str, ...]
+    options: dict[str, Any]
     rounds: int
     search_rounds: int
     rates: tuple[str, ...]
@@ -62,25 +61,44 @@ class Field(NamedTuple):
 _SIX_RATES = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")
 
 # A client may diverge at the largest rate: by default that would end the run, and the search would never end.
-_EVERY_RATE_ENDS = ("--on-nan", "skip-client")
+_EVERY_RATE_ENDS = {"on_nan": "skip-client"}
 
 # docs/results.md says how to make the file. With its digest, the results are found without it.
-_LETTERS = ("--data", "letters.csv", "--label", "lettr", "--data-digest", "35716c518063909d", "--normalize")
-_LIKE_FASHION_MNIST = (
-    *("--partition", "grouped", "--s", "20", "--num-clients", "20", "--train-size", "600", "--test-size", "200"),
-    *("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
-)
+_LETTERS = {"data": "letters.csv", "label": "lettr", "data_digest": "35716c518063909d", "normalize": True}
+_LIKE_FASHION_MNIST = {
+    "partition": "grouped",
+    "s": 20,
+    "num_clients": 20,
+    "train_size": 600,
+    "test_size": 200,
+    "val_fraction": 0.2,
+    **_EVERY_RATE_ENDS,
+}
 
-_IMAGES = (
-    *("--data", "vit-train.npz", "--test-data", "vit-test.npz", "--data-digest", "09a114a7a74d1cee"),
-    *("--model", "vit", "--weights", "results/vit.npz", "--adapter", "lora:8", "--targets", "layer_[23]/(query|value)"),
-    *("--partition", "grouped", "--s", "20", "--shift", "rotation", "--num-clients", "20", "--train-size", "100"),
-    *("--test-size", "100", "--momentum", "0.9", "--weight-decay", "0", "--batch-size", "16", "--epochs", "1"),
-    *("--val-fraction", "0.2", *_EVERY_RATE_ENDS),
-)
+_IMAGES = {
+    "data": "vit-train.npz",
+    "test_data": "vit-test.npz",
+    "data_digest": "09a114a7a74d1cee",
+    "model": "vit",
+    "weights": "results/vit.npz",
+    "adapter": "lora:8",
+    "targets": "layer_[23]/(query|value)",
+    "partition": "grouped",
+    "s": 20,
+    "shift": "rotation",
+    "num_clients": 20,
+    "train_size": 100,
+    "test_size": 100,
+    "momentum": 0.9,
+    "weight_decay": 0,
+    "batch_size": 16,
+    "epochs": 1,
+    "val_fraction": 0.2,
+    **_EVERY_RATE_ENDS,
+}
 """Of the small vision transformer on images that it was not pretrained on; docs/results.md says how to make them."""
 
-_SITES = ("--val-fraction", "0.2", "--eval-every", "20", *_EVERY_RATE_ENDS)
+_SITES = {"val_fraction": 0.2, "eval_every": 20, **_EVERY_RATE_ENDS}
 
 ADAPTER_METHODS = (
     *("local", "fedavg", "fedavg_ft", "fedper", "fedrep", "ditto", "pfedme", "apfl", "fedala", "fedpac", "fedas"),
@@ -89,37 +107,47 @@ ADAPTER_METHODS = (
 """Methods on a pretrained model."""
 
 # Training as in HtFLlib.
-_NETWORKS = (
-    *("--model", "lenet5,fedpac_cnn,fedavg_cnn", "--features", "64", "--num-clients", "12", "--s", "20"),
-    *("--train-size", "200", "--test-size", "100", "--val-fraction", "0.2", "--batch-size", "10", "--epochs", "1"),
-    *("--momentum", "0", "--weight-decay", "0", "--eval-every", "20", *_EVERY_RATE_ENDS),
-)
+_NETWORKS = {
+    "model": "lenet5,fedpac_cnn,fedavg_cnn",
+    "features": 64,
+    "num_clients": 12,
+    "s": 20,
+    "train_size": 200,
+    "test_size": 100,
+    "val_fraction": 0.2,
+    "batch_size": 10,
+    "epochs": 1,
+    "momentum": 0,
+    "weight_decay": 0,
+    "eval_every": 20,
+    **_EVERY_RATE_ENDS,
+}
 
 MIXED_METHODS = ("local", "lg_fedavg", "fedgen_head", "fedgh", "fml", "fedkd", "fedmrl", "fd", "fedproto_g", "fedtgp")
 """Methods of clients with different networks: HtFLlib's."""
 
-VARIANTS = {
-    "ffa_lora": ("fedavg", "--adapter", "ffa_lora:8"),
-    "fedsa_lora": ("fedper", "--personal", "lora_b|^head"),
-    "linear_local": ("local", "--adapter", "linear_probe"),
-    "linear_fedavg": ("fedavg", "--adapter", "linear_probe"),
-    "fedgen_head": ("fedgen", "--shared", "head"),
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ffa_lora": {"method": "fedavg", "adapter": "ffa_lora:8"},
+    "fedsa_lora": {"method": "fedper", "personal": "lora_b|^head"},
+    "linear_local": {"method": "local", "adapter": "linear_probe"},
+    "linear_fedavg": {"method": "fedavg", "adapter": "linear_probe"},
+    "fedgen_head": {"method": "fedgen", "shared": "head"},
 }
 """Name in a comparison -> the method, and its further options."""
 
 FIELDS = {
-    "field-digits": Field("digits", "digits", ("--val-fraction", "0.2"), 40, 40, _SIX_RATES),
-    "field-letters": Field("letters, a table", CUSTOM, (*_LETTERS, *_LIKE_FASHION_MNIST), 40, 40, _SIX_RATES),
+    "field-digits": Field("digits", "digits", {"val_fraction": 0.2}, 40, 40, _SIX_RATES),
+    "field-letters": Field("letters, a table", CUSTOM, _LETTERS | _LIKE_FASHION_MNIST, 40, 40, _SIX_RATES),
     "field": Field(
         DATASET,
         DATASET,
-        ("--num-clients", "20", "--s", "20", "--val-fraction", "0.1", *_EVERY_RATE_ENDS),
+        {"num_clients": 20, "s": 20, "val_fraction": 0.1, **_EVERY_RATE_ENDS},
         *(50, 20, ("0.01", "0.03", "0.1")),
     ),
     "field-texts": Field(
         "short texts on all-MiniLM-L6-v2 with low-rank adapters",
         "fortunes",
-        ("--targets", "layer_5/(query|value)", "--val-fraction", "0.2", *_EVERY_RATE_ENDS),
+        {"targets": "layer_5/(query|value)", "val_fraction": 0.2, **_EVERY_RATE_ENDS},
         *(10, 10, ("0.1", "0.3", "1"), ADAPTER_METHODS, len(ADAPTER_METHODS)),
     ),
     "field-images": Field(
@@ -131,7 +159,7 @@ FIELDS = {
     ),
     "field-watch": Field(
         "watch, ten people",
-        *("watch", (*_SITES, "--model", "mlp", "--hidden", "64"), 20, 20, ("0.01", "0.03", "0.1")),
+        *("watch", _SITES | {"model": "mlp", "hidden": (64,)}, 20, 20, ("0.01", "0.03", "0.1")),
         together=True,
         tested=1010,
     ),
@@ -143,7 +171,7 @@ FIELDS = {
 }
 """Block -> its comparison."""
 
-_OWN_STEPS = {"pfedme": ("--momentum", "0")}
+_OWN_STEPS = {"pfedme": {"momentum": 0}}
 """method -> options of its released code: here no paper gives all methods the same momentum."""
 
 
@@ -162,7 +190,7 @@ class Tuned(NamedTuple):
     method: str
     rate: str
     validation: float
-    results: list[Run]
+    results: list[StoredRun]
 
 
 class Comparison:
@@ -218,7 +246,7 @@ class Comparison:
 
     def _has_diverged(self, run: PlannedRun) -> bool:
         # Names come first: reading the command lines of hundreds of runs takes its time.
-        return run.name in self._library.diverged and self._library.has_diverged(run.name, run.cell.spec())
+        return run.name in self._library.diverged and self._library.has_diverged(run.name, run.spec)
 
 
 def _accuracy(one: Tuned) -> float:
@@ -231,13 +259,13 @@ def tuned_run(block: str, method: str, rate: str, seed: int = SEEDS[0], *, searc
     rounds = field.search_rounds if search else field.rounds
     if rounds < field.rounds:
         name += " search"
-    own = VARIANTS.get(method, (method, *_OWN_STEPS.get(method, ())))
+    own = VARIANTS.get(method, {"method": method} | _OWN_STEPS.get(method, {}))
     # All in the setting of the data set, also those whose own paper has another.
     usual = DEFAULT_PRESET[field.dataset]
-    preset = () if preset_of(field.dataset, own[0]) == usual else ("--preset", usual)
+    preset = {} if preset_of(field.dataset, own["method"]) == usual else {"preset": usual}
     # What a variant has of its own comes last, and counts.
-    arguments = ("--method", own[0], "--lr", rate, *preset, *field.words, *own[1:], "--rounds", str(rounds))
-    return PlannedRun(block, RunCommand(field.dataset, arguments, seed), name, f"{block}/{slug(name)}/seed-{seed}")
+    options = preset | {"lr": rate} | field.options | own | {"rounds": rounds}
+    return PlannedRun(block, field.dataset, options, name, f"{block}/{slug(name)}/seed-{seed}", seed)
 
 
 def methods(block: str) -> list[str]:

@@ -7,14 +7,17 @@ import functools
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from experiments.cli.command import RunCommand
+from experiments.commands.batch import one_of_many
+from experiments.commands.paper_table import folder_of
 from experiments.folder.run_folder import slug
-from experiments.identity import relevant_options
 from experiments.papers import published, settings
 from experiments.papers.published import Published
-from experiments.tables.comparison import folder_of
+from experiments.spec.identity import relevant_options
+from experiments.spec.option_notes import option_words
+from experiments.spec.spec import Spec
 from lab import causes, readings
 
 DATASET, CIFAR10 = "fashion_mnist", "cifar10"
@@ -39,7 +42,7 @@ CIFAR10_OF_FEDAS = ("fedas", "fedper", "fedala", "fedavg_ft", "fedproto")
 """Methods of FedAS's Table 3, likewise; `fedas` is also run as printed."""
 
 FEDAS_METHODS = ("fedas", "fedper", "fedala", "fedavg")
-ALL_PROTOCOLS = ("--eval-protocol", "before_aggregation")
+ALL_PROTOCOLS = {"eval_protocol": "before_aggregation"}
 """FedAS's tables measure their methods by three protocols."""
 FEDAS_BETAS = (0.1, 0.3, 0.5)
 FEDAS_PARTICIPATIONS = (0.2, 1.0, 0.4, 0.6)
@@ -69,20 +72,28 @@ BLOCKS = {
 """Block -> its content."""
 
 
-class PlannedRun(NamedTuple):
+@dataclass(frozen=True)
+class PlannedRun:
     """One run.
 
     Attributes:
       block: a key of BLOCKS.
-      cell: its command line.
+      dataset, options, seed: of the run, which is checked when it is asked for: there are thousands.
       method: name in the tables, with the options that are switched off.
       name: of its folder, and in results/: COLUMN/METHOD/seed-N.
     """
 
     block: str
-    cell: RunCommand
+    dataset: str
+    options: dict[str, Any]
     method: str
     name: str
+    seed: int = 0
+
+    @property
+    def spec(self) -> Spec:
+        """The run."""
+        return one_of_many(self.dataset, self.options, self.seed)
 
     @property
     def chosen_by(self) -> tuple[str, ...]:
@@ -93,7 +104,7 @@ class PlannedRun(NamedTuple):
     @property
     def title(self) -> str:
         """Name in messages."""
-        return f"{self.name.split('/')[0]} {self.method} seed {self.cell.seed}"
+        return f"{self.name.split('/')[0]} {self.method} seed {self.seed}"
 
 
 @functools.cache
@@ -101,8 +112,8 @@ def planned_runs() -> tuple[PlannedRun, ...]:
     """All runs except those of `field.comparisons`, by priority."""
     found: dict[tuple[int, str], PlannedRun] = {}
     for run in _all():
-        options = json.dumps(relevant_options(run.cell.spec()), sort_keys=True)
-        found.setdefault((run.cell.seed, options), run)
+        options = json.dumps(relevant_options(run.spec), sort_keys=True)
+        found.setdefault((run.seed, options), run)
     return tuple(found.values())
 
 
@@ -115,7 +126,7 @@ def _all() -> Iterator[PlannedRun]:
     for row in cifar10_of_fedas():
         name = row.method if row.procedure == "release" else f"{row.method} printed"
         where = f"{folder_of(row).parent.as_posix()}/{slug(name)}/seed-0"
-        yield PlannedRun("cifar10-fedas", RunCommand.of(row, ALL_PROTOCOLS), name, where)
+        yield PlannedRun("cifar10-fedas", row.dataset, row.options | ALL_PROTOCOLS, name, where)
     yield from _of("tables-2-3", _rows([("fedpac", 2), ("fedpac", 3)], 20), 0)
     yield from _of("tables-4-10", _rows([("fedpac", table) for table in (4, 5, 6, 10)], 20), 0)
     repeated = _chosen(_rows([*main, ("fedpac", 2)], 20), SEVERAL_SEEDS)
@@ -130,27 +141,27 @@ def _without_causes() -> Iterator[PlannedRun]:
     """Runs without the supposed causes of large differences."""
     for cause in causes.load(DATASET):
         if cause.options:
-            own = " ".join(cause.options)
+            own, options = " ".join(option_words(cause.options)), cause.row.options | cause.options
             name = f"{folder_of(cause.row).as_posix()}-{slug(own.removeprefix('--'))}/seed-0"
-            yield PlannedRun("causes", cause.cell, f"{cause.row.method} {own}", name)
+            yield PlannedRun("causes", cause.row.dataset, options, f"{cause.row.method} {own}", name)
 
 
 def reading_run(reading: str) -> PlannedRun:
     """Run of the replication's prototype weights by another reading of its equations, beside its Table 1."""
     (row,) = [row for row in _rows([("fedpac_replication", 1)], 20) if row.method.startswith("fedpac_proto")]
-    own = ("--method", f"{readings.__file__}:fedpac_proto_reading", "--reading", reading)
+    own = {"method": f"{readings.__file__}:fedpac_proto_reading", "reading": reading}
     name = f"{folder_of(row).parent.as_posix()}/fedpac_proto-{slug(reading)}/seed-0"
-    return PlannedRun("readings", RunCommand.of(row, own), f"fedpac_proto {reading}", name)
+    return PlannedRun("readings", row.dataset, row.options | own, f"fedpac_proto {reading}", name)
 
 
 def fedas_run(beta: float, participation: float, method: str) -> PlannedRun:
     """Run in one of FedAS's settings, as in its tables; evaluated in every round because the best round counts."""
-    words = f"--preset fedas --method {method} --num-clients {FEDAS_CLIENTS} --procedure release"
-    words = (*words.split(), *settings.fedas_setting(beta, participation).split())
+    options = {"preset": "fedas", "method": method, "num_clients": FEDAS_CLIENTS, "procedure": "release"}
+    options |= settings.fedas_setting(beta, participation)
     # FedAS itself is measured as trained, and its first run has the usual protocols only.
-    words += () if method == "fedas" else ALL_PROTOCOLS
+    options |= {} if method == "fedas" else ALL_PROTOCOLS
     column = slug(f"{DATASET} {FEDAS_CLIENTS} clients dirichlet beta={beta} participation={participation}")
-    return PlannedRun("fedas", RunCommand(DATASET, words), method, f"{column}/{method}/seed-0")
+    return PlannedRun("fedas", DATASET, options, method, f"{column}/{method}/seed-0")
 
 
 def _rows(tables: Sequence[tuple[str, int]], clients: int, dataset: str = DATASET) -> list[Published]:
@@ -177,4 +188,5 @@ def cifar10_of_fedas() -> list[Published]:
 
 def _of(block: str, rows: Sequence[Published], seed: int) -> Iterator[PlannedRun]:
     for row in rows:
-        yield PlannedRun(block, RunCommand.of(row, seed=seed), row.method, f"{folder_of(row).as_posix()}/seed-{seed}")
+        name = f"{folder_of(row).as_posix()}/seed-{seed}"
+        yield PlannedRun(block, row.dataset, row.options, row.method, name, seed)

@@ -3,16 +3,19 @@
 import importlib
 import shutil
 
+import jax
 import pytest
 from test_results_page import MAIN, store
 
 from lab.pages import __main__ as command
-from lab.pages import parts
+from lab.pages import parts, sizes
 from pfl_jax import InvalidInput
+from pfl_jax.networks.models import MODELS
+from pfl_jax.primitives import byte_count
 
 ROOT = command.ROOT
-WRITTEN = {"README.md", *(f"docs/{name}.md" for name in ("results", "performance", "natural"))}
-WRITTEN |= {"docs/figures/results.svg"}
+OF_RESULTS = {"README.md", "docs/results.md", "docs/natural.md", "docs/figures/results.svg"}
+WRITTEN = OF_RESULTS | {f"docs/{name}.md" for name in ("performance", "distributed")}
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def test_the_command_makes_all_and_check_says_what_differs(checkout, capsys):
     assert command.main(["--check"], checkout) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert {name for name in WRITTEN if name in err} == WRITTEN - {"docs/performance.md"}
+    assert {name for name in WRITTEN if name in err} == OF_RESULTS
     assert command.main([], checkout) == 0
     assert set(capsys.readouterr().out.split()) == WRITTEN
     assert command.main(["--check"], checkout) == 0
@@ -52,6 +55,17 @@ def test_the_command_makes_all_and_check_says_what_differs(checkout, capsys):
     assert {str(path.relative_to(checkout)) for path in command.differing(checkout)} == {
         *("docs/results.md", "README.md", "docs/figures/results.svg")
     }
+
+
+def test_sizes_are_those_of_the_models():
+    model = MODELS["fedpac_cnn"]((28, 28, 1), 10)
+    whole = jax.eval_shape(model.init, jax.random.key(0))
+    everything, head = byte_count(whole), byte_count(whole["head"])
+    # FedAvg keeps nothing; FedPer keeps the head and sends the rest.
+    assert sizes.sizes("fedavg", 1000, 50) == (0, everything, everything, everything)
+    assert sizes.sizes("fedper", 1000, 50)[:2] == (head, everything - head)
+    said = [sizes.in_words(amount) for amount in (0, 1023, 1024, 1536, 3 * 2**40)]
+    assert said == ["0 B", "1023 B", "1 KiB", "1.5 KiB", "3 TiB"]
 
 
 def test_a_page_without_its_parts_is_refused(tmp_path):

@@ -10,11 +10,11 @@ from rich.console import Console
 from run_folders import FakeRuns
 
 from experiments.folder import load, version
-from experiments.folder.load import Run
+from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import SUMMARY
-from experiments.identity import relevant_options
 from experiments.run import run, together
 from experiments.run.outcome import RunDiverged
+from experiments.spec.identity import relevant_options
 from lab import committed, results
 from lab.committed import ResultStore
 from lab.queue import __main__ as queue
@@ -78,7 +78,7 @@ def test_nothing_comes_twice():
     runs = planned_runs()
     assert list(dict.fromkeys(run.block for run in runs)) == [block for block in BLOCKS if block not in FIELDS]
     assert len(RUNS) == len(runs)
-    parsed = {(run.cell.seed, json.dumps(relevant_options(run.cell.spec()), sort_keys=True)) for run in runs}
+    parsed = {(run.seed, json.dumps(relevant_options(run.spec), sort_keys=True)) for run in runs}
     assert len(parsed) == len(runs)
     # Table 2's and the replication's FedPAC are Table 1's run.
     assert f"{MAIN}/fedpac-replicated/seed-0" not in RUNS
@@ -97,12 +97,12 @@ def test_a_comparison_begins_with_every_learning_rate_of_every_method(block, tmp
 def small_field(runs, monkeypatch):
     """A comparison of three methods, the best one of which has three seeds; the second of two rates is the better."""
     monkeypatch.setattr(field, "METHODS", {name: METHODS[name] for name in ("local", "fedavg", "fedper")})
-    small = {"field": Field("its title", "fashion_mnist", ("--num-clients", "20"), 50, 20, ("0.01", "0.03"), best=1)}
+    small = {"field": Field("its title", "fashion_mnist", {"num_clients": 20}, 50, 20, ("0.01", "0.03"), best=1)}
     monkeypatch.setattr(field, "FIELDS", small)
     validation = {0.01: 60.0, 0.03: 70.0}
-    monkeypatch.setattr(Run, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])
+    monkeypatch.setattr(StoredRun, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])
     quality = {"local": 70.0, "fedavg": 90.0, "fedper": 80.0}
-    monkeypatch.setattr(Run, "accuracy", lambda self, _: quality[self.config["options"]["method"]])
+    monkeypatch.setattr(StoredRun, "accuracy", lambda self, _: quality[self.config["options"]["method"]])
 
 
 def described(requests):
@@ -176,7 +176,7 @@ def test_short_runs_of_a_method_train_together_and_the_mean_over_seeds_chooses(
     # Seed 0 alone would choose the other rate.
     values = {(0.01, 0): 80.0, (0.01, 1): 50.0, (0.01, 2): 50.0}
     monkeypatch.setattr(
-        Run, "validation", lambda self, _: values.get((self.config["hyper_parameters"]["lr"], self.seed), 70.0)
+        StoredRun, "validation", lambda self, _: values.get((self.config["hyper_parameters"]["lr"], self.seed), 70.0)
     )
     assert queue.main([*words, "--only", "field"]) == 0
     cells = [(rate, seed) for rate in (0.01, 0.03) for seed in SEEDS]
@@ -199,7 +199,7 @@ def test_short_runs_of_a_method_train_together_and_the_mean_over_seeds_chooses(
 def test_it_runs_what_is_missing_and_keeps_what_finishes(runs, words, nice, tmp_path, capsys):
     assert queue.main([*words, "--only", "apfl", "lg_fedavg"]) == 0
     first = [run for run in planned_runs() if run.method in ("lg_fedavg", "apfl")]
-    assert named(runs.done) == [(run.method, run.cell.seed) for run in first]
+    assert named(runs.done) == [(run.method, run.seed) for run in first]
     assert nice == [19]
     # Little is lost with a machine, and a stand-in never passes for the dataset.
     assert {(one.checkpoint_every, one.source) for one in runs.done} == {(20, "files")}
@@ -223,7 +223,7 @@ def test_the_list_says_what_is_left_and_runs_nothing(runs, words, tmp_path, nice
     assert queue.main([*words, "--only", "lg_fedavg"]) == 0
     done = len(runs.done)
     folder = tmp_path / "runs" / MAIN / "local" / "seed-0"
-    run.run_cell(RUNS[f"{MAIN}/local/seed-0"].cell.spec(), folder, Console(quiet=True))
+    run.run_cell(RUNS[f"{MAIN}/local/seed-0"].spec, folder, Console(quiet=True))
     (folder / SUMMARY).unlink()
     nice.clear()
     capsys.readouterr()
@@ -247,18 +247,17 @@ def test_a_result_is_small_and_only_the_same_run_counts(runs, words, tmp_path):
     assert "per_client" not in json.dumps(content)
     assert not {"class_table", "train_examples", "info"} & (content["config"].keys() | content["rounds"].keys())
     assert content["config"]["options"]["out"] is None
-    assert content["command"] == job.cell.command()
+    assert content["command"] == job.spec.command()
     lines = load.read_metrics(tmp_path / "runs" / job.name)
     assert content["rounds"]["trained"]["std"] == [line["trained"]["std"] for line in lines]
     library = ResultStore(tmp_path / "results")
-    found = library.find(job.cell.spec())
+    found = library.find(job.spec)
     first, last = (line["received"]["mean"] for line in lines)
     assert (found.accuracy("received"), found.at_round(1, "received")) == (last, first)
     assert found.at_round(50, "received") is None
-    for arguments, same in ((("--chunk", "2"), True), (("--lr", "0.02"), False), (("--source", "embedded"), False)):
-        other = dataclasses.replace(job.cell, arguments=(*job.cell.arguments, *arguments))
-        assert (library.find(other.spec()) == found) == same, arguments
-    assert library.find(dataclasses.replace(job.cell, seed=7).spec()) is None
+    for other, same in (({"chunk": 2}, True), ({"lr": 0.02}, False), ({"source": "embedded"}, False)):
+        assert (library.find(job.spec.having(other)) == found) == same, other
+    assert library.find(dataclasses.replace(job.spec, seed=7)) is None
 
 
 def test_results_of_another_version_of_their_method_do_not_count(small_field, runs, words, tmp_path, monkeypatch):
@@ -291,8 +290,7 @@ def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch)
 
     package = tmp_path / "library"
     (package / "part").mkdir(parents=True)
-    for module in (version, results):
-        monkeypatch.setattr(module, "PACKAGE", package)
+    monkeypatch.setattr(version, "PACKAGE", package)
     git("init", "-q")
     commits = {}
     for content in ("one = 1\n", "two = 2\n"):
@@ -301,8 +299,8 @@ def test_the_commit_is_the_one_whose_sources_made_the_run(tmp_path, monkeypatch)
         git("commit", "-qm", "x")
         commits[version.own_version.__wrapped__()] = git("rev-parse", "HEAD")
     assert len(commits) == 2
-    assert {digest: results.commit_of(digest) for digest in commits} == commits
-    assert results.commit_of("0" * 12) is None
+    assert {digest: version.commit_of(digest) for digest in commits} == commits
+    assert version.commit_of("0" * 12) is None
 
 
 @pytest.mark.parametrize(

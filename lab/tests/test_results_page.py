@@ -9,10 +9,10 @@ import numpy as np
 from run_folders import write_run
 
 from experiments import fashion_mnist
-from experiments.fields import option_words
+from experiments.commands.paper_table import entry
 from experiments.papers.settings import PAPERS
-from experiments.spec import stored_options
-from experiments.tables.comparison import entry
+from experiments.spec.option_notes import option_words
+from experiments.spec.spec import stored_options
 from lab import committed, results
 from lab.committed import ResultStore
 from lab.pages import compared
@@ -33,7 +33,7 @@ SENT = 1_000_000 // 20 // 1000
 def store(tmp_path, name, level, **rounds):
     """Commits a run of these percent in its first evaluation and two more in its last; returns the mean of the last."""
     run, folder = RUNS[name], tmp_path / "runs" / name
-    accuracies = write_run(folder, run.cell.arguments, dataset=run.cell.dataset, seed=run.cell.seed, rounds=ROUNDS)
+    accuracies = write_run(folder, option_words(run.options), dataset=run.dataset, seed=run.seed, rounds=ROUNDS)
     accuracies += level - 80.0
     record = results.distill(folder)
     means = accuracies.mean(1)
@@ -146,15 +146,15 @@ def test_each_committed_result_is_the_run_that_its_name_says():
             run = RUNS[name]
             assert run.block == file.stem
             if "error" in record:
-                assert options_of(record["command"]) == options_of(run.cell.command())
+                assert options_of(record["command"]) == options_of(run.spec.command())
                 continue
-            config, asked = record["config"], options_of(run.cell.command())
+            config, asked = record["config"], options_of(run.spec.command())
             had = options_of(" ".join(["", *option_words(stored_options(config) | config["hyper_parameters"])]))
             # To look for every run would take its time: one of each block, and those with options beyond the queue's.
             looked_for = run.block not in found_in or not options_of(record["command"]) <= asked
-            if name in library.named and looked_for and can_be_read(run.cell.dataset):
+            if name in library.named and looked_for and can_be_read(run.dataset):
                 found_in.add(run.block)
-                assert library.find(run.cell.spec()) is library.named[name], name
+                assert library.find(run.spec) is library.named[name], name
             assert asked <= had, name
             assert config["data"]["is_real"], name
             assert len(json.dumps(record)) < 40_000

@@ -41,7 +41,9 @@ class Outcome(NamedTuple):
     info: Info
 
 
-def networks(method: Method | MethodSchedule, settings: RoundSettings, mesh: Mesh | None) -> tuple[RoundProgram, ...]:
+def round_programs(
+    method: Method | MethodSchedule, settings: RoundSettings, mesh: Mesh | None
+) -> tuple[RoundProgram, ...]:
     """RoundProgram for each network of a method: one, or those of a `Mixed`; settings and mesh are those of a run."""
     mixed, chunk = mixture(method), settings.chunk
     if mixed is None:
@@ -70,7 +72,7 @@ def chain_of(
     if mixed is not None:
         network = int(mixed.networks(num_clients)[client])
         server, clients, members = server[network], clients[network], mixed.members(network, num_clients)
-    row, program = int(np.searchsorted(members, client)), networks(method, settings, None)[network or 0]
+    row, program = int(np.searchsorted(members, client)), round_programs(method, settings, None)[network or 0]
     chain = settings.usual_size(num_clients) if program.deploys_in_turn else 1
     rows = np.arange(row - row % chain, min(row - row % chain + chain, len(members)))
     return network, server, (members[rows], gather(clients, rows), row % chain)
@@ -84,7 +86,7 @@ def sample(
     data, key and round_index are those of the run.
     """
     cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings)
-    return cohort, tuple(one.places(data, cohort.clients)[-1] for one in programs)
+    return cohort, tuple(one.assign_devices(data, cohort.clients)[-1] for one in programs)
 
 
 def train(
@@ -100,7 +102,7 @@ def train(
     """Body of every round: local training and aggregation.
 
     Args:
-      programs: those of `networks`.
+      programs: those of `round_programs`.
       data, trained, key, round_index, cohort: of the run.
       servers, rows: for each network the server's state, and the states of its clients, leaves [D, W, ...].
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Cohort, PRNGKey
-from pfl_jax.engine.clock import Timetable
+from pfl_jax.engine.asynchronous import Timetable
 from pfl_jax.errors import InvalidInput
 from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
 from pfl_jax.validation import AboveZero, BelowOne, Count, Fraction, Positive, check_values
@@ -40,7 +40,7 @@ class RoundSettings:
         NaN. None evaluates all. Not with `Settings.before_aggregation`, whose mean over a sample would count cohorts
         too often.
       timetable: who takes part in which round, and how old the state is from which each client trains, as
-        `pfl_jax.engine.clock.timetable` simulates it; None draws cohorts.
+        `pfl_jax.engine.asynchronous.timetable` simulates it; None draws cohorts.
     """
 
     participation: AboveZero = 1.0

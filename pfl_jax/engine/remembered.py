@@ -19,17 +19,17 @@ REMEMBERED = 8
 Result = TypeVar("Result")
 
 
-class Same:
+class ByIdentity:
     """Part of a key for something that may not be hashed, such as a method: equal to that of the same object only."""
 
-    def __init__(self, it: Any):
-        self.it: Any = it
+    def __init__(self, value: Any):
+        self.value: Any = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.it is other.it
+        return isinstance(other, ByIdentity) and self.value is other.value
 
     def __hash__(self) -> int:
-        return id(self.it)
+        return id(self.value)
 
 
 def remembered(function: Callable[..., Result]) -> Callable[..., Result]:

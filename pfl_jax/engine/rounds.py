@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import Cohort, Method, Personal, PRNGKey, PyTree, Scores
 from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine.asynchronous import stale, with_versions
 from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, staleness
 from pfl_jax.engine.hand_over import map_in_turn
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
@@ -31,7 +32,6 @@ from pfl_jax.primitives.tree import all_finite, choose, gather
 from pfl_jax.schedules import MethodSchedule, at_round, mixture
 from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
 from pfl_jax.wrappers.attacks import attacked
-from pfl_jax.wrappers.buffered import stale, with_versions
 
 
 class Trained(NamedTuple):
@@ -114,7 +114,7 @@ class RoundProgram:
 
     def everyone(self, data: Federation) -> Places:
         """Places of all clients."""
-        return self.places(data, jnp.arange(data.num_clients, dtype=jnp.int32))[-1]
+        return self.assign_devices(data, jnp.arange(data.num_clients, dtype=jnp.int32))[-1]
 
     def unscored(self, data: Federation) -> Scores:
         """Scores [N] of clients that were never scored."""
@@ -158,7 +158,7 @@ class RoundProgram:
             had = own.hand_over.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             return had, choose(present & all_finite(had), had, server)
 
-        own, order, places = self.places(data, cohort.clients)
+        own, order, places = self.assign_devices(data, cohort.clients)
         late = staleness(round_index, self.settings)
         rows = (*gather((cohort.present, late), jnp.append(own, len(cohort.clients))[order]), rows)
         turns = None if method.hand_over is None else Turns(pass_one_on, jnp.asarray(order), len(cohort.clients))
@@ -167,7 +167,7 @@ class RoundProgram:
 
     def evaluated(self, data: Federation, key: PRNGKey) -> Places:
         """Places of the clients that are evaluated by `received`."""
-        return self.places(data, evaluated_clients(key, data.num_clients, self.settings))[-1]
+        return self.assign_devices(data, evaluated_clients(key, data.num_clients, self.settings))[-1]
 
     @property
     def deploys_in_turn(self) -> bool:
@@ -180,7 +180,7 @@ class RoundProgram:
         own, chain = self._members(data.num_clients), self.settings.usual_size(data.num_clients)
         own, step = np.arange(data.num_clients) if own is None else own, max(1, BLOCK // chain) * chain
         parts = np.split(own, range(step, len(own), step))
-        return [self.places(data, jnp.asarray(part, jnp.int32))[-1] for part in parts]
+        return [self.assign_devices(data, jnp.asarray(part, jnp.int32))[-1] for part in parts]
 
     def evaluate(
         self,
@@ -292,7 +292,7 @@ class RoundProgram:
         mixed = None if self.network is None else mixture(self.method)
         return None if mixed is None else mixed.members(self.network or 0, num_clients)
 
-    def places(self, data: Federation, clients: jax.Array) -> tuple[jax.Array | np.ndarray, jax.Array, Places]:
+    def assign_devices(self, data: Federation, clients: jax.Array) -> tuple[jax.Array | np.ndarray, jax.Array, Places]:
         """The devices' places of those of some clients [M], ascending, that have this network.
 
         Returns:
@@ -311,7 +311,7 @@ class RoundProgram:
         own_ids = clients if members is None else jnp.append(clients, data.num_clients)[own]
         mesh = data.mesh or self.mesh
         largest = largest_first(jnp.append(data.train_count, -1)[own_ids])
-        table = data.places(own_ids[largest], 1 if mesh is None else mesh.size)
+        table = data.assign_devices(own_ids[largest], 1 if mesh is None else mesh.size)
         order = jnp.append(largest, len(own))[table]
         ids = jnp.append(own_ids, data.num_clients)[order]
         # Every device knows all places: the partitioner would exchange them otherwise.

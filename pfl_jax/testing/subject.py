@@ -19,7 +19,7 @@ from pfl_jax.methods import make_method
 from pfl_jax.methods.factories import annotations, arguments, default_training, hyper_parameters
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.tasks import CLASSIFICATION, Task
-from pfl_jax.testing.problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from pfl_jax.testing.problems import HYPER_PARAMETERS, tiny_model, uneven_federation
 from pfl_jax.validation import parts
 
 
@@ -97,12 +97,12 @@ class Subject:
         return self._engines[chunk, shared]
 
     def data(self, *, pad: int = 0) -> FederatedData:
-        """The tiny federation with y of the task.
+        """The uneven federation with y of the task.
 
         Args:
           pad: extra padding of every index table.
         """
-        return tiny_federation(pad=pad, task=self.task).with_frozen(self.model.frozen)
+        return uneven_federation(pad=pad, task=self.task).with_frozen(self.model.frozen)
 
     @property
     def loss(self) -> str:

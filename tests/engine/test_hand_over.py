@@ -5,7 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from problems import tiny_federation, tiny_model
+from trees import assert_flat
 
 import pfl_jax
 from pfl_jax import Settings, mixed, simulate
@@ -13,7 +15,7 @@ from pfl_jax.base import HandOver, LocalResult, Mean, Method
 from pfl_jax.cross_evaluation import cross_scores
 from pfl_jax.data.federated import hold_out
 from pfl_jax.engine import hand_over, placement, rounds
-from pfl_jax.engine.body import chain_of, networks
+from pfl_jax.engine.body import chain_of, round_programs
 from pfl_jax.engine.communication import traffic
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
@@ -114,7 +116,7 @@ def test_chains_of_an_evaluation_are_whole_where_states_are_elsewhere(monkeypatc
 def deployed(method, data, settings):
     """What each client deploys, one after another."""
     (result,) = pfl_jax.run(method, data, settings, KEY)
-    (program,) = networks(method, settings, None)
+    (program,) = round_programs(method, settings, None)
     found = []
     for client in range(data.num_clients):
         _, server, chain = chain_of(method, settings, result.state, data.num_clients, client)
@@ -187,6 +189,31 @@ def test_what_clients_pass_on_is_counted():
     data = tiny_federation((9, 20, 14))
     serial = make_method("fedas", tiny_model())
     assert traffic(fedas(), data).up == traffic(serial, data).up + traffic(serial, data).down
+
+
+@pytest.mark.without_f1_auc
+def test_cyclic_weight_transfer_to_one_client_is_fedavg():
+    data, settings = tiny_federation(SIZES), Settings(rounds=3, participation=1 / 7)
+    options = {"lr": 0.1, "batch_size": 8, "epochs": 2}
+    methods = [make_method(name, tiny_model(), **options) for name in ("cyclic_weight_transfer", "fedavg")]
+    cyclic, fedavg = (list(pfl_jax.run(method, data, settings, KEY))[-1] for method in methods)
+    chex.assert_trees_all_close(cyclic.state.server, fedavg.state.server, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(cyclic.trained["loss"], fedavg.trained["loss"], rtol=1e-5)
+
+
+@pytest.mark.without_f1_auc
+def test_cyclic_weight_transfer_against_numpy():
+    data = tiny_federation((9, 20, 14))
+    method = make_method(
+        "cyclic_weight_transfer", tiny_model(), lr=0.2, momentum=0.0, weight_decay=0.0, batch_size=32, epochs=2
+    )
+    settings = Settings(rounds=2, drop_rate=1 / 3)
+    w = reference.to_numpy(simulate.build(method, settings).init(data, KEY).server)
+    for result in pfl_jax.run(method, data, settings, KEY):
+        for client in result.cohort[result.arrived].tolist():
+            x, y = reference.examples(data, client)
+            w = reference.descend(w, lambda w: reference.cross_entropy_gradient(w, x, y), 2, 0.2)  # noqa: B023
+        assert_flat(reference.to_numpy(result.state.server), w, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(("name", "value"), [("eval_clients", 2)])

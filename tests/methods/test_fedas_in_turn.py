@@ -13,8 +13,9 @@ from trees import assert_flat
 
 from pfl_jax import Settings, simulate
 from pfl_jax.data import client_data
-from pfl_jax.methods import make_method
+from pfl_jax.methods import METHODS, make_method
 from pfl_jax.primitives import LocalTraining
+from pfl_jax.testing import conformance
 
 KEY = jax.random.key(4)
 RELEASED = {"drop_last": True, "shuffle": False}
@@ -179,3 +180,11 @@ def test_a_client_that_diverges_is_named():
     assert finite == {0: True, 1: False, 2: True}
     # The client keeps the state that it had.
     assert not outcome.server_finite
+
+
+@pytest.mark.slow
+@pytest.mark.without_f1_auc
+@pytest.mark.parametrize("check", ["chunks_and_padding", "devices", "resumption", "clients_outside", "absent", "vmap"])
+def test_conformance_in_turn(check):
+    subject = conformance.Subject(METHODS["fedas"], manner="in_turn", first_alignment=True)
+    conformance.CHECKS[check](subject)

@@ -273,9 +273,10 @@ def test_feddpa_s_global_model_is_fedavg_s():
 
 def test_feddpa_mixes_the_adapters_for_each_input_by_its_cosines():
     model, federation = adapted(), tiny_federation()
-    method, states = played(methods.feddpa, model=model, scale=0.8, references=3)
-    state, data = states[-1], client_data(tiny_federation(), 1, "train")
-    client = jax.tree.map(lambda leaf: leaf[1], state.clients)
+    method, states = played(methods.feddpa, model=model, scale=0.8, references=7)
+    # Of a client with five examples in twenty rows, the first two are references twice.
+    state, data = states[-1], client_data(tiny_federation(), 3, "train")
+    client = jax.tree.map(lambda leaf: leaf[3], state.clients)
     personal = method.personalize(jax.random.key(0), state.server, client, data)
     x = client_data(federation, 1, "test").x[:4]
     base, own, shared = model.frozen.read()["base"], double(client), double(state.server)
@@ -294,7 +295,7 @@ def test_feddpa_mixes_the_adapters_for_each_input_by_its_cosines():
     def cosine(left, right):
         return left @ right / np.linalg.norm(left) / np.linalg.norm(right)
 
-    references, features = layers(data.x[:3], 1.0), layers(x, 1.0)
+    references, features = layers(data.x[np.arange(7) % 5], 1.0), layers(x, 1.0)
     predicted = jax.jit(method.predict)(personal, x)
     for row in range(4):
         alpha = 0.8 * np.mean([cosine(features[row], one) for one in references])

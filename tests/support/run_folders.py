@@ -9,8 +9,8 @@ from scores import line_of, scores_of
 from experiments.cli.command import parse
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, ExampleCounts, RunFolder
 from experiments.folder.version import method_version, source_versions
-from experiments.hyper_parameters import documented_info
-from experiments.own_code import method_factory
+from experiments.spec.hyper_parameters import documented_info
+from experiments.spec.own_code import method_factory
 
 SMALL = ("--method", "fedpac", "--rounds", "4", "--num-clients", "5", "--train-size", "20", "--test-size", "10")
 

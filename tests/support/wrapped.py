@@ -12,12 +12,12 @@ from problems import HYPER_PARAMETERS, received, tiny_federation, usual_model
 from pfl_jax import Cohort, InvalidInput
 from pfl_jax.data import client_data
 from pfl_jax.engine import simulate
+from pfl_jax.engine.asynchronous import stale, with_versions
 from pfl_jax.frozen import use
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import recipes_of
 from pfl_jax.primitives.tree import gather
 from pfl_jax.wrappers.attacks import attacked
-from pfl_jax.wrappers.buffered import stale, with_versions
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 from pfl_jax.wrappers.compression import Compression, compressed
 from pfl_jax.wrappers.server_mean import ServerMean, robust
