@@ -9,7 +9,7 @@ Without CIFAR-100's files: digit pairs in its shape, whose accuracy says nothing
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("cifar100"))
+    exit_process(main("cifar100"))

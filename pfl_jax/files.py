@@ -17,7 +17,7 @@ from pfl_jax.atomic_write import write_binary
 from pfl_jax.base import Method, Params, Personal, PyTree, State
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.preparation import Preparation
-from pfl_jax.engine.body import network_of
+from pfl_jax.engine.body import chain_of
 from pfl_jax.engine.checkpoint import leaves_by_path, plain, state_of
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.rounds import RoundProgram
@@ -79,7 +79,7 @@ def client_params(
 
     Args:
       method, data: those of the run.
-      settings: of the run, if it had attackers, which deploy what they trained.
+      settings: of the run, if it had attackers, which deploy what they trained, or clients that take turns.
       state: a state of it, such as `RoundResult.state`.
       client: number of the client, from 0.
 
@@ -100,9 +100,10 @@ def client_params(
     """
     if not 0 <= client < data.num_clients:
         raise InvalidInput(f"there is no client {client}: the federation has clients 0 to {data.num_clients - 1}")
-    network, server, kept = network_of(method, state, data.num_clients, client)
-    personal = jax.jit(RoundProgram(method, settings or RoundSettings(), network=network).personal)
-    own = personal(data, server, state.key, state.round, client, kept)
+    settings = settings or RoundSettings()
+    network, server, chain = chain_of(method, settings, state, data.num_clients, client)
+    personal = jax.jit(RoundProgram(method, settings, network=network).personal)
+    own = personal(data, server, state.key, state.round, *chain)
     return as_params(own, at_round(method, 0, network or 0))
 
 

@@ -140,6 +140,10 @@ class ReadWith(NamedTuple):
         return value in self.values if self.values else bool(value)
 
 
+class AtInit(NamedTuple):
+    """Note on a hyper-parameter that only a client's first state depends on: it cannot change with the round."""
+
+
 def range_of(kind: Any) -> Range:
     """Range of the numbers of a type `kind`; without one in its annotation they are finite."""
     return next((note for note in notes_of(kind) if isinstance(note, Range)), Range())

@@ -8,11 +8,12 @@ from pages import block, executed
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 from rounds import last_round
 
-from pfl_jax import InvalidInput, Settings, data, mixed, models, run
+from pfl_jax import InvalidInput, Settings, data, files, mixed, models, run
 from pfl_jax.cross_evaluation import cross_scores
 from pfl_jax.data import client_data
 from pfl_jax.data.corruption import STRENGTHS, corrupted
 from pfl_jax.methods import METHODS, make_method
+from pfl_jax.primitives import class_counts
 
 
 def test_each_model_is_scored_on_the_examples_of_each_client():
@@ -32,19 +33,35 @@ def test_each_model_is_scored_on_the_examples_of_each_client():
                 assert accuracy[number, column] == pytest.approx(right[np.asarray(test.mask)].mean())
 
 
-def test_models_of_different_networks_are_scored_alike():
+NETWORKS = (0, 0, 1, 2)
+
+
+def of_its_labels(model):
+    """LG-FedAvg whose clients add their numbers of labels to the bias: an attacker of labels deploys another model."""
+    method = make_method("lg_fedavg", model, **HYPER_PARAMETERS)
+
+    def personalize(key, server, client, data):
+        params = method.personalize(key, server, client, data)
+        head = params["head"] | {"bias": params["head"]["bias"] + class_counts(data.y, data.mask, 3)}
+        return {**params, "head": head}
+
+    return method._replace(personalize=personalize)
+
+
+def test_models_of_different_networks_and_of_attackers_are_scored_alike():
     federation = tiny_federation()
-    networks = [tiny_model(), models.mlp((6,), 3, hidden=(5, 4))]
-    method = mixed(lambda model: make_method("lg_fedavg", model, **HYPER_PARAMETERS), networks)
-    *_, last = run(method, federation, Settings(rounds=2), jax.random.key(0))
-    accuracy = cross_scores(method, federation, last.state)["accuracy"]
-    np.testing.assert_array_equal(np.diag(accuracy), last.received["accuracy"])
-    # The second client has the second network; its model on the third client's examples.
-    personal = jax.tree.map(lambda leaf: leaf[0], last.state.clients[1])
-    personal = method.methods[1].personalize(None, last.state.server[1], personal, None)
-    test = client_data(federation, 2, "test")
-    right = np.asarray(method.methods[1].predict(personal, test.x)).argmax(axis=1) == np.asarray(test.y)
-    assert accuracy[1, 2] == pytest.approx(right[np.asarray(test.mask)].mean())
+    method = mixed(of_its_labels, [tiny_model(), *(models.mlp((6,), 3, hidden=(n, 4)) for n in (5, 6))], NETWORKS)
+    settings = Settings(rounds=2, attack="labels", attackers=0.5)
+    *_, last = run(method, federation, settings, jax.random.key(0))
+    scores = cross_scores(method, federation, last.state, settings=settings)
+    np.testing.assert_allclose(np.diag(scores["loss"]), last.received["loss"], rtol=1e-5)
+    # An exported model is the one that is scored.
+    for client, network in enumerate(NETWORKS):
+        params = files.client_params(method, federation, last.state, client, settings)
+        for column in range(4):
+            test = client_data(federation, column, "test")
+            right = np.asarray(method.methods[network].predict(params, test.x)).argmax(axis=1) == np.asarray(test.y)
+            assert scores["accuracy"][client, column] == pytest.approx(right[np.asarray(test.mask)].mean())
 
 
 def test_the_page_shows_that_models_are_better_on_their_own_examples(capsys):

@@ -1,5 +1,6 @@
 """Results to keep: frames, files of states and models, and docs/keep.md in flax, PyTorch and another process."""
 
+import json
 import os
 import subprocess
 import sys
@@ -84,7 +85,10 @@ def test_a_frame_has_a_row_for_each_score_of_each_client():
         return blank._replace(round=number, received=received, trained=Scores({"accuracy": np.array(trained)}))
 
     apart = Scores({"accuracy": np.array([0.25, np.nan])})
-    table = pfl_jax.frame([result(1, None, [np.nan, 0.5]), result(2, [0.1, 0.2], [0.3, 0.4], apart)], lr=0.1)
+    second = result(2, [0.1, 0.2], [0.3, 0.4], apart)
+    means = {"received/accuracy": 0.15, "validation/received/accuracy": 0.25, "trained/accuracy": 0.35}
+    assert pfl_jax.mean_scores(second) == pytest.approx(means)
+    table = pfl_jax.frame([result(1, None, [np.nan, 0.5]), second], lr=0.1)
     assert table.drop(columns=["lr", "score"]).values.tolist() == [
         [1, 1, "trained", "test", 0.5],
         [2, 0, "received", "test", 0.1],
@@ -112,7 +116,13 @@ def test_a_frame_of_folders_has_shares_and_what_differs(tmp_path):
     assert (set(table.seed), set(table.method)) == ({0}, {"fedpac"})
     loss = table.query("score == 'loss'").value
     assert set(loss.round(3)) == {0.432}
-    with pytest.raises(InvalidInput, match="there are no runs"):
+    # Of another task the first score has its name, and what is no share stays as it is.
+    path = tmp_path / "0.1" / "config.json"
+    task = {"name": "regression", "in_percent": [], "scores": ["mse", "mae", "r2"], "higher_is_better": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"task": task}))
+    rows = pfl_jax.frame(tmp_path / "0.1").query("protocol == 'received' and score == 'mse' and round == 4")
+    assert rows.value.tolist() == pytest.approx(accuracies["0.1"][1].tolist())
+    with pytest.raises(InvalidInput, match="is not a folder"):
         pfl_jax.frame(str(tmp_path / "nothing"))
 
 
@@ -139,13 +149,13 @@ def test_flax_gets_its_variables_with_the_statistics_apart():
 
 
 def test_a_model_keeps_normalization_and_names(tmp_path):
-    dataset = data.load("cifar10", "embedded")._replace(class_names=("a b", "c"))
+    dataset = data.load("cifar10", "embedded")._replace(class_names=("b", "a c"))
     params = {"backbone": {"w": jnp.ones((2, 3), jnp.bfloat16)}, "head": {"b": jnp.arange(3)}}
     files.save_model(tmp_path / "model.safetensors", params, dataset, method="fedper")
     saved = files.load_model(tmp_path / "model.safetensors")
     assert_same(saved.params, params, rtol=0, atol=0)
     assert saved.params["backbone"]["w"].dtype == jnp.bfloat16
-    assert (saved.class_names, saved.about) == (("a b", "c"), {"method": "fedper"})
+    assert (saved.class_names, saved.about) == (("b", "a c"), {"method": "fedper"})
     x = dataset.test_x[:2]
     assert dataset.mean is not None
     np.testing.assert_allclose(saved.inputs(x), (x / 255 - np.array(dataset.mean)) / np.array(dataset.std), rtol=1e-4)

@@ -89,11 +89,11 @@ def map_places(
     """
     if mesh is None or mesh.size == 1:
         number = int(is_real.sum()) if isinstance(is_real, np.ndarray) else jnp.sum(is_real)
-        rows, terms = _map_chunks(fn, shared, gather(clients, 0), number, chunk)
+        rows, terms = map_chunks(fn, shared, gather(clients, 0), number, chunk)
         return jax.tree.map(lambda leaf: leaf[None], rows), terms
 
     def on_device(shared, clients, number):
-        rows, terms = _map_chunks(fn, shared, gather(clients, 0), number[0], chunk)
+        rows, terms = map_chunks(fn, shared, gather(clients, 0), number[0], chunk)
         return jax.tree.map(lambda leaf: leaf[None], rows), jax.lax.psum(terms, AXIS)
 
     by_device = PartitionSpec(AXIS)
@@ -130,7 +130,7 @@ def on_every_device(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
-def _map_chunks(
+def map_chunks(
     fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     shared: PyTree,
     clients: PyTree,

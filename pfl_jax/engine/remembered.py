@@ -21,23 +21,23 @@ REMEMBERED = 8
 Result = TypeVar("Result")
 
 
-class Same:
+class ByIdentity:
     """Part of a key for something that may not be hashed, such as a method: equal to that of the same object only.
 
     Attributes:
-      it: the object.
+      value: the object.
       state: what else has to be equal, such as `values_read`.
     """
 
-    def __init__(self, it: Any, state: str = ""):
-        self.it: Any = it
+    def __init__(self, value: Any, state: str = ""):
+        self.value: Any = value
         self.state: str = state
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.it is other.it and self.state == other.state
+        return isinstance(other, ByIdentity) and self.value is other.value and self.state == other.state
 
     def __hash__(self) -> int:
-        return id(self.it)
+        return id(self.value)
 
 
 def values_read(it: Any) -> str:

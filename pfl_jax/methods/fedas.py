@@ -1,12 +1,25 @@
 """Alignment of the received backbone, and aggregation weighted by Fisher information (Yang et al. 2024)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Backbone, ClientData, Cohort, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey
+from pfl_jax.base import (
+    Backbone,
+    ClientData,
+    Cohort,
+    HandOver,
+    Head,
+    LocalResult,
+    Mean,
+    Method,
+    Model,
+    Params,
+    Privacy,
+    PRNGKey,
+)
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory, needs_classes
 from pfl_jax.primitives import losses
@@ -22,7 +35,8 @@ FEDAS_TRAINING = LocalTraining(lr=5e-3, momentum=0.0, weight_decay=0.0, batch_si
 """Local training in FedAS's experiments (Section 4.1, which mentions neither momentum nor weight decay)."""
 
 ALIGNED = ReadWith("alignment")
-SERIAL = (ALIGNED, ReadWith("manner", ("serial",)))
+BEFORE = (ALIGNED, ReadWith("manner", ("serial", "in_turn")))
+Manner: TypeAlias = Literal["serial", "in_turn", "parallel"]
 Target: TypeAlias = Literal["example", "class_mean", "global_class_mean"]
 AlignmentLoss: TypeAlias = Literal["mean", "class_sum"]
 Normalization: TypeAlias = Literal["proportional", "softmax", "min_max"]
@@ -82,12 +96,12 @@ def fedas(
     model: Model,
     training: LocalTraining = FEDAS_TRAINING,
     *,
-    align_lr: Annotated[NotNegative, *SERIAL] = 0.01,
-    align_batch_size: Annotated[Count, *SERIAL] = 16,
-    align_epochs: Annotated[Epochs, *SERIAL] = 1,
+    align_lr: Annotated[NotNegative, *BEFORE] = 0.01,
+    align_batch_size: Annotated[Count, *BEFORE] = 16,
+    align_epochs: Annotated[Epochs, *BEFORE] = 1,
     alignment: bool = True,
     synchronization: bool = True,
-    manner: Annotated[Literal["serial", "parallel"], ALIGNED] = "serial",
+    manner: Annotated[Manner, ALIGNED] = "serial",
     lam: Annotated[NotNegative, ALIGNED, ReadWith("manner", ("parallel",))] = 1.0,
     target: Annotated[Target, ALIGNED] = "example",
     align_loss: Annotated[AlignmentLoss, ALIGNED] = "mean",
@@ -115,7 +129,9 @@ def fedas(
       align_epochs: epochs of the alignment.
       alignment: whether to align the received backbone with the client's previous one.
       synchronization: whether clients are weighted by their Fisher trace; if not, by their number of examples.
-      manner: alignment before the training on labels (serial), or as an additional term of its loss (parallel).
+      manner: alignment before the training on labels, of each client's own copy of the received backbone (serial) or of
+        one copy that the clients of a cohort align in turn, in the order of their numbers (in_turn); or alignment as an
+        additional term of the training's loss (parallel).
       lam: strength of that additional term.
       target: target of the alignment of an example: its own previous embedding, the mean previous embedding of its
         class, or the mean embedding of its class over all clients after the last round (global_class_mean).
@@ -128,8 +144,8 @@ def fedas(
 
     Returns:
       A `Method`. The server keeps a `FedASServer`, a client a `FedASClient`. Under `received` a client deploys the
-      received backbone, aligned in the serial manner, with its own head; under `trained`, its model after local
-      training, which is what the released code evaluates.
+      received backbone, aligned unless the manner is parallel, with its own head; under `trained`, its model after
+      local training, which is what the released code evaluates.
 
     Info:
       trace: [M], Fisher trace of each client's trained model on its own examples.
@@ -148,11 +164,12 @@ def fedas(
       as in the Fisher information. Eq. 8 also divides by m although the weights already sum to 1, which would make
       every step m times smaller; left out, as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a
       are normalized to sum to 1. The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`,
-      `first_alignment=True` and `reduction="batch_means"` with `LocalTraining(drop_last=True, shuffle=False)`. In
-      addition it aligns one shared model in place, client after client, which `python -m experiments.cifar100 --method
-      fedas --procedure release` runs. Without synchronization clients count by their examples, where Eq. 1 counts all
-      alike. Eq. 6 sums over d_w entries, in Section 3.1 those of the head; here over all parameters. Both are as in the
-      released code. Of the other alignments of Fig. 4b the paper gives no equations: here the parallel manner adds lam
+      `first_alignment=True`, `reduction="batch_means"` and `manner="in_turn"` with `LocalTraining(drop_last=True,
+      shuffle=False)`: the clients of a cohort align the server's own copy of the backbone, in the order of their
+      numbers. It scores clients that never trained with the initial model; here `trained` has no score of them. Without
+      synchronization clients count by their examples, where Eq. 1 counts all alike. Eq. 6 sums over d_w entries, in
+      Section 3.1 those of the head; here over all parameters. Both are as in the released code. Of the other alignments
+      of Fig. 4b the paper gives no equations: here the parallel manner adds lam
       times the loss above to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without
       classes that have occurred in no cohort yet. Its "6-layer CNN" is taken to be the released code's, `fedavg_cnn`.
       The "learning rate decay value" of Section 4.1, whose use is not said, is left out.
@@ -161,10 +178,13 @@ def fedas(
         needs_classes(model, "fedas", "target and align_loss are given by classes; choose example and mean")
     # The targets are embeddings of the original images.
     align_training = training.plain(align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
-    serial, parallel = (alignment and manner == name for name in ("serial", "parallel"))
-    visits = align_training if serial else training
+    serial, in_turn, parallel = (alignment and manner == name for name in get_args(Manner))
+    visits = training if parallel else align_training
     aligner = _Alignment(model, visits, alignment, target, align_loss, lam, first_alignment)
     weighting = _Synchronization(model, training, synchronization, normalization, reduction)
+
+    def align(key, server, client, data):
+        return server._replace(backbone=aligner.fit(key, server, client, data))
 
     def receive(key, server, client, data):
         backbone = aligner.fit(key, server, client, data) if serial else server.backbone
@@ -206,7 +226,7 @@ def fedas(
         download=lambda server, client: server._replace(head=()),
         trained_from=lambda server, client: FedASMessage(server.backbone, *[NOT_RECEIVED] * 2),
         privacy=Privacy(
-            training.most_passes + (align_epochs if serial else 0),
+            training.most_passes + (align_epochs if serial or in_turn else 0),
             (
                 "trace of the Fisher information: sent, weight of the client in the mean; without synchronization the "
                 "number of examples",
@@ -215,6 +235,7 @@ def fedas(
             ),
             refused=aligner.not_private(parallel),
         ),
+        hand_over=HandOver(lambda key, *rest: align(jax.random.split(key)[0], *rest), align) if in_turn else None,
     )
 
 

@@ -17,6 +17,10 @@ CLASSES, FEATURES, SHAPE = 3, 4, (2, 3, 1)
 HYPER_PARAMETERS = {"lr": 0.1, "batch_size": 8, "epochs": 2}
 """What every method understands, for fast tests."""
 
+UNEVEN = (9, 18, 14, 5)
+"""Training examples of clients around mini-batches of 8: last batches of 1, 2 and 6, and one that is not full.
+The last batch of the largest client has a size of its own, see `pfl_jax.primitives.mini_batches`."""
+
 
 def tiny_model(task: Task = CLASSIFICATION) -> Model:
     """Six inputs, one tanh layer of four features, three classes: small enough for float64 checks by hand.
@@ -64,6 +68,7 @@ def tiny_federation(
     pad: int = 0,
     seed: int = 0,
     task: Task = CLASSIFICATION,
+    stray: bool = False,
 ) -> FederatedData:
     """Clients that learn the same three noisy patterns, in different class proportions.
 
@@ -73,10 +78,14 @@ def tiny_federation(
       pad: extra padding of every index table.
       seed: of everything.
       task: one of TASKS; y of an example depends on its pattern, see LABELS.
+      stray: whether the pool begins with a white image of the last class that is no client's. Padding of the tables
+        points to it, so that whatever counts padding is seen.
     """
     generator = np.random.default_rng(seed)
     patterns = generator.integers(40, 216, (CLASSES, *SHAPE))
-    pool_x, pool_y, tables = [], [], {"train": [], "test": []}
+    number = 1 if stray else 0
+    pool_x, pool_y = [np.full((number, *SHAPE), 255, np.uint8)], [np.full(number, CLASSES - 1, np.int32)]
+    tables = {"train": [], "test": []}
     for client, train_size in enumerate(train_sizes):
         proportions = np.roll([0.7, 0.25, 0.05], client)
         for name, size in (("train", train_size), ("test", test_size)):
@@ -104,6 +113,15 @@ def tiny_federation(
         mean=jnp.asarray(np.full(1, 0.5, np.float32)),
         std=jnp.asarray(np.full(1, 0.25, np.float32)),
     )
+
+
+def uneven_federation(*, pad: int = 0, task: Task = CLASSIFICATION) -> FederatedData:
+    """The clients on which conformance runs: of the sizes UNEVEN, beside an example that is nobody's.
+
+    Args:
+      pad, task: see `tiny_federation`.
+    """
+    return tiny_federation(UNEVEN, pad=pad, task=task, stray=True)
 
 
 def permute_clients(data: FederatedData, order: Sequence[int] | np.ndarray) -> FederatedData:

@@ -323,12 +323,20 @@ def test_a_client_keeps_its_last_training_example():
     found = with_validation(Partition(rows, rows), 0.5)
     assert np.isin([1, 2], np.concatenate(found.validation[1:])).all()
     assert sizes(found.train)[0] == sizes(found.validation)[0] == 1
+    # It keeps the one that it would keep alone, in the same order of twenty examples.
+    alone = with_validation(Partition([rows[0], np.array([18, 19])], rows[:2]), 0.5)
+    np.testing.assert_array_equal(found.train[0], alone.train[0])
 
 
 def test_dirichlet_loses_no_example_to_rounding():
     """In float64, 0.7 + 0.1 is just below 0.8."""
     counts = dirichlet_module._cut(np.array([[0.7, 0.1, 0.2]]), np.array([10]))
     np.testing.assert_array_equal(counts[:, 0], [7, 1, 2])
+
+
+def test_a_client_with_its_share_exactly_gets_no_more_of_fedas():
+    counts = dirichlet_module._fill(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([10, 10]))
+    np.testing.assert_array_equal(counts, [[10, 0], [0, 10]])
 
 
 def test_what_a_client_sets_apart_does_not_depend_on_the_others():

@@ -1,4 +1,4 @@
-"""Asynchronous rounds: a step against float64 NumPy, the synchronous limit, and what changes nothing."""
+"""Asynchronous rounds: parts of a late message, the synchronous limit, what changes nothing, and virtual time."""
 
 import functools
 import json
@@ -9,22 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reference
-from full_batches import SGD, SIZES, assert_model, train, training_examples
+from full_batches import SIZES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.base import ClientData, LocalResult, Mean
-from pfl_jax.engine.clock import Devices, Timetable, read_devices, timetable
+from pfl_jax.engine.asynchronous import Devices, Timetable, read_devices, stale, timetable, with_versions
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.privacy import budgets
-from pfl_jax.streams import INITIALIZATION
 from pfl_jax.testing.comparison import assert_close
-from pfl_jax.wrappers.buffered import stale, with_versions
 
 
 def planned(clients, staleness):
@@ -40,30 +37,6 @@ def last(method, settings, data=None, state=None, **options):
         method, data or tiny_federation(SIZES), settings, jax.random.key(4), state=state, **options
     )
     return result
-
-
-def test_rounds_of_late_clients():
-    """w <- w + sum_i n_i s_i (v_i - w_then) / sum_i n_i, from the state that each client began with."""
-    method = make_method("fedavg", tiny_model(), **SGD, batch_size=32, epochs=3)
-    result = last(method, Settings(rounds=3, timetable=STALE))
-    data, states = training_examples(), [reference.to_numpy(method.init_server(first_key()))]
-    for row, late in zip(STALE.clients, STALE.staleness, strict=True):
-        w, total = states[-1], dict.fromkeys(states[-1], 0.0)
-        for client, tau in zip(row, late, strict=True):
-            then = states[-1 - tau]
-            v, share = train(then, *data[client]), SIZES[client] / sum(SIZES[one] for one in row)
-            total = {name: total[name] + share * (v[name] - then[name]) / np.sqrt(1 + tau) for name in w}
-        states.append({name: w[name] + total[name] for name in w})
-    assert_model(result.state.server.plain, states[-1])
-    # Both states before the last round are kept, the latest first.
-    for index in range(2):
-        assert_model(jax.tree.map(lambda leaf, at=index: leaf[at], result.state.server.extra), states[-2 - index])
-    np.testing.assert_array_equal(result.cohort, [1, 2])
-
-
-def first_key():
-    """The key with which the engine makes the server of three clients."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(4), INITIALIZATION), 3)
 
 
 @jax.jit
@@ -153,17 +126,6 @@ def test_privacy_counts_the_rounds_of_the_timetable():
     assert budget.uses.tolist() == [1, 2, 2]
     # Who comes is no uniform draw.
     assert budget.cohort is None
-
-
-def test_an_attacker_turns_the_update_that_it_trained():
-    """One that is late flips what it adds to the state that it began with."""
-    settings = {"rounds": 2, "timetable": planned([[0], [1]], [[0], [1]]), "attack": "signs", "attackers": 0.99}
-    method = make_method("fedavg", tiny_model(), **SGD, batch_size=32, epochs=3)
-    w0, data = reference.to_numpy(method.init_server(first_key())), training_examples()
-    v0, v1 = (train(w0, *data[client]) for client in (0, 1))
-    w1 = {name: w0[name] - (v0[name] - w0[name]) for name in w0}
-    want = {name: w1[name] - (v1[name] - w0[name]) / np.sqrt(2) for name in w0}
-    assert_model(last(method, Settings(**settings)).state.server.plain, want)
 
 
 TIMES = st.sampled_from([0.0, 1e-12, 1e-6, 1e-5, 0.1, 1.0, 7.0, 86_400.0, 1e7, 1e12, 1e300, math.inf, math.nan, -1.0])

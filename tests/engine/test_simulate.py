@@ -49,6 +49,8 @@ def test_stragglers_are_fixed_and_drawn_less_often():
     often = np.bincount(drawn, minlength=10)
     slow = np.asarray(simulate.stragglers(jax.random.key(0), 10, 0.5))
     assert slow.sum() == 5
+    # The nearest number of clients.
+    assert [simulate.stragglers(jax.random.key(0), 10, share).sum() for share in (0.14, 0.16, 0.99)] == [1, 2, 10]
     assert often[slow].max() < 0.3 * often[~slow].min()
     # The first of two draws falls on one given straggler with probability 0.1 / 5.5.
     first = [int(c.clients[0]) for c in cohorts(settings, 1, 4000)]
@@ -61,6 +63,8 @@ def test_who_drops_out_does_not_depend_on_how_clients_are_numbered():
     drawn = [cohorts(settings, 5, 5, counts=numbered) for numbered in (counts, counts[order])]
     one, other = (np.stack([cohort.present for cohort in each]) for each in drawn)
     np.testing.assert_array_equal(one[:, order], other)
+    # Others in every round.
+    assert len({tuple(row) for row in one.tolist()}) > 1
 
 
 @pytest.mark.parametrize(
@@ -273,10 +277,10 @@ def test_engines_of_a_few_methods_are_kept():
     kept = []
     make = remembered.remembered(lambda thing: kept.append(thing) or len(kept))
     things = [Things() for _ in range(remembered.REMEMBERED + 1)]
-    numbers = [make(remembered.Same(thing)) for thing in things]
-    assert make(remembered.Same(things[-1])) == numbers[-1]
+    numbers = [make(remembered.ByIdentity(thing)) for thing in things]
+    assert make(remembered.ByIdentity(things[-1])) == numbers[-1]
     # The first one gave way to the last one. Equal things are not the same.
-    assert make(remembered.Same(things[0])) == len(things) + 1
+    assert make(remembered.ByIdentity(things[0])) == len(things) + 1
     # What cannot be hashed is made each time.
     assert make(np.zeros(2)) != make(np.zeros(2))
 

@@ -7,16 +7,16 @@ import math
 
 import pytest
 
-from experiments.cli.command import RunCommand, main, parse
-from experiments.fields import texts_of
-from experiments.folder import committed
-from experiments.folder.committed import ROOT
+from experiments.cli.command import main, parse
 from experiments.host.exit_codes import exit_code
-from experiments.hyper_parameters import method_options
-from experiments.identity import difference, relevant_options
-from experiments.options import COMMON, RESULT_NEUTRAL
 from experiments.run import resume
-from experiments.spec import Spec, values_in
+from experiments.spec.hyper_parameters import method_options
+from experiments.spec.identity import difference, relevant_options
+from experiments.spec.option_notes import texts_of
+from experiments.spec.options import COMMON, RESULT_NEUTRAL
+from experiments.spec.spec import Spec, values_in
+from lab import committed
+from lab.committed import ROOT
 from pfl_jax import InvalidInput
 
 TOML = """
@@ -46,7 +46,7 @@ def test_a_file_says_what_the_command_line_could(toml):
     assert request.hyper_parameters == same.hyper_parameters
     assert request.given == same.given | {"config"}
     # Also for commands of many runs.
-    assert relevant_options(RunCommand("digits", ("--config", toml), seed=1).spec()) == relevant_options(same)
+    assert relevant_options(parse("digits", ["--config", toml, "--seed", "1"])) == relevant_options(same)
 
 
 def test_what_is_given_beside_it_counts(toml):
@@ -83,11 +83,11 @@ def test_code_that_a_file_names_is_not_executed_unasked(tmp_path):
     code, toml = tmp_path / "mine.py", tmp_path / "run.toml"
     code.write_text("raise SystemExit('executed')")
     toml.write_text(f'method = "{code}:mine"')
-    with pytest.raises(InvalidInput, match=r"would be executed: give --method yourself, or --trust"):
+    with pytest.raises(InvalidInput, match=r"executed only if you name it: give --method too"):
         parse("digits", ["--config", str(toml)])
     assert parse("digits", ["--config", str(toml), "--method", "fedavg"]).method == "fedavg"
     with pytest.raises(InvalidInput, match="cannot be executed: line 1: SystemExit: executed"):
-        parse("digits", ["--config", str(toml), "--trust"])
+        parse("digits", ["--config", str(toml), "--method", f"{code}:mine"])
 
 
 @pytest.mark.parametrize(

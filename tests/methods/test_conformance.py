@@ -6,15 +6,14 @@ from pathlib import Path
 
 import jax
 import pytest
-from golden import FILE, fingerprint, moved, numbers_of
+from golden import FILE, VALUES, fingerprint, moved, numbers_of
 
-from experiments.hyper_parameters import documented_info
+from experiments.spec.hyper_parameters import documented_info
 from pfl_jax import Settings, simulate
 from pfl_jax.engine import placement
 from pfl_jax.methods import METHODS
 from pfl_jax.testing import conformance
 from pfl_jax.testing.comparison import assert_close
-from pfl_jax.testing.problems import tiny_federation
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,16 +43,16 @@ def steadily(check):
 
 def devices_that_own_their_clients_change_nothing(subject):
     # On eight devices some own nobody.
-    data = placement.place(tiny_federation(), simulate.client_mesh())
+    data = placement.place(subject.data(), simulate.client_mesh())
     got = conformance.play(simulate.build(subject.build(), Settings(rounds=1)).jit(data.mesh), data)
     assert_close(got, subject.reference)
 
 
 def info_is_what_the_docstring_lists(subject):
     """Names, number of axes, and which axes are the cohort's."""
-    engine = simulate.build(subject.build(), Settings(rounds=1))
-    state = jax.eval_shape(engine.init, tiny_federation(), jax.random.key(0))
-    _, outcome = jax.eval_shape(lambda data, state: engine.round(data, state, 2), tiny_federation(), state)
+    engine, data = simulate.build(subject.build(), Settings(rounds=1)), subject.data()
+    state = jax.eval_shape(engine.init, data, jax.random.key(0))
+    _, outcome = jax.eval_shape(lambda data, state: engine.round(data, state, 2), data, state)
     documented = documented_info(subject.factory)
     assert outcome.info.keys() == documented.keys()
     for name, leaf in outcome.info.items():
@@ -64,6 +63,8 @@ def info_is_what_the_docstring_lists(subject):
 
 def golden_values(subject):
     name = next(name for name, factory in METHODS.items() if factory is subject.factory)
+    if name in VALUES:
+        subject = conformance.Subject(subject.factory, **VALUES[name])
     stored, got = numbers_of(json.loads(FILE.read_text())[name]), fingerprint(subject.build(), subject.compiled())
     assert got.keys() == stored.keys()
     where = moved(stored, got)

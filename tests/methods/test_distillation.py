@@ -6,10 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import CLASSES, FEATURES, received, tiny_federation, tiny_model
+from pfl_jax.engine.clock import Timetable
+from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method, tiny_model
 from trees import assert_flat, assert_same, flatten, row
 
-from pfl_jax import InvalidInput
+from pfl_jax import InvalidInput, Settings, simulate
 from pfl_jax.base import Cohort
 from pfl_jax.data import client_data
 from pfl_jax.methods import fedgen, fedmrl
@@ -32,14 +33,29 @@ def divergence(w, x, teacher):
     return np.mean(np.sum(p * (np.log(p) - reference.log_softmax(reference.logits(w, x))), axis=1))
 
 
+def test_late_outputs_of_fd_count_as_they_are():
+    """A client takes its own outputs out of the sum: it must know with which weight they are in it."""
+    late = Timetable(np.array([[0, 1, 2]] * 3), np.array([[0, 0, 0], [0, 1, 0], [1, 0, 2]]), np.arange(3))
+    settings, data = Settings(rounds=3, timetable=late), tiny_federation(full.SIZES)
+    *_, last = simulate.run(tiny_method("fd"), data, settings, jax.random.key(4))
+    server, clients = last.state.server.plain, last.state.clients
+    np.testing.assert_array_equal(server.holders, np.sum(clients.held, axis=0))
+    total = np.sum(np.asarray(clients.held)[..., None] * clients.outputs, axis=0)
+    np.testing.assert_allclose(server.outputs * server.holders[:, None], total, rtol=1e-5, atol=1e-6)
+
+
 def test_fd():
+    """Two of three clients in each round: the teachers of a client are the others of the last cohort."""
     clients, lam = full.training_examples(), 0.7
     start = reference.to_numpy(full.start_of("fd").params)
-    models, sent = [start] * 3, [{}] * 3
-    for _ in range(3):
-        new = []
-        for client, (x, y) in enumerate(clients):
-            others = [p for other, p in enumerate(sent) if other != client]
+    models, sent, cohorts = [start] * 3, {}, full.cohorts(5, 2)
+    # Somebody comes back after a round without.
+    assert any({*cohorts[i]} & {*cohorts[i + 2]} - {*cohorts[i + 1]} for i in range(3))
+    for cohort in cohorts:
+        new = {}
+        for client in cohort:
+            x, y = clients[client]
+            others = [p for other, p in sent.items() if other != client]
             teacher = {k: np.mean([p[k] for p in others if k in p], axis=0) for k in set().union(*others)}
             known = np.isin(y, list(teacher))
             targets = np.stack([teacher.get(k, np.zeros(CLASSES)) for k in y])
@@ -48,12 +64,12 @@ def test_fd():
                 return reference.risk(w, x, y) + lam * learned(w, x, np.where(known[:, None], targets, 0))
 
             models[client] = full.fit(models[client], loss)
-            new.append({k: probabilities(models[client], x[y == k]).mean(0) for k in set(y)})
+            new[client] = {k: probabilities(models[client], x[y == k]).mean(0) for k in set(y)}
         sent = new
-    last = full.run("fd", rounds=3, lam=lam)
+    last = full.run("fd", rounds=5, lam=lam, participation=0.67)
     full.assert_models(last.state.clients.params, models, rtol=1e-3, atol=1e-4)
     full.assert_received(last, models, models, rtol=1e-3)
-    holders = [sum(k in p for p in sent) for k in range(CLASSES)]
+    holders = [sum(k in p for p in sent.values()) for k in range(CLASSES)]
     np.testing.assert_array_equal(last.state.server.holders, holders)
     np.testing.assert_array_equal(last.info["holders"], holders)
 
@@ -166,8 +182,9 @@ def test_low_rank_changes():
     assert numbers == 4
 
 
-@pytest.mark.parametrize("transfer", ["outputs", "features"])
-def test_fedphp(transfer):
+@pytest.mark.parametrize(("transfer", "expected"), [("outputs", 2), ("features", 1)])
+def test_fedphp(transfer, expected):
+    """Also of a client that trains more often than expected."""
     clients, lam, temperature = full.training_examples(), 0.4, 2.0
     w = reference.to_numpy(full.start_of("fedphp"))
     inherited = [w] * 3
@@ -183,11 +200,11 @@ def test_fedphp(transfer):
                 return (1 - lam) * reference.risk(v, x, y) + lam * more
 
             trained.append(full.fit(w, loss))
-        mu = 0.8 * min(1, number / 2)
+        mu = 0.8 * min(1, number / expected)
         inherited = [reference.mean((mu, 1 - mu), pair) for pair in zip(inherited, trained, strict=True)]
         w = reference.mean(full.BETA, trained)
     options = {"lam": lam, "transfer": transfer, "temperature": temperature}
-    last = full.run("fedphp", rounds=3, inheritance=0.8, expected_trainings=2, **options)
+    last = full.run("fedphp", rounds=3, inheritance=0.8, expected_trainings=expected, **options)
     full.assert_model(last.state.server, w, rtol=1e-3, atol=1e-4)
     full.assert_models(last.state.clients.inherited, inherited, rtol=1e-3, atol=1e-4)
     full.assert_received(last, inherited, inherited, rtol=1e-3)
@@ -241,14 +258,19 @@ def test_fedgen(shared):
     for number in range(2):
         trained = []
         for client, (x, y) in enumerate(full.training_examples()):
-            labels, noise = draw(fingerprint_key(jax.random.key(server.seed), fingerprint(data[client])))
-            z = generated(generator, noise, labels)
+            own_key = fingerprint_key(jax.random.key(server.seed), fingerprint(data[client]))
+            draws = [draw(jax.random.fold_in(own_key, step)) for step in range(full.EPOCHS)]
+            # Each step has other labels, also where every step has all examples.
+            assert len({tuple(labels) for labels, _ in draws}) == (full.EPOCHS if number else 1)
+            v, velocity = w if shared == "model" else {**own[client], **reference.part(w, "head")}, {}
+            for labels, noise in draws:
+                z = generated(generator, noise, labels)
 
-            def loss(v, now, x=x, y=y, z=z, labels=labels, number=number):
-                return reference.risk(v, x, y) + (alpha * of_features(v, z, labels) if number else 0)
+                def loss(v, x=x, y=y, z=z, labels=labels, number=number):
+                    return reference.risk(v, x, y) + (alpha * of_features(v, z, labels) if number else 0)
 
-            start = w if shared == "model" else {**own[client], **reference.part(w, "head")}
-            trained.append(full.fit(start, loss))
+                v = full.step(v, velocity, loss)
+            trained.append(v)
         key = jax.random.key(10 + number)
         results = [jax.jit(method.local)(key, server, *pair) for pair in zip(states, data, strict=True)]
         own, states = trained, [result.client for result in results]

@@ -97,21 +97,23 @@ def test_scaffold_equations(problem, momentum):
     reach = SGD["lr"] * (EPOCHS if momentum == 0 else 1 + 1.5 + 1.75)
     c = combine(np.zeros_like, w)
     controls = [c] * len(clients)
-    for _ in range(ROUNDS):
-        trained, new = [], []
-        for own, (x, y) in zip(controls, clients, strict=True):
-            correction = combine(np.subtract, c, own)
-            trained.append(full.fit(w, shifted(x, y, correction), momentum=momentum))
-            new.append(combine(lambda a, b, old, moved: a - b + (old - moved) / reach, own, c, w, trained[-1]))
-        c = combine(lambda a, b, d: a + b - d, c, *(reference.mean([1 / 3] * 3, ws) for ws in (new, controls)))
-        # All clients alike, whatever their sizes.
-        mean, controls = reference.mean([1 / 3] * 3, trained), new
-        w = combine(lambda a, b: a + 0.8 * (b - a), w, mean)
-    last = full.run("scaffold", momentum=momentum, server_lr=0.8)
+    for cohort in full.cohorts(3, 2):
+        trained, new = {}, {}
+        for i in cohort:
+            correction = combine(np.subtract, c, controls[i])
+            trained[i] = full.fit(w, shifted(*clients[i], correction), momentum=momentum)
+            new[i] = combine(lambda a, b, old, moved: a - b + (old - moved) / reach, controls[i], c, w, trained[i])
+        # The mean over all clients moves by what the two of the cohort change.
+        old = [controls[i] for i in cohort]
+        c = combine(lambda c, a, b, d, e: c + (a + b - d - e) / 3, c, *new.values(), *old)
+        controls = [new.get(i, own) for i, own in enumerate(controls)]
+        # Both alike, whatever their sizes.
+        w = combine(lambda a, b: a + 0.8 * (b - a), w, reference.mean([1 / 2] * 2, [*trained.values()]))
+    last = full.run("scaffold", rounds=3, participation=0.67, momentum=momentum, server_lr=0.8)
     assert_model(last.state.server.params, w)
     assert_model(last.state.server.control, c)
     assert_models(last.state.clients.control, controls)
-    assert_received(last, [w] * 3, trained)
+    assert_received(last, [w] * 3)
 
 
 def test_lg_fedavg_equations(problem):
@@ -201,10 +203,10 @@ def test_pfedme_equations(problem, momentum):
     assert_received(last, personal, personal)
 
 
-@pytest.mark.parametrize("adaptive", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_apfl_equations(problem, adaptive):
+@pytest.mark.parametrize(("adaptive", "start"), [pytest.param(False, 0.4, marks=pytest.mark.slow), (True, 0.96)])
+def test_apfl_equations(problem, adaptive, start):
     w, clients = problem
-    owns, alphas = [w] * len(clients), [0.4] * len(clients)
+    owns, alphas = [w] * len(clients), [start] * len(clients)
 
     def mixed(alpha, own, shared):
         return combine(lambda a, b: alpha * a + (1 - alpha) * b, own, shared)
@@ -229,7 +231,9 @@ def test_apfl_equations(problem, adaptive):
             owns[index], alphas[index] = own, alpha
             shared_models.append(shared)
         w = reference.mean(BETA, shared_models)
-    last = full.run("apfl", alpha=0.4, adaptive=adaptive)
+    last = full.run("apfl", alpha=start, adaptive=adaptive)
+    # One client stays within the range, one is at its end.
+    assert not adaptive or (min(alphas) < 1 and max(alphas) == 1), alphas
     assert_model(last.state.server, w)
     for got in (last.state.clients.alpha, last.info["alpha"]):
         np.testing.assert_allclose(got, alphas, rtol=1e-4)

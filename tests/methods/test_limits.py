@@ -17,7 +17,6 @@ from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.apple import AppleMessage
 from pfl_jax.methods.fedcac import collaborators
 from pfl_jax.methods.fedfomo import FedFomoMessage
-from pfl_jax.methods.fedgh import FedGHMessage
 from pfl_jax.methods.fedproto import Prototypes
 from pfl_jax.methods.fedtgp import FedTGPMessage
 from pfl_jax.methods.pfedfda import at_least, shrunk
@@ -71,41 +70,12 @@ def test_pfedfda_has_a_covariance_whatever_arrives(option):
     assert np.linalg.eigvalsh(covariance).min() > 4e-4
 
 
-def messages_of(name, rows):
-    """Messages of clients with these random rows, with fingerprints of their data."""
-    generator = np.random.default_rng(0)
-    centroids = jnp.array(generator.normal(size=(8, CLASSES, FEATURES)), jnp.float32)[rows]
-    counts, words = jnp.ones((len(rows), CLASSES)), generator.permutation(16).reshape(8, 2)
-    identities = jnp.array(words, jnp.uint32)[rows]
-    if name == "fedgh":
-        return FedGHMessage(centroids, counts, identities)
-    return FedTGPMessage(Prototypes(centroids, counts), identities)
-
-
-@pytest.mark.parametrize("name", ["fedgh", "fedtgp"])
-def test_a_server_that_trains_knows_neither_numbers_nor_absent_clients(name):
-    method = make_method(name, tiny_model(), server_lr=0.1)
-    server, aggregate = method.init_server(KEY), jax.jit(method.aggregate)
-
-    def trained(rows, absent=0, key=KEY):
-        messages = messages_of(name, np.array(rows))
-        pad = lambda leaf: jnp.concatenate([jnp.zeros((absent, *leaf.shape[1:]), leaf.dtype), leaf])  # noqa: E731
-        present = jnp.arange(absent + len(rows)) >= absent
-        cohort = Cohort(jnp.arange(absent + len(rows)), jnp.where(present, 9, 0), present, 20)
-        server_after, *_ = aggregate(key, server, None, jax.tree.map(pad, messages), cohort)
-        return server_after["head"] if name == "fedgh" else server_after.prototypes
-
-    for other in (trained([7, 6, 5, 4, 3, 2, 1, 0]), trained(range(8), absent=4)):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained(range(8)), other)
-    # Another round has another order of the steps.
-    assert distance(trained(range(8)), trained(range(8), key=jax.random.key(1))) > 1e-6
-
-
 @pytest.mark.slow
 def test_fedtgps_clients_keep_their_prototypes_through_a_round_in_which_nobody_sends_any():
     method = make_method("fedtgp", tiny_model(), server_epochs=1)
     server = method.init_server(KEY)._replace(ready=jnp.ones((), bool))
-    nobody = jax.tree.map(jnp.zeros_like, messages_of("fedtgp", np.arange(2)))
+    prototypes = Prototypes(jnp.zeros((2, CLASSES, FEATURES)), jnp.zeros((2, CLASSES)))
+    nobody = FedTGPMessage(prototypes, jnp.zeros((2, 2), jnp.uint32))
     cohort = Cohort(jnp.arange(2), jnp.zeros(2, jnp.int32), jnp.zeros(2, bool), 9)
     after, *_ = method.aggregate(KEY, server, None, nobody, cohort)
     assert after.ready

@@ -178,7 +178,7 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbors, kerne
         assert sum(a != with_itself for a, with_itself in chosen) == 2
 
 
-@pytest.mark.parametrize("clusters", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("clusters", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_hypcluster(clusters):
     # Three clients share two clusters, or leave at least two of five empty.
     clients = full.training_examples()

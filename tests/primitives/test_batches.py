@@ -1,5 +1,7 @@
 """Which examples a step and an epoch take, and everything that counts steps; a number of them in place of epochs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from problems import tiny_federation, tiny_model
 
 from experiments.cli.command import parse
-from experiments.identity import relevant_options, visits
+from experiments.spec.identity import relevant_options, visits
 from pfl_jax import ClientData, InvalidInput, methods, models
 from pfl_jax.data import client_data
 from pfl_jax.methods import make_method
@@ -16,19 +18,27 @@ from pfl_jax.primitives import LocalTraining
 RELEASED = {"drop_last": True, "shuffle": False}
 
 
-def taken(n, key=0, padding=2, **recipe):
-    """The examples of each step: lists of row numbers."""
-    training, rows = LocalTraining(batch_size=4, **recipe), np.arange(n + padding)
+@functools.cache
+def program(rows, recipe):
+    """Compiled (key, n), with n real rows -> row numbers of each step [50, 4], -1 for none, and how many steps."""
+    training, examples = LocalTraining(batch_size=4, **dict(recipe)), jnp.arange(rows)
 
     def step(carry, batch, key):
         seen, index = carry
-        rows = jnp.where(batch.mask, batch.x, -1)
-        return seen.at[index, : len(rows)].set(rows), index + 1
+        taken = jnp.where(batch.mask, batch.x, -1)
+        return seen.at[index, : len(taken)].set(taken), index + 1
 
-    seen, steps = jax.jit(lambda key, data: training.fold(key, (jnp.full((50, 4), -1), 0), data, step))(
-        jax.random.key(key), ClientData(rows, rows, rows < n)
-    )
-    assert steps == training.num_steps(jnp.int32(n)) == training.num_steps(np.array([n]))[0]
+    def run(key, n):
+        data = ClientData(examples, examples, examples < n)
+        return training.fold(key, (jnp.full((50, 4), -1), 0), data, step), training.num_steps(n)
+
+    return jax.jit(run)
+
+
+def taken(n, key=0, padding=2, **recipe):
+    """The examples of each step: lists of row numbers."""
+    (seen, steps), counted = program(n + padding, tuple(recipe.items()))(jax.random.key(key), n)
+    assert steps == counted == LocalTraining(batch_size=4, **recipe).num_steps(np.array([n]))[0]
     return [[int(row) for row in batch if row >= 0] for batch in np.asarray(seen)[: int(steps)]]
 
 
@@ -41,13 +51,18 @@ def test_an_incomplete_batch_is_dropped_unless_it_is_the_only_one(n, sizes, shuf
     assert sum(map(len, kept)) == 2 * n
 
 
-def test_every_epoch_sees_every_real_example_once_in_a_new_order():
-    batches = taken(11, epochs=3)
-    epochs = [batches[start : start + 3] for start in (0, 3, 6)]
+@pytest.mark.parametrize(
+    ("n", "padding", "sizes"),
+    # Of nine rows the last batch has a size of its own; clients that end in it, before it, or within the first one.
+    [(11, 2, [4, 4, 3]), (9, 0, [4, 4, 1]), (8, 1, [4, 4]), (6, 3, [4, 2]), (3, 6, [3])],
+)
+def test_every_epoch_sees_every_real_example_once_in_a_new_order(n, padding, sizes):
+    batches, number = taken(n, padding=padding, epochs=3), len(sizes)
+    epochs = [batches[start : start + number] for start in (0, number, 2 * number)]
     for epoch in epochs:
         # Full batches first: the last one holds the rest.
-        assert [len(batch) for batch in epoch] == [4, 4, 3]
-        assert sorted(row for batch in epoch for row in batch) == list(range(11))
+        assert [len(batch) for batch in epoch] == sizes
+        assert sorted(row for batch in epoch for row in batch) == list(range(n))
     assert epochs[0] != epochs[1] != epochs[2]
 
 
@@ -72,9 +87,14 @@ def test_always_visited_examples(n, length, drop_last):
 
 
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle": False}])
-@pytest.mark.parametrize(("n", "steps"), [(11, 2), (11, 3), (11, 8), (3, 5)])
-def test_steps_are_the_first_of_as_many_epochs_as_they_need(n, steps, options):
-    assert taken(n, local_steps=steps, **options) == taken(n, epochs=8, **options)[:steps]
+@pytest.mark.parametrize(
+    ("n", "padding", "steps"), [(11, 2, 2), (11, 2, 3), (11, 2, 8), (9, 0, 5), (6, 3, 5), (3, 6, 5)]
+)
+def test_steps_are_the_first_of_as_many_epochs_as_they_need(n, padding, steps, options):
+    assert (
+        taken(n, padding=padding, local_steps=steps, **options)
+        == taken(n, padding=padding, epochs=8, **options)[:steps]
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "apfl", "pfedme", "fedrod"])
@@ -103,7 +123,11 @@ def test_every_method_has_the_recipes_batches(name):
 
 @pytest.mark.parametrize(
     ("n", "batch_size", "rows"),
-    [(60, 50, [50, 10]), (12, 4, [4]), (11, 4, [4]), (9, 8, [8, 2]), (3, 8, [3]), (1, 8, [2]), (1, 1, [1])],
+    [
+        # The short batch is the second, the third or the only one.
+        *((60, 50, [50, 10]), (23, 10, [10, 3]), (9, 4, [4, 2]), (9, 8, [8, 2])),
+        *((12, 4, [4]), (11, 4, [4]), (3, 8, [3]), (1, 8, [2]), (1, 1, [1])),
+    ],
 )
 def test_a_mini_batch_has_no_more_rows_than_there_can_be(n, batch_size, rows):
     seen = []
@@ -112,12 +136,17 @@ def test_a_mini_batch_has_no_more_rows_than_there_can_be(n, batch_size, rows):
         seen.append(len(batch.mask))
         return total + jnp.sum(jnp.where(batch.mask, batch.x, 0))
 
-    examples = jnp.arange(n)
-    for count in {n, 1, (n + 1) // 2}:
-        data = ClientData(examples, examples, examples < count)
+    # A row that is taken twice, or of padding, changes the sum: none is 0.
+    examples = jnp.arange(1, n + 1)
+
+    @jax.jit
+    def total(count, **length):
+        data = ClientData(examples, examples, examples <= count)
+        return LocalTraining(batch_size=batch_size, **length).fold(jax.random.key(0), 0, data, step)
+
+    for count in {n, 1, (n + 1) // 2, max(1, n - rows[-1])}:
         for length in ({"epochs": 2}, {"local_steps": 2 * -(-count // batch_size)}):
-            total = LocalTraining(batch_size=batch_size, **length).fold(jax.random.key(0), 0, data, step)
-            assert total == 2 * sum(range(count))
+            assert total(count, **length) == 2 * sum(range(1, count + 1))
     assert sorted(set(seen), reverse=True) == rows
 
 

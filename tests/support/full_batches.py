@@ -2,6 +2,8 @@
 
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import reference
 from problems import tiny_federation
@@ -9,15 +11,26 @@ from reference import log_softmax
 from rounds import first_state, last_round
 from trees import assert_flat, row
 
+from pfl_jax import Settings, simulate
 from pfl_jax.methods import METHODS
 
-SIZES, EPOCHS = (9, 20, 14), 3
+SIZES, EPOCHS = (9, 18, 14), 3
 SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
 BETA = np.array(SIZES) / sum(SIZES)
 
 
+def cohorts(rounds, size):
+    """Who of the clients takes part in each round of `run`, where it has so many of them."""
+    data, settings = tiny_federation(SIZES), Settings(rounds=rounds)
+    drawn = (
+        simulate.sample_cohort(jax.random.key(4), jnp.int32(number), data.train_count, size, settings)
+        for number in range(rounds)
+    )
+    return [cohort.clients.tolist() for cohort in drawn]
+
+
 def run(method, rounds=2, sizes=SIZES, batch_size=32, **hyper_parameters):
-    """The last round of a method, given by its name or its factory."""
+    """The last round of a method, given by its name or its factory; `participation` is the share of each cohort."""
     arguments = {"epochs": EPOCHS, **SGD, "batch_size": batch_size, **hyper_parameters}
     return last_round(METHODS.get(method, method), tiny_federation(sizes), 4, rounds, **arguments)
 

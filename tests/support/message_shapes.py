@@ -11,9 +11,12 @@ from pfl_jax.methods import make_method
 
 
 @functools.cache
-def message_shapes(name):
+def message_shapes(name, **options):
     """Of a method on the tiny problem: shapes of (server, client, message), and the flags of `trained_from`."""
-    method, one = make_method(name, tiny_model(), **HYPER_PARAMETERS), client_data(tiny_federation(), 0, "train")
+    method, one = (
+        make_method(name, tiny_model(), **HYPER_PARAMETERS, **options),
+        client_data(tiny_federation(), 0, "train"),
+    )
 
     flags = {}
 

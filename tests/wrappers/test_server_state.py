@@ -130,6 +130,19 @@ def test_rules(rule):
         np.testing.assert_allclose(update, change, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("rule", "lr", "momentum"), [("sgd", 1.0, 0.0), ("adam", 0.01, 0.9), ("yogi", 0.01, 0.9), ("adagrad", 0.01, 0.0)]
+)
+def test_defaults_of_the_rules(rule, lr, momentum):
+    found = []
+    for recipe in (ServerOptimizer(rule), ServerOptimizer(rule, lr, momentum, 1e-3)):
+        optimizer, state = recipe.transformation(), recipe.transformation().init(jnp.zeros(3))
+        for scale in (1.0, 0.1):
+            update, state = optimizer.update(scale * jnp.array([0.3, -0.01, 0.0]), state, jnp.zeros(3))
+        found.append(update)
+    np.testing.assert_array_equal(*found)
+
+
 def test_rounds_of_fedavg_with_an_adaptive_server():
     w = reference.to_numpy(start_of(fedavg))
     moments = {name: (np.zeros_like(value), np.full_like(value, TAU**2)) for name, value in w.items()}
