@@ -21,7 +21,17 @@ from experiments.show.tables import NOTHING, Table, markdown, mean_text, number
 from experiments.spec.choices import Protocol
 from experiments.spec.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.spec.options import Options
-from pfl_jax.compare import FEWEST_RUNS, Difference, critical_difference, difference, holm, mean_ranks, share_worse
+from pfl_jax.compare import (
+    FEWEST_PAIRS,
+    FEWEST_RUNS,
+    MANY_RUNS,
+    Difference,
+    critical_difference,
+    difference,
+    holm,
+    mean_ranks,
+    share_worse,
+)
 from pfl_jax.errors import InvalidInput
 
 BASELINE = "local"
@@ -229,6 +239,13 @@ def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) 
     if alike := [name for name, one in found.items() if not one.is_clear]:
         notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")
     notes += compared.notes
+    text = functools.partial(score_text, percent=compared.axis.endswith("%"), sign="+")
+    if 1 < many < MANY_RUNS:
+        each = (f"{name} {' '.join(map(text, one.runs))}" for name, one in found.items())
+        notes.append(f"Each seed, minus {reference}: {'; '.join(each)}.")
+    if many >= FEWEST_PAIRS:
+        medians = (f"{name} {text(one.median_low)} to {text(one.median_high)}" for name, one in found.items())
+        notes.append(f"95 % interval of the median over seeds, also where some seeds fail: {'; '.join(medians)}.")
     if many == 1:
         notes.append("One seed: the intervals are over clients alone, and say nothing of other seeds.")
     elif many < FEWEST_RUNS:

@@ -17,6 +17,7 @@ from experiments.show.curves import chosen_on, goodness, ordered
 from experiments.show.tables import Table, mean_text, number
 from experiments.spec.choices import FIELD, Protocol
 from experiments.spec.option_notes import flag
+from pfl_jax.compare import MANY_RUNS
 
 _HEADINGS = {"std": "std over clients", "worst_decile": "worst decile", "jain": "Jain"}
 _HEADINGS |= {"macro_f1": "macro F1", "auc": "AUC"}
@@ -57,6 +58,9 @@ def _result(group: Group, protocol: Protocol) -> Row:
     # How many there are is a column of its own.
     mean = mean_text(group.values(last, protocol), percent="mean" in percents).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
+    if 1 < len(group.counted) < MANY_RUNS:
+        values = group.values(last, protocol)
+        row["each seed"] = " ".join(score_text(value, percent="mean" in percents) for value in values)
     over = load.coverage_text([line[protocol] for line in lines if protocol in line], load.number_of_clients(config))
     row |= {"clients": over.removesuffix(" clients"), VALIDATION: text(group.values(last, protocol, on=VALIDATION))}
     for name in ("pooled", "std", "worst_decile", "jain", *others):

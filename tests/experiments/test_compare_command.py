@@ -384,3 +384,12 @@ def test_bars_lines_and_matrices_stand_where_they_belong():
     # One scale of grays for all of them.
     assert {(image.norm.vmin, image.norm.vmax) for axes in (heat, other) for image in axes.images} == {(0, 3)}
     assert [patch.get_height() for patch in other.child_axes[0].patches] == [3, 12]
+
+
+def test_a_name_that_latex_would_read_as_its_own_is_a_name():
+    text = Table("t", ["method", "mean"], [["[ours]", "1"], ["*ours", "2"], ["**3**", "**4**"]]).text(".tex")
+    assert [line.partition(" &")[0] for line in text.splitlines() if line.endswith(r"\\")][1:] == [
+        "{}[ours]",
+        "{}*ours",
+        r"\textbf{3}",
+    ]
