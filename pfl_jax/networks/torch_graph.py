@@ -283,13 +283,14 @@ class _Reader:
         reads = [_names((step.args, step.kwargs)) for step in self.steps] + [_names(outputs)]
         for number, changed, operation in self.changes:
             base = self.base.get(changed, changed)
-            later = set().union(*reads[number + 1 :])
             if base in inputs and base != INPUT and not base.endswith("num_batches_tracked"):
                 raise InvalidInput(f"the module changes {base} when it is called ({operation}), which a Model cannot")
-            if any(self.base.get(name, name) == base for name in later - {changed}):
+            made_later = {f"%{later}" for later in range(number, len(self.steps))}
+            others = set().union(*reads[number + 1 :]) - made_later - {changed}
+            if any(self.base.get(name, name) == base for name in others):
                 raise InvalidInput(
-                    f"the module changes a tensor in its place ({operation}), and reads a view of it afterwards, or reads "
-                    "the tensor after a change of a view: let it make a new tensor"
+                    f"the module changes a tensor in its place ({operation}) and then reads another view of it: let it "
+                    "make a new tensor"
                 )
 
 

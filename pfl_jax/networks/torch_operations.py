@@ -214,22 +214,15 @@ def _average_pool(x, kernel, stride=(), padding=0, ceil=False, count_padding=Tru
     return total / (counts.flat[0] if (counts == counts.flat[0]).all() else counts.astype(np.float32))
 
 
-def _adaptive(pool: Callable[..., Any], reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Pooling to a given size."""
-
-    def adaptive_pool(x, sizes):
-        sizes = [size or old for size, old in zip(_each(sizes, x.ndim - 2), x.shape[1:-1], strict=True)]
-        if all(old % size == 0 for size, old in zip(sizes, x.shape[1:-1], strict=True)):
-            return pool(x, [old // size for size, old in zip(sizes, x.shape[1:-1], strict=True)])
-        for axis, size in enumerate(sizes, start=1):
-            old = x.shape[axis]
-            bounds = [(i * old // size, -(-(i + 1) * old // size)) for i in range(size)]
-            x = jnp.concatenate(
-                [reduce(lax.slice_in_dim(x, *bound, axis=axis), axis, keepdims=True) for bound in bounds], axis
-            )
-        return x
-
-    return adaptive_pool
+def _adaptive_average_pool(x, sizes):
+    sizes = [size or old for size, old in zip(_each(sizes, x.ndim - 2), x.shape[1:-1], strict=True)]
+    if all(old % size == 0 for size, old in zip(sizes, x.shape[1:-1], strict=True)):
+        return _average_pool(x, [old // size for size, old in zip(sizes, x.shape[1:-1], strict=True)])
+    for axis, size in enumerate(sizes, start=1):
+        old = x.shape[axis]
+        bounds = [(i * old // size, -(-(i + 1) * old // size)) for i in range(size)]
+        x = jnp.concatenate([lax.slice_in_dim(x, *one, axis=axis).mean(axis, keepdims=True) for one in bounds], axis)
+    return x
 
 
 def _group_norm(x, groups, scale=None, bias=None, epsilon=1e-5, *_):
@@ -278,8 +271,7 @@ SPATIAL: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), _max_pool),
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _average_pool),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _adaptive(_average_pool, jnp.mean)),
-    **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d"), _adaptive(_max_pool, jnp.max)),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _adaptive_average_pool),
     **dict.fromkeys(("upsample_nearest1d", "upsample_nearest2d"), _resized(_nearest)),
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d"), _resized(_linear_interpolation)),
     "group_norm": _group_norm,
@@ -509,6 +501,11 @@ def _linear(x, weight, bias=None):
     return _affine(x @ weight.T, None, bias)
 
 
+def _weight_norm(direction, length, axis=0):
+    others = tuple(i for i in range(direction.ndim) if i != axis)
+    return direction * (length / jnp.sqrt(jnp.sum(jnp.square(direction), others, keepdims=True)))
+
+
 def _embedding(weight, index, padding=-1, *_):
     rows = weight[index]
     # The row of padding has no gradient.
@@ -591,6 +588,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "einsum": lambda text, operands, **_: jnp.einsum(text, *operands),
     "outer": jnp.outer,
     "embedding": _embedding,
+    "_weight_norm": _weight_norm,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "softmax": _softmax(jax.nn.softmax),
