@@ -215,6 +215,8 @@ class _Reader:
             args, target = argument(node.args), node.target
             if node.op == "output":
                 return args[0]
+            if getattr(target, "_opname", getattr(target, "__name__", "")) in IGNORED:
+                continue
             if isinstance(target, torch._ops.HigherOrderOperator):
                 values[node] = self._inside(target.name(), args)
                 continue
@@ -235,8 +237,6 @@ class _Reader:
                     self._share(values[node], args[0])
                 continue
             name, schema = target._opname, target._schema
-            if name in IGNORED:
-                continue
             if schema.is_mutable and isinstance(args[0], Value):
                 result = args[0]
                 self.changes.append((len(self.steps), result.name, name))

@@ -412,18 +412,10 @@ def _pad(x, pads, mode="constant", value=None):
     return jnp.pad(x, sides, mode={"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode])
 
 
-def _channel_shuffle(x, groups):
-    return x.reshape(x.shape[0], groups, -1, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
-
-
 def _pixel_shuffle(x, factor):
     y = x.reshape(*x.shape[:-3], -1, factor, factor, *x.shape[-2:])
     y = jnp.moveaxis(y, (-4, -3), (-3, -1))
     return y.reshape(*y.shape[:-4], y.shape[-4] * factor, y.shape[-2] * factor)
-
-
-def _repeat_interleave(x, repeats, axis=None, **_):
-    return jnp.repeat(x, repeats, axis)
 
 
 def _made(value: float) -> Callable[..., Any]:
@@ -436,10 +428,6 @@ def _new(value: float) -> Callable[..., Any]:
 
 def _full(sizes, value, *, dtype=None, **_):
     return jnp.full(sizes, value, dtype)
-
-
-def _scattered(x, axis, index, source, *_):
-    return jnp.put_along_axis(x, index, source, axis, inplace=False)
 
 
 # --- reductions
@@ -584,7 +572,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
     "addmm": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b),
     "baddbmm": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b),
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), jnp.matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm"), jnp.matmul),
     "einsum": lambda text, operands, **_: jnp.einsum(text, *operands),
     "outer": jnp.outer,
     "embedding": _embedding,
@@ -595,10 +583,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "_softmax": _softmax(jax.nn.softmax),
     "log_softmax": _softmax(jax.nn.log_softmax),
     "glu": lambda x, axis=-1: jax.nn.glu(x, axis),
-    "prelu": lambda x, slope: jnp.where(
-        x > 0, x, x * (slope.reshape(-1, *(1,) * (x.ndim - 2)) if x.ndim > 1 else slope)
-    ),
-    "one_hot": lambda x, classes: jax.nn.one_hot(x, classes, dtype=jnp.int32),
+    "prelu": lambda x, slope: jnp.where(x > 0, x, x * slope.reshape(-1, *(1,) * max(x.ndim - 2, 0))),
     "cumsum": lambda x, axis, *, dtype=None: jnp.cumsum(_cast(x, dtype), axis),
     "mean": _reduction(jnp.mean),
     "sum": _reduction(jnp.sum),
@@ -615,15 +600,9 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "argmax": lambda x, axis=None, keep=False: jnp.argmax(x, axis, keepdims=keep),
     "argmin": lambda x, axis=None, keep=False: jnp.argmin(x, axis, keepdims=keep),
     "linalg_vector_norm": _norm,
-    "norm": _norm,
     "topk": _top,
-    "sort": lambda x, axis=-1, descending=False: (
-        jnp.sort(x, axis, descending=descending),
-        jnp.argsort(x, axis, descending=descending),
-    ),
     "flatten": _flatten,
     **dict.fromkeys(("view", "reshape", "_unsafe_view"), lambda x, sizes: x.reshape(sizes)),
-    "reshape_as": lambda x, y: x.reshape(y.shape),
     "unflatten": lambda x, axis, sizes: x.reshape(*x.shape[: axis % x.ndim], *sizes, *x.shape[axis % x.ndim + 1 :]),
     "transpose": jnp.swapaxes,
     "swapaxes": jnp.swapaxes,
@@ -635,7 +614,6 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "squeeze": _squeeze,
     "expand": _expand,
     "expand_as": lambda x, y: jnp.broadcast_to(x, y.shape),
-    "broadcast_to": jnp.broadcast_to,
     **dict.fromkeys(("cat", "concat"), lambda arrays, axis=0: jnp.concatenate(arrays, axis)),
     "stack": lambda arrays, axis=0: jnp.stack(arrays, axis),
     "unbind": lambda x, axis=0: list(jnp.moveaxis(x, axis, 0)),
@@ -643,28 +621,19 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "split_with_sizes": _split,
     "chunk": lambda x, count, axis=0: _split(x, -(-x.shape[axis] // count), axis),
     "select": lambda x, axis, place: lax.index_in_dim(x, place, axis, keepdims=False),
-    "narrow": lambda x, axis, start, length: lax.slice_in_dim(x, start, start + length, axis=axis),
     "slice": _slice,
     "index": _index,
     "index_select": lambda x, axis, index: jnp.take(x, index, axis),
     "gather": lambda x, axis, index, **_: jnp.take_along_axis(x, index, axis),
-    "scatter": _scattered,
     "repeat": jnp.tile,
-    "tile": jnp.tile,
-    "repeat_interleave": _repeat_interleave,
     "roll": lambda x, shifts, axes=(): jnp.roll(x, shifts, tuple(axes) or None),
     "flip": jnp.flip,
     "tril": jnp.tril,
     "triu": jnp.triu,
-    "diagonal": jnp.diagonal,
     "pad": _pad,
     "constant_pad_nd": lambda x, pads, value=0: _pad(x, pads, "constant", value),
     "pixel_shuffle": _pixel_shuffle,
-    "channel_shuffle": lambda x, groups: (
-        x.reshape(x.shape[0], groups, -1, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
-    ),
     "arange": lambda *bounds, dtype=None, **_: jnp.arange(*bounds, dtype=dtype),
-    "linspace": lambda start, end, count, *, dtype=None, **_: jnp.linspace(start, end, count, dtype=dtype),
     "zeros": _made(0),
     "ones": _made(1),
     "empty": _made(0),
@@ -675,7 +644,6 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "new_full": lambda x, sizes, value, *, dtype=None, **_: jnp.full(sizes, value, dtype or x.dtype),
     "scalar_tensor": lambda value, *, dtype=None, **_: _cast(value, dtype or "float32"),
     "sym_size": lambda x, axis: x.shape[axis],
-    "meshgrid": lambda arrays, *, indexing="ij": jnp.meshgrid(*arrays, indexing=indexing),
 }
 """All other functions."""
 

@@ -27,7 +27,7 @@ class Cnn(nn.Module):
         super().__init__()
         self.conv1 = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(inplace=True), nn.MaxPool2d((2, 2)))
         self.conv2 = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(inplace=True), nn.MaxPool2d((2, 2)))
-        self.fc1 = nn.Sequential(nn.Linear(64, 32), nn.ReLU(inplace=True))
+        self.fc1 = nn.Sequential(nn.Linear(144, 32), nn.ReLU(inplace=True))
         self.fc = nn.Linear(32, 10)
 
     def forward(self, x):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pfl_jax import InvalidInput
@@ -153,7 +153,7 @@ CASES = {
     ),
     **dict.fromkeys(("log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal"), functools.partial(unary, positive=True)),
     **dict.fromkeys(("mul", "add", "sub", "rsub", "div", "true_divide", "eq", "ne", "lt", "le", "gt", "ge"), binary),
-    **dict.fromkeys(("fmod", "remainder", "pow", "floor_divide"), functools.partial(binary, positive=True)),
+    **dict.fromkeys(("fmod", "remainder", "pow"), functools.partial(binary, positive=True)),
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"), of_bools),
     **dict.fromkeys(("__and__", "__or__"), of_bools),
     **{f"conv{n}d": functools.partial(convolution, dimensions=n) for n in (1, 2, 3)},
@@ -168,6 +168,7 @@ CASES = {
     **dict.fromkeys(("prod", "any", "all"), functools.partial(reduction, several=False)),
     **dict.fromkeys(("max", "min"), extreme),
     **dict.fromkeys(("var", "std"), spread),
+    "floor_divide": lambda d: [d.integers(9, 2, 3), d.pick(2, 1 + d.integers(4, 3))],
     "maximum": lambda d: [d.array(2, 3), d.array(3)],
     "minimum": lambda d: [d.array(2, 3), d.array(3)],
     "logical_not": lambda d: [d.bools(2, 3)],
@@ -198,8 +199,6 @@ CASES = {
     "matmul": lambda d: [d.array(2, 3, 4), d.array(*d.pick((4, 5), (2, 4, 5), (4,)))],
     "mm": lambda d: [d.array(2, 3), d.array(3, 4)],
     "bmm": lambda d: [d.array(2, 3, 4), d.array(2, 4, 5)],
-    "mv": lambda d: [d.array(2, 3), d.array(3)],
-    "dot": lambda d: [d.array(3), d.array(3)],
     "outer": lambda d: [d.array(3), d.array(4)],
     "einsum": lambda d: ["bij,bjk->bik", [d.array(2, 3, 4), d.array(2, 4, 5)]],
     "embedding": lambda d: [d.array(5, 3), d.integers(5, 2, 4), d.pick(-1, 0, 2)],
@@ -209,19 +208,15 @@ CASES = {
     "log_softmax": lambda d: [d.array(2, 3, 4), d.pick(1, -1)],
     "glu": lambda d: [d.array(2, 4, 6), d.pick(1, -1)],
     "prelu": lambda d: [d.array(2, 3, 4), d.pick(d.array(1), d.array(3))],
-    "one_hot": lambda d: [d.integers(4, 2, 3), 5],
     "cumsum": lambda d: [d.array(2, 3), d.pick(0, -1)],
     "argmax": lambda d: [d.array(2, 3), *d.pick((), (1,), (-1, True))],
     "argmin": lambda d: [d.array(2, 3), *d.pick((), (1,), (-1, True))],
     "linalg_vector_norm": lambda d: [d.array(2, 3, 4), d.pick(1, 2, 3), *d.pick((), ([1],), ([-1], True))],
-    "norm": lambda d: [d.array(2, 3, 4), 2, [1], d.pick(True, False)],
     "topk": lambda d: [d.array(2, 5), 3, d.pick(-1, 1)],
-    "sort": lambda d: [d.array(2, 5), d.pick(0, -1), d.pick(True, False)],
     "flatten": lambda d: [d.array(2, 3, 4, 5), *d.pick((), (1,), (1, 2), (-2, -1))],
     "view": lambda d: [d.array(2, 6, 4), d.pick([2, -1], [4, 3, 4])],
     "reshape": lambda d: [d.array(2, 6, 4), d.pick([2, -1], [4, 3, 4])],
     "_unsafe_view": lambda d: [d.array(2, 6, 4), [2, 24]],
-    "reshape_as": lambda d: [d.array(2, 6), d.array(3, 4)],
     "unflatten": lambda d: [d.array(2, 6, 4), d.pick(1, -2), d.pick([2, 3], [3, -1])],
     "transpose": lambda d: [d.array(2, 3, 4), 1, d.pick(2, -1, 0)],
     "swapaxes": lambda d: [d.array(2, 3, 4), 1, 2],
@@ -233,7 +228,6 @@ CASES = {
     "squeeze": lambda d: [d.array(2, 1, 3, 1), *d.pick((), (1,), (-1,), (0,), ([1, 3],))],
     "expand": lambda d: [d.array(2, 1, 3), d.pick([2, 4, 3], [-1, 4, -1], [5, 2, 1, 3])],
     "expand_as": lambda d: [d.array(2, 1), d.array(2, 4)],
-    "broadcast_to": lambda d: [d.array(2, 1), [2, 4]],
     "cat": lambda d: [[d.array(2, 3), d.array(2, 3)], d.pick(0, 1, -1)],
     "concat": lambda d: [[d.array(2, 3), d.array(2, 3)], d.pick(0, 1, -1)],
     "stack": lambda d: [[d.array(2, 3), d.array(2, 3)], d.pick(0, 1, -1)],
@@ -242,26 +236,19 @@ CASES = {
     "split_with_sizes": lambda d: [d.array(2, 5), [2, 3], 1],
     "chunk": lambda d: [d.array(2, 5), d.pick(2, 3), 1],
     "select": lambda d: [d.array(2, 3, 4), d.pick(1, -1), d.pick(0, -1)],
-    "narrow": lambda d: [d.array(2, 5), 1, 1, 3],
     "slice": lambda d: [d.array(2, 6), 1, *d.pick((1, 4), (0, 2**63 - 1), (-3, 2**63 - 1), (0, -1, 2))],
     "index": lambda d: [d.array(2, 5, 3), d.pick([None, d.integers(5, 4)], [d.integers(2, 3), d.integers(5, 3)])],
     "index_select": lambda d: [d.array(2, 5), 1, d.integers(5, 3)],
     "gather": lambda d: [d.array(2, 5), 1, d.integers(5, 2, 3)],
-    "scatter": lambda d: [d.array(2, 5), 1, np.argsort(d.array(2, 5), 1).astype("int32"), d.array(2, 5)],
     "repeat": lambda d: [d.array(2, 3), d.pick([2, 1], [3, 1, 2])],
-    "tile": lambda d: [d.array(2, 3), [2]],
-    "repeat_interleave": lambda d: [d.array(2, 3), 2, d.pick(0, 1)],
     "roll": lambda d: [d.array(2, 3), *d.pick(([1],), ([1], [1]), ([1, -1], [0, 1]))],
     "flip": lambda d: [d.array(2, 3), d.pick([0], [0, 1])],
     "tril": lambda d: [d.array(3, 4), d.pick(0, 1, -1)],
     "triu": lambda d: [d.array(3, 4), d.pick(0, 1, -1)],
-    "diagonal": lambda d: [d.array(3, 4)],
     "pad": lambda d: [d.array(2, 3, 5, 5), [1, 2, 0, 1], *d.pick((), ("constant", 0.5), ("reflect",), ("replicate",))],
     "constant_pad_nd": lambda d: [d.array(2, 5), [1, -1], 0.5],
     "pixel_shuffle": lambda d: [d.array(2, 8, 3, 4), 2],
-    "channel_shuffle": lambda d: [d.array(2, 6, 3, 4), d.pick(2, 3)],
     "arange": lambda d: [*d.pick((5,), (2, 7), (1, 8, 2))],
-    "linspace": lambda d: [0.0, 1.0, 5],
     "zeros": lambda d: ([[2, 3]], {"dtype": d.pick("float32", "bool")}),
     "ones": lambda d: [[2, 3]],
     "empty": None,
@@ -272,7 +259,6 @@ CASES = {
     "new_full": lambda d: [d.array(2), [2, 3], 2.5],
     "scalar_tensor": lambda d: [2.5],
     "sym_size": lambda d: [d.array(2, 3), d.pick(0, -1)],
-    "meshgrid": lambda d: ([[d.array(2), d.array(3)]], {"indexing": d.pick("ij", "xy")}),
     "dropout": lambda d: [d.array(2, 3), 0.5, False],
     "feature_dropout": lambda d: [d.array(2, 3, 4, 5), 0.5, False],
     "bernoulli": None,
@@ -297,8 +283,6 @@ def to_torch(value):
 
 
 def run_torch(name, args, kwargs):
-    if name == "one_hot":
-        return torch.nn.functional.one_hot(*args)
     if name == "sym_size":
         return args[0].shape[args[1]]
     operation = getattr(torch.ops.aten, name)
@@ -323,7 +307,7 @@ def test_every_operation_has_a_case():
 
 
 @pytest.mark.parametrize("name", sorted(name for name, make in CASES.items() if make))
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_an_operation(name, data):
     drawn = CASES[name](Draw(data))
