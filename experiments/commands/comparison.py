@@ -70,13 +70,13 @@ class Compared(NamedTuple):
     @property
     def clients(self) -> str:
         """Numbers of clients of the runs: "20", "18 to 20"."""
-        sizes = self.scores.groupby("seed").size()
+        sizes: Any = self.scores.groupby("seed").size()
         return " to ".join(map(str, sorted({sizes.min(), sizes.max()})))
 
     @property
     def means(self) -> pd.DataFrame:
         """Means over clients, rows by seed, the best method first."""
-        found = self.scores.groupby("seed").mean()
+        found: Any = self.scores.groupby("seed").mean()
         return found[found.mean().sort_values(ascending=not self.higher_is_better, kind="stable").index]
 
     def of_runs(self, name: str) -> list[np.ndarray]:
@@ -102,7 +102,7 @@ def scores_of(runs: Mapping[str, Sequence[StoredRun]], at: int, protocol: Protoc
         }
         if without := [run.path for run in of_seeds if rows.get(run.seed) is None]:
             raise InvalidInput(f"{without[0]} has no scores of its clients by {protocol} in round {at}")
-        series = {seed: pd.Series(row, dtype=float) for seed, row in rows.items()}
+        series: Any = {seed: pd.Series(row, dtype=float) for seed, row in rows.items()}
         found[name] = pd.concat(series, names=["seed", "client"])
     return pd.DataFrame(found)
 
@@ -141,8 +141,8 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
             )
     scores = scores_of({name: [of[seed] for seed in seeds] for name, of in runs.items()}, max(common), protocol)
     # Clients that one method does not score, as with --eval-clients, count in none.
-    unscored = scores.isna().any(axis=1).groupby("seed")
-    if not (~scores.isna().any(axis=1)).groupby("seed").any().all():
+    unscored: Any = scores.isna().any(axis=1).groupby("seed")
+    if unscored.all().any():
         raise InvalidInput(f"no client is scored by all runs of seed {unscored.all().idxmax()}")
     for seed, many in unscored.sum().items():
         notes += [f"Without {many} clients of seed {seed} that some run does not score."] if many else []
@@ -198,8 +198,9 @@ def table(compared: Compared, reference: str | None = None) -> Table:
     adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
     text = functools.partial(score_text, percent=compared.axis.endswith("%"))
     by_seed, means = compared.scores.groupby("seed"), compared.means
-    worst = by_seed.agg(lambda of: sign * np.sort(sign * of)[: max(1, round(len(of) / 10))].mean()).mean()
-    spread, rows = by_seed.std(ddof=0).mean(), []
+    worst: Any = by_seed.agg(lambda of: sign * np.sort(sign * of)[: max(1, round(len(of) / 10))].mean()).mean()
+    spread: Any = by_seed.std(ddof=0).mean()
+    rows = []
     for name in means:
         apart = rest.get(name)
         row = {
@@ -267,7 +268,7 @@ def with_target(table: Table, groups: Sequence[Group], compared: Compared, targe
 
     for name, *_ in table.rows:
         runs = [run for run in named[name].counted if run.seed in compared.seeds]
-        first = [next((line["round"] for line in run.lines if reaches(line)), None) for run in runs]
+        first: list[Any] = [next((line["round"] for line in run.lines if reaches(line)), None) for run in runs]
         rounds.append(NOTHING if None in first else f"{np.mean(first):.1f}")
     rows = [[*row, number] for row, number in zip(table.rows, rounds, strict=True)]
     return table._replace(heads=[*table.heads, f"rounds to {target:g}"], rows=rows)

@@ -198,7 +198,8 @@ class Runs:
         """
         found = []
         for label, of_values in keys.items():
-            runs = np.transpose([self.reported(key) for key in of_values])
+            reported: Any = [self.reported(key) for key in of_values]
+            runs = np.transpose(reported)
             found.append(rows_of(label, values, runs, x_label=name))
         return pd.concat(found)
 

@@ -61,7 +61,7 @@ def curves(groups: Sequence[Group]) -> list[Picture]:
         caption = " ".join(filter(None, [f"Means over {over}." if over else "", explained_band(some)]))
         charts.append(Picture(PROTOCOL_TITLES[panel.title], caption, [panel._replace(title="")]))
     for panel in by_protocol:
-        frame = _against(some, panel.frame, _BYTES, ("bytes_up", "bytes_down"), 1e6)
+        frame: Any = _against(some, panel.frame, _BYTES, ("bytes_up", "bytes_down"), 1e6)
         if frame[_BYTES].any():
             draw = functools.partial(lines, main=some[0].label if len(some) == 1 else "")
             title = f"{PROTOCOL_TITLES[panel.title]}, by bytes sent"
@@ -79,7 +79,8 @@ def _against(
             found = [sum(line.get(name, np.nan) for name in names) for line in group.lines(number)]
             means[group.label, number] = float(np.mean(found)) / unit
     x = [means[key] for key in zip(frame.line, frame[ROUND], strict=True)]
-    return frame.assign(**{axis: x}).dropna(subset=axis)[["line", axis, *frame.columns[2:]]]
+    found: Any = frame.assign(**{axis: x}).dropna(subset=axis)
+    return found[["line", axis, *frame.columns[2:]]]
 
 
 def clients(groups: Sequence[Group]) -> list[Picture]:
@@ -88,7 +89,7 @@ def clients(groups: Sequence[Group]) -> list[Picture]:
     shared = "share of the clients in %"
     found = [(group.label, group.per_client(group.rounds[-1], protocol)) for group in shown(groups)]
     rows = [
-        rows_of(name, shares, [np.percentile(row, shares) for row in runs], x_label=shared, y_label=axis)
+        rows_of(name, shares.tolist(), [np.percentile(row, shares) for row in runs], x_label=shared, y_label=axis)
         for name, runs in found
         if runs
     ]
@@ -228,7 +229,7 @@ def _entries(run: StoredRun, name: str, text: str) -> Entries:
         values = _numbers((line.get("info") or {}).get(name))
         if values is None:
             continue
-        axes = [
+        axes: Any = [
             pd.Index(range(size) if cohort is None else cohort, name="entry" if cohort is None else "client")
             for size, cohort in zip(values.shape, _cohorts(text, values.shape, line.get("cohort") or []), strict=True)
         ]

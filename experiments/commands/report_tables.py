@@ -102,8 +102,8 @@ def _difference(group: Group, protocol: Protocol) -> str | None:
     measure = figure.measure
     if not group.curve(protocol, FIELD[measure.average])[0]:
         return None
-    ours = [run.accuracy(protocol, measure.score, measure.average) for run in group.counted]
-    words = number(np.mean(ours) - figure.accuracy_percent, "+.2f").replace("-", "\N{MINUS SIGN}")
+    ours: list[Any] = [run.accuracy(protocol, measure.score, measure.average) for run in group.counted]
+    words = number(float(np.mean(ours)) - figure.accuracy_percent, "+.2f").replace("-", "\N{MINUS SIGN}")
     return words if measure.score == "last" else Markup("{}<small>best pooled</small>").format(words)
 
 

@@ -5,6 +5,7 @@ import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -196,7 +197,7 @@ def curves(groups: Sequence[Group], main: Group | None = None) -> list[Panel]:
     some, panels = shown(groups), []
     for protocol in ordered(groups) if some else ():
         frame = over_rounds(some, protocol)
-        ends = frame.groupby("line", observed=True)[ROUND].max()
+        ends: Any = frame.groupby("line", observed=True)[ROUND].max()
         points = {
             one.label: (int(ends[one.label]), one.published.accuracy_percent)
             for one in some

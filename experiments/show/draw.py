@@ -100,7 +100,7 @@ def lines(
         )
         label = textwrap.fill(str(name), 22, break_on_hyphens=False, break_long_words=False) if at else ""
         look |= {"marker": "o", "markevery": max(1, len(at) // 8), "label": label}
-        (drawn,) = axes.plot(at, rows[y].to_numpy(float), **look)
+        (drawn,) = axes.plot(at, np.asarray(rows[y], np.float64), **look)
         if "low" in rows and rows.low.notna().any():
             axes.fill_between(at, rows.low, rows.high, color=drawn.get_color(), alpha=0.15, linewidth=0)
         if name in points:

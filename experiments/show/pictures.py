@@ -87,7 +87,7 @@ class Picture(NamedTuple):
             "panels": [
                 {"title": panel.title, "kind": _function(panel.draw).__name__, **_options(panel.draw)}
                 # Missing numbers as null.
-                | {"frame": json.loads(panel.frame.to_json(orient="split"))}
+                | {"frame": json.loads(str(panel.frame.to_json(orient="split")))}
                 for panel in self.panels
             ],
         }

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pandas as pd
 
@@ -324,7 +324,7 @@ def picture(library: ResultStore) -> Picture:
     seeds = [len(there) for _, there in found if there] or [0]
     numbers = " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds)))))
     words = f"{numbers} {'seed' if numbers == '1' else 'seeds'}"
-    frame = over_runs(pd.concat(rows)) if rows else rows_of("", [], [])
+    frame: Any = over_runs(pd.concat(rows)) if rows else rows_of("", [], [])
     points = {
         row.method: (MARKS_AT * frame[frame.line == row.method]["round"].max(), row.accuracy_percent)
         for row, there in found
