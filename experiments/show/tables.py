@@ -194,12 +194,12 @@ def results_table(
 
 
 def _figures(summary: dict[str, Any], task: Task) -> dict[str, str]:
-    """Head of a column -> value of a summary over clients."""
+    """Head of a column -> value of a summary over clients; of a round between two evaluations there are means alone."""
     primary, *others = task.scores
     named = {"mean": "mean", "pooled": "pooled", "std": "std", "worst 10%": "worst_decile"}
-    figures = {head: with_deviation(summary[name], None, percent=primary.percent) for head, name in named.items()}
-    figures["Jain"] = number(summary["jain"], ".3f")
-    texts = {one.name: with_deviation(summary[one.name], None, percent=one.percent) for one in others}
+    figures = {head: with_deviation(summary.get(name), None, percent=primary.percent) for head, name in named.items()}
+    figures["Jain"] = number(summary.get("jain"), ".3f")
+    texts = {one.name: with_deviation(summary.get(one.name), None, percent=one.percent) for one in others}
     return figures | {_SHORT.get(name, name): text for name, text in texts.items()}
 
 
