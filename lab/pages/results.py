@@ -48,12 +48,12 @@ from lab.queue.planned import (
     FEDAS_BETAS,
     FEDAS_METHODS,
     FEDAS_PARTICIPATIONS,
+    READINGS,
     SEEDS,
     cifar10_of_fedas,
     fedas_run,
     reading_run,
 )
-from lab.readings import READINGS
 
 TEMPLATE = Path(__file__).with_name("results.md.jinja")
 
