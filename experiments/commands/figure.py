@@ -20,7 +20,7 @@ from experiments.show.pictures import Panel, Picture
 from experiments.spec import presets
 from experiments.spec.identity import differences, relevant_options
 from experiments.spec.option_notes import assignments
-from experiments.spec.spec import SELECTION, Spec
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 Key: TypeAlias = tuple[str, ...]
@@ -150,8 +150,7 @@ class Runs:
 
     def _spec(self, values: Values, own: Values, words: tuple[str, ...] = ()) -> Spec:
         """Run with seed 0."""
-        known = {name: (values | own)[name] for name in SELECTION if name in values | own}
-        return one_of_many(self.dataset, values | read_options(self.dataset, words, **known) | own)
+        return one_of_many(self.dataset, values | read_options(self.dataset, words, **values | own) | own)
 
     @property
     def data(self) -> str:

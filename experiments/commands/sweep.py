@@ -34,7 +34,7 @@ from experiments.spec.identity import relevant_options
 from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, marked, noted, texts_of
 from experiments.spec.options import KINDS, Options
 from experiments.spec.presets import DEFAULT_PRESET, preset_of
-from experiments.spec.spec import SELECTION, Spec
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, Range
 
@@ -161,8 +161,7 @@ class Sweep(batch.Batch):
     def _spec(self, setting: Setting) -> Spec:
         """Run of a setting with seed 0."""
         own = self._preset | {option: _value(option, text) for option, text in setting}
-        known = {name: own[name] for name in SELECTION if name in own}
-        return batch.one_of_many(self.dataset, self.options(self.dataset, **known) | own)
+        return batch.one_of_many(self.dataset, own | self.options(self.dataset, **own))
 
     @functools.cached_property
     def _preset(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.spec.option_notes import Argument, flag, texts_of
 from experiments.spec.presets import PROCEDURES
-from experiments.spec.spec import SELECTION, Spec
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 NUMBERS = {paper: [str(number) for number in content.tables] for paper, content in settings.PAPERS.items()}
@@ -107,8 +107,7 @@ class Tables(MeasuredBatch):
 
     def _spec(self, row: Published) -> Spec:
         """Run of a place of the table with seed 0."""
-        known = {name: row.options[name] for name in SELECTION if name in row.options}
-        return batch.one_of_many(row.dataset, self.options(row.dataset, **known) | row.options)
+        return batch.one_of_many(row.dataset, row.options | self.options(row.dataset, **row.options))
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if (path := self.folder / comparison.JSON).exists():

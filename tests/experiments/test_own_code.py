@@ -142,7 +142,7 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
         export.load_run("run")
     assert main("digits", [*longer, "--layers", "3"]) == 2
     assert re.search(why, capsys.readouterr().err)
-    config = json.loads((here / "run/config.json").read_text())
+    config = json.loads(written := (here / "run/config.json").read_text())
     other = config | {"options": config["options"] | {"model": str(here / "mine.py:slow")}}
     for edited, says in (
         (config | {"own_code": {}}, "mine.py:slow as --method, without the digest of its text"),
@@ -153,7 +153,7 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
         assert main("digits", longer) == 2
         assert says in capsys.readouterr().err
     assert not (here / "executed").exists()
-    (here / "run/config.json").write_text(json.dumps(config))
+    (here / "run/config.json").write_text(written)
     # Where the command names the file itself.
     forget()
     assert export.load_run("run", method="mine.py:slow").summary["method"] == "mine.py:slow"

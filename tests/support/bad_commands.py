@@ -160,7 +160,7 @@ MESSAGES = {
     },
     "report": {
         "": "missing: RUN...; see --help",
-        "absent": "absent is not a folder: give those of runs, or one above them",
+        "absent": "absent is not a folder: give folders of runs, or one above them",
         "run --width 3.3": "--width needs --plot",
         "run --band range": "--band needs --width",
         "run --out run": "run is there already and not a report's page",
