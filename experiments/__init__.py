@@ -5,24 +5,6 @@ import os
 import signal
 import sys
 
-
-def _exit(*_) -> None:
-    """Exit at once: an exception during the imports below would print many lines, or crash."""
-    os.write(2, b"interrupted while no run was going on\n")
-    os._exit(130)
-
-
-# As a command, which Python imports with "-m" in the place of its name, and unless nohup or the like ignores Ctrl-C.
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _exit)
-
-# As in `pfl_jax`, and for NumPy too, whose OpenBLAS reads it when NumPy is first imported.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# XLA takes two of its own tuning flags for CPU features when it loads a cached program, and fills the screen with false
-# alarms; the cache is kept apart for each kind of CPU (`jax_config.cache_folder`), so there is no true one. Read when
-# jax is imported.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 DATASETS = (
     *("cifar10", "cifar100", "cinic10", "custom", "digits", "domains", "emnist", "fashion_mnist", "femnist"),
     *("fortunes", "har", "heart", "shakespeare", "stackoverflow_tags", "watch"),
@@ -30,14 +12,30 @@ DATASETS = (
 """The data sets that have an experiment, each a module of this name here."""
 
 
+def _exit(*_) -> None:
+    """Exit at once: an exception during the imports of a command would print many lines, or crash."""
+    os.write(2, b"interrupted while no run was going on\n")
+    os._exit(130)
+
+
+def _begin_command() -> None:
+    """Settings of this process that a command needs before its imports."""
+    # Unless nohup or the like ignores Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit)
+    # As in `pfl_jax`, and for NumPy too, whose OpenBLAS reads it when NumPy is first imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # XLA takes two of its own tuning flags for CPU features when it loads a cached program, and fills the screen with
+    # false alarms; the cache is kept apart for each kind of CPU (`jax_config.cache_folder`), so there is no true one.
+    # Read when jax is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
 def _refuse_unknown_module() -> None:
     """Exit with a one-line error when `python -m experiments.NAME` names an unknown module.
 
-    Python imports this package first, with "-m" in place of the program's name, and would then end with an error of
-    its own and exit code 1.
+    Python would end with an error of its own and exit code 1.
     """
-    if sys.argv[:1] != ["-m"]:
-        return
     wanted = next((word.removeprefix("-m") for word in sys.orig_argv if f"{__name__}." in word), "")
     name = wanted.removeprefix(f"{__name__}.")
     if wanted != name and name.isidentifier() and importlib.util.find_spec(wanted) is None:
@@ -48,4 +46,7 @@ def _refuse_unknown_module() -> None:
         sys.exit(2)
 
 
-_refuse_unknown_module()
+# Python imports this package first for a command, with "-m" in place of its name. An import in a program sets nothing.
+if sys.argv[:1] == ["-m"]:
+    _begin_command()
+    _refuse_unknown_module()

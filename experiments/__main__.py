@@ -9,22 +9,19 @@ from pathlib import Path
 
 import experiments
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
-
-LAB = "lab."
+from experiments.host.exit_codes import exit_process
 
 
 def commands() -> dict[str, tuple[str, str]]:
     """Name of each command -> first line and first example of its docstring, read without importing it."""
     found, root = {}, Path(experiments.__path__[0])
-    for prefix, folder in (("", root), (LAB, root / LAB.removesuffix("."))):
-        for module in pkgutil.iter_modules([str(folder)]):
-            path = folder / module.name / "__main__.py" if module.ispkg else folder / f"{module.name}.py"
-            text = path.read_text() if path.exists() else ""
-            if module.name != "__main__" and 'if __name__ == "__main__":' in text:
-                words = ast.get_docstring(ast.parse(text)) or ""
-                example = re.search(r"^ +(python (?:-m|experiments/)[^#\n]*)", words, re.MULTILINE)
-                found[prefix + module.name] = words.partition("\n")[0], example[1].strip() if example else ""
+    for module in pkgutil.iter_modules([str(root)]):
+        path = root / module.name / "__main__.py" if module.ispkg else root / f"{module.name}.py"
+        text = path.read_text() if path.exists() else ""
+        if module.name != "__main__" and 'if __name__ == "__main__":' in text:
+            words = ast.get_docstring(ast.parse(text)) or ""
+            example = re.search(r"^ +(python -m [^#\n]*)", words, re.MULTILINE)
+            found[module.name] = words.partition("\n")[0], example[1].strip() if example else ""
     return found
 
 
@@ -35,11 +32,7 @@ def usage() -> str:
     others = every.keys() - set(experiments.DATASETS)
     for title, names in (
         ("One method on one data set:", experiments.DATASETS),
-        (
-            "Many runs, what runs give, and partitions:",
-            sorted(name for name in others if not name.startswith(LAB)),
-        ),
-        ("The laboratory of this project:", sorted(name for name in others if name.startswith(LAB))),
+        ("Many runs, what runs give, and partitions:", sorted(others)),
     ):
         lines += ["", title]
         for name in names:
@@ -56,4 +49,4 @@ if __name__ == "__main__":
         sys.argv[:2] = [f"python -m experiments.{name}"]
         runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
     else:
-        leave(main(name, sys.argv[2:]))
+        exit_process(main(name, sys.argv[2:]))

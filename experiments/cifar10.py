@@ -8,7 +8,7 @@ The paper: 81.13 %.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("cifar10"))
+    exit_process(main("cifar10"))

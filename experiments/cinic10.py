@@ -8,7 +8,7 @@ The paper: 74.96 %.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("cinic10"))
+    exit_process(main("cinic10"))

@@ -7,7 +7,7 @@ hyper-parameters of the preset; docs/your-data.md has the formats.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("custom"))
+    exit_process(main("custom"))

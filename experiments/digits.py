@@ -6,7 +6,7 @@
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("digits"))
+    exit_process(main("digits"))

@@ -6,7 +6,7 @@ All pictures have one size. FedAvg's network, 100 rounds.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("domains"))
+    exit_process(main("domains"))

@@ -7,7 +7,7 @@ The paper: 86.46 %.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("emnist"))
+    exit_process(main("emnist"))

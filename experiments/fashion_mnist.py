@@ -8,7 +8,7 @@ Here: 91.29 % received.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("fashion_mnist"))
+    exit_process(main("fashion_mnist"))

@@ -7,7 +7,7 @@ The first 100 of 3,400 writers in TFF's file, or of LEAF's folder; ten of them i
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("femnist"))
+    exit_process(main("femnist"))

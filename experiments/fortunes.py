@@ -10,7 +10,7 @@ All texts: --train-size 600 --test-size 200.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("fortunes"))
+    exit_process(main("fortunes"))

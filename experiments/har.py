@@ -7,7 +7,7 @@ the time, 40 rounds.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("har"))
+    exit_process(main("har"))

@@ -8,7 +8,7 @@ With a tuned learning rate, three seeds: 80.35 % received; docs/results.md has a
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("heart"))
+    exit_process(main("heart"))

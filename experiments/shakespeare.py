@@ -7,7 +7,7 @@ The first 100 of 715 roles in TFF's file, or of LEAF's folder; ten of them in ea
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("shakespeare"))
+    exit_process(main("shakespeare"))

@@ -7,7 +7,7 @@ docs/natural.md says where the file is.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("stackoverflow_tags"))
+    exit_process(main("stackoverflow_tags"))

@@ -10,7 +10,7 @@ all methods.
 """
 
 from experiments.cli.command import main
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 if __name__ == "__main__":
-    leave(main("watch"))
+    exit_process(main("watch"))

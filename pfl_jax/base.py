@@ -24,6 +24,7 @@ import jax
 
 from pfl_jax.fast.rewrite import with_fast
 from pfl_jax.frozen import Frozen
+from pfl_jax.privacy_terms import Privacy
 from pfl_jax.tasks import CLASSIFICATION, Scores, Task
 
 STATISTICS = "batch_stats"
@@ -191,6 +192,16 @@ class Mean(NamedTuple):
     weight: jax.Array
 
 
+class Exact(Mean):
+    """`Mean` of values that no wrapper may change, such as shares of classes, probabilities and counts.
+
+    Compression, a median or an attacker's noise would take them out of their range, or the method takes a client's own
+    value out of the sum. Attacks, compression, robust means and late messages leave value and weight as they are.
+    """
+
+    __slots__: tuple[str, ...] = ()
+
+
 class LocalResult(NamedTuple):
     """Result of `Method.local` for one client.
 
@@ -217,6 +228,23 @@ class Survey(NamedTuple):
     aggregate: Callable[[Server, PyTree], Server]
 
 
+class HandOver(NamedTuple):
+    """Turns of clients before their training: each passes a state of the server on to the next one of its cohort.
+
+    Clients take turns in the order of their numbers. The first one receives the server's state. Each computes another
+    one by `local`, which the next client receives. Then all clients of the cohort train at once: `Method.local` gets
+    the state that the client itself has computed. An absent client passes on the state that it received.
+
+    Attributes:
+      local: (key, Server, Client, ClientData) -> Server, before local training. The key is that of `Method.local`.
+      personalize: the same before `Method.personalize`, with its key, in cohorts of the usual size, each of which
+        begins with the server's state. None: all clients deploy from the server's state.
+    """
+
+    local: Callable[[PRNGKey, Server, Client, ClientData], Server]
+    personalize: Callable[[PRNGKey, Server, Client, ClientData], Server] | None = None
+
+
 class TrainingCost(NamedTuple):
     """What decides how clients are trained together, see `pfl_jax.engine.chunking`.
 
@@ -231,28 +259,6 @@ class TrainingCost(NamedTuple):
     batch_size: int
     drop_last: bool
     same_steps: bool = False
-
-
-class Privacy(NamedTuple):
-    """What a method does with a client's data besides what differential privacy covers, see `pfl_jax.privacy`.
-
-    With `dp_clip`, every step of `LocalTraining.fit` is private, and with `client_clip` the update that a client sends.
-    The neighboring relation keeps the number of examples, which therefore counts as public.
-
-    Attributes:
-      passes: private passes over a client's examples in a round in which it takes part.
-      examples: with `dp_clip`, what is computed from the examples without clipping and noise, and where it goes.
-      deployment: private passes of fine-tuning, before a client uses its model.
-      refused: reason why the method cannot train with `dp_clip`; "" if it can.
-      clients: with `client_clip`, what a client sends besides its clipped update; None if the method sends no update
-        that `pfl_jax.wrappers.client_privacy` can clip.
-    """
-
-    passes: int | jax.Array = 0
-    examples: tuple[str, ...] = ()
-    deployment: int | jax.Array = 0
-    refused: str = ""
-    clients: tuple[str, ...] | None = None
 
 
 class _Functions(NamedTuple):
@@ -271,6 +277,7 @@ class _Functions(NamedTuple):
     server_is_mean: bool = False
     privacy: Privacy | None = None
     work: TrainingCost | None = None
+    hand_over: HandOver | None = None
 
 
 class Method(_Functions):
@@ -297,9 +304,10 @@ class Method(_Functions):
       server_is_mean: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that
         clients send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
       privacy: what differential privacy covers, and what not; None is unknown. It is said of the functions that see a
-        client's data (`init_client`, `local`, `personalize`, `survey`): `_replace` of one of them drops it, unless it
-        is said anew.
+        client's data (`init_client`, `local`, `personalize`, `survey`, `hand_over`): `_replace` of one of them drops
+        it, unless it is said anew.
       work: what local training costs, which `pfl_jax.methods.factories.method_factory` adds; None is unknown.
+      hand_over: what a client passes on to the next client of its cohort before it trains; None for nothing.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -317,7 +325,7 @@ class Method(_Functions):
     # Type checkers take it for final; it keeps what NamedTuple promises.
     def _replace(self, **changes: Any) -> "Method":  # pyright: ignore[reportIncompatibleMethodOverride]
         """This method with other fields; of a method with other functions of a client's data, `privacy` is unknown."""
-        sees_data = {"init_client", "local", "personalize", "survey"}
+        sees_data = {"init_client", "local", "personalize", "survey", "hand_over"}
         unknown = {"privacy": None} if sees_data & changes.keys() else {}
         return super()._replace(**(unknown | changes))
 

@@ -6,9 +6,10 @@ import numpy as np
 
 from pfl_jax.base import Method, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
-from pfl_jax.engine.body import network_of
+from pfl_jax.engine.body import chain_of
 from pfl_jax.engine.cohort import RoundSettings
-from pfl_jax.engine.rounds import RoundProgram, checked_predict
+from pfl_jax.engine.rounds import RoundProgram
+from pfl_jax.engine.scoring import checked_predict
 from pfl_jax.primitives.metrics import score
 from pfl_jax.schedules import MethodSchedule, at_round
 
@@ -27,7 +28,7 @@ def cross_scores(
       state: a state of it, such as `RoundResult.state`.
       on: federation of M clients on whose test examples the models are scored, with the inputs and classes of the
         run, such as one of `pfl_jax.data.corruption.corrupted`; None for `data`.
-      settings: of the run, if it had attackers, which deploy what they trained.
+      settings: of the run, if it had attackers, which deploy what they trained, or clients that take turns.
 
     Returns:
       `Scores` with leaves [N, M], NumPy arrays: row i is the model of client i, column j are the examples of client j.
@@ -47,12 +48,12 @@ def cross_scores(
       >>> cross_scores(method, federation, last.state)["accuracy"].shape
       (4, 4)
     """
-    on, programs, rows = data if on is None else on, {}, []
+    on, settings, programs, rows = data if on is None else on, settings or RoundSettings(), {}, []
     for client in range(data.num_clients):
-        network, server, kept = network_of(method, state, data.num_clients, client)
+        network, server, chain = chain_of(method, settings, state, data.num_clients, client)
         if network not in programs:
-            programs[network] = jax.jit(_scores_of_client(method, settings or RoundSettings(), network))
-        rows.append(programs[network](data, on, server, state.key, state.round, client, kept))
+            programs[network] = jax.jit(_scores_of_client(method, settings, network))
+        rows.append(programs[network](data, on, server, state.key, state.round, chain))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 
@@ -60,8 +61,8 @@ def _scores_of_client(method, settings, network):
     """Function of a client with this network: scores of its model, with leaves [M]."""
     program, own = RoundProgram(method, settings, network=network), at_round(method, 0, network or 0)
 
-    def scores(data, on, server, key, rounds, client, kept):
-        personal = program.personal(data, server, key, rounds, client, kept)
+    def scores(data, on, server, *of_client):
+        personal = program.personal(data, server, *of_client)
 
         def of_examples(other):
             return score(checked_predict(own, on), personal, client_data(on, other, "test"), own.task)

@@ -17,7 +17,7 @@ from pfl_jax.atomic_write import write_binary
 from pfl_jax.base import Method, Params, Personal, PyTree, State
 from pfl_jax.data.federated import FederatedData
 from pfl_jax.data.preparation import Preparation
-from pfl_jax.engine.body import network_of
+from pfl_jax.engine.body import chain_of
 from pfl_jax.engine.checkpoint import leaves_by_path, plain, state_of
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.rounds import RoundProgram
@@ -36,6 +36,7 @@ class SavedModel(NamedTuple):
       mean, std: float32 [C], those of uint8 pixels divided by 255; None for inputs that are not rescaled.
       class_names: names of the classes 0 to K - 1; () if the names are the numbers.
       about: all other texts of the file.
+      preparation: how rows of the table become inputs that the model was trained on; None for data of another kind.
     """
 
     params: Params
@@ -43,18 +44,28 @@ class SavedModel(NamedTuple):
     std: np.ndarray | None
     class_names: tuple[str, ...]
     about: dict[str, str]
+    preparation: Preparation | None = None
 
     def inputs(self, x: Any) -> np.ndarray:
         """Inputs of the model [B, ...] from examples as the data has them: x = (pixel / 255 - mean) / std, or x.
 
-        Of a data set with a preparation, rows of its table (a mapping or a data frame) are prepared as in training, and
-        arrays are taken for prepared rows.
+        Rows of a table (a mapping or a data frame) are prepared as in training, and arrays are taken for prepared rows.
+
+        Raises:
+          InvalidInput: x is neither numbers nor rows that the preparation takes.
         """
-        if "preparation" in self.about and (isinstance(x, Mapping) or hasattr(x, "columns")):
-            return Preparation.from_json(self.about["preparation"])(x)
+        if isinstance(x, Mapping) or hasattr(x, "columns"):
+            if self.preparation is None:
+                raise InvalidInput("this model was not trained on a table: give arrays")
+            x = self.preparation(x)
+        x = np.asarray(x)
+        if x.dtype.kind in "OSUMm":
+            raise InvalidInput(
+                f"inputs are arrays of numbers, or rows of a table by column, not {x.dtype} {list(x.shape)}"
+            )
         if self.mean is None or self.std is None:
-            return np.asarray(x)
-        return (np.asarray(x, np.float32) / 255 - self.mean) / self.std
+            return x
+        return (x.astype(np.float32) / 255 - self.mean) / self.std
 
 
 def client_params(
@@ -68,7 +79,7 @@ def client_params(
 
     Args:
       method, data: those of the run.
-      settings: of the run, if it had attackers, which deploy what they trained.
+      settings: of the run, if it had attackers, which deploy what they trained, or clients that take turns.
       state: a state of it, such as `RoundResult.state`.
       client: number of the client, from 0.
 
@@ -89,9 +100,10 @@ def client_params(
     """
     if not 0 <= client < data.num_clients:
         raise InvalidInput(f"there is no client {client}: the federation has clients 0 to {data.num_clients - 1}")
-    network, server, kept = network_of(method, state, data.num_clients, client)
-    personal = jax.jit(RoundProgram(method, settings or RoundSettings(), network=network).personal)
-    own = personal(data, server, state.key, state.round, client, kept)
+    settings = settings or RoundSettings()
+    network, server, chain = chain_of(method, settings, state, data.num_clients, client)
+    personal = jax.jit(RoundProgram(method, settings, network=network).personal)
+    own = personal(data, server, state.key, state.round, chain)
     return as_params(own, at_round(method, 0, network or 0))
 
 
@@ -145,18 +157,23 @@ def load_model(path: str | Path) -> SavedModel:
       path: the file.
 
     Raises:
-      InvalidInput: the file cannot be read.
+      InvalidInput: the file cannot be read, or `save_model` did not write it.
     """
     arrays, about = _read(path)
     params: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *folders, last = name.split(".")
-        place = params
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        place[last] = array
-    mean, std = (np.array(about.pop(name).split(), np.float32) if name in about else None for name in ("mean", "std"))
-    return SavedModel(params, mean, std, tuple(json.loads(about.pop("class_names", "[]"))), about)
+    try:
+        for name, array in arrays.items():
+            *folders, last = name.split(".")
+            place = params
+            for folder in folders:
+                place = place.setdefault(folder, {})
+            place[last] = array
+        mean, std = (np.array(about.pop(one).split(), np.float32) if one in about else None for one in ("mean", "std"))
+        names = tuple(json.loads(about.pop("class_names", "[]")))
+        prepared = Preparation.from_json(about.pop("preparation")) if "preparation" in about else None
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is no model that save_model wrote: {one_line(error, 100)}") from None
+    return SavedModel(params, mean, std, names, about, prepared)
 
 
 def save_state(path: str | Path, state: State) -> None:

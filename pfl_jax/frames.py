@@ -1,6 +1,8 @@
-"""Scores of runs as a pandas DataFrame: one long table, a row for each score of each client in each round."""
+"""Scores of runs as a pandas DataFrame: one long table, a row for each score of each client in each round; and the
+only reader of run folders."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pfl_jax.base import Scores
+from pfl_jax.engine.checkpoint import FOLDER
 from pfl_jax.errors import InvalidInput, imported
 
 if TYPE_CHECKING:
@@ -17,8 +20,10 @@ Columns: TypeAlias = dict[str, Any]
 """Names of columns -> their values, [rows] or one for all rows."""
 
 PROTOCOLS = ("received", "trained", "before_aggregation")
-_PERCENT = ["accuracy", "macro_f1", "auc"]
-"""Scores of classification that a run's files have in percent."""
+CONFIG, METRICS = "config.json", "metrics.jsonl"
+"""Files by which the folder of a run is known."""
+_NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
+"""Folders in that of a run."""
 
 
 def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[str] = (), **columns: Any) -> Any:
@@ -27,8 +32,8 @@ def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[st
     Shares such as accuracies are in [0, 1], also those from files. A client without a score has no row.
 
     Args:
-      results: what `pfl_jax.run` or `pfl_jax.sweep.run` yields, all of it or a list of some rounds; or a run's folder,
-        or one above the folders of runs, such as a sweep's.
+      results: rounds that `pfl_jax.run` or `pfl_jax.sweep.run` yields, all or a list of some; or a run's folder, or one
+        above the folders of runs, such as a sweep's.
       clients: names [N] of the clients, such as those of a `FederatedData`; () for their numbers.
       **columns: further columns: a value for all rows; with results of a sweep also a sequence [R], a value for each
         run, as in `frame(results, seed=[0, 1], lr=[0.1, 0.2])`.
@@ -42,7 +47,7 @@ def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[st
     """
     pandas = imported("pandas", "a frame needs a package that is not installed: pip install pandas")
     if isinstance(results, str | Path):
-        parts = [found | columns for found in _of_folders(Path(results).expanduser())]
+        parts = [found | columns for found in _of_folders(results)]
     else:
         parts = [part for result in results for part in _of_round(result, columns)]
     table = pandas.concat([pandas.DataFrame(part) for part in parts], ignore_index=True)
@@ -56,7 +61,7 @@ def mean_scores(result: "RoundResult") -> dict[str, float]:
     """Means over clients of a round's scores by names such as "received/accuracy", for trackers of experiments.
 
     Args:
-      result: what `pfl_jax.run` yields; a round without an evaluation gives {}.
+      result: a round that `pfl_jax.run` yields; one without an evaluation gives {}.
 
     Returns:
       Name -> mean over the clients that have the score; shares such as accuracies are in [0, 1]. Means on validation
@@ -99,12 +104,52 @@ def _of_runs(name: str, values: Any, table: np.ndarray) -> np.ndarray:
     return np.asarray(values)
 
 
-def _of_folders(root: Path) -> list[Columns]:
+def find_runs(*paths: str | Path) -> list[Path]:
+    """Folders of runs among and below the given ones, each once; InvalidInput if one of these has none."""
+    found: dict[Path, Path] = {}
+    for path in (Path(path).expanduser() for path in paths):
+        if not path.is_dir():
+            raise InvalidInput(f"{path} is not a folder: give folders of runs, or one above them")
+        here = []
+        for folder, below, files in os.walk(path):
+            below[:] = sorted(name for name in below if name not in _NOT_SEARCHED)
+            if CONFIG in files and METRICS in files:
+                here.append(Path(folder))
+        if not here:
+            raise InvalidInput(f"there is no run in {path}: a run's folder holds {CONFIG} and {METRICS}")
+        found |= {folder.resolve(): folder for folder in here if folder.resolve() not in found}
+    return list(found.values())
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Content of a JSON file; InvalidInput if it cannot be read."""
+    return _parsed(_text(Path(path)), Path(path))
+
+
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    """Evaluations of a run in order, a dictionary for each line of its metrics log (docs/run-folder.md).
+
+    An incomplete last line is left out: the run continues, or was killed while it wrote.
+
+    Raises:
+      InvalidInput: the log cannot be read.
+    """
+    path = Path(folder) / METRICS
+    text = _text(path)
+    return [_parsed(line, path) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def task_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores of a run by its configuration, the primary one first, those in percent, and whether high values of the
+    primary one are good."""
+    usual = {"scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": ["accuracy", "macro_f1", "auc"]}
+    return usual | {"higher_is_better": True} | config.get("task", {})
+
+
+def _of_folders(root: str | Path) -> list[Columns]:
     """Rows of all runs at or below a folder."""
-    folders = sorted(path.parent for path in root.rglob("metrics.jsonl"))
-    if not folders:
-        raise InvalidInput(f"{root}: there are no runs")
-    configs = [_json(folder / "config.json") for folder in folders]
+    folders = find_runs(root)
+    configs = [read_json(folder / CONFIG) for folder in folders]
     options = [config["options"] | config["hyper_parameters"] for config in configs]
     apart = [
         name
@@ -115,40 +160,40 @@ def _of_folders(root: Path) -> list[Columns]:
     for folder, config, one in zip(folders, configs, options, strict=True):
         values = {name: str(one.get(name)) if isinstance(one.get(name), list) else one.get(name) for name in apart}
         about = {"run": str(folder), "method": one["method"], "seed": one["seed"], **values}
-        found += [about | rows for line in _lines(folder / "metrics.jsonl") for rows in _of_line(line, config)]
+        found += [about | rows for line in read_metrics(folder) for rows in _of_line(line, task_of(config))]
     return found
 
 
-def _of_line(line: dict[str, Any], config: dict[str, Any]) -> Iterator[Columns]:
-    percent = config.get("task", {}).get("in_percent", _PERCENT)
-    primary = config.get("task", {}).get("scores", ["accuracy"])[0]
+def _of_line(line: dict[str, Any], task: Mapping[str, Any]) -> Iterator[Columns]:
     for name, values in line.items():
         protocol = next((one for one in PROTOCOLS if name.startswith(f"{one}_") and name.endswith("_per_client")), None)
         if protocol is None:
             continue
-        score = name.removeprefix(f"{protocol}_").removesuffix("per_client").removesuffix("_") or primary
-        array = np.array(values, np.float64) / (100 if score in percent else 1)
+        score = name.removeprefix(f"{protocol}_").removesuffix("per_client").removesuffix("_") or task["scores"][0]
+        array = np.array(values, np.float64) / (100 if score in task["in_percent"] else 1)
         (client,) = np.nonzero(np.isfinite(array))
         found = {"round": line["round"], "client": client, "protocol": protocol, "split": "test", "score": score}
         yield found | {"value": array[client]}
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    text = path.read_text()
-    # A last line without its end is one of a run that goes on.
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        yield _parsed(line, path)
-
-
-def _json(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
     try:
-        return _parsed(path.read_text(), path)
+        return path.read_bytes().decode()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise _damaged(path) from None
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
-        return json.loads(text)
-    except ValueError:
-        raise InvalidInput(f"{path} is damaged: it is no JSON") from None
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise _damaged(path)
+    return content
+
+
+def _damaged(path: Path) -> InvalidInput:
+    return InvalidInput(f"{path} is damaged: remove it, with its folder if it is a run's, and it is made again")

@@ -2,6 +2,9 @@
 
 A client's message is split into the terms of its means and its other parts. Terms are added up as clients finish, and
 `join` makes the means of their sums. From which received parameters a client trained a value, says `trained_from`.
+
+What wrappers may change in a message, its parts say themselves: the value of a `Mean` (compressed, falsified by an
+attacker, combined by another statistic, moved where it is late), nothing of an `Exact`, and nothing of other parts.
 """
 
 from collections.abc import Callable
@@ -10,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import Client, Mean, Message, Method, PyTree, Server
+from pfl_jax.base import Client, Exact, Mean, Message, Method, PyTree, Server
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import add_trailing_axes
 
@@ -47,18 +50,23 @@ def is_summed(part: PyTree) -> bool:
     return is_mean(part) and not isinstance(part, Unsummed)
 
 
+def may_change(part: PyTree) -> bool:
+    """Whether wrappers may change the value of a part of a message: of a `Mean` that is not `Exact`."""
+    return is_mean(part) and not isinstance(part, Exact)
+
+
 def map_means(fn: Callable[..., Any], message: Message, *others: PyTree, rest: Callable[..., Any]) -> PyTree:
-    """Tree of a message's structure: fn(part, ...) for each `Mean`, rest(part, ...) for every other array.
+    """Tree of a message's structure: fn(part, ...) for each `Mean` that `may_change`, rest(part, ...) for all else.
 
     Args:
       fn: function of a `Mean` and of what stands in its place in `others`.
       message: message of one client.
       *others: trees of the same structure, down to the `Mean`s.
-      rest: function of another array and of what stands in its place in `others`.
+      rest: function of another array, or of an `Exact`, and of what stands in its place in `others`.
     """
 
     def of_part(part, *more):
-        return fn(part, *more) if is_mean(part) else rest(part, *more)
+        return fn(part, *more) if may_change(part) else rest(part, *more)
 
     return jax.tree.map(of_part, message, *others, is_leaf=is_mean)
 
@@ -66,6 +74,19 @@ def map_means(fn: Callable[..., Any], message: Message, *others: PyTree, rest: C
 def has_means(message: Message) -> bool:
     """Whether any part of a message is a `Mean`."""
     return any(map(is_mean, jax.tree.leaves(message, is_leaf=is_mean)))
+
+
+def needs_changeable(message: Message, wrapper: str, hint: str = "") -> None:
+    """Raise InvalidInput unless a message has a `Mean` that a wrapper may change.
+
+    Args:
+      message: message of one client.
+      wrapper: its name as users know it.
+      hint: end of the error message.
+    """
+    if not any(map(may_change, jax.tree.leaves(message, is_leaf=is_mean))):
+        has = "only exact ones, of shares, probabilities or counts" if has_means(message) else "none"
+        raise InvalidInput(f"{wrapper} is for methods that send a Mean, and the messages of this one have {has}{hint}")
 
 
 def split(message: Message, present: jax.Array) -> tuple[PyTree, PyTree]:

@@ -11,7 +11,6 @@ the data: given the cohorts, the number of uses of a client is the number of rou
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import jax
@@ -20,7 +19,7 @@ import numpy as np
 
 from pfl_jax.base import Method, Privacy, PRNGKey
 from pfl_jax.engine.cohort import Settings, sample_cohort
-from pfl_jax.errors import InvalidInput, imported
+from pfl_jax.errors import InvalidInput, imported, one_line
 from pfl_jax.methods import factory_of
 from pfl_jax.methods.factories import annotations, check_hyper_parameters, hyper_parameters, on_linear_model, recipes_of
 from pfl_jax.validation import Positive, Range, check_arguments, check_value
@@ -43,10 +42,11 @@ class Budget(NamedTuple):
       clip: largest norm of a unit's contribution.
       noise: noise multiplier.
       delta: delta.
-      uses: [rounds], int: uses of the data of the client that has taken part most often, after each round; None if the
-        method does not say how often it uses an example.
+      uses: [rounds], int: uses of the data of the client that has taken part most often, after each round; None if they
+        are unknown.
       cohort: (M, N) if cohorts of M of N clients are drawn uniformly and differ from round to round; otherwise None.
       uncovered: what is computed from the data without clipping and noise.
+      unknown: why the uses are unknown; "" if they are known.
     """
 
     unit: str
@@ -56,6 +56,7 @@ class Budget(NamedTuple):
     uses: np.ndarray | None
     cohort: tuple[int, int] | None
     uncovered: tuple[str, ...]
+    unknown: str = ""
 
     def epsilon(self, rounds: int) -> float:
         """Epsilon after a number of rounds; infinite without noise, NaN if it is unknown."""
@@ -67,7 +68,7 @@ class Budget(NamedTuple):
 
     def _bounds(self, rounds: int) -> tuple[float, str]:
         if self.uses is None:
-            return float("nan"), "unknown: the method does not say how often it uses an example"
+            return float("nan"), f"unknown: {self.unknown}"
         uses = int(self.uses[rounds - 1]) if rounds else 0
         plain = gaussian_epsilon(self.noise, uses, self.delta)
         words = f"{uses} uses of each {self.unit}, no amplification by sampling"
@@ -95,6 +96,8 @@ class Budget(NamedTuple):
     def spent(self, rounds: int) -> str:
         """Epsilon and delta after a number of rounds, in words."""
         epsilon, words = self._bounds(rounds)
+        if self.uses is None:
+            return f"epsilon is {words}"
         return f"epsilon {epsilon:.4g} at delta {self.delta:.3g} ({words})"
 
     def __str__(self) -> str:
@@ -173,6 +176,9 @@ def budgets(
 ) -> list[Budget]:
     """Budgets of a run: one for examples with `dp_clip`, one for clients with `client_clip`.
 
+    With a clip there is a budget, whose epsilon is unknown (NaN) and which says why, if the method says too little of
+    its use of the data, or cannot be made for a linear model, which is how it is asked.
+
     Args:
       factory: a name in METHODS, or a factory with the same kind of signature.
       values: hyper-parameters as for `pfl_jax.make_method`; those left out have the method's defaults.
@@ -196,22 +202,28 @@ def budgets(
       10 8.3e-06 3.38
     """
     factory = factory_of(factory)
+    if callable(lr := values.get("lr")):
+        # No budget depends on it.
+        values = values | {"lr": lr(0)}
     # A misspelled dp_clip would read as a run without privacy.
     check_hyper_parameters(factory, values, annotations(factory))
-    values = hyper_parameters(factory) | values
-    method = on_linear_model(factory, values)
-    privacy = None if method is None else method.privacy
+    every = hyper_parameters(factory, values)
     found = []
-    if values["dp_clip"] is not None:
-        found.append(partial(_example_budget, privacy))
+    if every["dp_clip"] is not None:
+        found.append(_example_budget)
     # An argument of the factory's own can have that name too.
-    if privacy is not None and ClientPrivacy in recipes_of(factory) and values["client_clip"] is not None:
-        found.append(partial(_client_budget, privacy))
+    if ClientPrivacy in recipes_of(factory) and every["client_clip"] is not None:
+        found.append(_client_budget)
     if not found:
         return []
     _accounting()
+    privacy, unknown = None, "the method does not say how it uses the data"
+    try:
+        privacy = on_linear_model(factory, values).privacy
+    except Exception as error:  # whatever a factory of one's own needs of a model
+        unknown = f"the method cannot be made for a linear model, to ask how it uses the data ({one_line(error)})"
     rounds = participations(settings, np.asarray(counts), key)
-    return [make(values, settings, np.asarray(counts), rounds, delta) for make in found]
+    return [make(privacy, unknown, every, settings, np.asarray(counts), rounds, delta) for make in found]
 
 
 def participations(settings: Settings, counts: np.ndarray, key: PRNGKey) -> np.ndarray:
@@ -240,29 +252,25 @@ def participations(settings: Settings, counts: np.ndarray, key: PRNGKey) -> np.n
     return most
 
 
-def _example_budget(privacy: Privacy | None, values, settings, counts, rounds, delta) -> Budget:
-    if privacy is None:
-        uses, uncovered = None, ("whatever the method computes from the examples outside of LocalTraining.fit",)
-    else:
-        uses = rounds * int(privacy.passes) + int(privacy.deployment)
-        uncovered = privacy.examples
+def _example_budget(privacy: Privacy | None, unknown, values, settings, counts, rounds, delta) -> Budget:
     known = _delta(delta, int(counts.sum()), "training examples")
-    return Budget("example", float(values["dp_clip"]), float(values["dp_noise"]), known, uses, None, uncovered)
+    numbers = ("example", float(values["dp_clip"]), float(values["dp_noise"]), known)
+    if privacy is None:
+        uncovered = ("whatever the method computes from the examples outside of LocalTraining.fit",)
+        return Budget(*numbers, None, None, uncovered, unknown)
+    uses = rounds * int(privacy.passes) + int(privacy.deployment)
+    return Budget(*numbers, uses, None, privacy.examples)
 
 
-def _client_budget(privacy: Privacy, values, settings, counts, rounds, delta) -> Budget:
+def _client_budget(privacy: Privacy | None, unknown, values, settings, counts, rounds, delta) -> Budget:
+    known = _delta(delta, len(counts), "clients")
+    numbers = ("client", float(values["client_clip"]), float(values["client_noise"]), known)
+    if privacy is None or privacy.clients is None:
+        return Budget(*numbers, None, None, ("whatever clients send besides their updates",), unknown)
     size, clients = settings.cohort_size(len(counts), 0), len(counts)
     uniform = size < clients and not settings.full_last_round and not settings.straggler_fraction
     uniform = uniform and settings.timetable is None
-    return Budget(
-        unit="client",
-        clip=float(values["client_clip"]),
-        noise=float(values["client_noise"]),
-        delta=_delta(delta, clients, "clients"),
-        uses=rounds,
-        cohort=(size, clients) if uniform else None,
-        uncovered=privacy.clients or (),
-    )
+    return Budget(*numbers, rounds, (size, clients) if uniform else None, privacy.clients)
 
 
 def _delta(delta: float | None, units: int, named: str) -> float:

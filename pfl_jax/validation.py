@@ -32,6 +32,10 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+LARGEST = 2**63
+"""Whole numbers of this size and beyond are those of no array, and the larger ones of no float."""
+
+
 class Range(NamedTuple):
     """Interval of the numbers that a hyper-parameter can be; infinity and NaN are in none.
 
@@ -136,6 +140,10 @@ class ReadWith(NamedTuple):
         return value in self.values if self.values else bool(value)
 
 
+class AtInit(NamedTuple):
+    """Note on a hyper-parameter that only a client's first state depends on: it cannot change with the round."""
+
+
 def range_of(kind: Any) -> Range:
     """Range of the numbers of a type `kind`; without one in its annotation they are finite."""
     return next((note for note in notes_of(kind) if isinstance(note, Range)), Range())
@@ -184,6 +192,8 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         elif isinstance(note, Check):
             note.check(name, value)
     limits = range_of(kind)
+    if _is_number(plain) and isinstance(plain, int) and abs(plain) >= LARGEST:
+        raise InvalidInput(f"{name} must be a number of at most 64 bits")
     if _is_number(plain) and not limits.has(plain):
         is_unbounded = not math.isfinite(plain) and limits.high == math.inf
         raise InvalidInput(f"{name} must {Range() if is_unbounded else limits}, not {plain:g}")

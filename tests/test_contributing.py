@@ -35,14 +35,14 @@ def insert(path, anchor, text):
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     root = tmp_path_factory.mktemp("contributing")
-    for folder in ("pfl_jax", "experiments", "tests", "docs"):
+    for folder in ("pfl_jax", "experiments", "lab", "tests", "docs"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "mkdocs.yml", *(path.name for path in ROOT.glob("*.md"))):
+    for file in ("conftest.py", "pyproject.toml", "mkdocs.yml", *(path.name for path in ROOT.glob("*.md"))):
         shutil.copy(ROOT / file, root / file)
     (root / "pfl_jax/methods/fedexp.py").write_text(block("python", "def fedexp("))
     methods = root / "pfl_jax/methods/__init__.py"
     insert(methods, "from pfl_jax.methods.fedavg import", block("python", "from pfl_jax.methods.fedexp import"))
-    insert(methods, "METHODS:", block("python", '"fedexp": fedexp'))
+    insert(methods, "_FACTORIES = (", block("python", "    fedexp,"))
     insert(root / "tests/methods/test_limits.py", "SAME = [", block("python", '("fedexp", {'))
     insert(root / "docs/methods-at-a-glance.md", "| `fedavg` | one model |", block("markdown", "Jhunjhunwala"))
     insert(root / "docs/methods.md", "| `fedavg` | nothing |", block("markdown", "| nothing | model, squared"))

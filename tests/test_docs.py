@@ -14,9 +14,9 @@ import pytest
 from message_shapes import message_shapes
 
 from experiments.cli.command import parse
-from experiments.fields import flag
-from experiments.options import Options
-from experiments.presets import DEFAULT_PRESET
+from experiments.spec.option_notes import flag
+from experiments.spec.options import Options
+from experiments.spec.presets import DEFAULT_PRESET
 from pfl_jax.messages import split
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import on_linear_model
@@ -28,7 +28,9 @@ METHODS_PAGE = (ROOT / "docs/methods.md").read_text()
 
 def docstrings():
     """All docstrings of the code, those of attributes too."""
-    for file in sorted(path for package in ("experiments", "pfl_jax") for path in (ROOT / package).rglob("*.py")):
+    for file in sorted(
+        path for package in ("experiments", "lab", "pfl_jax") for path in (ROOT / package).rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 yield str(node.value.value).replace("\\\n", " ")
@@ -45,11 +47,15 @@ def commands():
         lines += (" ".join(words.split()) for words in re.findall(r"(?<!`)`(python -m [^`]*)`", text))
     found = []
     for line in lines:
-        for command in re.findall(r"python -m experiments\.([\w.]+)([^&]*)", line):
+        for command in re.findall(r"python -m ((?:experiments|lab)\.[\w.]+)([^&]*)", line):
             words = shlex.split(command[1], comments=True)
             # Files of the user's own are those of a page, whose test follows it; DATASET stands for any.
             made = any(word.startswith("$") or word == "RUN..." or ".py:" in word for word in words)
-            if not made and not command[0].isupper() and not any(word.endswith(".json") for word in words):
+            if (
+                not made
+                and not command[0].rpartition(".")[2].isupper()
+                and not any(word.endswith(".json") for word in words)
+            ):
                 found.append((command[0], words))
     return found
 
@@ -88,15 +94,16 @@ def test_the_methods_with_a_server_optimizer_are_listed():
 
 def test_commands_are_accepted(capsys):
     checked = 0
-    for module, words in commands():
-        if module in DEFAULT_PRESET:
+    for name, words in commands():
+        package, _, module = name.partition(".")
+        if package == "experiments" and module in DEFAULT_PRESET:
             if "--help" not in words and "--resume" not in words:
                 assert parse(module, words).dataset == module
                 checked += 1
         else:
-            program = importlib.import_module(f"experiments.{module}")
+            program = importlib.import_module(name)
             if hasattr(program, "__path__"):
-                program = importlib.import_module(f"experiments.{module}.__main__")
+                program = importlib.import_module(f"{name}.__main__")
             checked += 1
             with contextlib.suppress(SystemExit):
                 program.main(["--help"])
@@ -105,7 +112,7 @@ def test_commands_are_accepted(capsys):
             is_of_runs = module in ("sweep", "partition")
             known = text + " ".join(flag(field.name) for field in fields(Options) if is_of_runs)
             ours = [word for word in words if word.startswith("--")]
-            assert all(option in known for option in ours if option != "--method"), (module, words)
+            assert all(option in known for option in ours if option != "--method"), (name, words)
     assert checked > 60
 
 

@@ -1,5 +1,6 @@
 """Errors of the library, and the words of their messages."""
 
+import ast
 import copy
 import os
 import pickle
@@ -68,3 +69,46 @@ def test_only_a_file_is_replaced(tmp_path, make):
         write_text(tmp_path / "file", "content")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert not (tmp_path / "file").is_file()
+
+
+ROOT = Path(__file__).parents[1]
+
+SWALLOWED = {
+    ("pfl_jax/engine/checkpoint.py", "newest"): "a damaged checkpoint is told where no other one can be read",
+    ("pfl_jax/methods/factories.py", "recipes_of"): "a method that cannot be asked has fewer options",
+    ("pfl_jax/privacy.py", "budgets"): "the budget is unknown, and says what was raised",
+    ("experiments/host/exit_codes.py", "_end"): "nothing may keep a process that is being ended",
+    ("experiments/host/distributed.py", "synchronized"): "it is raised when the other processes know it",
+    ("experiments/host/distributed.py", "work_with_others"): "it is printed, and ends the process",
+}
+"""Function that goes on after any exception -> why."""
+
+
+def _catches_all(kind):
+    names = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(name is None or getattr(name, "id", "") in ("Exception", "BaseException") for name in names)
+
+
+def _swallows(node):
+    """Whether a statement goes on after any exception: a handler without a raise, or contextlib.suppress."""
+    if isinstance(node, ast.ExceptHandler):
+        return _catches_all(node.type) and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+    if not isinstance(node, ast.Call) or not any(map(_catches_all, node.args)):
+        return False
+    return "suppress" in (getattr(node.func, "attr", ""), getattr(node.func, "id", ""))
+
+
+def test_no_exception_is_swallowed_without_a_reason():
+    found = set()
+    for path in [one for name in ("pfl_jax", "experiments") for one in (ROOT / name).rglob("*.py")]:
+        if "lab" in path.parts:
+            continue
+
+        def visit(node, function, path=path):
+            for child in ast.iter_child_nodes(node):
+                if _swallows(child):
+                    found.add((path.relative_to(ROOT).as_posix(), function))
+                visit(child, child.name if isinstance(child, ast.FunctionDef) else function)
+
+        visit(ast.parse(path.read_text()), "")
+    assert found == SWALLOWED.keys()

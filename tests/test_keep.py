@@ -122,7 +122,7 @@ def test_a_frame_of_folders_has_shares_and_what_differs(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"task": task}))
     rows = pfl_jax.frame(tmp_path / "0.1").query("protocol == 'received' and score == 'mse' and round == 4")
     assert rows.value.tolist() == pytest.approx(accuracies["0.1"][1].tolist())
-    with pytest.raises(InvalidInput, match="there are no runs"):
+    with pytest.raises(InvalidInput, match="is not a folder"):
         pfl_jax.frame(str(tmp_path / "nothing"))
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from pfl_jax import InvalidInput, Settings, errors
@@ -111,6 +112,48 @@ def test_delta():
         of(client_clip=1.0, client_noise=1.0, delta=0.6)
     with pytest.raises(InvalidInput, match="delta must be above 0 and below 1, not 0"):
         of(**EXAMPLE, delta=0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "uses"),
+    [
+        ({"local_steps": 3}, [3, 6]),
+        ({"optimizer": optax.adam(1e-3), "epochs": 2}, [2, 4]),
+        ({"optimizer": optax.adam(1e-3), "local_steps": 4}, [4, 8]),
+        ({"lr": lambda index: 0.1 / (1 + index), "epochs": 2}, [2, 4]),
+    ],
+    ids=["steps", "optimizer", "both", "schedule"],
+)
+def test_given_values_take_the_place_of_defaults_that_they_exclude(values, uses):
+    example, client = of("fedper", Settings(rounds=2), **EXAMPLE, client_clip=1.0, client_noise=1.0, **values)
+    np.testing.assert_array_equal(example.uses, uses)
+    np.testing.assert_array_equal(client.uses, [1, 2])
+    assert example.unknown == client.unknown == ""
+
+
+def of_networks(model, training=LocalTraining(), *, depth: int = 1):
+    return METHODS["fedavg"](model.with_depth(depth), training)
+
+
+def keeps_to_itself(model, training=LocalTraining(), *, secret: bool = False):
+    method = METHODS["fedavg"](model, training)
+    return method._replace(privacy=None if secret else method.privacy)
+
+
+def test_a_clip_without_a_budget_is_an_unknown_budget():
+    (example,) = of(of_networks, **EXAMPLE)
+    assert np.isnan(example.epsilon(2))
+    told = (
+        "epsilon is unknown: the method cannot be made for a linear model, to ask how it uses the data ('Model' object"
+    )
+    assert str(example).startswith(f"differential privacy of every example: {told}")
+    assert example.spent(2).startswith(told)
+    assert example.record(2)["sampling"] == example.spent(2).removeprefix("epsilon is ")
+    # Whether a method says it may depend on its options.
+    example, client = of(keeps_to_itself, **EXAMPLE, client_clip=1.0, client_noise=1.0, secret=True)
+    assert (example.unit, client.unit, client.clip, client.noise) == ("example", "client", 1.0, 1.0)
+    for one in (example, client):
+        assert one.spent(1) == "epsilon is unknown: the method does not say how it uses the data"
 
 
 def own_clip(model, training=LocalTraining(), *, client_clip=3.0):

@@ -1,25 +1,20 @@
-"""Command line of one run, what its words say as a `Spec`, and commands of single runs as tables have them."""
+"""Command line of one run, and the `Spec` of its words."""
 
-import dataclasses
-import functools
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments import presets
-from experiments.choices import CUSTOM
 from experiments.cli import parser
 from experiments.cli.parser import OptionGroup, options_of, summary
-from experiments.fields import Option, assignments, texts_of
 from experiments.host.exit_codes import exit_code
-from experiments.hyper_parameters import method_options
-from experiments.options import GROUPS, Options, names_of
-from experiments.own_code import CODE, identifier, label, method_factory
-from experiments.papers.published import Published
-from experiments.spec import DATASET, SELECTION, Spec, unknown_option, usual_values, values_in
+from experiments.spec import presets
+from experiments.spec.choices import CUSTOM
+from experiments.spec.hyper_parameters import method_options
+from experiments.spec.option_notes import Option, assignments, identifier, label, texts_of
+from experiments.spec.options import GROUPS, Options, names_of
+from experiments.spec.own_code import CODE, method_factory
+from experiments.spec.spec import DATASET, SELECTION, Spec, unknown_option, usual_values, values_in
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.factories import function_of
 
@@ -48,19 +43,31 @@ def main(dataset: str, arguments: Sequence[str] | None = None) -> int:
 
 def parse(dataset: str, words: Sequence[str]) -> Spec:
     """Run of the words after `python -m experiments.DATASET`; --help prints help and raises SystemExit(0)."""
+    return Spec.of(dataset, **read(dataset, words))
+
+
+def read(dataset: str, words: Sequence[str], **known: Any) -> dict[str, Any]:
+    """Options that words, or a file that they name, give to a run.
+
+    Args:
+      dataset: of the run, whose method decides which options there are.
+      words: of a command line; --help prints help and raises SystemExit(0).
+      **known: options that the run has already, which a file does not give anew.
+    """
     parser.choose("dataset", [dataset], presets.DEFAULT_PRESET)
     common = options_of(Options)
     # These decide which other options there are, and their defaults.
-    first = {name: common[name] for name in (*SELECTION, *CODE, "config", "resume", "trust")}
+    first = {name: common[name] for name in (*SELECTION, *CODE, "config", "resume")}
     chosen, _ = parser.split(words, [OptionGroup("", "", first)])
     of_file: dict[str, Any] = {}
     if (file := chosen.get("config")) is not None:
-        of_file = values_in(file, texts_of(words), trust=chosen.get("trust", False))
+        of_file = values_in(file, known | texts_of(words))
         if (of := of_file.pop(DATASET, dataset)) != dataset:
             raise InvalidInput(f"--config {file} is for {of}, not {dataset}")
     if chosen.get("resume") is not None and "method" not in chosen:
         of_file |= _resumed_method(chosen)
-    chosen = {name: common[name].value(value) for name, value in of_file.items() if name in SELECTION} | chosen
+    of_run = {name: value for name, value in (of_file | known).items() if name in SELECTION}
+    chosen = {name: common[name].value(value) for name, value in of_run.items()} | chosen
     usual = usual_values(dataset, chosen)
     every = common | method_options(usual["method"])
     every = {name: option._replace(default=usual[name]) for name, option in every.items()}
@@ -68,7 +75,7 @@ def parse(dataset: str, words: Sequence[str]) -> Spec:
     found, others = parser.split(words, groups, f"experiments.{dataset}", _description(dataset, usual["preset"]))
     if others:
         raise InvalidInput(_unknown_word(others[0], every, usual["method"]))
-    return Spec.of(dataset, **of_file | found)
+    return of_file | found
 
 
 def _resumed_method(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,41 +90,7 @@ def _resumed_method(chosen: Mapping[str, Any]) -> dict[str, Any]:
     except InvalidInput:
         return {}
     with of_a_run(folder):
-        return {"method": own_values(config, chosen, trust=chosen.get("trust", False))["method"]}
-
-
-# A table needs each command several times.
-_parsed = functools.lru_cache(maxsize=4096)(parse)
-
-
-@dataclass(frozen=True)
-class RunCommand:
-    """Command of a single run of a table, figure or sweep: its arguments are those without --seed and --out."""
-
-    dataset: str
-    arguments: tuple[str, ...]
-    seed: int = 0
-
-    @classmethod
-    def of(cls, row: Published, words: Sequence[str] = (), seed: int = 0) -> "RunCommand":
-        """The run that reproduces a published accuracy, with further options."""
-        return cls(row.dataset, (*row.arguments, *words), seed)
-
-    def spec(self, folder: str | Path | None = None) -> Spec:
-        """The run, checked, with its results in a folder."""
-        parsed = _parsed(self.dataset, self.arguments)
-        if parsed.distributed:
-            raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
-        out, given = (None, {"seed"}) if folder is None else (str(folder), {"seed", "out"})
-        # Many runs would fill the disk.
-        keep = parsed.keep_state if "keep_state" in parsed.given else "never"
-        return dataclasses.replace(parsed, seed=self.seed, out=out, keep_state=keep, given=parsed.given | given)
-
-    def command(self, folder: str | Path | None = None) -> str:
-        """Shell command of the same run."""
-        out = () if folder is None else ("--out", str(folder))
-        module = f"experiments.{self.dataset}"
-        return shlex.join(["python", "-m", module, *self.arguments, "--seed", str(self.seed), *out])
+        return {"method": own_values(config, chosen)["method"]}
 
 
 def _grouped(method: str, options: Mapping[str, Option]) -> list[OptionGroup]:
@@ -134,7 +107,7 @@ def _grouped(method: str, options: Mapping[str, Option]) -> list[OptionGroup]:
 
 
 def _unknown_word(word: str, options: Mapping[str, Option], method: str) -> str:
-    """Error message for a word that is no option of a run, or not of this method."""
+    """Error message for a word that neither a run nor this method has as an option."""
     head = word.partition("=")[0].replace("_", "-")
     if head.startswith("--"):
         return unknown_option(head, [name for option in options.values() for name in option.flags], method)

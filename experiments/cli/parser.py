@@ -17,7 +17,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from experiments.fields import Argument, Option, element_of
+from experiments.spec.option_notes import Argument, Option, element_of
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import describe, hint, listed, notes_of, parts, unknown
 
@@ -129,12 +129,12 @@ def _settings(option: Option) -> dict[str, Any]:
 
 
 def _escaped(text: str) -> str:
-    """Text that argparse prints as it is."""
+    """Text in which argparse replaces nothing."""
     return text.replace("%", "%%")
 
 
 def _metavar(kind: Any, file: str) -> str:
-    """Placeholder of a value in the help, such as INT|None; `file` is that of a text beside choices."""
+    """Placeholder of a value in the help, such as INT|None; `file` stands for a text beside choices."""
     names: list[str] = []
     for part in parts(element_of(kind) or kind):
         if get_origin(part) is Literal:
@@ -169,7 +169,7 @@ def _hyphenated(word: str, known: Iterable[str]) -> str:
 
 
 def unknown_option(word: str, options: Mapping[str, Option]) -> str:
-    """Error message for a word that is no option, with the nearest of those that there are."""
+    """Error message for an unknown option, with the nearest known one."""
     known = [name for option in options.values() for name in option.flags]
     head = word.partition("=")[0].replace("_", "-")
     if not head.startswith("-"):
@@ -177,12 +177,16 @@ def unknown_option(word: str, options: Mapping[str, Option]) -> str:
     return f"unknown option {head}{(hint(head, known) if head.startswith('--') else '') or ': see --help'}"
 
 
-def check_new(option: str, path: Path | None, *endings: str) -> None:
-    """Raise InvalidInput if an option names a file that is there, or whose name has none of the endings."""
+def check_new(option: str, path: Path | None, *endings: str, overwrite: bool | None = None) -> None:
+    """Raise InvalidInput if an option names a file that is there, or whose name has none of the endings.
+
+    `overwrite` is the value of --overwrite, of commands that have it.
+    """
     if path is not None and endings and path.suffix not in endings:
         raise InvalidInput(f"{option} {path}: the name ends in {listed(endings)}")
-    if path is not None and path.expanduser().exists():
-        raise InvalidInput(f"{option} {path} is there already: give another name, or remove it")
+    if path is not None and path.expanduser().exists() and not overwrite:
+        way = "remove it" if overwrite is None else "--overwrite"
+        raise InvalidInput(f"{option} {path} is there already: give another name, or {way}")
 
 
 def choose(name: str, asked: Iterable[str], choices: Iterable[str]) -> None:
@@ -197,7 +201,7 @@ def summary(entity: Any) -> str:
 
 
 def field_texts(kind: type) -> dict[str, str]:
-    """Name -> docstring after each field of a class and of those that it inherits from."""
+    """Name -> docstring after each field of a class and of its bases."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__[:-1]):
         module = sys.modules[one.__module__]

@@ -1,13 +1,11 @@
 """Reading of a run's files."""
 
 import functools
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, ReportedRound
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
@@ -16,11 +14,14 @@ from experiments.folder.run_folder import (
     VALIDATION,
     digest,
     digest_of_content,
+    evaluations,
 )
-from experiments.identity import relevant_options
-from experiments.own_code import read as read_file
-from experiments.spec import Spec
+from experiments.spec.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, ReportedRound
+from experiments.spec.identity import relevant_options
+from experiments.spec.own_code import read as read_file
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
+from pfl_jax.frames import read_json, read_metrics, task_of
 
 
 def read_summary(folder: str | Path) -> dict[str, Any]:
@@ -43,32 +44,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return read_json(Path(folder) / CONFIG)
 
 
-def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Evaluations of a run in order, see `Evaluation.record`; InvalidInput if they cannot be read.
-
-    An incomplete last line is left out: the run continues, or was killed while it wrote.
-    """
-    text = _text(Path(folder) / METRICS)
-    lines = text.splitlines()
-    if lines and not text.endswith("\n"):
-        lines.pop()
-    return [_parse_json(line, Path(folder) / METRICS) for line in lines]
-
-
 def measured(line: dict[str, Any]) -> list[Protocol]:
     """Protocols of an evaluation."""
     return [protocol for protocol in PROTOCOLS if isinstance(line.get(protocol), dict)]
-
-
-def read_json(path: str | Path) -> dict[str, Any]:
-    """Content of a JSON file; InvalidInput if it cannot be read."""
-    return _parse_json(_text(Path(path)), Path(path))
-
-
-def task_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Scores of a run, the primary one first, those in percent, and whether high values of the primary one are good."""
-    usual = {"scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": ["accuracy", "macro_f1", "auc"]}
-    return usual | {"higher_is_better": True} | config.get("task", {})
 
 
 def data_name(config: dict[str, Any]) -> str:
@@ -80,12 +58,12 @@ def data_name(config: dict[str, Any]) -> str:
 
 
 def number_of_clients(config: dict[str, Any]) -> int:
-    """Number of a run's clients, without those that are held out."""
+    """Number of a run's clients that take part: without held-out ones."""
     options = config["options"]
     return len(config.get("train_examples", ())) or options["num_clients"] - options.get("held_out_clients", 0)
 
 
-def over(summaries: Iterable[Mapping[str, Any]], everyone: int) -> str:
+def coverage_text(summaries: Iterable[Mapping[str, Any]], everyone: int) -> str:
     """Over how many of all clients the means of some evaluations are, "5 of 8 clients"; "" where over all."""
     # Over none there is no mean.
     counts = [one["clients"] for one in summaries if one.get("clients")]
@@ -100,13 +78,13 @@ def axis(config: dict[str, Any]) -> str:
     return f"{name} in %" if name in task_of(config)["in_percent"] else name
 
 
-def chosen(config: dict[str, Any], means: Iterable[float]) -> float:
+def best_mean(config: dict[str, Any], means: Iterable[float]) -> float:
     """Best of some means of the primary score."""
     return max(means) if task_of(config)["higher_is_better"] else min(means)
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """A stored run, in its folder or as a committed result; its results depend on the setting, and on the seed.
 
     Attributes:
@@ -172,16 +150,18 @@ class Run:
         """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
         one."""
         means = self.curve(protocol, average)
-        known = [mean for mean in means if mean is not None]
-        return means[-1] if score == "last" else chosen(self.config, known) if known else None
+        if score == "last":
+            return means[-1]
+        compared = [line[protocol][FIELD[average]] for line in evaluations(self.lines, protocol)]
+        known = [mean for mean in compared if mean is not None]
+        return best_mean(self.config, known) if known else None
 
     def clients(
         self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients"
     ) -> dict[str, int]:
         """Number of the clients of `accuracy`, as "clients"; none where it is not known."""
-        means = self.curve(protocol, average)
-        where = len(means) - 1 if score == "last" else means.index(self.accuracy(protocol, score, average))
-        summary = self.lines[where][protocol]
+        # The best round has as many as the last one.
+        summary = self.lines[-1][protocol]
         return {"clients": summary["clients"]} if "clients" in summary else {}
 
     def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
@@ -201,12 +181,12 @@ class Run:
         return next((line[protocol]["mean"] for line in self.lines if line["round"] == number), None)
 
 
-def read(folder: Path, asked: Protocol | None = None) -> Run:
+def read(folder: Path, asked: Protocol | None = None) -> StoredRun:
     """Run in a folder; `asked` is the protocol that is reported first, by default the run's own."""
     config = read_config(folder)
     # Before the lines: a run that is finished meanwhile counts as one that goes on, with the lines that it had then.
     summary = read_summary(folder) if (folder / SUMMARY).exists() else None
-    run = Run(folder, config, read_metrics(folder), summary, asked)
+    run = StoredRun(folder, config, read_metrics(folder), summary, asked)
     try:
         # Of an edited configuration they say what is missing.
         _ = run.setting, run.data, run.is_real
@@ -215,24 +195,3 @@ def read(folder: Path, asked: Protocol | None = None) -> Run:
     if not all("round" in line and "received" in line for line in run.lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
     return run
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_file(path).decode()
-    except UnicodeDecodeError:
-        raise _damaged(path) from None
-
-
-def _parse_json(text: str, path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise _damaged(path)
-    return content
-
-
-def _damaged(path: Path) -> InvalidInput:
-    return InvalidInput(f"{path} is damaged: remove it, with its folder if it is a run's, and it is made again")

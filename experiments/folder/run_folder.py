@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.choices import FIELD, Average, Protocol
-from experiments.own_code import read
+from experiments.spec.choices import FIELD, Average, Protocol
+from experiments.spec.own_code import read
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
 from pfl_jax.engine.checkpoint import FOLDER
@@ -33,7 +33,7 @@ ROOT = Path("runs")
 """Place of runs without --out."""
 
 TENSORBOARD, WANDB, WANDB_ID = "tensorboard", "wandb", "wandb.json"
-"""Folders of trackers in that of the run, and the file with the run's id at W&B, under which it is resumed."""
+"""Subfolders of trackers, and the file with the run's id at W&B, under which it is resumed."""
 
 VALIDATION = "validation"
 """Entry of an evaluation with the summaries on validation examples, by protocol."""
@@ -41,8 +41,8 @@ VALIDATION = "validation"
 HONEST, ATTACKERS = "honest", "attackers"
 """Entries of an evaluation with the summaries of honest clients and of attackers, by protocol."""
 
-VIRTUAL = "virtual_seconds"
-"""Entry of an evaluation with the time at which its round ends, of runs with --device-trace."""
+TRAINED_BETWEEN = "trained_between"
+"""Entry of an evaluation: "round", "mean", "pooled" and "clients" by `trained` of the rounds since the one before."""
 
 DIGESTS = "digests"
 """Entry of the summary: name of a run's file -> its digest, against damage and not against intent."""
@@ -102,23 +102,43 @@ def evaluation(
         for score in task.scores:
             # "received_per_client" of the primary one, others as "received_loss_per_client".
             key = "" if score is task.primary else f"{score.name}_"
-            line[f"{name}_{key}per_client"] = shown(score, one)
+            line[f"{name}_{key}per_client"] = per_client_values(score, one)
     return strict(line)
 
 
 def best(
     lines: Sequence[Line], protocol: Protocol, average: Average = "clients", *, higher_is_better: bool = True
 ) -> Line:
-    """First evaluation with the best mean score over clients or examples, on validation examples if there are."""
+    """First evaluation with the best mean score over clients or examples, on validation examples if there are.
+
+    See `evaluations` for which ones count.
+    """
 
     def goodness(line: Line) -> float:
         mean = line.get(VALIDATION, line)[protocol][FIELD[average]]
         return -math.inf if mean is None else mean if higher_is_better else -mean
 
-    return max(lines, key=goodness)
+    return max(evaluations(lines, protocol), key=goodness)
 
 
-def shown(score: Score, scores: Scores) -> list[float]:
+def evaluations(lines: Sequence[Line], protocol: Protocol) -> list[Line]:
+    """Evaluations that are compared for the best round.
+
+    By `trained` they are those of all rounds, unless there are validation examples. Those of fewer clients than the
+    last one are left out: until all have been trained, an accuracy belongs to other clients.
+    """
+    found = list(lines)
+    if protocol == "trained" and VALIDATION not in lines[-1]:
+        tables = [table for line in lines if (table := line.get(TRAINED_BETWEEN))]
+        rows = [dict(zip(table, row, strict=True)) for table in tables for row in zip(*table.values(), strict=True)]
+        found = sorted(
+            [*found, *({"round": row["round"], protocol: row} for row in rows)], key=lambda line: line["round"]
+        )
+    clients = lines[-1][protocol].get("clients")
+    return [line for line in found if line[protocol].get("clients") == clients]
+
+
+def per_client_values(score: Score, scores: Scores) -> list[float]:
     """Values [N] of a score as files have them; NaN stays NaN."""
     return [rounded((100 if score.percent else 1) * float(value)) for value in scores[score.name]]
 

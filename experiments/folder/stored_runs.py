@@ -1,28 +1,29 @@
 """Runs found in folders, grouped by setting: runs of a group differ only in their seed."""
 
 import dataclasses
+import functools
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.choices import Protocol
 from experiments.folder import load
-from experiments.folder.load import Run, read
-from experiments.folder.run_folder import CONFIG, METRICS, VALIDATION
-from experiments.hyper_parameters import defaults
-from experiments.options import Options
-from experiments.own_code import label
+from experiments.folder.load import StoredRun, read
+from experiments.folder.run_folder import VALIDATION
 from experiments.papers import published
-from pfl_jax.engine.checkpoint import FOLDER
+from experiments.spec.choices import Protocol
+from experiments.spec.hyper_parameters import defaults
+from experiments.spec.option_notes import label
+from experiments.spec.options import Options
 from pfl_jax.errors import InvalidInput
+from pfl_jax.frames import find_runs
 from pfl_jax.methods import METHODS
 
-_NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Group:
     """Runs of one setting, sorted by seed, with a label that distinguishes it from other groups on the same data."""
 
     label: str
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class Group:
         return any(run.summary is not None for run in self.runs)
 
     @property
-    def counted(self) -> list[Run]:
+    def counted(self) -> list[StoredRun]:
         """Runs that the statistics use: the finished ones, or all with an evaluation if none is finished."""
         finished = [run for run in self.runs if run.summary is not None and run.lines]
         return finished or [run for run in self.runs if run.lines]
@@ -74,7 +75,7 @@ class Group:
         evaluated = [{line["round"] for line in run.lines} for run in self.counted]
         return sorted(set.intersection(*evaluated)) if evaluated else []
 
-    @property
+    @functools.cached_property
     def published(self) -> published.Published | None:
         """Published accuracy for exactly this setting."""
         return published.find(self.runs[0].spec, is_real=self.is_real)
@@ -124,30 +125,17 @@ def renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
     return found
 
 
-def find(paths: Iterable[Path]) -> list[Path]:
-    """Folders of runs among and below the given ones."""
-    found: dict[Path, Path] = {}
-    for path in paths:
-        path = path.expanduser()
-        if not path.is_dir():
-            raise InvalidInput(f"{path} is not a folder: give those of runs, or one above them")
-        here = []
-        for folder, below, files in os.walk(path):
-            below[:] = sorted(name for name in below if name not in _NOT_SEARCHED)
-            if CONFIG in files and METRICS in files:
-                here.append(Path(folder))
-        if not here:
-            raise InvalidInput(f"there is no run in {path}: a run's folder holds {CONFIG} and {METRICS}")
-        found |= {folder.resolve(): folder for folder in here if folder.resolve() not in found}
-    return list(found.values())
+def grouped(*folders: str | Path, asked: Protocol | None = None) -> tuple[list[Group], list[StoredRun]]:
+    """Groups of the runs in and below some folders, see `group`; `asked` is the protocol that is reported first."""
+    return group([read(folder, asked) for folder in find_runs(*folders)])
 
 
-def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
+def group(runs: Sequence[StoredRun]) -> tuple[list[Group], list[StoredRun]]:
     """Group runs of one setting; groups on the same data stand together.
 
     Returns the groups, and the runs that are left out: another one of the same setting and seed is as far or further.
     """
-    by_key: dict[str, dict[int, Run]] = {}
+    by_key: dict[str, dict[int, StoredRun]] = {}
     repeated = []
     for run in runs:
         others = by_key.setdefault(json.dumps([run.data, run.setting], sort_keys=True, default=str), {})
@@ -156,7 +144,7 @@ def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
             others[run.seed] = run
         if known is not None:
             repeated.append(known if others[run.seed] is run else run)
-    by_data: dict[str, list[tuple[Run, ...]]] = {}
+    by_data: dict[str, list[tuple[StoredRun, ...]]] = {}
     for of_seeds in by_key.values():
         members = tuple(of_seeds[seed] for seed in sorted(of_seeds))
         by_data.setdefault(members[0].data, []).append(members)
@@ -167,17 +155,17 @@ def group(runs: Sequence[Run]) -> tuple[list[Group], list[Run]]:
 
 
 def labelled(groups: Sequence[Group]) -> list[Group]:
-    """Groups with labels that say what distinguishes them from each other."""
+    """Groups with labels that tell them from each other."""
     names = _labels([one.setting for one in groups])
     return [replace(one, label=name) for one, name in zip(groups, names, strict=True)]
 
 
-def _progress(run: Run) -> tuple[bool, int]:
+def _progress(run: StoredRun) -> tuple[bool, int]:
     return run.summary is not None, run.round
 
 
 def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Name of each group: the method, and what distinguishes it from others with the same method."""
+    """Name of each group: the method, and the options in which it differs from others with the same method."""
     whole, brief = [], []
     for setting in settings:
         same = [other for other in settings if other["method"] == setting["method"]]
@@ -219,8 +207,8 @@ def plain(value: Any) -> str:
     return "—" if value is None else str(value)
 
 
-def load_runs(*folders: str | Path) -> Any:
-    """Table of the runs in folders, one row each: a pandas DataFrame where pandas is installed, else a list of rows.
+def load_runs(*folders: str | Path) -> "DataFrame":
+    """Table of the runs in folders, one row each.
 
     A row has the run's folder, data, seed and state ("finished"), every option and hyper-parameter that its results
     depend on, the last evaluated round, and the means over clients of its task's scores under each protocol measured,
@@ -233,15 +221,13 @@ def load_runs(*folders: str | Path) -> Any:
     Raises:
       InvalidInput: a folder is missing or holds no run, or a run cannot be read.
     """
-    rows = [_row(read(folder)) for folder in find([Path(folder) for folder in folders])]
-    try:
-        import pandas  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return rows
-    return pandas.DataFrame(rows)
+    # Imported now: most commands do without it.
+    import pandas
+
+    return pandas.DataFrame([_row(read(folder)) for folder in find_runs(*folders)])
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: StoredRun) -> dict[str, Any]:
     row = {"folder": str(run.path), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
     row["round"] = run.round
     last, (primary, *others) = run.lines[-1] if run.lines else {}, load.task_of(run.config)["scores"]

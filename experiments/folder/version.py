@@ -2,25 +2,26 @@
 
 import functools
 import hashlib
+import io
+import json
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
 
 import pfl_jax
+from experiments.folder.run_folder import CONFIG
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import version_of
 
 PACKAGE = Path(pfl_jax.__file__).parent
 
 EXPERIMENTS = Path(__file__).parents[1]
-BUILDING = (
-    *("cli", "run", "sweep", "choices.py", "fields.py", "groups.py", "hyper_parameters.py", "identity.py"),
-    *("options.py", "own_code.py", "own_data.py", "presets.py", "spec.py"),
-)
+BUILDING = ("cli", "run", "spec", "commands/batch.py", "commands/sweep.py")
 """Folders and files of `experiments` that say what a run is, build and train it; all others read runs."""
 
-Trust: TypeAlias = Literal["sources", "version", "all"]
-"""Code that counts as today's: the same sources, any with the same version of the method, or all."""
+ComparedCode: TypeAlias = Literal["sources", "version"]
+"""Code that counts as today's: the same sources, or any with the same version of the method."""
 
 RESUMED_BY = "resumed_by"
 """Entry of config.json with the other code that trained later rounds of a run, as in `versions_behind`."""
@@ -49,7 +50,7 @@ def method_version(method: str) -> int | None:
 
 
 def code_version(method: str) -> dict[str, Any]:
-    """Today's code for a method, as it is compared."""
+    """Today's code for a method: what is compared with the code behind a run."""
     return source_versions() | {"method_version": method_version(method)}
 
 
@@ -59,13 +60,63 @@ def versions_behind(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [began | {"method_version": config.get("method_version")}, *config.get(RESUMED_BY, [])]
 
 
-def by_other_code(config: Mapping[str, Any], trust: Trust) -> bool:
+def by_other_code(config: Mapping[str, Any], compared: ComparedCode) -> bool:
     """Whether other code than what counts as today's made a run, or some of its rounds; unknown code is other code."""
     own = code_version(config["options"]["method"])
     # The version of a user's own method is its text, which is an option of the run.
-    by_number = trust == "version" and own["method_version"] is not None
-    compared = () if trust == "all" else ("method_version",) if by_number else source_versions()
-    return any(one.get(name) != own[name] for one in versions_behind(config) for name in compared)
+    by_number = compared == "version" and own["method_version"] is not None
+    names = ("method_version",) if by_number else tuple(source_versions())
+    return any(one.get(name) != own[name] for one in versions_behind(config) for name in names)
+
+
+def commit_behind(folder: str | Path) -> str:
+    """Commit whose library made the run in a folder, ", of commit 1a2b3c4"; "" where none has these sources."""
+    config = json.loads((Path(folder) / CONFIG).read_text())
+    commit = commit_of(str(config.get("versions", {}).get(PACKAGE.name)), newest=100)
+    return f", of commit {commit[:7]}" if commit else ""
+
+
+def note_on_code(config: Mapping[str, Any]) -> str:
+    """Note on a run that went on under other code of this project; "" for any other."""
+    return f"its last rounds are of other code than its first ones, see {RESUMED_BY}" if RESUMED_BY in config else ""
+
+
+@functools.cache
+def commit_of(version: str, newest: int = 100_000) -> str | None:
+    """Newest commit in which the package has this `own_version`, among so many that changed it.
+
+    None where no commit has these sources (uncommitted changes), or there is no git.
+    """
+    folder = PACKAGE.name
+    try:
+        for commit in _git("rev-list", f"--max-count={newest}", "HEAD", "--", folder).decode().split():
+            if digest_of_sources(_files(commit, folder)) == version:
+                return commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return None
+
+
+_BLOBS: dict[str, bytes] = {}
+"""Name of a content in git -> the content: commits share most of theirs."""
+
+
+def _files(commit: str, folder: str) -> Iterator[tuple[PurePosixPath, bytes]]:
+    lines = _git("ls-tree", "-r", "-z", commit, "--", folder).decode().split("\0")
+    parts = (line.partition("\t") for line in lines)
+    blobs = {name: about.split()[2] for about, _, name in parts if name.endswith(".py")}
+    wanted = [blob for blob in {*blobs.values()} if blob not in _BLOBS]
+    content = io.BytesIO(_git("cat-file", "--batch", given="\n".join(wanted).encode()) if wanted else b"")
+    for blob in wanted:
+        # "NAME blob SIZE", the content, and a line break.
+        _BLOBS[blob] = content.read(int(content.readline().split()[2]))
+        content.readline()
+    for name, blob in blobs.items():
+        yield PurePosixPath(name).relative_to(folder), _BLOBS[blob]
+
+
+def _git(*words: str, given: bytes | None = None) -> bytes:
+    return subprocess.run(["git", "-C", PACKAGE.parent, *words], check=True, capture_output=True, input=given).stdout
 
 
 def _sources(folder: Path, root: Path) -> Iterator[tuple[PurePosixPath, bytes]]:

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.fields import flag
 from experiments.host.exit_codes import INVALID, print_line
 from experiments.host.jax_config import devices
-from experiments.own_code import by_content
-from experiments.spec import Spec
+from experiments.spec.option_notes import flag
+from experiments.spec.own_code import by_content
+from experiments.spec.spec import Spec
 from pfl_jax.engine.mapping import AXIS, client_mesh
 from pfl_jax.errors import InvalidInput
 

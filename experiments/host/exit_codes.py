@@ -62,7 +62,7 @@ def exit_code(work: Callable[[], None]) -> int:
     return 0
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End the process with an exit code; after SIGINT at once, unless other processes wait for this one.
 
     Python's own way out destroys JAX's client, which waits for XLA's threads while they compile, for some ten seconds,

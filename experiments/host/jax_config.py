@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from experiments.options import Options
+from experiments.spec.options import Options
 from pfl_jax.errors import InvalidInput
 
 MATMUL_PRECISION: dict[str, str] = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}

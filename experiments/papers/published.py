@@ -6,12 +6,12 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.fields import texts_of
-from experiments.identity import relevant_options
 from experiments.papers import settings
 from experiments.papers.settings import Measure
-from experiments.presets import PROCEDURES
-from experiments.spec import Spec
+from experiments.spec.identity import relevant_options
+from experiments.spec.option_notes import option_words
+from experiments.spec.presets import PROCEDURES
+from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
 
 FILE = Path(__file__).with_name("paper_results.csv")
@@ -46,28 +46,33 @@ class Published(NamedTuple):
         return f"{settings.PAPERS[self.paper].name}, Table {self.table}"
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Options of the run that reproduces it, but for its seed."""
+        own = settings.ALIASES[self.method].options if self.method in settings.ALIASES else {}
+        # "fedpac -alignment" is without it.
+        switches = dict.fromkeys(self.method.split(" -")[1:], False)
+        found = {"preset": settings.PAPERS[self.paper].preset, "num_clients": self.clients}
+        found |= {**settings.method_options(self.paper, self.method, self.procedure), **own, **switches}
+        found |= settings.SETTINGS[self.setting] | ({"procedure": self.procedure} if self.procedure else {})
+        if self.measure.score == "best" and self.measure.protocol != "trained":
+            # The best of all rounds; training itself gives the scores of `trained` in every round.
+            found["eval_every"] = 1
+        return found
+
+    @property
     def arguments(self) -> tuple[str, ...]:
-        """Command line of the run that reproduces it, without seed and results folder."""
-        _, *switches = settings.ALIASES.get(self.method, self.method.replace(" -", " --no-")).split()
-        own = " ".join([settings.method_name(self.method, self.procedure), *switches])
-        command = f"--preset {settings.PAPERS[self.paper].preset} --method {own} --num-clients {self.clients}"
-        command += f" {settings.SETTINGS[self.setting]}"
-        command += f" --procedure {self.procedure}" if self.procedure else ""
-        if self.measure.protocol == "before_aggregation":
-            command += f" --eval-protocol {self.measure.protocol}"
-        return tuple(command.split())
+        """Its options as on a command line."""
+        return tuple(option_words(self.options))
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - rows are few, and a run is compared with all of them.
     def spec(self) -> Spec:
         """The run that reproduces it; InvalidInput if it cannot be run."""
-        return Spec.of(self.dataset, **texts_of(self.arguments))
+        return Spec.of(self.dataset, **self.options)
 
     @property
     def measure(self) -> Measure:
-        """Definition of the accuracy: FedAS's released code does not evaluate all methods alike."""
-        usual, name = settings.PAPERS[self.paper].measure, settings.method_name(self.method, self.procedure)
-        own = settings.FEDAS_PROTOCOLS.get(self.method if " -" in self.method else name)
-        return usual._replace(protocol=own) if own and self.paper == "fedas" else usual
+        """Definition of the accuracy."""
+        return settings.measure(self.paper, self.method, self.procedure)
 
 
 def load() -> list[Published]:
@@ -91,7 +96,6 @@ def find(spec: Spec, *, is_real: bool) -> Published | None:
     """
     if not is_real:
         return None
-    wanted = _compared_options(spec)
     rows = load()
     rows += [row._replace(procedure=name) for row in rows if row.procedure for name in [*PROCEDURES][1:]]
     for row in rows:
@@ -102,17 +106,20 @@ def find(spec: Spec, *, is_real: bool) -> Published | None:
         if same and settings.method_name(row.method, row.procedure) == spec.method:
             # A row whose command line is invalid cannot match.
             with contextlib.suppress(InvalidInput):
-                if _compared_options(row.spec()) == wanted:
+                if _compared_options(row.spec(), row.measure) == _compared_options(spec, row.measure):
                     return row
     return None
 
 
-def _compared_options(spec: Spec) -> dict[str, Any]:
-    """Options that must be as in the paper, which does not report float precision, nor FedPAC how often it evaluates;
-    FedAS's highest accuracy is that of all rounds."""
-    compared = relevant_options(spec) | {"procedure": spec.kind_of_rounds}
-    for name in ("eval_every", "precision") if spec.preset == "fedpac" else ("precision",):
-        compared.pop(name, None)
+def _compared_options(spec: Spec, measure: Measure) -> dict[str, Any]:
+    """Options that must be as in the paper, which does not report float precision, nor FedPAC how often it evaluates.
+
+    FedAS's highest accuracy is that of all rounds, in which training itself gives the scores by `trained`.
+    """
+    compared = relevant_options(spec)
+    del compared["precision"]
+    if spec.preset == "fedpac" or measure.protocol == "trained":
+        del compared["eval_every"]
     if spec.preset == "fedpac":
         # FedPAC's paper does not mention augmentation, which its released code has for color images; a run may be
         # compared with or without it.

@@ -1,9 +1,9 @@
-"""Tables of the papers as plain data: command-line options for the entries of paper_results.csv."""
+"""Tables of the papers as plain data: options for the entries of paper_results.csv."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from experiments.choices import Average, Protocol, ReportedRound
+from experiments.spec.choices import Average, Protocol, ReportedRound
 
 _WORDS = {
     "received": "after aggregation (received)",
@@ -49,7 +49,7 @@ _FULL_LAST_ROUND = (
 _MODELS = "FedPAC does not state the number of models of HypCluster and FedEM here; the default is 3."
 _UNSTATED = (
     "FedAS does not say which prototypes its FedProto uses; here the global ones, as in FedProto's own paper.",
-    "FedAS gives no mu of FedProx: here 0.01, in its released code 0.1 (--method fedprox_ft --mu 0.1).",
+    "FedAS gives no mu of FedProx: as printed it is 0.01 here, as released 0.1, which the released code has.",
     "FedAS has one learning rate for all methods; FedPAC's head keeps its own 0.1 (--method fedpac --head-lr 0.005).",
 )
 
@@ -60,7 +60,7 @@ class Publication(NamedTuple):
     Attributes:
       name: for display.
       preset: with the default settings of its tables.
-      measure: of its tables and figures.
+      measure: of its tables and figures; that of a single method is given by `measure`.
       tables: number -> title, and notes: details that the paper does not state, and the choices made here.
     """
 
@@ -102,46 +102,62 @@ PAPERS: dict[str, Publication] = {
     ),
 }
 
-_GROUPED = "--partition grouped --s 20"
-_EVERYONE = "--participation 1.0"
+_GROUPED: dict[str, Any] = {"partition": "grouped", "s": 20.0}
+_EVERYONE = {"participation": 1.0}
 
 
-def fedas_setting(beta: float, participation: float) -> str:
+def fedas_setting(beta: float, participation: float) -> dict[str, Any]:
     """Options of FedAS's Dirichlet partition."""
-    return f"--partition dirichlet --dirichlet-protocol fedas --beta {beta} --participation {participation}"
+    return {
+        "partition": "dirichlet",
+        "dirichlet_protocol": "fedas",
+        "beta": beta,
+        "participation": participation,
+    }
 
 
-SETTINGS: dict[str, str] = {
-    "grouped s=20": f"{_GROUPED} {_EVERYONE}",
-    "grouped s=20 participation=0.3": f"{_GROUPED} --participation 0.3 --full-last-round",
-    "concept shift": f"{_GROUPED} --shift labels {_EVERYONE}",
-    "feature skew (rotation)": f"{_GROUPED} --shift rotation {_EVERYONE}",
-    "grouped s=20 sizes {300,600,1200}": f"{_GROUPED} --size-choices 300 600 1200 {_EVERYONE}",
-    "grouped s=20 size=50 participation=0.03": f"{_GROUPED} --train-size 50 --participation 0.03 --full-last-round",
-    "pathological random": f"--partition pathological --pathological-protocol random {_EVERYONE}",
-    "pathological clustered": f"--partition pathological --pathological-protocol clustered {_EVERYONE}",
+def _pathological(protocol: str) -> dict[str, Any]:
+    return {"partition": "pathological", "pathological_protocol": protocol, **_EVERYONE}
+
+
+def _few(participation: float) -> dict[str, Any]:
+    return {"participation": participation, "full_last_round": True}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "grouped s=20": _GROUPED | _EVERYONE,
+    "grouped s=20 participation=0.3": _GROUPED | _few(0.3),
+    "concept shift": _GROUPED | _EVERYONE | {"shift": "labels"},
+    "feature skew (rotation)": _GROUPED | _EVERYONE | {"shift": "rotation"},
+    "grouped s=20 sizes {300,600,1200}": _GROUPED | _EVERYONE | {"size_choices": (300, 600, 1200)},
+    "grouped s=20 size=50 participation=0.03": _GROUPED | _few(0.03) | {"train_size": 50},
+    "pathological random": _pathological("random"),
+    "pathological clustered": _pathological("clustered"),
     # The whole dataset, by FedPAC's own protocol.
-    "dirichlet beta=1.0 participation=0.3": (
-        "--partition dirichlet --dirichlet-protocol fedpac --beta 1.0 --train-size None --test-size None "
-        "--participation 0.3 --full-last-round"
-    ),
+    "dirichlet beta=1.0 participation=0.3": fedas_setting(1.0, 0.3)
+    | _few(0.3)
+    | {"dirichlet_protocol": "fedpac", "train_size": None, "test_size": None},
 } | {
     f"dirichlet beta={beta} participation={participation}": fedas_setting(beta, participation)
     for beta in (0.1, 0.3, 0.5)
     for participation in (0.2, 0.4, 0.6, 1.0)
 }
-"""setting -> its options; all other options are those of the preset."""
+"""setting -> its options; all other options have the preset's values."""
 
-ALIASES: dict[str, str] = {
-    "fedpac (replicated)": "fedpac",
-    "fedpac_proto (modified)": "fedpac_proto",
-    "fedproto": "fedproto_g",
-    "hypcluster_3": "hypcluster --clusters 3",
-    "hypcluster_5": "hypcluster --clusters 5",
-    "fedem_3": "fedem --learners 3",
-    "fedem_5": "fedem --learners 5",
-    "fedem_ft_3": "fedem_ft --learners 3",
-    "fedem_ft_5": "fedem_ft --learners 5",
+
+class Alias(NamedTuple):
+    """Name of a method in METHODS, and options of it."""
+
+    method: str
+    options: dict[str, Any]
+
+
+ALIASES: dict[str, Alias] = {
+    "fedpac (replicated)": Alias("fedpac", {}),
+    "fedpac_proto (modified)": Alias("fedpac_proto", {}),
+    "fedproto": Alias("fedproto_g", {}),
+    **{f"hypcluster_{number}": Alias("hypcluster", {"clusters": number}) for number in (3, 5)},
+    **{f"{name}_{number}": Alias(name, {"learners": number}) for name in ("fedem", "fedem_ft") for number in (3, 5)},
 }
 """Name of a method in a table, where it differs from METHODS -> name in METHODS and options."""
 
@@ -156,7 +172,21 @@ FIXED = frozenset(
 def method_name(method: str, procedure: str = "") -> str:
     """Name of a method of a table without options, such as "hypcluster" for "hypcluster_3".
 
-    By the released procedure of FedAS that of RELEASED_AS.
+    With FedAS's released procedure it is the name in RELEASED_AS.
     """
     released = RELEASED_AS.get(method, method) if procedure == "release" else method
-    return ALIASES.get(released, released).split()[0]
+    return ALIASES[released].method if released in ALIASES else released.split()[0]
+
+
+def measure(paper: str, method: str, procedure: str = "") -> Measure:
+    """Definition of a method's accuracies in a paper: FedAS's released code does not evaluate all methods alike."""
+    usual, name = PAPERS[paper].measure, method_name(method, procedure)
+    own = FEDAS_PROTOCOLS.get(method if " -" in method else name)
+    return usual._replace(protocol=own) if own and paper == "fedas" else usual
+
+
+def method_options(paper: str, method: str, procedure: str = "") -> dict[str, Any]:
+    """Options of a method's run in a paper: its name in METHODS, and the protocol where it is not always measured."""
+    protocol = measure(paper, method, procedure).protocol
+    asked = {"eval_protocol": protocol} if protocol == "before_aggregation" else {}
+    return {"method": method_name(method, procedure), **asked}

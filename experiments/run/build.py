@@ -1,6 +1,5 @@
 """An experiment, and how it is built from a spec: data, federation, model, method, settings."""
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -12,24 +11,24 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments import identity
-from experiments.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
-from experiments.fields import assignments, flag, is_own, is_partition_file
 from experiments.folder.run_folder import ExampleCounts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
-from experiments.hyper_parameters import parse_schedule, scheduled
-from experiments.options import Options, read_with
-from experiments.own_code import label, method_factory, said
 from experiments.run.models import check_scores, model_of, models_of, networks_file, own_task
-from experiments.spec import Spec, settings_of
+from experiments.spec import identity
+from experiments.spec.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
+from experiments.spec.hyper_parameters import parse_schedule, scheduled
+from experiments.spec.option_notes import assignments, flag, is_own, is_partition_file, label
+from experiments.spec.options import Options, read_with
+from experiments.spec.own_code import describe_foreign_error, method_factory
+from experiments.spec.spec import Spec, settings_of
 from pfl_jax import simulate
 from pfl_jax.base import Method, Model
 from pfl_jax.data import allocation, federated, partition, partition_files, sources
 from pfl_jax.data.augment import CropAndFlip
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine import chunking, clock, placement
+from pfl_jax.engine import chunking, placement
 from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.communication import Traffic, traffic
 from pfl_jax.engine.store import Federation
@@ -45,7 +44,7 @@ from pfl_jax.privacy import budgets as budgets_of
 from pfl_jax.schedules import MethodSchedule, Mixed, at_round
 from pfl_jax.tasks import CLASSIFICATION
 
-MOST_HOLDERS = {"grouped": 2, "pathological": 2, "iid": 1}
+MAX_CLIENTS_PER_EXAMPLE = {"grouped": 2, "pathological": 2, "iid": 1}
 """partition -> largest mean number of clients that hold the same training example. FedPAC's 100 clients of 600 examples
 hold more than CIFAR-10 has, so grouped and pathological partitions start over with a class that is exhausted."""
 
@@ -56,7 +55,7 @@ class Experiment:
 
     Attributes:
       spec: with the smaller defaults on embedded data.
-      dataset, data: the examples, and those of each client that takes part.
+      dataset, data: all examples, and the examples of each client that takes part.
       partition_digest: see `partition_files.digest_of`.
       method: method with its model and hyper-parameters.
       settings: of the simulation.
@@ -138,13 +137,13 @@ def load_data(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
 
 
 def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
-    """Load the data as it is, see `load_data`."""
+    """Load the data without states of a pretrained model, see `load_data`."""
     notify = functools.partial(print_notice, console)
     folder = spec.data_dir
     if folder is not None and spec.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
     if spec.dataset in WITH_FILES:
-        from experiments import own_data
+        from experiments.spec import own_data
 
         with warnings_as_notes(console):
             dataset = own_data.load(spec.dataset, own_data.with_installed(spec))
@@ -169,9 +168,9 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
 
 
 def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
-    """Run as it is on this data, and the defaults that are smaller because the data is embedded."""
+    """Run adapted to this data, and the defaults that are smaller because the data is embedded."""
     if spec.dataset in WITH_FILES:
-        from experiments import own_data
+        from experiments.spec import own_data
 
         return own_data.fitted(own_data.with_installed(spec), dataset), {}
     return (spec, {}) if dataset.is_real else spec.on_embedded_data()
@@ -182,7 +181,7 @@ def _notes(spec: Spec, dataset: Dataset) -> list[str]:
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
     if spec.dataset == CUSTOM:
-        from experiments import own_data
+        from experiments.spec import own_data
 
         notes += own_data.notes(dataset)
     if is_own(spec.model) and spec.task is not None:
@@ -218,15 +217,6 @@ def assemble(
     counts = np.asarray(data.train_count)
     method = make_method(spec, dataset)
     check_scores(at_round(method, 0).task, spec.target_accuracy)
-    if spec.device_trace is not None:
-        trace, sent = clock.read_devices(spec.device_trace), traffic(method, data)
-        planned = clock.timetable(
-            *(trace, trace.seconds(identity.visits(spec, counts), sent.up, sent.down), spec.rounds),
-            buffer=spec.buffer or settings.cohort_size(len(counts), 0),
-            concurrency=spec.concurrency,
-            seed=spec.seed,
-        )
-        settings = dataclasses.replace(settings, participation=1.0, timetable=planned)
     factory, key = method_factory(spec.method), jax.random.key(spec.seed)
     prepared = [flag(name) for name in ("normalize", "impute", "encode") if getattr(spec, name)]
     own = (f"inputs: prepared from the rows of all clients ({', '.join(prepared)})",) if prepared else ()
@@ -270,7 +260,7 @@ def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodS
     except Exception as error:
         if not is_own(spec.method):
             raise
-        raise InvalidInput(f"--method {spec.method} fails: {said(error)}") from None
+        raise InvalidInput(f"--method {spec.method} fails: {describe_foreign_error(error)}") from None
     if not isinstance(method, Method | Mixed):
         raise InvalidInput(f"--method {spec.method} returns a {type(method).__name__}, not a Method")
     schedules = spec.schedule
@@ -305,7 +295,7 @@ def divide(options: Options, dataset: Dataset) -> partition.Partition:
     sizes, there = named.get("train_size"), len(dataset.train_y)
     total = int(np.broadcast_to(0 if sizes is None else sizes, options.num_clients).sum())
     # Sizes are upper bounds with dirichlet, which never runs out. Shared may be test examples, and all of a stand-in.
-    if dataset.is_real and total > MOST_HOLDERS.get(options.partition, math.inf) * there:
+    if dataset.is_real and total > MAX_CLIENTS_PER_EXAMPLE.get(options.partition, math.inf) * there:
         raise InvalidInput(
             f"{options.num_clients} clients with {total} training examples in all are more than the {there} of "
             f"{dataset.description} can serve: use fewer clients, or a smaller --train-size"

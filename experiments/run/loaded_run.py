@@ -19,12 +19,12 @@ from experiments.run.resume import check_data, spec_of
 from pfl_jax.base import ClientData, Method, Model, Params, Personal, State
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
-from pfl_jax.engine.body import network_of
+from pfl_jax.engine.body import chain_of
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.engine.rounds import RoundProgram
 from pfl_jax.errors import InvalidInput
 from pfl_jax.files import as_params
-from pfl_jax.schedules import MethodSchedule, at_round
+from pfl_jax.schedules import MethodSchedule, at_round, mixture
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class LoadedRun:
     def personal(self, client: int) -> Personal:
         """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it."""
         self._check_client(client)
-        network, server, own = network_of(self.method, self.state, self.data.num_clients, client)
-        return self._personalize(network, self.data, server, self.state.key, self.state.round, client, own)
+        network, server, chain = chain_of(self.method, self.settings, self.state, self.data.num_clients, client)
+        return self._personalize(network, self.data, server, self.state.key, self.state.round, chain)
 
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:
@@ -65,7 +65,8 @@ class LoadedRun:
 
     def _method(self, client: int, index: int) -> Method:
         """Method of a client in a round."""
-        return at_round(self.method, index, network_of(self.method, self.state, self.data.num_clients, client)[0] or 0)
+        mixed = mixture(self.method)
+        return at_round(self.method, index, 0 if mixed is None else mixed.networks(self.data.num_clients)[client])
 
     def predict(self, client: int, inputs: Any) -> jax.Array:
         """Logits or log-probabilities [B, K] of a client's model for inputs [B, ...] as in `client_data`."""
@@ -81,17 +82,19 @@ class LoadedRun:
             raise InvalidInput(f"there is no client {client}: the run has clients 0 to {self.data.num_clients - 1}")
 
 
-def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
+def load_run(
+    folder: str | Path, *, method: str | None = None, model: str | None = None, loss: str | None = None
+) -> LoadedRun:
     """Load a finished run from its folder: the data is loaded and divided again, the state is read.
 
     Args:
       folder: the run's.
-      trust: whether files of an own method, model or loss that the folder names may be executed: they can do all that
-        you can.
+      method, model, loss: FILE.py:NAME, for your own files in the run. A file that only the folder names is not
+        executed: it could do all that you can.
 
     Raises:
-      InvalidInput: the run is not finished or kept no state, a file cannot be read or may not be executed, or its data,
-        or the text of its own method or model, is no longer the same.
+      InvalidInput: the run is not finished or kept no state, a file cannot be read, an own file is not named, or the
+        data or the text of an own file is no longer the same.
 
     Example:
       run = load_run("runs/digits-fedper-seed0-001")
@@ -106,9 +109,10 @@ def load_run(folder: str | Path, *, trust: bool = False) -> LoadedRun:
     checkpoints, last = Checkpoints(folder / FOLDER), summary.get("rounds_done")
     if last not in checkpoints.rounds():
         raise InvalidInput(f"{folder}: the run kept no state: make it again in a new folder, with --keep-state always")
+    named = {kind: name for kind, name in (("method", method), ("model", model), ("loss", loss)) if name is not None}
     # In this process alone, whichever began the run.
     alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
-    spec = spec_of(config | {"options": config.get("options", {}) | alone}, folder, "", trust=trust)
+    spec = spec_of(config | {"options": config.get("options", {}) | alone}, folder, "", named=named)
     experiment = build.build_experiment(spec, Console(quiet=True))
     check_data(folder, experiment.dataset.description)
 

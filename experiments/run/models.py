@@ -1,8 +1,10 @@
 """Networks of a run: built in, pretrained, or of the user's own file, with the task, loss and adapters asked for."""
 
 import dataclasses
+import inspect
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.choices import PRETRAINED, TARGETS, networks
-from experiments.fields import is_own
-from experiments.options import Options, read_with
-from experiments.own_code import function, read, said
+from experiments.spec.choices import PRETRAINED, TARGETS, networks
+from experiments.spec.option_notes import is_own
+from experiments.spec.options import Options, read_with
+from experiments.spec.own_code import describe_foreign_error, function, read
 from pfl_jax.base import Model
 from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, describe_value
-from pfl_jax.networks import with_features
+from pfl_jax.networks import torch_modules, with_features
 from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives.metrics import Summary
@@ -74,22 +76,32 @@ def _num_outputs(task: str | None, dataset: Dataset) -> int:
 def own_model(
     name: str, input_shape: Sequence[int], outputs: int, input_dtype: Any, task: Task | None, head: str | None
 ) -> Model:
-    """Model of FILE.py:NAME, a function (input_shape, num_classes) -> a `Model` or a flax module.
+    """Model of FILE.py:NAME, a function (input_shape, num_classes) -> a `Model` or a module, or a PyTorch class.
 
-    Its task is `task`, None for its own one; `head` names that of a flax module.
+    Its task is `task`, None for its own one; `head` names the head of a module.
     """
-    make = function("model", name)
     try:
-        made = make(tuple(input_shape), outputs)
+        made = _made(name, input_shape, outputs)
     except Exception as error:
-        raise InvalidInput(f"--model {name} fails for inputs of shape {tuple(input_shape)}: {said(error)}") from None
+        raise InvalidInput(
+            f"--model {name} fails for inputs of shape {tuple(input_shape)}: {describe_foreign_error(error)}"
+        ) from None
     try:
         if not isinstance(made, Model):
             own_task = task or CLASSIFICATION
-            named = {} if head is None else {"head": head}
+            named: dict[str, Any] = {} if head is None else {"head": head}
+            if torch_modules.is_module(made):
+                if _made(name, input_shape, outputs) is not made:
+                    # Made anew for each seed.
+                    made = lambda seed: _made(name, input_shape, outputs)  # noqa: E731
+                else:
+                    warnings.warn(f"--model {name} makes one module: all seeds start from its parameters", stacklevel=2)
+                return torch_modules.from_torch(
+                    made, input_shape, outputs, input_dtype=input_dtype, task=own_task, **named
+                )
             return from_flax(made, input_shape, outputs, input_dtype=input_dtype, task=own_task, **named)
         if head is not None:
-            raise InvalidInput("it is a Model, which has its head already: --head is for flax modules")
+            raise InvalidInput("it is a Model, which has its head already: --head is for modules")
         # The data says how many classes there are, but not how many outputs a model's own task has.
         outputs = outputs if task is not None or made.task.kind == "classes" else made.num_classes
         made = made if task is None else made._replace(task=task)
@@ -99,9 +111,17 @@ def own_model(
     return made
 
 
+def _made(name: str, input_shape: Sequence[int], outputs: int) -> Any:
+    """What FILE.py:NAME makes; a PyTorch class gets the argument num_classes, if it has one."""
+    make = function("model", name)
+    if not torch_modules.is_module_class(make):
+        return make(tuple(input_shape), outputs)
+    return make(num_classes=outputs) if "num_classes" in inspect.signature(make).parameters else make()
+
+
 def own_task(name: str, input_shape: Sequence[int], num_classes: int) -> str:
-    """Name of the task that a model of one's own has by itself; `own_model` has found no fault with the model."""
-    made = function("model", name)(tuple(input_shape), num_classes)
+    """Name of the task that the user's model brings; `own_model` has found no fault with the model."""
+    made = _made(name, input_shape, num_classes)
     return (made.task if isinstance(made, Model) else CLASSIFICATION).name
 
 
@@ -125,9 +145,8 @@ def _with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype:
     try:
         found = jax.eval_shape(loss, outputs, labels, jax.ShapeDtypeStruct((2,), bool))
     except Exception as error:
-        raise InvalidInput(
-            f"--loss {name} fails for outputs {describe_value(outputs)} and y {describe_value(labels)}: {said(error)}"
-        ) from None
+        what, why = f"{describe_value(outputs)} and y {describe_value(labels)}", describe_foreign_error(error)
+        raise InvalidInput(f"--loss {name} fails for outputs {what}: {why}") from None
     if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.floating):
         raise InvalidInput(
             f"--loss {name} gives {describe_value(found)}, not one number, the mean over the real examples"

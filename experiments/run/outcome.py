@@ -6,20 +6,21 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.choices import FIELD, PROTOCOLS, Average
-from experiments.fields import flag
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, VIRTUAL, Line, best
+from experiments.folder.load import read_config
+from experiments.folder.run_folder import ATTACKERS, CONFIG, HONEST, VALIDATION, Line, best
+from experiments.folder.version import note_on_code
 from experiments.host.console import duration, print_line, print_notice
-from experiments.own_code import label
 from experiments.papers import published
 from experiments.papers.settings import Measure
 from experiments.run.records import device_name, privacy_record
-from experiments.run.rounds import Run
+from experiments.run.rounds import ActiveRun
 from experiments.show.tables import results_table
-from experiments.spec import Spec
+from experiments.spec.choices import FIELD, PROTOCOLS, Average
+from experiments.spec.option_notes import flag, label
+from experiments.spec.spec import Spec
 from pfl_jax.errors import Diverged, InvalidInput
 
-_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", VIRTUAL, "diverged")
+_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", "diverged")
 """Entries of the last evaluation that the summary repeats."""
 
 
@@ -43,7 +44,7 @@ def run_diverged(error: Diverged, spec: Spec, kept: str) -> RunDiverged:
     )
 
 
-def summary(run: Run) -> dict[str, Any]:
+def summary(run: ActiveRun) -> dict[str, Any]:
     """Summary of a finished run; shares are in percent, and means over clients unless they are called pooled."""
     experiment, last = run.experiment, run.lines[-1]
     spec = experiment.spec
@@ -73,11 +74,10 @@ def summary(run: Run) -> dict[str, Any]:
         "chunk": experiment.settings.chunk,
         "jax_version": jax.__version__,
         "device": device_name(spec),
-        **({"procedure": spec.kind_of_rounds} if spec.kind_of_rounds else {}),
     }
 
 
-def write(run: Run) -> dict[str, Any]:
+def write(run: ActiveRun) -> dict[str, Any]:
     """Write the summary of a finished run, and draw its curves if requested; return what is written."""
     written = run.folder.finish(summary(run))
     if run.experiment.spec.plot:
@@ -98,7 +98,7 @@ def _means(line: Line, score: str, average: Average) -> dict[str, float]:
     return found
 
 
-def print_results(run: Run, console: Console) -> None:
+def print_results(run: ActiveRun, console: Console) -> None:
     """Print the table of a finished run."""
     experiment, last = run.experiment, run.lines[-1]
     spec, task = experiment.spec, experiment.counts.task
@@ -112,11 +112,11 @@ def print_results(run: Run, console: Console) -> None:
         beside = None
     console.print(results_table(run.lines, task, title, spec.eval_protocol, beside, **how))
     if last["round"] < spec.rounds:
-        when = f", after {duration(last[VIRTUAL])} of virtual time" if VIRTUAL in last else ""
-        console.print(f"reached --target-accuracy {spec.target_accuracy:g} in round {last['round']}{when}")
+        console.print(f"reached --target-accuracy {spec.target_accuracy:g} in round {last['round']}")
+    if note := note_on_code(read_config(run.folder.path)):
+        print_notice(console, f"Note: {note} in {run.folder.path / CONFIG}.")
     if run.counts.diverged:
         print_notice(console, f"clients were left out {run.counts.diverged} times because they had diverged")
     for budget in experiment.privacy:
         print_line(console, f"spent for every {budget.unit}: {budget.spent(last['round'])}")
-    virtual = f" ({duration(last[VIRTUAL])} of virtual time)" if VIRTUAL in last else ""
-    print_line(console, f"{last['round']} rounds in {duration(last['seconds'])}{virtual}; results in {run.folder.path}")
+    print_line(console, f"{last['round']} rounds in {duration(last['seconds'])}; results in {run.folder.path}")

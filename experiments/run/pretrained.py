@@ -10,12 +10,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.choices import ADAPTERS, TEXTS
 from experiments.folder.run_folder import digest as digest_of
 from experiments.host.console import print_line
 from experiments.host.jax_config import cache_folder
-from experiments.options import Options
-from experiments.own_code import read, weights_file
+from experiments.spec.choices import ADAPTERS, TEXTS
+from experiments.spec.options import Options
+from experiments.spec.own_code import read, weights_file
 from pfl_jax.atomic_write import make_folder, write_binary
 from pfl_jax.base import Model
 from pfl_jax.data.sources import Dataset

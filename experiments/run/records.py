@@ -11,16 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.choices import networks
-from experiments.fields import assignments, flag
 from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices
-from experiments.hyper_parameters import documented_info, unread_by_method
-from experiments.identity import fixed_rounds, relevant_options
-from experiments.options import KINDS, RESULT_NEUTRAL, Options
-from experiments.own_code import label, method_factory
 from experiments.run.build import Experiment
+from experiments.spec.choices import networks
+from experiments.spec.hyper_parameters import documented_info, unread_by_method
+from experiments.spec.identity import fixed_rounds, relevant_options
+from experiments.spec.option_notes import assignments, flag, label
+from experiments.spec.options import KINDS, RESULT_NEUTRAL, Options
+from experiments.spec.own_code import method_factory
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
 from pfl_jax.errors import InvalidInput
@@ -64,7 +64,6 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
     }
     rest = {
         "own_code": spec.own_code or None,
-        "procedure": spec.kind_of_rounds or None,
         "validation_examples": None if counts.validation is None else counts.validation.tolist(),
         "weights_digest": experiment.weights_digest,
         "networks": names,
@@ -111,7 +110,9 @@ def check_identity(stored: dict[str, Any], experiment: Experiment, folder: Path,
                 f"{stored['run'].get(name)}, {CONFIG} has {value}"
             )
     began, now = stored["made_with"], own["made_with"]
-    changed = [f"{name} {began[name]} then and {now[name]} now" for name in now if began[name] != now[name]]
+    # Of other sources `resume.record_code` takes a note.
+    names = now.keys() - source_versions()
+    changed = [f"{name} {began[name]} then and {now[name]} now" for name in sorted(names) if began[name] != now[name]]
     if changed:
         notify(f"Note: {', '.join(changed)}: results may differ in their last bits from an uninterrupted run's.")
 
@@ -164,11 +165,10 @@ def headline(experiment: Experiment) -> str:
     own = ", ".join(f"{name}={value}" for name, value in values.items())
     others = {name: spec.options[name] for name in sorted(spec.given & KINDS.keys() - RESULT_NEUTRAL - {*_SAID})}
     procedure = f", procedure {spec.procedure}" if spec.procedure else ""
-    words = [spec.kind_of_rounds, assignments(others)]
     return (
         f"{experiment.dataset.description}, preset {spec.preset}{procedure}: "
         f"{label(spec.method)}({own}), {label(spec.model)}, "
         f"{spec.rounds} rounds, {spec.num_clients} clients with {sizes} training examples, "
         f"participation {spec.participation:g}, {label(spec.partition)}, on {device_name(spec)}, chunk "
-        f"{experiment.settings.chunk}" + "".join(f", {text}" for text in words if text)
+        f"{experiment.settings.chunk}" + (f", {assignments(others)}" if others else "")
     )

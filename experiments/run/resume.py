@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.fields import Mark, is_own, marked
 from experiments.folder.load import read_config, read_json
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder
-from experiments.folder.version import RESUMED_BY, by_other_code, code_version, versions_behind
-from experiments.identity import difference, fixed_rounds
-from experiments.options import KINDS, Options
-from experiments.own_code import CODE, check_unchanged
+from experiments.folder.version import RESUMED_BY, code_version, note_on_code, versions_behind
 from experiments.run.build import Experiment
 from experiments.run.records import privacy_record
-from experiments.spec import Spec, stored_options
+from experiments.spec.identity import difference, fixed_rounds
+from experiments.spec.option_notes import Trait, is_own, marked
+from experiments.spec.options import KINDS, Options
+from experiments.spec.own_code import CODE, check_unchanged, path_of
+from experiments.spec.spec import Spec, stored_options
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
-_OF_A_COMMAND = {"resume": None, "out": None, "trust": False, "config": None, "accept_other_code": False}
-"""Options that a run has of the command which began it, with what they are in another one. A tracker too is executed
+_OF_A_COMMAND: dict[str, Any] = {"resume": None, "out": None, "config": None, "tracker": None}
+"""Options that a run has of the command which began it, with their values in another one. A tracker too is executed
 only where the command itself names it."""
 
 
@@ -46,17 +46,13 @@ def resumed(spec: Spec) -> Spec:
     config = read_config(folder)
     # All that can refuse the run comes before its own code is executed.
     with of_a_run(folder):
-        is_other, dataset = by_other_code(config, "all" if spec.accept_other_code else "sources"), config["dataset"]
-    if is_other:
-        raise InvalidInput(
-            f"--resume {folder}: other code than today's began the run; --accept-other-code resumes it all the same"
-        )
+        dataset = config["dataset"]
     if dataset != spec.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {dataset}, not {spec.dataset}")
     named = {kind: getattr(spec, kind) for kind in spec.own_code if kind in CODE}
-    stored = spec_of(config, folder, named=named, trust=spec.trust)
+    stored = spec_of(config, folder, named=named)
     # Never the processes that began it.
-    taken = {name: spec.values[name] for name in (*spec.given, *marked(KINDS, Mark.PROCESSES))}
+    taken = {name: spec.values[name] for name in (*spec.given, *marked(KINDS, Trait.PROCESSES))}
     asked = stored.having(taken | {"resume": str(folder), "out": str(folder)})
     asked = dataclasses.replace(asked, own_code=stored.own_code | spec.own_code)
     if differs := difference(asked.having({"rounds": stored.rounds}), config, finished=False):
@@ -100,54 +96,53 @@ def spec_of(
     prefix: str = "--resume ",
     *,
     named: Mapping[str, str] | None = None,
-    trust: bool = False,
 ) -> Spec:
     """Run from a stored configuration, checked as if its values were given.
 
     Args:
       config, folder: the configuration, and the folder of its run.
       prefix: of an error, before the folder.
-      named, trust: see `own_values`.
+      named: see `own_values`.
 
     Raises:
       InvalidInput: it was edited, a file of the user's own has another text now, or may not be executed.
     """
     with of_a_run(folder, prefix):
-        values = stored_options(config) | config["hyper_parameters"] | _OF_A_COMMAND | {"tracker": None}
+        values = stored_options(config) | config["hyper_parameters"] | _OF_A_COMMAND
         for kind, entry in config.get("own_code", {}).items():
             if kind not in CODE:
                 check_unchanged(kind, entry)
                 values[kind] = entry["file"]
-        values |= own_values(config, named or {}, trust=trust)
+        values |= own_values(config, named or {})
         if values["epochs"] is None:
             # There are --local-steps in their place.
             del values["epochs"]
         return dataclasses.replace(Spec.of(config["dataset"], **values), given=frozenset(config["given"]))
 
 
-def own_values(config: dict[str, Any], named: Mapping[str, str], *, trust: bool) -> dict[str, Any]:
-    """Values of the options in CODE of a run's configuration; a file that the folder names is not executed unasked.
+def own_values(config: dict[str, Any], named: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the options in CODE of a run's configuration; a file is executed only where the command names it.
 
     Args:
       config: see `spec_of`.
       named: values that the command itself gives: their files take the place of the folder's.
-      trust: whether the command allows what the folder names.
 
     Raises:
-      InvalidInput: a file may not be executed, or has another text than the run's.
+      InvalidInput: the command does not name a file of the run, or it has another text than the run's.
     """
     values, entries = {kind: config["options"].get(kind) for kind in CODE}, config.get("own_code", {})
     for kind in filter(lambda kind: is_own(values[kind]), CODE):
         if (entry := entries.get(kind)) is None:
             raise InvalidInput(f"it names {values[kind]} as --{kind}, without the digest of its text")
-        values[kind] = named.get(kind) or f"{entry['file']}:{values[kind].rpartition(':')[2]}"
-        if kind not in named and not trust:
-            raise InvalidInput(
-                f"its --{kind} is {values[kind]} with the digest {entry['digest']}, which is not executed unasked: "
-                f"read that file, then give --trust, or name it with --resume and --{kind} (load_run: trust=True)"
-            )
         if kind not in named:
-            check_unchanged(kind, entry)
+            there = f"{entry['file']}:{values[kind].rpartition(':')[2]}"
+            raise InvalidInput(
+                f"its --{kind} is a file of your own, which is executed only if you name it: read it, then give "
+                f"--{kind} {there} (load_run: {kind}=...)"
+            )
+        values[kind] = named[kind]
+        if is_own(named[kind]):
+            check_unchanged(kind, {"file": str(path_of(named[kind])), "digest": entry["digest"]})
     return values
 
 
@@ -178,12 +173,15 @@ def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Cal
     folder.write(CONFIG, config | more | privacy_record(experiment, rounds))
 
 
-def record_code(folder: RunFolder) -> None:
-    """Write into a run's configuration that today's code goes on with it, unless it is that of all rounds so far."""
+def record_code(folder: RunFolder, notify: Callable[[str], None]) -> None:
+    """Write into a run's configuration that today's code goes on with it, unless it made all rounds so far."""
     config = read_config(folder.path)
     known, today = versions_behind(config), code_version(config["options"]["method"])
     if today not in known:
-        folder.write(CONFIG, config | {RESUMED_BY: [*known[1:], today]})
+        config |= {RESUMED_BY: [*known[1:], today]}
+        folder.write(CONFIG, config)
+    if note := note_on_code(config):
+        notify(f"Note: {note} in {folder.path / CONFIG}.")
 
 
 def check_data(folder: Path, description: str) -> None:

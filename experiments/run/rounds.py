@@ -11,13 +11,23 @@ import numpy as np
 from rich.console import Console
 
 from experiments.folder import load
-from experiments.folder.run_folder import METRICS, VIRTUAL, Line, RunFolder, digest, evaluation, rounded, strict
+from experiments.folder.run_folder import (
+    METRICS,
+    TRAINED_BETWEEN,
+    Line,
+    RunFolder,
+    digest,
+    evaluation,
+    rounded,
+    strict,
+)
 from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
-from experiments.identity import visits
 from experiments.run.build import Experiment
 from experiments.run.records import identity, info_record
+from experiments.spec.choices import FIELD
+from experiments.spec.spec import Spec
 from pfl_jax.base import Scores, State
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
@@ -32,6 +42,7 @@ class Totals:
       ended: whether the run diverged among others, which go on: it has no scores any more.
       visits, seconds: examples visited, and time taken, in the rounds since the last evaluation.
       elapsed: seconds since the run began, of all processes that had a part in it.
+      between: means by `trained` of the rounds since the last evaluation, see `run_folder.TRAINED_BETWEEN`.
       starts: rounds completed when a process began its part; its first round includes compilation.
     """
 
@@ -43,16 +54,17 @@ class Totals:
     visits: float = 0.0
     seconds: float = 0.0
     elapsed: float = 0.0
+    between: list[Line] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "Totals":
-        """Totals of a checkpoint, which earlier code may have written, with others of its own."""
+        """Totals of a checkpoint; earlier code may have written further ones, which are left out."""
         return cls(**{name: value for name, value in record.items() if name in cls.__dataclass_fields__})
 
 
 @dataclass
-class Run:
+class ActiveRun:
     """A run in progress.
 
     Attributes:
@@ -78,7 +90,7 @@ class Run:
     def over(self) -> str:
         """Over how many clients `accuracy` is, "5 of 8 clients"; "" where over all."""
         latest = [line[self.experiment.spec.eval_protocol] for line in self.lines[-1:]]
-        return load.over(latest, self.experiment.data.num_clients)
+        return load.coverage_text(latest, self.experiment.data.num_clients)
 
     @property
     def steady_speeds(self) -> list[float]:
@@ -122,6 +134,10 @@ class Run:
         counts.diverged += len(result.diverged)
         counts.visits += self.visits(result)
         counts.seconds += seconds
+        if result.received is None:
+            summary = evaluation(result.round, {"trained": result.trained}, self.experiment.counts)["trained"]
+            means = {name: summary[name] for name in (*FIELD.values(), "clients")}
+            counts.between.append({"round": result.round} | means)
 
     def visits(self, result: RoundResult) -> int:
         """Training examples that the cohort of a round visited."""
@@ -136,15 +152,15 @@ class Run:
         line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
         line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
         line["cohort"] = result.cohort.tolist()
-        if (timetable := self.experiment.settings.timetable) is not None:
-            line[VIRTUAL] = rounded(float(timetable.seconds[result.round - 1]))
-            line["staleness"] = timetable.staleness[result.round - 1].tolist()
         if missing := result.cohort[~result.arrived].tolist():
             line["missing"] = missing
         if counts.diverged:
             line["diverged"] = counts.diverged
         if info := info_record(result.info):
             line["info"] = info
+        if counts.between:
+            line[TRAINED_BETWEEN] = {name: [one[name] for one in counts.between] for name in counts.between[0]}
+            counts.between = []
         if self.experiment.privacy:
             line["epsilon"] = {budget.unit: budget.epsilon(result.round) for budget in self.experiment.privacy}
         counts.visits, counts.seconds = 0.0, 0.0
@@ -184,7 +200,7 @@ class Run:
 
 
 def run_rounds(
-    runs: Sequence[Run],
+    runs: Sequence[ActiveRun],
     rounds: Iterable[Sequence[RoundResult]],
     state: State | None,
     console: Console,
@@ -240,6 +256,19 @@ def run_rounds(
             if is_last:
                 break
     return state
+
+
+def visits(spec: Spec, counts: np.ndarray) -> np.ndarray:
+    """Examples [N] that clients with `counts` [N] training examples visit in a round, an example in each epoch."""
+    if spec.local_steps is None and not spec.drop_last:
+        return counts * spec.hyper_parameters.get("epochs", 1)
+    size = spec.hyper_parameters["batch_size"]
+    whole = counts - counts % size
+    epoch = np.where(spec.drop_last & (whole > 0), whole, counts)
+    if spec.local_steps is None:
+        return epoch * spec.hyper_parameters["epochs"]
+    epochs, steps = np.divmod(spec.local_steps, -(-epoch // size))
+    return epochs * epoch + np.minimum(steps * size, epoch)
 
 
 def _scores(result: RoundResult) -> dict[str, Scores]:

@@ -14,17 +14,18 @@ from rich.console import Console
 
 from experiments.folder.load import read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
-from experiments.folder.version import Trust
+from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, print_line, print_notice, print_text
 from experiments.host.distributed import LOST, EndedAlone, Processes, lost
 from experiments.host.exit_codes import INTERRUPTED, INVALID, stoppable
 from experiments.host.jax_config import devices, prepare
-from experiments.own_code import CODE, identifier
 from experiments.run import build
 from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
-from experiments.run.rounds import Run, run_rounds
-from experiments.spec import Spec
+from experiments.run.rounds import ActiveRun, run_rounds
+from experiments.spec.option_notes import flag, identifier
+from experiments.spec.own_code import CODE
+from experiments.spec.spec import Spec
 from pfl_jax import simulate
 from pfl_jax.base import State
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoint, Checkpoints
@@ -55,10 +56,10 @@ def run(spec: Spec, console: Console | None = None, processes: Processes | None 
 
             spec = resumed(spec)
     prepare(spec)
-    return drive(Alone([spec], processes), console)[0]
+    return drive(SingleRun([spec], processes), console)[0]
 
 
-def run_cell(spec: Spec, folder: str | Path, console: Console, trust: Trust = "sources") -> dict[str, Any]:
+def run_cell(spec: Spec, folder: str | Path, console: Console, compared: ComparedCode = "sources") -> dict[str, Any]:
     """Do a run unless its folder already holds it, finished; return the content of summary.json.
 
     Raises:
@@ -66,11 +67,13 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, trust: Trust = "s
       KeyboardInterrupt: after SIGINT; the next call resumes from the run's last checkpoint, if it has one.
     """
     # Imported now: a run alone does without it.
-    from experiments.folder.cached import continued, inspect
+    from experiments.folder.reuse import continued, inspect
 
-    state = inspect(spec, folder, trust)
+    state = inspect(spec, folder, compared)
     if state == "of other code":
-        raise InvalidInput(f"{folder} holds the run, made by other code: give --out another folder")
+        raise InvalidInput(
+            f"{folder} holds the run, made by other code{commit_behind(folder)}: give --out another folder"
+        )
     if state == "finished":
         return read_summary(folder)
     try:
@@ -81,28 +84,28 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, trust: Trust = "s
     return read_summary(folder)
 
 
-def drive(work: "Work", console: Console) -> list[dict[str, Any]]:
+def drive(driver: "RunDriver", console: Console) -> list[dict[str, Any]]:
     """Do runs that share a program, from their start or newest checkpoint to their end; return their summaries."""
-    began, processes = time.perf_counter(), work.processes
-    with contextlib.ExitStack() as held, stoppable(console, work.last_words, at_once=processes.count == 1) as stop:
+    began, processes = time.perf_counter(), driver.processes
+    with contextlib.ExitStack() as held, stoppable(console, driver.last_words, at_once=processes.count == 1) as stop:
         try:
-            state = work.start(held, console)
-            runs, first = work.runs, work.runs[0].experiment
+            state = driver.start(held, console)
+            runs, first = driver.runs, driver.runs[0].experiment
             words = f"{len(runs)} runs together, the first: " if len(runs) > 1 else ""
             print_text(console, f"{words}{headline(first)}")
             for budget in first.privacy:
                 print_line(console, f"{words}{budget}")
-            loop = {"began": began, "stop": stop, "save": work.save, "processes": processes}
+            loop = {"began": began, "stop": stop, "save": driver.save, "processes": processes}
             with contextlib.ExitStack() as tracked:
                 for run in runs:
                     run.track = processes.first(functools.partial(_tracked, run, tracked))
-                state = run_rounds(runs, work.rounds(state, console), state, console, **loop)
-            return work.finish(state, console)
+                state = run_rounds(runs, driver.rounds(state, console), state, console, **loop)
+            return driver.finish(state, console)
         except BaseException as error:
-            raise work.told(error) from None
+            raise driver.user_error(error) from None
 
 
-def _tracked(run: Run, stack: contextlib.ExitStack) -> Any:
+def _tracked(run: ActiveRun, stack: contextlib.ExitStack) -> Any:
     """Receiver of a run's evaluations beside its log."""
     spec = run.experiment.spec
     if not (spec.tensorboard or spec.wandb or spec.tracker):
@@ -113,13 +116,13 @@ def _tracked(run: Run, stack: contextlib.ExitStack) -> Any:
     return stack.enter_context(open_trackers(run.folder, spec, configuration(run.experiment)))
 
 
-class Work(abc.ABC):
+class RunDriver(abc.ABC):
     """Runs that share a program, in progress, and what remains of them when they end early.
 
     Attributes:
       specs: the runs; with `resume` all of them go on, from the newest checkpoint that all have.
       processes: that share a single run.
-      folders: those of the runs that this process has locked; in the first process alone.
+      folders: of the runs that this process has locked; in the first process alone.
       runs: the runs, once they are built.
       place: of the clients' states.
     """
@@ -128,10 +131,10 @@ class Work(abc.ABC):
 
     def __init__(self, specs: Sequence[Spec], processes: Processes | None = None):
         self.specs, self.processes = list(specs), processes or Processes()
-        self.folders, self.runs = list[RunFolder](), list[Run]()
+        self.folders, self.runs = list[RunFolder](), list[ActiveRun]()
 
     @abc.abstractmethod
-    def build(self, folders: Sequence[RunFolder], console: Console) -> list[Run]:
+    def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
         """Build the runs."""
 
     @abc.abstractmethod
@@ -140,11 +143,11 @@ class Work(abc.ABC):
 
     @abc.abstractmethod
     def states(self, state: State) -> Iterable[State]:
-        """State of each run, of the state of all."""
+        """State of each run, from the state of all."""
 
     @abc.abstractmethod
     def state_of(self, states: list[State]) -> State:
-        """State of all runs, of that of each."""
+        """State of all runs, from the states of the single ones."""
 
     def checkpoints(self, folder: RunFolder) -> Checkpoints:
         """Checkpoints of a run. Of several runs there are two: one may have written a newer one than the others."""
@@ -200,7 +203,7 @@ class Work(abc.ABC):
                 run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
                 if processes.is_first:
                     add_rounds(run.folder, run.experiment, run.counts.round, notify)
-                    record_code(run.folder)
+                    record_code(run.folder, notify)
         number = self.runs[0].counts.round
         rounds = processes.exchange(str(number))
         with processes.synchronized():
@@ -240,11 +243,11 @@ class Work(abc.ABC):
         for run, own in zip(self.runs, self.states(state), strict=True):
             self._save(run, own)
 
-    def _save(self, run: Run, state: State) -> None:
+    def _save(self, run: ActiveRun, state: State) -> None:
         data = run.experiment.data
         with self.processes.synchronized():
             own_clients = None if data.mesh is None else data.own_clients()
-            self.checkpoints(run.folder).save(state, {}, run.record(), own_clients)
+            self.checkpoints(run.folder).save(state, run.record(), own_clients)
 
     def finish(self, state: State | None, console: Console) -> list[dict[str, Any]]:
         """Keep the final states if that is asked for, write the summaries and return them; None is an unknown state."""
@@ -279,8 +282,9 @@ class Work(abc.ABC):
         """How a single run can be resumed, for the end of an error; "" if it cannot."""
         spec, folders = self.specs[0], self.folders or [run.folder for run in self.runs]
         saved = self.checkpoints(folders[0]).rounds() if len(self.specs) == len(folders) == 1 else []
-        trust = " --trust" * any(kind in CODE for kind in spec.own_code)
-        return f"; --resume {folders[0].path}{trust} goes on after round {saved[-1]}" if saved else ""
+        # Own code runs only where the command names it.
+        named = "".join(f" {flag(kind)} {getattr(spec, kind)}" for kind in CODE if kind in spec.own_code)
+        return f"; --resume {folders[0].path}{named} goes on after round {saved[-1]}" if saved else ""
 
     def _discard(self) -> None:
         """Remove the folders of runs without a result, unless they can be resumed."""
@@ -288,7 +292,7 @@ class Work(abc.ABC):
             if not self.checkpoints(folder).rounds():
                 folder.discard()
 
-    def told(self, error: BaseException) -> BaseException:
+    def user_error(self, error: BaseException) -> BaseException:
         """Error for the user: what happened, what to do, and what remains of the runs."""
         self._discard()
         several, go_on = self.processes.count > 1, self._go_on
@@ -308,28 +312,33 @@ class Work(abc.ABC):
         return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error
 
 
-class Alone(Work):
+class SingleRun(RunDriver):
     """A single run, which several processes may share."""
 
-    def build(self, folders: Sequence[RunFolder], console: Console) -> list[Run]:
+    def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
         experiment = build.build_experiment(self.specs[0], console, self.processes)
         # The same in all processes, however full their machines are.
-        self.place = "device" if experiment.spec.kind_of_rounds else state_place(experiment)
+        self.place = state_place(experiment)
         self.place = "host" if self.processes.agree(self.place == "host") else self.place
-        return [Run(experiment, folders[0])]
+        return [ActiveRun(experiment, folders[0])]
 
     def rounds(self, state: State | None, console: Console) -> Iterable[Sequence[simulate.RoundResult]]:
-        (run,), how = self.runs, dict[str, Any](state=state)
-        experiment, spec, key = run.experiment, run.experiment.spec, jax.random.key(run.experiment.spec.seed)
-        if spec.kind_of_rounds:
-            from experiments.run import in_place
-
-            how |= {"engine": in_place.engine_of(experiment).jit()}
-        else:
-            how |= {"mesh": simulate.client_mesh(devices(spec)), "newcomers": experiment.newcomers, "donate": True}
-            how |= {"state_on": self.place, "state_folder": run.folder.path if self.place == "disk" else None}
-            how |= {"on_nan": spec.on_nan}
-        for result in simulate.run(experiment.method, experiment.data, experiment.settings, key, **how):
+        (run,) = self.runs
+        experiment, spec = run.experiment, run.experiment.spec
+        results = simulate.run(
+            experiment.method,
+            experiment.data,
+            experiment.settings,
+            jax.random.key(spec.seed),
+            state=state,
+            mesh=simulate.client_mesh(devices(spec)),
+            state_on=self.place,
+            state_folder=run.folder.path if self.place == "disk" else None,
+            on_nan=spec.on_nan,
+            newcomers=experiment.newcomers,
+            donate=True,
+        )
+        for result in results:
             yield [result]
 
     def states(self, state: State) -> Iterable[State]:

@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments.folder.cached import continued
+from experiments.folder.reuse import continued
 from experiments.folder.run_folder import RunFolder
 from experiments.host.console import print_notice
 from experiments.host.jax_config import devices, prepare
 from experiments.run import build
 from experiments.run.build import Experiment
 from experiments.run.memory import free_bytes
-from experiments.run.rounds import Run
-from experiments.run.run import Work, drive
-from experiments.spec import Spec
+from experiments.run.rounds import ActiveRun
+from experiments.run.run import RunDriver, drive
+from experiments.spec.spec import Spec
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
 from pfl_jax.data import federated
@@ -37,7 +37,7 @@ MEMORY_SHARE = 0.5
 def run(specs: Sequence[Spec], console: Console) -> None:
     """Do unfinished runs that differ only in seeds and in the method's real-valued hyper-parameters.
 
-    Each has its folder, `out`; those with checkpoints go on together, and then the others begin.
+    Each has its folder, `out`; runs with checkpoints go on together, and then the others begin.
     """
     prepare(specs[0])
     used = devices(specs[0])
@@ -54,7 +54,7 @@ def run(specs: Sequence[Spec], console: Console) -> None:
         drive(Together(part, dataset, used), console)
 
 
-class Together(Work):
+class Together(RunDriver):
     """Runs that share one program."""
 
     def __init__(self, specs: Sequence[Spec], dataset: Dataset, used: Sequence[Any]):
@@ -73,8 +73,8 @@ class Together(Work):
         self.first = self.experiments[0]
         self.data = data.with_frozen(self.first.data.frozen)
 
-    def build(self, folders: Sequence[RunFolder], console: Console) -> list[Run]:
-        return [Run(*both) for both in zip(self.experiments, folders, strict=True)]
+    def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
+        return [ActiveRun(*both) for both in zip(self.experiments, folders, strict=True)]
 
     def rounds(self, state: State | None, console: Console) -> Iterable[list[RoundResult]]:
         numbers = [experiment.spec.real_numbers() for experiment in self.experiments]

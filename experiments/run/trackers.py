@@ -12,8 +12,8 @@ import jax
 
 from experiments.folder.load import read_json, read_metrics
 from experiments.folder.run_folder import TENSORBOARD, WANDB_ID, Line, RunFolder
-from experiments.options import Options
-from experiments.own_code import function, said
+from experiments.spec.options import Options
+from experiments.spec.own_code import describe_foreign_error, function
 from pfl_jax.errors import InvalidInput, describe_value
 
 PROJECT = "pfl_jax"
@@ -79,7 +79,7 @@ def _own(name: str, folder: RunFolder, configuration: dict[str, Any]) -> Iterato
         try:
             return of(*arguments)
         except Exception as error:
-            raise InvalidInput(f"--tracker {name}: {said(error)}") from error
+            raise InvalidInput(f"--tracker {name}: {describe_foreign_error(error)}") from error
 
     about = {key: value for key, value in configuration.items() if key not in LONG} | {"folder": str(folder.path)}
     receive = called(function("tracker", name), about)

@@ -1,19 +1,20 @@
-"""Curves of the scores of runs: as panels of a report, as a picture, and for a column of a paper."""
+"""Which settings are shown, and curves of their scores: in a report, as a picture, and for a column of a paper."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from experiments.choices import ALWAYS, PROTOCOLS, Protocol
 from experiments.folder import load, stored_runs
-from experiments.folder.load import read
 from experiments.folder.run_folder import VALIDATION
-from experiments.folder.stored_runs import Group, group
-from experiments.show.panels import ROUND, Band, Lines, Series, over_seeds
-from experiments.show.pictures import ENDINGS, PAPER, STYLE, Picture, save
+from experiments.folder.stored_runs import Group
+from experiments.show.draw import ROUND, Band, lines, over_runs, rows_of
+from experiments.show.pictures import ENDINGS, PAPER, Panel, Picture, save
+from experiments.spec.choices import ALWAYS, PROTOCOLS, Protocol
 from pfl_jax.errors import InvalidInput
 
 NAME = "curves.png"
@@ -25,8 +26,7 @@ MOST_LINES = 8
 
 def save_curves(folder: Path) -> None:
     """Draw the curves of a run into curves.png in its folder; InvalidInput if it cannot be written."""
-    groups, _ = group([read(folder)])
-    save(picture(groups), folder / NAME)
+    save(picture(stored_runs.grouped(folder)[0]), folder / NAME)
 
 
 def plot_curves(
@@ -41,16 +41,16 @@ def plot_curves(
     """Draw the mean scores of runs over the rounds, a line for each setting, for a column of a paper.
 
     Args:
-      runs: a folder of runs, or several: those of single runs, sweeps or tables, or folders above them.
+      runs: a folder of runs, or several: folders of single runs, sweeps or tables, or folders above them.
       path: file to write, .pdf, .svg or .png.
-      protocol: of the scores; None is that of most of the runs.
+      protocol: evaluation protocol of the scores; None for the one that most of the runs report.
       width: of the picture in inches; 3.3 is a column of most conferences.
       band: over the seeds: the sample standard deviation on both sides of the mean, its 95 % interval (Student's t), or
         from the lowest to the highest run. There is none for a single seed.
       names: short names for methods or settings, "SHORT=NAME" each.
 
     Raises:
-      InvalidInput: a folder has no runs, they have different scores or none, or `path` cannot be written.
+      InvalidInput: a folder has no runs, they have different data or scores, or none, or `path` cannot be written.
 
     Example:
       plot_curves("runs/first", "curves.pdf", band="interval", names=["Ours=fedpac"])
@@ -58,8 +58,8 @@ def plot_curves(
     folders, path = [runs] if isinstance(runs, str | Path) else runs, Path(path).expanduser()
     if path.suffix not in ENDINGS:
         raise InvalidInput(f"{path}: the name ends in {', '.join(ENDINGS)}")
-    found = [read(folder) for folder in stored_runs.find([Path(folder) for folder in folders])]
-    save_picture(stored_runs.renamed(group(found)[0], names), path, protocol=protocol, width=width, band=band)
+    groups, _ = stored_runs.grouped(*folders)
+    save_picture(stored_runs.renamed(groups, names), path, protocol=protocol, width=width, band=band)
 
 
 def save_picture(
@@ -71,16 +71,20 @@ def save_picture(
     band: Band = "deviation",
 ) -> None:
     """Draw curves of groups of runs: as `picture` or, with a width, as `plot_curves` for a column of a paper."""
-    if len(axes := list(dict.fromkeys(one.axis for one in groups))) > 1:
-        raise InvalidInput(f"runs with different scores are not drawn together: {'; '.join(axes)}")
+    for name, values in (("data", [one.data for one in groups]), ("scores", [one.axis for one in groups])):
+        if len(apart := dict.fromkeys(values)) > 1:
+            raise InvalidInput(f"runs with different {name} are not drawn together: {'; '.join(apart)}")
+    if len({one.label for one in groups}) < len(groups):
+        raise InvalidInput("a picture shows one setting of each name: give --name, or fewer runs")
     by = protocol or headline(groups)
-    if not any(one.curve(by)[0] for one in groups):
+    there = [one for one in groups if one.curve(by)[0]]
+    if not there:
         raise InvalidInput(f"no run has been evaluated yet by {by}: there is nothing to draw")
     if width is None:
-        save(picture(groups), path, style=STYLE)
+        save(picture(groups), path)
         return
-    series = [over_seeds(one.label, *one.curve(by), band=band) for one in groups if one.curve(by)[0]]
-    save(Picture("", "", [Lines("", ROUND, axes[0], series, inches=(width, 0.68 * width))]), path, style=PAPER)
+    frame = over_runs(pd.concat([rows_of(one.label, *one.curve(by), y_label=one.axis) for one in there]), band)
+    save(Picture("", "", [Panel("", lines, frame, (width, 0.68 * width))]), path, style=PAPER)
 
 
 def headline(groups: Sequence[Group]) -> Protocol:
@@ -130,8 +134,8 @@ def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
     return best
 
 
-def chosen(groups: Sequence[Group], protocol: Protocol) -> tuple[list[Group], str]:
-    """The best finished setting of each method, see `one_per_method`, named by it; and which they are, in words.
+def best_setting_per_method(groups: Sequence[Group], protocol: Protocol) -> tuple[list[Group], str]:
+    """The best finished setting of each method, see `one_per_method`, named by it; and a sentence that names all.
 
     Raises:
       InvalidInput: see `one_per_method`.
@@ -157,45 +161,61 @@ def left_out(groups: Sequence[Group]) -> str:
     return f"The best {MOST_LINES} of {len(there)} settings on {chosen_on(there)} examples, by {headline(groups)}."
 
 
-def curves(groups: Sequence[Group], main: Group | None = None) -> list[Lines]:
-    """Curves of each protocol over the rounds, the paper's result at their ends if there is one.
+def over_rounds(groups: Sequence[Group], protocol: Protocol) -> pd.DataFrame:
+    """Frame of the curves of some groups for `draw.lines`; one without values keeps its color.
 
-    A single run has a band for the spread over clients. Several settings have a line each, with the range over seeds;
-    that of `main` stands out.
+    Lines are means over clients and seeds. A single run has a band for the spread over its clients,
+    several seeds one from the lowest to the highest.
     """
+    tables = [rows_of(one.label, *one.curve(protocol), y_label=one.axis) for one in groups]
+    rows = pd.concat([table for table in tables if len(table)] or tables[:1])
+    frame = over_runs(rows.assign(line=pd.Categorical(rows.line, [one.label for one in groups])))
+    if is_single(groups):
+        # Runs of very many clients have no scores of each.
+        clients = [values for number in frame[ROUND] for values in groups[0].per_client(number, protocol)]
+        if len(clients) == len(frame):
+            frame["low"], frame["high"] = np.transpose([np.percentile(values, SPREAD) for values in clients])
+    return frame
+
+
+def is_single(groups: Sequence[Group]) -> bool:
+    """Whether there is one run in all."""
+    return len(groups) == 1 and len(groups[0].counted) == 1
+
+
+def explained_band(groups: Sequence[Group]) -> str:
+    """Sentence on the bands of `over_rounds`; "" where there are none."""
+    if is_single(groups):
+        return f"Band: the middle {SPREAD[1] - SPREAD[0]} % of the clients."
+    several = any(len(one.counted) > 1 for one in groups)
+    return "Bands: from the lowest to the highest seed." if several else ""
+
+
+def curves(groups: Sequence[Group], main: Group | None = None) -> list[Panel]:
+    """Curves of each protocol over the rounds, the paper's result at their ends if there is one; `main` stands out."""
     some, panels = shown(groups), []
-    for protocol in ordered(groups):
-        # One without values keeps its place, so that the others keep their colors.
-        series = [_curve(one, protocol, is_main=one is main, is_alone=len(some) == 1) for one in some]
-        if some and (not panels or any(line.x for line in series)):
-            panels.append(Lines(protocol, ROUND, some[0].axis, series))
+    for protocol in ordered(groups) if some else ():
+        frame = over_rounds(some, protocol)
+        ends = frame.groupby("line", observed=True)[ROUND].max()
+        points = {
+            one.label: (int(ends[one.label]), one.published.accuracy_percent)
+            for one in some
+            if one.published is not None and one.label in ends
+        }
+        stands_out = some[0] if len(some) == 1 else main
+        draw = functools.partial(lines, main=stands_out.label if stands_out else "", points=points)
+        if len(frame) or not panels:
+            panels.append(Panel(protocol, draw, frame))
     return panels
 
 
 def picture(groups: Sequence[Group], main: Group | None = None) -> Picture:
     """Picture of the curves, see `curves`; at least one group has an evaluation."""
     some = shown(groups)
-    is_single = len(some) == len(some[0].counted) == 1
-    title = f"{some[0].method} on {some[0].data}" if is_single else some[0].data
-    bands = f"the middle {SPREAD[1] - SPREAD[0]} % of them" if is_single else "the range over seeds"
-    sentences = [f"Means over clients; bands are {bands}.", left_out(groups)]
+    title = f"{some[0].method} on {some[0].data}" if is_single(some) else some[0].data
+    sentences = ["Means over clients.", explained_band(some), left_out(groups)]
     papers = {f"{one.source} ({one.accuracy_percent:.2f})" for group in some if (one := group.published)}
     sentences += [f"Points at the ends: {', '.join(sorted(papers))}."] if papers else []
     unfinished = [f"{one.label} (round {one.rounds[-1]})" for one in some if not one.is_finished]
     sentences += [f"Unfinished: {', '.join(unfinished)}."] if unfinished else []
     return Picture(title, " ".join(filter(None, sentences)), curves(groups, main), 2)
-
-
-def _curve(one: Group, protocol: Protocol, *, is_main: bool, is_alone: bool) -> Series:
-    rounds, table = one.curve(protocol)
-    if not rounds:
-        return Series(one.label, [], [])
-    line = over_seeds(one.label, rounds, table, is_main=is_main or is_alone)
-    # Runs of very many clients have no scores of each.
-    clients = [values for number in rounds for values in one.per_client(number, protocol)]
-    if is_alone and len(one.counted) == 1 and len(clients) == len(rounds):
-        low, high = np.transpose([np.percentile(values, SPREAD) for values in clients]).tolist()
-        line = dataclasses.replace(line, low=low, high=high)
-    published = one.published
-    mark = None if published is None else (rounds[-1], published.accuracy_percent)
-    return dataclasses.replace(line, mark=mark)

@@ -1,22 +1,20 @@
-"""Pictures of panels, drawn with matplotlib, without pyplot or other global state."""
+"""Pictures: panels drawn with the functions of `show.draw`, in files and on pages."""
 
-import dataclasses
 import functools
 import hashlib
 import io
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+import pandas as pd
 
-from experiments.show.panels import Heat, Panel
 from pfl_jax.atomic_write import write_binary
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
@@ -41,7 +39,7 @@ STYLE: dict[Any, Any] = {
 
 PAPER: dict[Any, Any] = STYLE | {
     "font.family": "serif",
-    # Times, as matplotlib brings it.
+    # Times, in matplotlib's own version.
     "font.serif": ["STIXGeneral"],
     "mathtext.fontset": "stix",
     "font.size": 8,
@@ -56,11 +54,24 @@ PAPER: dict[Any, Any] = STYLE | {
 
 LINE = 0.135
 """Inches of a line of text."""
+PAGE_WIDTH = 3.7
+"""Inches of a panel on a page: a telephone of 390 pixels shows it in its full size."""
+
+_filled = functools.partial(textwrap.fill, break_on_hyphens=False, break_long_words=False)
+_wrapped = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_words=False)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Picture of panels in reading order; the caption has all settings that differ from the paper's."""
+class Panel(NamedTuple):
+    """A frame and the function that draws it, with the panel's width and height in inches."""
+
+    title: str
+    draw: Callable[["Axes", pd.DataFrame], None]
+    frame: pd.DataFrame
+    inches: tuple[float, float] = (4.9, 2.9)
+
+
+class Picture(NamedTuple):
+    """Panels in reading order; the caption has all settings that differ from the paper's."""
 
     title: str
     caption: str
@@ -68,20 +79,34 @@ class Picture:
     columns: int = 1
 
     def record(self) -> dict[str, Any]:
-        """Picture as JSON data."""
-        content = dataclasses.asdict(self)
-        for panel, kept in zip(self.panels, content["panels"], strict=True):
-            kept["kind"] = type(panel).__name__.lower()
-        # NumPy's arrays and numbers as lists and Python's.
-        return json.loads(json.dumps(content, default=lambda value: value.tolist()))
+        """Picture as strict JSON data."""
+        return {
+            "title": self.title,
+            "caption": self.caption,
+            "columns": self.columns,
+            "panels": [
+                {"title": panel.title, "kind": _function(panel.draw).__name__, **_options(panel.draw)}
+                # Missing numbers as null.
+                | {"frame": json.loads(panel.frame.to_json(orient="split"))}
+                for panel in self.panels
+            ],
+        }
 
     def digest(self) -> str:
-        """Digest of all that is drawn, whatever draws it; drawings have it in their files."""
+        """Digest of all numbers and words, whatever draws them; drawings have it in their files."""
         return hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
 
 
-def draw(picture: Picture, style: Mapping[Any, Any] = STYLE) -> "Figure":
-    """Draw the picture as a matplotlib figure; legends stand beside the panels, in the style PAPER above them."""
+def _function(draw: Any) -> Any:
+    return getattr(draw, "func", draw)
+
+
+def _options(draw: Any) -> dict[str, Any]:
+    return getattr(draw, "keywords", {})
+
+
+def draw(picture: Picture, style: Mapping[Any, Any] = STYLE, *, is_narrow: bool = False) -> "Figure":
+    """Draw the picture as a matplotlib figure, without pyplot; legends are beside the panels, of narrow ones above."""
     # Imported now: it takes seconds.
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -91,8 +116,7 @@ def draw(picture: Picture, style: Mapping[Any, Any] = STYLE) -> "Figure":
         sizes = [panel.inches for panel in picture.panels]
         widths = [max(width for width, _ in sizes[column::columns]) for column in range(columns)]
         rows, width = -(-len(sizes) // columns), sum(widths)
-        title = textwrap.wrap(picture.title, int(width * 11))
-        caption = textwrap.wrap(picture.caption, int(width * 16), break_on_hyphens=False)
+        title, caption = _wrapped(picture.title, int(width * 11)), _wrapped(picture.caption, int(width * 16))
         height = rows * max(size[1] for size in sizes) + 1.3 * LINE * len(title) + LINE * len(caption)
         figure = Figure(figsize=(width, height), layout="constrained")
         if title:
@@ -103,31 +127,15 @@ def draw(picture: Picture, style: Mapping[Any, Any] = STYLE) -> "Figure":
         for axes in grid.flat[len(sizes) :]:
             axes.set_axis_off()
         for axes, panel in zip(grid.flat, picture.panels, strict=False):
-            axes.set_title(textwrap.fill(panel.title, int(12 * panel.inches[0])))
-            axes.set_xlabel(panel.x_label)
-            axes.set_ylabel(panel.y_label)
-            panel.draw(axes)
-            if not any(axes.get_legend_handles_labels()):
-                continue
-            if style is PAPER:
-                figure.legend(loc="outside upper center", ncols=3)
-            else:
+            axes.set_title(_filled(panel.title, int(12 * panel.inches[0])))
+            panel.draw(axes, panel.frame)
+            _, names = axes.get_legend_handles_labels()
+            if names and is_narrow:
+                figure.set_figheight(height + 1.2 * LINE * -(-len(names) // 2))
+                figure.legend(loc="outside upper center", ncols=3 if max(map(len, names)) < 12 else 2)
+            elif names:
                 axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-        _share_grays(figure, [panel for panel in picture.panels if isinstance(panel, Heat)])
         return figure
-
-
-def _share_grays(figure: "Figure", heats: Sequence[Heat]) -> None:
-    """One scale of grays for all matrices; on a scale up to 1, equal weights of many clients would look white."""
-    if not heats:
-        return
-    images = [image for axes in figure.axes for image in axes.images]
-    least, greatest = (float(pick([pick(one.matrix) for one in heats])) for pick in (np.nanmin, np.nanmax))
-    for image in images:
-        image.set_clim(min(0.0, least), max(0.0, greatest) or 1.0)
-    bar = figure.colorbar(images[0], ax=figure.axes, shrink=0.7, aspect=30, label=heats[0].unit)
-    # As one image, not as a shape for each of its shades.
-    bar.solids.set_rasterized(True)  # pyright: ignore
 
 
 def save(picture: Picture, *paths: Path, style: Mapping[Any, Any] = STYLE) -> None:
@@ -137,7 +145,7 @@ def save(picture: Picture, *paths: Path, style: Mapping[Any, Any] = STYLE) -> No
     """
     import matplotlib as mpl
 
-    figure, about = draw(picture, style), {"Description": picture.digest()}
+    figure, about = draw(picture, style, is_narrow=style is PAPER), {"Description": picture.digest()}
     metadata = {".svg": about | {"Date": None}, ".png": about, ".pdf": {"CreationDate": None}}
     with mpl.rc_context({**style}):
         for path in paths:
@@ -145,13 +153,13 @@ def save(picture: Picture, *paths: Path, style: Mapping[Any, Any] = STYLE) -> No
             write_binary(path, functools.partial(figure.savefig, format=kind[1:], dpi=200, metadata=metadata[kind]))
 
 
-def as_svg(picture: Picture) -> str:
-    """Panels as an SVG file without background, title and caption, a single one without its title, for a page."""
+def as_svg(panel: Panel) -> str:
+    """A panel as an SVG file for a page, without background and as wide as a telephone."""
     import matplotlib as mpl
 
-    first, *others = picture.panels
-    panels = picture.panels if others else [dataclasses.replace(first, title="")]
-    figure, text = draw(Picture("", "", panels, picture.columns)), io.StringIO()
+    width, height = panel.inches
+    panel = panel._replace(inches=(PAGE_WIDTH, max(2.4, min(height * PAGE_WIDTH / width, height))))
+    figure, text = draw(Picture("", "", [panel]), is_narrow=True), io.StringIO()
     with mpl.rc_context(STYLE):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return text.getvalue()

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import rich.table
 from rich import box
 
-from experiments.choices import Protocol
 from experiments.folder import load
 from experiments.folder.load import measured
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best, score_text
+from experiments.spec.choices import Protocol
 from pfl_jax.atomic_write import write_text
 from pfl_jax.tasks import Task
 
@@ -60,7 +60,6 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
-    "—": "--",
     "†": r"$^\dagger$",
     "\N{MINUS SIGN}": "$-$",
 }
@@ -69,8 +68,12 @@ _LATEX = {
 
 def _latex(text: str) -> str:
     """Text as LaTeX prints it, **bold** if it is so, with minus signs before numbers that stand alone."""
-    escaped = "".join(_LATEX.get(character, character) for character in text)
-    return re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped))
+    # Two hyphens, as before an option, would be a dash.
+    escaped = "".join(_LATEX.get(character, character) for character in text).replace("--", "-{}-")
+    escaped = re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped).replace("—", "--").replace(r" \%", r"~\%")
+    bold = re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", escaped)
+    # After the end of a row, LaTeX takes these for its own.
+    return f"{{}}{bold}" if bold.startswith(("[", "*")) else bold
 
 
 class Table(NamedTuple):
@@ -107,7 +110,7 @@ class Table(NamedTuple):
         return table
 
     def text(self, ending: str) -> str:
-        """The table as a file whose name ends in .md, .csv, or .tex for the package booktabs."""
+        """The table as a file whose name ends in .md, .csv, or .tex for the package booktabs, its notes as comments."""
         if ending == ".csv":
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
@@ -119,9 +122,10 @@ class Table(NamedTuple):
         return "\n".join(
             [
                 "% needs \\usepackage{booktabs}",
+                *(f"% {note}" for note in self.notes),
                 r"\begin{table}",
                 r"\centering",
-                rf"\caption{{{_latex(' '.join([f'{self.title}.', *self.notes]))}}}",
+                rf"\caption{{{_latex(self.title)}.}}",
                 rf"\begin{{tabular}}{{l{'r' * (len(self.heads) - 1)}}}",
                 r"\toprule",
                 head,
@@ -170,7 +174,7 @@ def results_table(
             if VALIDATION in last:
                 row["val."] = with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent)
             row["paper"] = (paper or "") if (protocol, word) == (paper_by, of_paper) else ""
-            rows.append(row | {"clients": load.over([line[protocol]], everyone).removesuffix(" clients")})
+            rows.append(row | {"clients": load.coverage_text([line[protocol]], everyone).removesuffix(" clients")})
         ends.add(len(rows) - 1)
     is_partial = any(row["clients"] for row in rows)
     for row in rows if is_partial else ():

@@ -140,8 +140,7 @@ def from_tables(
     elif not has_test:
         group = y if client is None and len(classes) and joined.time is None else client
         rows = _divided(group, joined.time, len(y), 0.25 if test_fraction is None else test_fraction, owners, seed)
-    prepared = preparation.fit(joined.inputs, rows[0], impute, encode)
-    x = checks.inputs(prepared.side_by_side(joined.inputs), "x")
+    prepared, x = preparation.fit(joined.inputs, rows[0], impute, encode)
     train_rows, test_rows = rows
     arrays = {"train_x": x[train_rows], "train_y": y[train_rows], "test_x": x[test_rows], "test_y": y[test_rows]}
     made = Dataset(name, source, origin, True, **arrays, num_classes=len(classes), keep_split=True)
@@ -152,7 +151,7 @@ def from_tables(
     return made._replace(
         class_names=() if np.array_equal(classes, np.arange(len(classes))) else tuple(map(str, classes)),
         client_names=tuple(map(str, owners)),
-        preparation=None if prepared.is_plain else prepared,
+        preparation=prepared,
     )
 
 

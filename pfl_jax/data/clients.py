@@ -6,7 +6,7 @@ from typing import Any
 from pfl_jax.data import readers
 from pfl_jax.data.arrays import from_tables
 from pfl_jax.data.sources import Dataset
-from pfl_jax.data.table import Names, Roles, Table, sets
+from pfl_jax.data.table import Names, Roles, Table, named_columns, sets
 from pfl_jax.errors import InvalidInput
 
 
@@ -87,15 +87,7 @@ def _tables(source: str, rows: Any, roles: Roles) -> list[Table]:
     if not isinstance(rows, Mapping) and not _is_table(rows):
         kinds = "(x, y), a dict of arrays, or a table of pandas or Hugging Face"
         raise InvalidInput(f"{source} is a {type(rows).__name__}: give {kinds}")
-    # By place: of two columns of one name a data frame gives both.
-    frame: Any = rows
-    found = sets(
-        source,
-        (
-            (name, frame.iloc[:, place] if hasattr(rows, "iloc") else rows[name])
-            for place, name in enumerate(getattr(rows, "columns", rows))
-        ),
-    )
+    found = sets(source, named_columns(source, rows))
     if empty := [one.source for one in found if not len(one)]:
         raise InvalidInput(f"{empty[0]} has no rows")
     return found

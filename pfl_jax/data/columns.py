@@ -20,6 +20,9 @@ Kind = Literal["numbers", "dates", "words", "values of several types"]
 NO_VALUE = ("", "na", "n/a", "nan", "null", "none", "?")
 """Texts, in lower case, that stand for a missing number."""
 
+NOTHING = (*NO_VALUE, "#n/a", "#n/a n/a", "#na", "-nan", "<na>", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan")
+"""Texts, in lower case, that pandas or another reader takes for a missing value."""
+
 
 def plain(values: Any, what: str = "a column") -> np.ndarray:
     """A column as an array of its kind, pictures as of `pictures.stack`; objects of several types stay as they are."""
@@ -34,6 +37,9 @@ def plain(values: Any, what: str = "a column") -> np.ndarray:
         # Rows of different lengths.
         array = np.empty(len(values), object)
         array[:] = values
+    if array.dtype.kind in "US" and not hasattr(values, "dtype"):
+        # NumPy makes texts of all that stands beside a text, also of NaN.
+        array = np.array(values, object)
     if array.dtype.kind == "V" and array.dtype.names is None:
         # bfloat16, float8 and int4, which NumPy does not know.
         return array.astype(np.float32)

@@ -101,7 +101,7 @@ class FederatedData(NamedTuple):
         """Federation that a device reads with `client_data`."""
         return self
 
-    def places(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
+    def assign_devices(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
         """Positions in `clients` [M], which are sorted by size, of those that each device trains: int32 [D, W].
 
         See `spread`. devices: D.

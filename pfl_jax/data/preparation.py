@@ -10,7 +10,7 @@ import numpy as np
 
 from pfl_jax.data import checks, columns
 from pfl_jax.data.sources import Dataset
-from pfl_jax.data.table import check_numbers, table
+from pfl_jax.data.table import named_columns, odd_value, table
 from pfl_jax.errors import InvalidInput, imported
 
 Impute: TypeAlias = Literal["mean", "median", "most_frequent"]
@@ -29,12 +29,14 @@ class InputColumn:
       kind: "numbers" or "words".
       fill: what takes the place of a missing value, a list for an array; None where nothing does.
       words: those of the training rows, sorted.
+      shape: of a row's value.
     """
 
     name: str
     kind: str = "numbers"
     fill: Any = None
     words: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
 
     def numbers(self, column: np.ndarray, encode: Encode | None) -> np.ndarray:
         """Numbers [P, ...] of a column of its kind; of words, where `encode` has them as flags, [P, K]."""
@@ -47,6 +49,48 @@ class InputColumn:
             return flags.astype(np.int64)
         return np.where(flags.any(axis=1), flags.argmax(axis=1), -1)
 
+    def alike(self, column: np.ndarray) -> np.ndarray:
+        """A column of new rows as the training rows had it, whatever another reader took it for.
+
+        Texts become numbers as in a .csv file, numbers and True the only word that reads so. InvalidInput where that is
+        not possible, or a value is missing that nothing takes the place of.
+        """
+        if column.shape[1:] != self.shape:
+            raise self._odd(f"a value of shape {list(column.shape[1:])}", 0, f"one of shape {list(self.shape)}")
+        kind = columns.kind(column)
+        if {kind, self.kind} == {"words"}:
+            texts = ((one, "" if one is None else one.strip()) for one in column)
+            column = np.array([one if one in self.words else text or None for one, text in texts], object)
+        elif kind == "words":
+            column = columns.of_texts(np.array(["" if one is None else one.strip() for one in column]))
+        elif kind == "numbers" and self.kind == "words":
+            column = self._words(column)
+        if columns.kind(column) != self.kind:
+            raise self._odd(*odd_value(column)[::-1], self.kind)
+        gone = columns.missing(column)
+        if gone.any() and (self.fill is None or any(word.lower() in columns.NOTHING for word in self.words)):
+            raise self._odd("nothing", int(gone.argmax()) // gone[0].size, "a value in each row, or the word for none")
+        return column
+
+    def _words(self, column: np.ndarray) -> np.ndarray:
+        """Words of numbers, of which NaN is missing."""
+        of_number: dict[int | float, list[str]] = {}
+        for word in self.words:
+            number = columns.of_texts(np.array([{"true": "1", "false": "0"}.get(word.lower(), word)]))
+            if number.dtype.kind in "if":
+                of_number.setdefault(number[0].item(), []).append(word)
+        found: list[str | None] = []
+        for row, value in enumerate(column.tolist()):
+            match [None] if value != value else of_number.get(value, []):
+                case [word]:
+                    found.append(word)
+                case _:
+                    raise self._odd(str(value), row, "words")
+        return np.array(found, object)
+
+    def _odd(self, found: str, row: int, wanted: str) -> InvalidInput:
+        return InvalidInput(f"{self.name} has {found} in row {row} (counted from 0), and in training {wanted}")
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -55,6 +99,7 @@ class Preparation:
     Attributes:
       columns: the columns, in the order of the inputs.
       encode: how words become numbers; a word that no training row has is no flag, or -1.
+      dtype: of the training rows' inputs, before they are normalized.
       mean, std: of the training rows, which inputs are normalized with, nested tuples; None for none.
 
     Example:
@@ -67,37 +112,38 @@ class Preparation:
 
     columns: tuple[InputColumn, ...]
     encode: Encode | None = None
+    dtype: str = "float32"
     mean: Any = None
     std: Any = None
 
     def __call__(self, rows: Any) -> np.ndarray:
-        """Inputs [P, ...] of new rows.
+        """Inputs [P, ...] of new rows: those of a training row are what they were in training, bit for bit.
 
         Args:
-          rows: a mapping from names to columns, or a data frame; columns that are no inputs are left alone.
+          rows: a mapping from names to columns, or a data frame; columns that are no inputs are left alone. Numbers may
+            be texts, as in csv.DictReader, and words that read as numbers or True may be these, as in pandas.
 
         Raises:
-          InvalidInput: a column is missing, or has what the training rows did not: words, or nothing.
+          InvalidInput: the rows are something else, or a column is missing, or has what the training rows did not:
+            another kind or shape, or nothing.
         """
-        named = [(name, rows[name]) for name in map(str, getattr(rows, "columns", rows))]
-        given = table("the table", named).columns
+        names = {one.name for one in self.columns}
+        found = list(named_columns("the table", rows))
+        given = table("the table", (pair for pair in found if pair[0] in names)).columns
         if gone := [one.name for one in self.columns if one.name not in given]:
-            raise InvalidInput(f"the table has no column {gone[0]} (there are {', '.join(given)})")
-        inputs = {one.name: given[one.name] for one in self.columns}
-        impute = all(one.fill is not None for one in self.columns)
-        check_numbers("the table", inputs, impute=impute, encode=self.encode is not None)
-        x = checks.inputs(self.side_by_side(inputs), "the table")
+            raise InvalidInput(f"the table has no column {gone[0]} (there are {', '.join(dict(found))})")
+        x = self.side_by_side({one.name: one.alike(given[one.name]) for one in self.columns})
+        # Whole numbers that training had as floats were rounded once, to float32.
+        x = checks.inputs(x.astype(np.float64) if self.dtype == "float32" else x, "the table")
+        with np.errstate(invalid="ignore"):
+            whole = x.astype(self.dtype)
+        x = whole if np.array_equal(whole, x) else x
         return x if self.mean is None else _scaled(x, np.asarray(self.mean), np.asarray(self.std))
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether inputs are what the only column has."""
-        return len(self.columns) == 1 and self.columns[0] == InputColumn(self.columns[0].name) and self.mean is None
 
     def side_by_side(self, inputs: Mapping[str, Any]) -> Any:
         """Inputs [P, ...] of the columns `inputs` by name, of the right kinds; not yet normalized."""
         found = [one.numbers(inputs[one.name], self.encode) for one in self.columns]
-        if len(found) == 1 and inputs[self.columns[0].name].ndim > 1:
+        if len(found) == 1 and self.columns[0].shape:
             return found[0]
         return np.concatenate([column if column.ndim > 1 else column[:, None] for column in found], axis=1)
 
@@ -118,19 +164,23 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def fit(inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: Encode | None) -> Preparation:
-    """Preparation of the columns `inputs` by the rows `train`, a slice or numbers; `impute`, `encode` as of tables."""
-    return Preparation(tuple(_fitted(name, column, train, impute) for name, column in inputs.items()), encode)
+def fit(
+    inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: Encode | None
+) -> tuple[Preparation, np.ndarray]:
+    """Preparation of the columns `inputs` by the rows `train`, a slice or numbers, and the inputs of all rows."""
+    prepared = Preparation(tuple(_fitted(name, column, train, impute) for name, column in inputs.items()), encode)
+    x = checks.inputs(prepared.side_by_side(inputs), "x")
+    return dataclasses.replace(prepared, dtype=x.dtype.name), x
 
 
 def _fitted(name: str, column: Any, train: Any, impute: Impute | None) -> InputColumn:
-    kind = columns.kind(column)
-    if kind == "numbers" and (impute is None or (column.ndim > 1 and column.dtype.kind != "f")):
-        return InputColumn(name)
+    kind, shape = columns.kind(column), column.shape[1:]
+    if kind == "numbers" and (impute is None or (shape and column.dtype.kind != "f")):
+        return InputColumn(name, shape=shape)
     there = np.asarray(column[train])
     fill = None if impute is None else _fill(name, there, impute if kind != "words" else "most_frequent")
     if kind != "words":
-        return InputColumn(name, kind, fill)
+        return InputColumn(name, kind, fill, shape=shape)
     words = tuple(np.unique(there[~columns.missing(there)].astype(str)).tolist())
     if 2 * len(words) > len(there):
         raise InvalidInput(
@@ -146,6 +196,8 @@ def _fill(name: str, there: np.ndarray, strategy: str) -> Any:
     if columns.missing(there).reshape(flat.shape).all(axis=0).any():
         raise InvalidInput(f"{name} has no value in any training row: leave it out (--drop)")
     nothing = None if flat.dtype.kind == "O" else np.nan
+    if nothing is not None and np.isinf(flat).any():
+        raise InvalidInput(f"{name} has an infinite value in a training row: leave such rows out")
     found = impute.SimpleImputer(missing_values=nothing, strategy=strategy).fit(flat).statistics_
     return _tuples(found.reshape(there.shape[1:]).tolist())
 

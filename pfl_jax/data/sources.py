@@ -38,8 +38,7 @@ class Dataset(NamedTuple):
       train_client, test_client: int32 [P], client of each example if the data has its own clients, otherwise None.
       client_names: names of the data's own clients.
       note: what files are that are not the published ones, such as "JPEG copy", see `pfl_jax.data.idx_and_cifar.note`.
-      preparation: how rows of a user's table become inputs, `pfl_jax.data.preparation.Preparation`; None for what needs
-        none.
+      preparation: how rows of a user's table become inputs, `pfl_jax.data.preparation.Preparation`; None for others.
     """
 
     name: str

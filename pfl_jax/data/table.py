@@ -3,7 +3,7 @@
 Columns are matched by their names, never by their places; those of the first table give the order of the inputs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -54,6 +54,15 @@ def table(source: object, named: Iterable[tuple[Any, Any]], *, is_test: bool = F
         if len(column) != len(pairs[0][1]):
             raise InvalidInput(f"{source} has {len(pairs[0][1])} rows in {pairs[0][0]}, and {len(column)} in {name}")
     return Table(source, found, is_test)
+
+
+def named_columns(source: object, rows: Any) -> Iterator[tuple[str, Any]]:
+    """Names and columns of a mapping or a data frame; InvalidInput for anything else."""
+    if not isinstance(rows, Mapping) and not hasattr(rows, "columns"):
+        raise InvalidInput(f"{source} is a {type(rows).__name__}: give a dict of columns by name, or a data frame")
+    for place, name in enumerate(getattr(rows, "columns", rows)):
+        # By place: of two columns of one name a data frame gives both.
+        yield str(name), rows.iloc[:, place] if hasattr(rows, "iloc") else rows[name]
 
 
 def sets(source: object, named: Iterable[tuple[Any, Any]]) -> list[Table]:
@@ -190,7 +199,7 @@ def _times(source: str, name: str, times: np.ndarray) -> np.ndarray:
     return times
 
 
-def _odd(column: np.ndarray) -> tuple[int, str]:
+def odd_value(column: np.ndarray) -> tuple[int, str]:
     """Row, and what it has, of the first value that is no number."""
     if column.ndim > 1:
         return 0, f"{column.dtype} {list(column.shape[1:])}"
@@ -214,7 +223,7 @@ def check_numbers(source: str, inputs: Mapping[str, Any], *, impute: bool, encod
             # `checks.inputs` says in which place of a row NaN is.
             continue
         if kind != "numbers" and not (kind == "words" and encode):
-            row, found = _odd(column)
+            row, found = odd_value(column)
         elif columns.missing(column).any() and not impute:
             row, found = int(columns.missing(column).argmax()), "nothing"
         else:

@@ -123,8 +123,11 @@ class Deployment:
         for name in ("drop_rate", "attackers", "before_aggregation", "timetable"):
             if getattr(self.settings, name):
                 raise InvalidInput(f"{name} is for simulations only: leave it out")
-        if at_round(self.method, 0).survey is not None:
+        method = at_round(self.method, 0)
+        if method.survey is not None:
             raise InvalidInput("this method cannot be deployed: its server asks all clients before the first round")
+        if method.hand_over is not None:
+            raise InvalidInput("this method cannot be deployed: its clients take turns in each round")
         self._settled_from  # noqa: B018, the check of the server's aggregation
 
     # What the server does.

@@ -41,7 +41,9 @@ class Outcome(NamedTuple):
     info: Info
 
 
-def networks(method: Method | MethodSchedule, settings: RoundSettings, mesh: Mesh | None) -> tuple[RoundProgram, ...]:
+def round_programs(
+    method: Method | MethodSchedule, settings: RoundSettings, mesh: Mesh | None
+) -> tuple[RoundProgram, ...]:
     """RoundProgram for each network of a method: one, or those of a `Mixed`; settings and mesh are those of a run."""
     mixed, chunk = mixture(method), settings.chunk
     if mixed is None:
@@ -51,22 +53,29 @@ def networks(method: Method | MethodSchedule, settings: RoundSettings, mesh: Mes
     return tuple(RoundProgram(method, own, mesh, index) for index, own in enumerate(each))
 
 
-def network_of(
-    method: Method | MethodSchedule, state: State, num_clients: int, client: int
-) -> tuple[int | None, PyTree, PyTree]:
-    """Position of a client's network, None if all have the same, and the states of its server and of the client.
+def chain_of(
+    method: Method | MethodSchedule, settings: RoundSettings, state: State, num_clients: int, client: int
+) -> tuple[int | None, PyTree, tuple[np.ndarray, PyTree, int]]:
+    """What a client deploys from, as `RoundProgram.personal` takes it.
 
     Args:
-      method, state: of the run.
+      method, settings, state: of the run.
       num_clients: N.
       client: number of the client.
+
+    Returns:
+      Position of its network, None if all have the same; the state of its server; and its chain: the clients with which
+      it takes turns in an evaluation, or it alone, their states, and its place among them.
     """
-    mixed = mixture(method)
-    if mixed is None:
-        return None, state.server, gather(state.clients, client)
-    network = int(mixed.networks(num_clients)[client])
-    row = int(np.searchsorted(mixed.members(network, num_clients), client))
-    return network, state.server[network], gather(state.clients[network], row)
+    mixed, network, server, clients = mixture(method), None, state.server, state.clients
+    members = np.arange(num_clients)
+    if mixed is not None:
+        network = int(mixed.networks(num_clients)[client])
+        server, clients, members = server[network], clients[network], mixed.members(network, num_clients)
+    row, program = int(np.searchsorted(members, client)), round_programs(method, settings, None)[network or 0]
+    chain = settings.usual_size(num_clients) if program.deploys_in_turn else 1
+    rows = np.arange(row - row % chain, min(row - row % chain + chain, len(members)))
+    return network, server, (members[rows], gather(clients, rows), row % chain)
 
 
 def sample(
@@ -77,7 +86,7 @@ def sample(
     data, key and round_index are those of the run.
     """
     cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings)
-    return cohort, tuple(one.places(data, cohort.clients)[-1] for one in programs)
+    return cohort, tuple(one.assign_devices(data, cohort.clients)[-1] for one in programs)
 
 
 def train(
@@ -93,7 +102,7 @@ def train(
     """Body of every round: local training and aggregation.
 
     Args:
-      programs: those of `networks`.
+      programs: those of `round_programs`.
       data, trained, key, round_index, cohort: of the run.
       servers, rows: for each network the server's state, and the states of its clients, leaves [D, W, ...].
 

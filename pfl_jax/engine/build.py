@@ -13,10 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pfl_jax.base import Method, PRNGKey, PyTree, Scores, State
-from pfl_jax.engine.body import Outcome, networks, sample, train
+from pfl_jax.engine.body import Outcome, round_programs, sample, train
 from pfl_jax.engine.cohort import RoundSettings
-from pfl_jax.engine.remembered import MakeMethod, Same, is_input, remembered
-from pfl_jax.engine.rounds import replicated
+from pfl_jax.engine.mapping import replicated
+from pfl_jax.engine.remembered import ByIdentity, MakeMethod, is_input, remembered, values_read
 from pfl_jax.engine.store import ClientStore, Federation, Places
 from pfl_jax.primitives.tree import choose
 from pfl_jax.schedules import MethodSchedule, mixture
@@ -110,7 +110,7 @@ def build(
     """
     if store is not None and not store.is_traced:
         return compiled(method, method, None, settings, mesh, None, donate=donate, store=store)
-    programs = networks(method, settings, mesh)
+    programs = round_programs(method, settings, mesh)
     store = ClientStore() if store is None else store
     return _engine(method, settings, mesh, store, programs, partial(sample, programs), partial(train, programs))
 
@@ -127,8 +127,8 @@ def _engine(
     """Engine of the functions of a RoundProgram for each network, and of their `sample` and `train`."""
     one_network = mixture(method) is None
 
-    def evaluated(data: Same, key: Same) -> list[Places]:
-        return [one.evaluated(data.it, key.it) for one in programs]
+    def evaluated(data: ByIdentity, key: ByIdentity) -> list[Places]:
+        return [one.evaluated(data.value, key.value) for one in programs]
 
     if not store.is_traced:
         # The same in all rounds of a run. To draw some of very many clients takes longer than a round.
@@ -171,12 +171,14 @@ def _engine(
         ]
         return State(together(servers), together(after), trained, state.key, state.round + 1), outcome
 
+    in_turn = round_programs(method, settings, mesh)[0].deploys_in_turn
+
     def evaluate(data, state):
         scores = programs[0].unscored(data)
         states = zip(each(state.server), each(state.clients), strict=True)
-        drawn = evaluated(Same(data), Same(state.key))
+        drawn = evaluated(ByIdentity(data), ByIdentity(state.key))
         for one, (server, clients), everyone in zip(programs, states, drawn, strict=True):
-            for places in store.blocks(everyone):
+            for places in one.chains(data) if in_turn and not store.is_traced else store.blocks(everyone):
                 rows = store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
                 scores = one.evaluate(data, server, state.key, state.round, places, rows, scores)
         return scores
@@ -196,7 +198,7 @@ def _engine(
 
 def adopted(engine: Engine, data: Federation, clients: PyTree) -> PyTree:
     """States of all clients of the data that came from outside, in the engine's store; see `ClientStore.adopt`."""
-    mesh, parts = data.mesh or engine.mesh, networks(engine.method, engine.settings, engine.mesh)
+    mesh, parts = data.mesh or engine.mesh, round_programs(engine.method, engine.settings, engine.mesh)
     if mixture(engine.method) is None:
         return engine.store.adopt(data, mesh, clients)
     return tuple(engine.store.adopt(one.clients(data), mesh, own) for one, own in zip(parts, clients, strict=True))
@@ -229,7 +231,7 @@ def compiled(
     inputs = {name: value for name, value in values.items() if is_input(value)}
     fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(data))
-    key = (Same(method), fixed, settings.of_a_round(), mesh, donate, shapes)
+    key = (ByIdentity(method, values_read(method)), fixed, settings.of_a_round(), mesh, donate, shapes)
 
     # The values are arguments of the programs: in the functions they would be constants.
     def given(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
@@ -238,7 +240,7 @@ def compiled(
     if store is None:
         programs = _programs(*key, over_runs)
         return programs._replace(method=made, **given({name: getattr(programs, name) for name in FUNCTIONS}))
-    parts = networks(made, settings, mesh)
+    parts = round_programs(made, settings, mesh)
     each, of_round = _programs_by_block(*key, len(parts))
     bound = [
         SimpleNamespace(clients=one.clients, rows_of=one.rows_of, **given(functions))
@@ -249,15 +251,15 @@ def compiled(
 
 
 def _of_values(
-    method: Same, fixed: tuple[tuple[str, Any], ...] | None, values: Mapping[str, Any]
+    method: ByIdentity, fixed: tuple[tuple[str, Any], ...] | None, values: Mapping[str, Any]
 ) -> Method | MethodSchedule:
     """The method of these values of hyper-parameters, or the method itself if it has none."""
-    return method.it if fixed is None else method.it(**dict(fixed), **values)
+    return method.value if fixed is None else method.value(**dict(fixed), **values)
 
 
 @remembered
 def _programs(
-    method: Same,
+    method: ByIdentity,
     fixed: tuple[tuple[str, Any], ...] | None,
     settings: RoundSettings,
     mesh: Mesh | None,
@@ -277,12 +279,12 @@ def _programs(
         return function
 
     functions = _jitted({name: program(name) for name in FUNCTIONS}, 1, mesh, donate=donate)
-    return Engine(**functions, method=method.it, settings=settings, mesh=mesh, store=ClientStore(donate=donate))
+    return Engine(**functions, method=method.value, settings=settings, mesh=mesh, store=ClientStore(donate=donate))
 
 
 @remembered
 def _programs_by_block(
-    method: Same,
+    method: ByIdentity,
     fixed: tuple[tuple[str, Any], ...] | None,
     settings: RoundSettings,
     mesh: Mesh | None,
@@ -298,7 +300,7 @@ def _programs_by_block(
 
     def program(name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def of_values(values, *arguments):
-            return function(networks(_of_values(method, fixed, values), settings, mesh), *arguments)
+            return function(round_programs(_of_values(method, fixed, values), settings, mesh), *arguments)
 
         of_values.__name__ = name
         options = {"out_shardings": replicated(mesh)} | options
@@ -323,6 +325,7 @@ BY_BLOCK: Mapping[str, Mapping[str, Any]] = {
     "everyone": {},
     "unscored": {},
     "evaluated": {},
+    "chains": {},
     # Takes over the scores.
     "evaluate": {"donate_argnums": 7},
     "evaluate_new": {},

@@ -1,8 +1,8 @@
 """Checkpoints on disk; restoring passes over damaged ones.
 
-A checkpoint has a `State`, additional arrays by name, and a record that is stored as JSON. Arrays are stored unchanged,
-so that a resumed run equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint
-is executed or unpickled.
+A checkpoint has a `State`, and a record that is stored as JSON. Arrays are stored unchanged, so that a resumed run
+equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint is executed or
+unpickled.
 
 Each process of a run writes its own part, with the rows of its own clients; the first one's has all else too. A part is
 the file `PROCESS-of-PROCESSES/ROUND.npz`, which is complete or absent, and has a CRC-32 of each array. A checkpoint is
@@ -11,7 +11,6 @@ rows of their own clients.
 """
 
 import collections
-import contextlib
 import json
 import re
 import shutil
@@ -32,8 +31,8 @@ from pfl_jax.safe_read import mapped, open_npz
 FOLDER = "checkpoints"
 """Name of the checkpoint folder inside a run's folder."""
 
-_STATE, _FURTHER, _CLIENTS, _ABOUT = "state.", "further.", "clients", "about"
-"""Beginnings of the names of a part's arrays, and names of those that only some parts have."""
+_STATE, _CLIENTS, _ABOUT = "state.", "clients", "about"
+"""Beginning of the names of a part's leaves of the state, and the names of its clients and its record."""
 
 _OF_CLIENTS = f"{_STATE}clients"
 
@@ -44,12 +43,10 @@ class Checkpoint(NamedTuple):
     Attributes:
       state: state for `simulate.run(state=...)`, with the clients' leaves and scores as NumPy arrays; see `newest` for
         leaves that stay in the file.
-      arrays: additional arrays by name.
       record: the record, as read from JSON.
     """
 
     state: State
-    arrays: dict[str, np.ndarray]
     record: dict[str, Any]
 
 
@@ -68,14 +65,11 @@ class Checkpoints:
         self._keep = keep if processes == 1 else max(keep, 2)
         self._process, self._processes = process, processes
 
-    def save(
-        self, state: State, arrays: dict[str, np.ndarray], record: dict[str, Any], clients: np.ndarray | None = None
-    ) -> None:
+    def save(self, state: State, record: dict[str, Any], clients: np.ndarray | None = None) -> None:
         """Write this process's part of a checkpoint; older ones are removed only after it is complete.
 
         Args:
           state: state after a round, of one run or of several with a leading axis (`pfl_jax.engine.sweep`).
-          arrays: additional arrays by name.
           record: additional data that JSON can store.
           clients: own clients of this process, ascending; the state has their rows, or those of all. None for all.
 
@@ -83,7 +77,7 @@ class Checkpoints:
           CannotWrite: the part cannot be written; earlier checkpoints are kept.
         """
         number, own = int(np.ravel(state.round)[0]), (self._process, self._processes)
-        content = self._content(state, arrays, clients)
+        content = self._content(state, clients)
         listed = [[name, list(leaf.shape), str(leaf.dtype)] for name, leaf in content.items()]
         about = json.dumps({"arrays": listed, "record": record}).encode()
         path = self._path(number, *own)
@@ -137,22 +131,11 @@ class Checkpoints:
                 check(record)
             if clients is not None:
                 like = like._replace(clients=jax.eval_shape(gather, like.clients, clients))
-            state = state_of(_named(arrays, _STATE), like, f"the checkpoint of round {number} in {self.folder}")
-            return Checkpoint(state, _named(arrays, _FURTHER), record)
+            leaves = {name.removeprefix(_STATE): leaf for name, leaf in arrays.items() if name.startswith(_STATE)}
+            return Checkpoint(state_of(leaves, like, f"the checkpoint of round {number} in {self.folder}"), record)
         if reasons:
             raise InvalidInput(f"no checkpoint in {self.folder} can be read ({'; '.join(reasons)}): start the run anew")
         return None
-
-    def record(self) -> dict[str, Any] | None:
-        """Record of the newest checkpoint whose record is readable, without its arrays; None if there is none."""
-        for number, processes in reversed(self._stored()):
-            with contextlib.suppress(Exception), open_npz(self._path(number, 0, processes)) as stored:
-                return json.loads(stored[_ABOUT].tobytes())["record"]
-        return None
-
-    def clear(self) -> None:
-        """Remove all checkpoints."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _stored(self) -> list[tuple[int, int]]:
         """Checkpoints of which all parts are there: round and number of parts, ascending."""
@@ -175,7 +158,7 @@ class Checkpoints:
         except OSError as error:
             raise cannot_write(self.folder, error) from None
 
-    def _content(self, state: State, arrays: dict[str, np.ndarray], clients: np.ndarray | None) -> dict[str, Any]:
+    def _content(self, state: State, clients: np.ndarray | None) -> dict[str, Any]:
         """Arrays of this process's part by name."""
         content: dict[str, Any] = {}
         state = state._replace(clients=jax.tree.map(np.asarray, state.clients))
@@ -183,7 +166,6 @@ class Checkpoints:
             if name.startswith("clients") and clients is not None and len(leaf) != len(clients):
                 leaf = np.asarray(leaf)[clients]
             content[f"{_STATE}{name}"] = leaf
-        content |= {f"{_FURTHER}{name}": np.asarray(leaf) for name, leaf in arrays.items()}
         if self._process:
             content = {name: leaf for name, leaf in content.items() if name.startswith(_OF_CLIENTS)}
         if clients is not None:
@@ -222,11 +204,6 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
             if name.startswith(_OF_CLIENTS):
                 arrays[name] = np.concatenate([part[name] for part in parts])[order]
     return arrays
-
-
-def _named(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Arrays whose names begin with a prefix, by the rest of their names."""
-    return {name.removeprefix(prefix): leaf for name, leaf in arrays.items() if name.startswith(prefix)}
 
 
 def plain(state: State) -> State:

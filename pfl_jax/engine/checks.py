@@ -48,8 +48,20 @@ def check_run(
         raise InvalidInput(f"the folder {folder} for the clients' states is not there")
     if (mixed := mixture(method)) is not None:
         check_networks(mixed, data, state_on, newcomers)
+    check_turns(method, settings)
     if state is not None:
         check_state(method, data, settings, state)
+
+
+def check_turns(method: Method | MethodSchedule, settings: RoundSettings) -> None:
+    """Raise InvalidInput for settings that cannot be used where clients take turns, see `Method.hand_over`."""
+    if at_round(method, 0).hand_over is None:
+        return
+    for name in ("timetable", "eval_clients"):
+        if getattr(settings, name) is not None:
+            raise InvalidInput(
+                f"{name} cannot be given: clients of this method take turns, so each needs the one before it"
+            )
 
 
 def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Federation | None = None) -> None:
@@ -150,6 +162,8 @@ def check_sweep(
     for name, value in values.items():
         for one in np.asarray(value).tolist():
             check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
+    method = make_method(**{name: value[0] for name, value in values.items()})
+    check_turns(method, settings)
     if states is None:
         return
     rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size
@@ -159,7 +173,6 @@ def check_sweep(
     first, last = int(np.min(states.round)), int(np.max(states.round))
     if first != last:
         raise InvalidInput(f"states has runs of {first} and of {last} completed rounds: continue them separately")
-    method = make_method(**{name: value[0] for name, value in values.items()})
     check_state(method, _first(data), settings, jax.tree.map(lambda leaf: leaf[0], states))
 
 

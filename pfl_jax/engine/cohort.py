@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Cohort, PRNGKey
-from pfl_jax.engine.clock import Timetable
+from pfl_jax.engine.asynchronous import Timetable
 from pfl_jax.errors import InvalidInput
 from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
 from pfl_jax.validation import AboveZero, BelowOne, Count, Fraction, Positive, check_values
@@ -22,6 +22,8 @@ class RoundSettings:
     """Settings that the program of a round depends on, see `pfl_jax.build`.
 
     Attributes:
+      participation: share of the N clients in each round's cohort, in (0, 1]; at least one client. A round is given its
+        number of clients; an evaluation in which clients take turns has cohorts of this size.
       straggler_fraction: share of the clients that are stragglers, the same ones in all rounds (FedAS, Fig. 4a).
       straggler_rate: weight of a straggler in the draw of a cohort, where other clients have weight 1; in (0, 1].
       drop_rate: share of each cohort that drops out, in [0, 1), drawn anew in every round: these clients train and keep
@@ -38,9 +40,10 @@ class RoundSettings:
         NaN. None evaluates all. Not with `Settings.before_aggregation`, whose mean over a sample would count cohorts
         too often.
       timetable: who takes part in which round, and how old the state is from which each client trains, as
-        `pfl_jax.engine.clock.timetable` simulates it; None draws cohorts.
+        `pfl_jax.engine.asynchronous.timetable` simulates it; None draws cohorts.
     """
 
+    participation: AboveZero = 1.0
     straggler_fraction: Fraction = 0.0
     straggler_rate: AboveZero = 1.0
     drop_rate: BelowOne = 0.0
@@ -68,6 +71,10 @@ class RoundSettings:
         """These settings without those of a run."""
         return RoundSettings(**{one.name: getattr(self, one.name) for one in fields(RoundSettings)})
 
+    def usual_size(self, num_clients: int) -> int:
+        """Size of a cohort drawn from so many clients."""
+        return max(1, round(self.participation * num_clients))
+
     def arrivals(self, cohort_size: int) -> int:
         """Number of messages of a cohort that arrive."""
         return max(1, cohort_size - round(self.drop_rate * cohort_size))
@@ -79,7 +86,6 @@ class Settings(RoundSettings):
 
     Attributes:
       rounds: communication rounds.
-      participation: share of the N clients in each round's cohort, in (0, 1]; at least one client.
       full_last_round: whether all clients take part in the last round (FedPAC, Section 6.2).
       eval_every: rounds between two evaluations of `received`; the last round is always evaluated.
       before_aggregation: also evaluate by the protocol `pfl_jax.primitives.metrics.before_aggregation`. With partial
@@ -93,7 +99,6 @@ class Settings(RoundSettings):
     """
 
     rounds: Count
-    participation: AboveZero = 1.0
     full_last_round: bool = False
     eval_every: Count = 1
     before_aggregation: bool = False
@@ -111,7 +116,7 @@ class Settings(RoundSettings):
             return self.timetable.clients.shape[1]
         if self.full_last_round and round_index == self.rounds - 1:
             return num_clients
-        return max(1, round(self.participation * num_clients))
+        return self.usual_size(num_clients)
 
     def is_evaluated(self, number: int) -> bool:
         """Whether the round with this number, counted from 1, is evaluated."""

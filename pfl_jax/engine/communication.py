@@ -9,7 +9,7 @@ from pfl_jax.data.federated import client_data
 from pfl_jax.engine.build import build
 from pfl_jax.engine.cohort import RoundSettings
 from pfl_jax.engine.store import Federation
-from pfl_jax.messages import downloaded, is_mean
+from pfl_jax.messages import downloaded, is_mean, may_change
 from pfl_jax.primitives.tree import byte_count, gather
 from pfl_jax.schedules import MethodSchedule, at_round
 
@@ -18,7 +18,8 @@ class Traffic(NamedTuple):
     """Bytes sent by one client and in one round.
 
     Attributes:
-      up: bytes of the message, `LocalResult.message`.
+      up: bytes of the message, `LocalResult.message`; and of the download that a client passes on to the next one, if
+        the method has a `Method.hand_over`.
       down: bytes of the download, `Method.download`.
     """
 
@@ -49,7 +50,9 @@ def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
     def counted(part):
         if not is_mean(part):
             return part
-        value = part.value if method.encoded is None else jax.eval_shape(method.encoded, part.value)
+        encoded = method.encoded is not None and may_change(part)
+        value = jax.eval_shape(method.encoded, part.value) if encoded else part.value
         return (value, part.weight) if part.weight.ndim else value
 
-    return Traffic(byte_count(jax.tree.map(counted, message, is_leaf=is_mean)), byte_count(download))
+    up = byte_count(jax.tree.map(counted, message, is_leaf=is_mean))
+    return Traffic(up if method.hand_over is None else up + byte_count(download), byte_count(download))

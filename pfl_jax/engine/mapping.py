@@ -56,6 +56,11 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return jax.jit(_same, out_shardings=sharding)(tree)
 
 
+def replicated(mesh: Mesh | None) -> NamedSharding | None:
+    """Sharding of what all devices have; None without a mesh."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
 def _same(tree: PyTree) -> PyTree:
     """The tree itself: one function for all calls, so that equal shapes and types are compiled once."""
     return tree
@@ -89,11 +94,11 @@ def map_places(
     """
     if mesh is None or mesh.size == 1:
         number = int(is_real.sum()) if isinstance(is_real, np.ndarray) else jnp.sum(is_real)
-        rows, terms = _map_chunks(fn, shared, gather(clients, 0), number, chunk)
+        rows, terms = map_chunks(fn, shared, gather(clients, 0), number, chunk)
         return jax.tree.map(lambda leaf: leaf[None], rows), terms
 
     def on_device(shared, clients, number):
-        rows, terms = _map_chunks(fn, shared, gather(clients, 0), number[0], chunk)
+        rows, terms = map_chunks(fn, shared, gather(clients, 0), number[0], chunk)
         return jax.tree.map(lambda leaf: leaf[None], rows), jax.lax.psum(terms, AXIS)
 
     by_device = PartitionSpec(AXIS)
@@ -130,7 +135,7 @@ def on_every_device(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
-def _map_chunks(
+def map_chunks(
     fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     shared: PyTree,
     clients: PyTree,

@@ -66,7 +66,7 @@ class PlacedData:
         """Federation that passes a model's frozen parameters, `Model.frozen`, to compiled programs."""
         return dataclasses.replace(self, frozen=replicate(frozen, self.mesh))
 
-    def places(self, clients: jax.Array, devices: int) -> jax.Array:
+    def assign_devices(self, clients: jax.Array, devices: int) -> jax.Array:
         """Table of which device trains which client: the one that owns it.
 
         Args:

@@ -5,31 +5,33 @@ the cohort of round r has a stream of its own. A result therefore does not depen
 where a run was interrupted, and two methods see the same cohorts.
 """
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.random import fold_in
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from pfl_jax.base import Cohort, Method, Personal, PRNGKey, PyTree, Scores
 from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine.asynchronous import stale, with_versions
 from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, staleness
+from pfl_jax.engine.hand_over import Turns, map_in_turn
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
-from pfl_jax.engine.store import Federation, Members, Places
+from pfl_jax.engine.scoring import checked_predict, deployed, handed_over, score_client
+from pfl_jax.engine.store import BLOCK, Federation, Members, Places
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import use
 from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather
 from pfl_jax.schedules import MethodSchedule, at_round, mixture
-from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
+from pfl_jax.streams import INITIALIZATION, NEWCOMERS, SURVEY
 from pfl_jax.wrappers.attacks import attacked
-from pfl_jax.wrappers.buffered import stale, with_versions
 
 
 class Trained(NamedTuple):
@@ -98,7 +100,7 @@ class RoundProgram:
 
     def everyone(self, data: Federation) -> Places:
         """Places of all clients."""
-        return self.places(data, jnp.arange(data.num_clients, dtype=jnp.int32))[-1]
+        return self.assign_devices(data, jnp.arange(data.num_clients, dtype=jnp.int32))[-1]
 
     def unscored(self, data: Federation) -> Scores:
         """Scores [N] of clients that were never scored."""
@@ -137,15 +139,34 @@ class RoundProgram:
             messages, terms = split(result.message, present & finite)
             return Trained(choose(finite, result.client, state), (messages, scores, finite)), terms
 
-        own, order, places = self.places(data, cohort.clients)
+        def pass_one_on(own, data, shared, index, present, late, state):
+            server, round_key = shared
+            had = own.hand_over.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
+            return had, choose(present & all_finite(had), had, server)
+
+        own, order, places = self.assign_devices(data, cohort.clients)
         late = staleness(round_index, self.settings)
         rows = (*gather((cohort.present, late), jnp.append(own, len(cohort.clients))[order]), rows)
-        training, sums = self._map(train_one, method, data, key, (server, round_key), places, *rows)
+        turns = None if method.hand_over is None else Turns(pass_one_on, jnp.asarray(order), len(cohort.clients))
+        training, sums = self._map(train_one, method, data, key, (server, round_key), places, *rows, turns=turns)
         return own, order, training, sums
 
     def evaluated(self, data: Federation, key: PRNGKey) -> Places:
         """Places of the clients that are evaluated by `received`."""
-        return self.places(data, evaluated_clients(key, data.num_clients, self.settings))[-1]
+        return self.assign_devices(data, evaluated_clients(key, data.num_clients, self.settings))[-1]
+
+    @property
+    def deploys_in_turn(self) -> bool:
+        """Whether clients take turns in evaluations."""
+        hand_over = self.method_of(0).hand_over
+        return hand_over is not None and hand_over.personalize is not None
+
+    def chains(self, data: Federation) -> list[Places]:
+        """Places of all clients in parts of whole chains, for evaluations in which they take turns."""
+        own, chain = self._members(data.num_clients), self.settings.usual_size(data.num_clients)
+        own, step = np.arange(data.num_clients) if own is None else own, max(1, BLOCK // chain) * chain
+        parts = np.split(own, range(step, len(own), step))
+        return [self.assign_devices(data, jnp.asarray(part, jnp.int32))[-1] for part in parts]
 
     def evaluate(
         self,
@@ -161,18 +182,40 @@ class RoundProgram:
         method = self._last_method(rounds)
 
         def evaluate_one(own, data, shared, index, state):
-            return score_client(method, _deployed(own, data, shared, index, state), data, index), ()
+            return score_client(method, deployed(own, data, shared, index, state), data, index), ()
 
-        found, _ = self._map(evaluate_one, method, data, key, (server, key, rounds), places, rows)
+        def pass_one_on(own, data, shared, index, state):
+            had = handed_over(own, data, shared, index, state)
+            return had, choose(all_finite(had), had, shared[0])
+
+        turns = None
+        if self.deploys_in_turn:
+            numbers = jnp.asarray(self.rows_of(data.num_clients, places.ids))
+            turns = Turns(pass_one_on, numbers, self.settings.usual_size(data.num_clients))
+        found, _ = self._map(evaluate_one, method, data, key, (server, key, rounds), places, rows, turns=turns)
         found = on_every_device(found, data.mesh or self.mesh)
         return jax.tree.map(lambda leaf, row: leaf.at[places.ids].set(row, mode="drop"), scores, found)
 
     def personal(
-        self, data: FederatedData, server: PyTree, key: PRNGKey, rounds: jax.Array, client: jax.Array, state: PyTree
+        self, data: FederatedData, server: PyTree, key: PRNGKey, rounds: jax.Array, chain: tuple[PyTree, PyTree, Any]
     ) -> Personal:
-        """Model that a client would deploy after `rounds` rounds, given its state."""
-        own = self._of_client(self._last_method(rounds), self.attackers(data, key), data, client)
-        return _deployed(own, data, (server, key, rounds), client, state)
+        """Model that a client would deploy after `rounds` rounds, see `pfl_jax.engine.body.chain_of`."""
+        method, attacks = self._last_method(rounds), self.attackers(data, key)
+        clients, states, place = jax.tree.map(jnp.asarray, chain)
+
+        def at_place(of, place, server):
+            client, state = gather((clients, states), place)
+            return of(self._of_client(method, attacks, data, client), data, (server, key, rounds), client, state)
+
+        if self.deploys_in_turn:
+
+            def pass_on(place, server):
+                had = at_place(handed_over, place, server)
+                return choose(all_finite(had), had, server)
+
+            server = jax.lax.fori_loop(0, place, pass_on, server)
+            server = at_place(handed_over, place, server)
+        return at_place(deployed, place, server)
 
     def evaluate_new(self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array) -> tuple[Scores, Scores]:
         """Scores (received, trained) of clients that never took part, see `pfl_jax.Engine.evaluate_new`."""
@@ -182,9 +225,13 @@ class RoundProgram:
             server, key = shared
             keys = jax.random.split(fold_in(key, index), 3)
             train, test = (client_data(data, index, split) for split in ("train", "test"))
-            state = method.init_client(keys[0], server, train)
-            received = method.personalize(keys[1], server, state, train)
-            trained = method.local(keys[2], server, state, train).personal
+            state, begun, hand_over = method.init_client(keys[0], server, train), [server, server], method.hand_over
+            if hand_over is not None:
+                # Each in a cohort of its own.
+                pairs = zip((hand_over.personalize, hand_over.local), keys[1:], strict=True)
+                begun = [server if pass_on is None else pass_on(one, server, state, train) for pass_on, one in pairs]
+            received = method.personalize(keys[1], begun[0], state, train)
+            trained = method.local(keys[2], begun[1], state, train).personal
             predict = checked_predict(method, data)
             return tuple(score(predict, personal, test, method.task) for personal in (received, trained)), ()
 
@@ -220,7 +267,7 @@ class RoundProgram:
         mixed = None if self.network is None else mixture(self.method)
         return None if mixed is None else mixed.members(self.network or 0, num_clients)
 
-    def places(self, data: Federation, clients: jax.Array) -> tuple[jax.Array | np.ndarray, jax.Array, Places]:
+    def assign_devices(self, data: Federation, clients: jax.Array) -> tuple[jax.Array | np.ndarray, jax.Array, Places]:
         """The devices' places of those of some clients [M], ascending, that have this network.
 
         Returns:
@@ -239,7 +286,7 @@ class RoundProgram:
         own_ids = clients if members is None else jnp.append(clients, data.num_clients)[own]
         mesh = data.mesh or self.mesh
         largest = largest_first(jnp.append(data.train_count, -1)[own_ids])
-        table = data.places(own_ids[largest], 1 if mesh is None else mesh.size)
+        table = data.assign_devices(own_ids[largest], 1 if mesh is None else mesh.size)
         order = jnp.append(largest, len(own))[table]
         ids = jnp.append(own_ids, data.num_clients)[order]
         # Every device knows all places: the partitioner would exchange them otherwise.
@@ -255,19 +302,24 @@ class RoundProgram:
         shared: PyTree,
         places: Places,
         *rows: PyTree,
+        turns: Turns | None = None,
     ) -> tuple[Any, PyTree]:
         """Rows [D, W, ...] and sums of fn(method, data, shared, client, *rows of the client).
 
         The method is the one that the client follows, as an attacker or not in the run with this key; None if all are
-        honest.
+        honest. With turns, `shared` begins with the server's state, in whose place each client gets its own.
         """
         attacks = None if key is None else self.attackers(data, key)
 
-        def one(arguments, client):
+        def of_client(fn, arguments, client):
             data, shared, attacks = arguments
             data, (index, *rows) = data.on_device(), client
             with use(method.frozen, data.frozen):
                 return fn(self._of_client(method, attacks, data, index), data, shared, index, *rows)
+
+        def begun_with(server, arguments):
+            data, (_, *shared), attacks = arguments
+            return data, (server, *shared), attacks
 
         mesh, chunk = data.mesh or self.mesh, self.settings.chunk
         if chunk == "auto":
@@ -276,41 +328,19 @@ class RoundProgram:
         assert not isinstance(chunk, tuple)
         if chunk is None:
             chunk = -(-places.size // (1 if mesh is None else mesh.size))
-        specs, clients = (data.specs, PartitionSpec(), PartitionSpec()), (places.ids, *rows)
-        shared = (data, shared, attacks)
-        return map_places(one, shared, clients, places.is_real, chunk=chunk, mesh=mesh, specs=specs)
-
-
-def _deployed(
-    method: Method, data: FederatedData, shared: tuple[PyTree, PRNGKey, jax.Array], client: jax.Array, state: PyTree
-) -> Personal:
-    """Model that a client with this state would deploy; `shared`: server, key and completed rounds."""
-    server, key, rounds = shared
-    own_key = fold_in(fold_in(fold_in(key, EVALUATION), rounds), client)
-    return method.personalize(own_key, server, state, client_data(data, client, "train"))
-
-
-def replicated(mesh: Mesh | None) -> NamedSharding | None:
-    """Sharding of what all devices have; None without a mesh."""
-    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
-
-
-def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Array]:
-    """A method's `predict` that raises InvalidInput while it is traced if outputs do not fit the task and the data."""
-
-    def predict(personal, inputs):
-        outputs = method.predict(personal, inputs)
-        method.task.check(outputs.shape, data.num_classes)
-        return outputs
-
-    return predict
-
-
-def score_client(method: Method, personal: Personal, data: FederatedData, client: int | jax.Array) -> Scores:
-    """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
-    predict = checked_predict(method, data)
-    scores = score(predict, personal, client_data(data, client, "test"), method.task)
-    if data.validation_count is None:
-        return scores
-    validation = score(predict, personal, client_data(data, client, "validation"), method.task)
-    return dataclasses.replace(scores, validation=validation)
+        how = {"chunk": chunk, "mesh": mesh, "specs": (data.specs, PartitionSpec(), PartitionSpec())}
+        arguments, clients = (data, shared, attacks), (places.ids, *rows)
+        if turns is None:
+            return map_places(partial(of_client, fn), arguments, clients, places.is_real, **how)
+        return map_in_turn(
+            lambda arguments, client, had: of_client(fn, begun_with(had, arguments), client),
+            lambda arguments, got, client: of_client(turns.pass_on, begun_with(got, arguments), client),
+            arguments,
+            shared[0],
+            clients,
+            turns.numbers,
+            places.is_real,
+            chain=turns.chain,
+            size=places.size,
+            **how,
+        )

@@ -15,6 +15,7 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
+from pfl_jax.methods.cyclic_weight_transfer import cyclic_weight_transfer as cyclic_weight_transfer
 from pfl_jax.methods.ditto import ditto as ditto
 from pfl_jax.methods.factories import RECIPES, annotations, check_hyper_parameters, default_training, recipes_of
 from pfl_jax.methods.fd import fd as fd
@@ -74,66 +75,15 @@ from pfl_jax.methods.scaffold import scaffold as scaffold
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import check_value, unknown
 
-METHODS: dict[str, Callable[..., Method]] = {
-    "local": local,
-    "fedavg": fedavg,
-    "fedavg_ft": fedavg_ft,
-    "fedprox": fedprox,
-    "fedprox_ft": fedprox_ft,
-    "scaffold": scaffold,
-    "moon": moon,
-    "feddyn": feddyn,
-    "per_fedavg": per_fedavg,
-    "fedper": fedper,
-    "fedbn": fedbn,
-    "lg_fedavg": lg_fedavg,
-    "fedrep": fedrep,
-    "fedbabu": fedbabu,
-    "flute": flute,
-    "fedrod": fedrod,
-    "feddbe": feddbe,
-    "fedcp": fedcp,
-    "gpfl": gpfl,
-    "knn_per": knn_per,
-    "apfl": apfl,
-    "pfedme": pfedme,
-    "ditto": ditto,
-    "fedfomo": fedfomo,
-    "fedamp": fedamp,
-    "apple": apple,
-    "hypcluster": hypcluster,
-    "fedem": fedem,
-    "fedem_ft": fedem_ft,
-    "floco": floco,
-    "fedproto_g": fedproto_g,
-    "fedproto_l": fedproto_l,
-    "fedgh": fedgh,
-    "fedtgp": fedtgp,
-    "fd": fd,
-    "fml": fml,
-    "fedkd": fedkd,
-    "fedmrl": fedmrl,
-    "fedphp": fedphp,
-    "fedgen": fedgen,
-    "fedala": fedala,
-    "pfedhn": pfedhn,
-    "pefll": pefll,
-    "pfedgraph": pfedgraph,
-    "fedcac": fedcac,
-    "fedselect": fedselect,
-    "cd2pfed": cd2pfed,
-    "fedpac": fedpac,
-    "fedpac_proto": fedpac_proto,
-    "pfedfda": pfedfda,
-    "fedas": fedas,
-    "fedas_cd2": fedas_cd2,
-    "feddpa": feddpa,
-    "fedex_lora": fedex_lora,
-    "hetlora": hetlora,
-    "fedsa_lora": fedsa_lora,
-    "flora": flora,
-    "flexlora": flexlora,
-}
+_FACTORIES = (
+    *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, per_fedavg),
+    *(fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme, ditto),
+    *(fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd, fml),
+    *(fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
+    *(fedpac_proto, pfedfda, fedas, fedas_cd2, feddpa, fedex_lora, hetlora, fedsa_lora, flora, flexlora),
+)
+
+METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in _FACTORIES}
 """name -> factory(model, training: LocalTraining, **hyper-parameters) -> Method
 
 Each raises InvalidInput for a value of a wrong type or out of its range, see `pfl_jax.validation`."""

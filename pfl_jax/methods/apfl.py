@@ -1,6 +1,6 @@
 """Mixture of a personal model and the global model on each client (Deng, Kamani, Mahdavi 2020)."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
 from pfl_jax.primitives.optimizers import descend, initial_state
 from pfl_jax.primitives.tree import interpolate
-from pfl_jax.validation import Fraction
+from pfl_jax.validation import AtInit, Fraction
 
 
 class APFLClient(NamedTuple):
@@ -28,7 +28,7 @@ def apfl(
     model: Model,
     training: LocalTraining = LocalTraining(),
     *,
-    alpha: Fraction = 0.25,
+    alpha: Annotated[Fraction, AtInit()] = 0.25,
     adaptive: bool = False,
 ) -> Method:
     """APFL: FedAvg, and on each client a personal model that is trained as part of a mixture with the global model.

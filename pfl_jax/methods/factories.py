@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from pfl_jax.base import Method, Model, TrainingCost
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.validation import Arguments, Count, check_values, hint
+from pfl_jax.validation import Arguments, Count, check_value, check_values, hint
 from pfl_jax.wrappers.client_privacy import ClientPrivacy, private_clients
 from pfl_jax.wrappers.compression import Compression, compressed
 from pfl_jax.wrappers.server_mean import ServerMean, robust
@@ -158,21 +158,22 @@ def _own_annotations(factory: Callable[..., Method]) -> dict[str, Any]:
     }
 
 
-def on_linear_model(factory: Callable[..., Method], values: Mapping[str, Any]) -> Method | None:
-    """Method of a factory for a linear model, to see what it says of itself without data; None if it cannot be made.
+def on_linear_model(factory: Callable[..., Method], values: Mapping[str, Any]) -> Method:
+    """Method of a factory for a linear model, to see what it says of itself without data.
 
-    Of `values`, its hyper-parameters, those of wrappers are ignored.
+    Of `values`, its hyper-parameters, those of wrappers are ignored. Those that are left out have the method's defaults
+    where the given ones leave any: there are no default epochs beside local_steps.
+
+    Raises:
+      Exception: any, because a factory of one's own may need more than a linear model has.
     """
     own = {name: values[name] for name in arguments(factory) if name in values}
     recipe = {field.name: values[field.name] for field in fields(LocalTraining) if field.name in values}
-    found: list[Method] = []
-    try:
-        training = default_training(factory).replace(**recipe)
-        # Traced, because an array that is computed would start JAX's devices before they are set up.
-        jax.eval_shape(lambda: found.append(factory(_LINEAR, training=training, **own)))
-    except Exception:
-        return None
-    return found[0] if isinstance(found[0], Method) else None
+    training, found = default_training(factory).replace(**recipe), []
+    # Traced, because an array that is computed would start JAX's devices before they are set up.
+    jax.eval_shape(lambda: found.append(factory(_LINEAR, training=training, **own)))
+    check_value("method", found[0], Method)
+    return found[0]
 
 
 _LINEAR = Model(
@@ -198,9 +199,14 @@ def recipes_of(factory: Callable[..., Method]) -> list[type]:
     """Those of RECIPES whose fields are hyper-parameters of a factory's methods, as these say.
 
     Whether messages have a `Mean`, for `Compression` and `ServerMean`, is only seen when a method runs. An argument of
-    the factory's own comes before a recipe with such a field.
+    the factory's own comes before a recipe with such a field. A method that cannot be made for a linear model says
+    nothing: the fields of `ClientPrivacy` and `ServerOptimizer` are unknown to it.
     """
-    method, own = on_linear_model(factory, {}), arguments(factory).keys()
+    own = arguments(factory).keys()
+    try:
+        method = on_linear_model(factory, {})
+    except Exception:  # whatever a factory of one's own needs of a model
+        method = None
     privacy = None if method is None else method.privacy
     refused = set() if privacy is not None and privacy.clients is not None else {ClientPrivacy}
     refused |= set() if method is not None and method.server_is_mean else {ServerOptimizer}
@@ -236,13 +242,18 @@ def _tell_of_own_recipe(factory: Callable[..., Method], recipe: LocalTraining) -
         )
 
 
-def hyper_parameters(factory: Callable[..., Method]) -> dict[str, Any]:
-    """Default hyper-parameters of a method as one flat set.
+def hyper_parameters(factory: Callable[..., Method], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Hyper-parameters of a method as one flat set: the given ones, and defaults where these leave any.
 
-    Name -> default value: the fields of its recipe of local training, its own, and those of `recipes_of`.
+    Name -> value: the fields of its recipe of local training, its own, and those of `recipes_of`. A default that the
+    given ones exclude is None, such as epochs beside local_steps, and lr beside an optimizer that has its own.
     """
+    given = dict(given or {})
+    recipe = {field.name: given.pop(field.name) for field in fields(LocalTraining) if field.name in given}
+    training = default_training(factory).replace(**recipe)
     return (
-        {field.name: getattr(default_training(factory), field.name) for field in fields(LocalTraining)}
+        {field.name: getattr(training, field.name) for field in fields(LocalTraining)}
         | {name: one.default for name, one in arguments(factory).items()}
         | {field.name: field.default for recipe in recipes_of(factory) for field in fields(recipe)}
+        | given
     )

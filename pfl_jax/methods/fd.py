@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy
+from pfl_jax.base import Exact, LocalResult, Method, Model, Params, Privacy
 from pfl_jax.methods.factories import CLASS_SIZES, method_factory, needs_classes
 from pfl_jax.primitives.feature_statistics import class_centroids
 from pfl_jax.primitives.features import extract_features
@@ -100,7 +100,7 @@ def fd(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegat
         logits = model.classify(params["head"], extract_features(model, params["backbone"], data))
         outputs, counts = class_centroids(jax.nn.softmax(logits), data.y, data.mask, size)
         held = (counts > 0).astype(jnp.float32)
-        return LocalResult(client._replace(params=params, outputs=outputs, held=held), Mean(outputs, held), params)
+        return LocalResult(client._replace(params=params, outputs=outputs, held=held), Exact(outputs, held), params)
 
     def aggregate(key, server, clients, messages, cohort):
         number = server.round + 1

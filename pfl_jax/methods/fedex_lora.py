@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from pfl_jax.base import LocalResult, Method, Model, Params, Privacy
+from pfl_jax.base import ClientData, LocalResult, Method, Model, Params, Privacy, PRNGKey
 from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.local_training import LocalTraining
@@ -24,6 +25,41 @@ class ExactParams(NamedTuple):
 
     params: Params
     residuals: list[jax.Array]
+
+
+def with_residuals(exact: ExactParams) -> Params:
+    """Parameters whose adapters hold their residuals."""
+    following = iter(exact.residuals)
+    backbone, head = split(exact.params)
+    return merge(map_adapters(lambda adapter: adapter | {RESIDUAL: next(following)}, backbone), head)
+
+
+def train_adapters(
+    model: Model,
+    training: LocalTraining,
+    key: PRNGKey,
+    start: ExactParams,
+    data: ClientData,
+    optimizer: optax.GradientTransformation | None = None,
+) -> LocalResult:
+    """Result of local training of adapters and head beside residuals that stay, for a client that keeps nothing.
+
+    Args:
+      model: with adapters.
+      training: recipe of local training.
+      key: of local training.
+      start: what the training starts from.
+      data: the client's examples.
+      optimizer: in place of that of the recipe.
+    """
+    risk = supervised_loss(model)
+
+    def loss(params, batch, key):
+        return risk(with_residuals(start._replace(params=params)), batch, key)
+
+    params = training.fit(key, start.params, data, loss, transformation=optimizer)
+    message = merge(params["backbone"], mean_by_size(params["head"], data))
+    return LocalResult((), message, start._replace(params=params))
 
 
 @method_factory(adapters=True)
@@ -52,25 +88,11 @@ def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
       Clients are weighted by their numbers of examples, as in FedAvg; the paper averages equally. A client receives R
       as matrices; the paper sends the last change of R as factors of rank M r.
     """
-    loss = supervised_loss(model)
-
-    def whole(exact):
-        following = iter(exact.residuals)
-        backbone, head = split(exact.params)
-        return merge(map_adapters(lambda adapter: adapter | {RESIDUAL: next(following)}, backbone), head)
 
     def init_server(key):
         params = model.init(key)
         sizes = [(one[A].shape[0], one[B].shape[1]) for one in find_adapters(params["backbone"])]
         return ExactParams(params, [jnp.zeros(size) for size in sizes])
-
-    def train(key, server, client, data):
-        def with_residuals(params, batch, key):
-            return loss(whole(server._replace(params=params)), batch, key)
-
-        params = training.fit(key, server.params, data, with_residuals)
-        message = merge(params["backbone"], mean_by_size(params["head"], data))
-        return LocalResult((), message, server._replace(params=params))
 
     def aggregate(key, server, clients, messages, cohort):
         weights, (sent, head) = size_weights(cohort.counts), split(messages)
@@ -86,10 +108,10 @@ def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
     return Method(
         init_server=init_server,
         init_client=lambda key, server, data: (),
-        local=train,
+        local=lambda key, server, client, data: train_adapters(model, training, key, server, data),
         aggregate=aggregate,
         personalize=lambda key, server, client, data: server,
-        predict=lambda personal, inputs: model.apply(whole(personal), inputs),
+        predict=lambda personal, inputs: model.apply(with_residuals(personal), inputs),
         trained_from=lambda server, client: merge(None, server.params["head"]),
         privacy=Privacy(training.most_passes, (SIZE,)),
     )

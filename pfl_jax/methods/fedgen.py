@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfl_jax.base import Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
+from pfl_jax.base import Exact, Head, LocalResult, Mean, Method, Model, Params, Privacy, PRNGKey, PyTree
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import CLASS_SIZES, SIZE, method_factory, needs_classes
 from pfl_jax.networks.layers import Dense, torch_uniform
@@ -29,7 +29,7 @@ class FedGenServer(NamedTuple):
       generator: parameters of the `Generator`.
       moments: state of its optimizer.
       shares: [K], shares of the classes in the last cohort's examples; zeros before the first round.
-      seed: uint32, of the labels and the noise that clients draw in the next round.
+      seed: uint32, of the labels and the noise that clients draw in the next round, each in each step anew.
     """
 
     params: Params
@@ -43,7 +43,7 @@ class FedGenMessage(NamedTuple):
     """Trained parameters that are shared, and shares [K] of the classes in the client's examples; two `Mean`s."""
 
     params: Mean
-    shares: Mean
+    shares: Exact
 
 
 class Generator(nn.Module):
@@ -77,7 +77,18 @@ def likeness(noise: jax.Array, features: jax.Array) -> jax.Array:
     return jnp.exp(-jnp.mean(squares * jnp.mean(jnp.abs(features[:, None] - features), axis=-1)))
 
 
-@method_factory
+def counting(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Optimizer of (parameters, number of steps so far, a float scalar that no gradient moves)."""
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def update(updates, state, params=None, **extra_args):
+        step, state = optimizer.update(updates[0], state, None if params is None else params[0], **extra_args)
+        return (step, jnp.ones_like(updates[1])), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optimizer.init(params[0]), update)
+
+
+@method_factory(version=2)
 def fedgen(
     model: Model,
     training: LocalTraining = LocalTraining(),
@@ -96,7 +107,7 @@ def fedgen(
         G:  server_steps of Adam on  E[CE(phi(G(noise, y)), y)] + diversity likeness(noise, G(noise, y))
 
     Labels y are drawn by the shares of the classes in the examples of the last cohort, noise is normal; each step draws
-    batch_size of them. Clients learn from G after the first round, when it is trained. With shared="head" clients
+    batch_size of them anew. Clients learn from G after the first round, when it is trained. With shared="head" clients
     keep their backbones, which then may be of different networks. With alpha = 0 this is `fedavg`, or `lg_fedavg`.
 
     Args:
@@ -156,17 +167,20 @@ def fedgen(
 
     def train(key, server, client, data):
         weight = jnp.where(jnp.any(server.shares > 0), alpha, 0.0)
+        # By the data, so that draws do not depend on how clients are numbered.
+        own_key = fingerprint_key(jax.random.key(server.seed), fingerprint(data))
 
-        def loss(params, batch, key):
+        def loss(counted, batch, key):
+            params, steps = counted
             value, statistics = supervised(params, batch, key)
-            # By the mini-batch itself, so that draws do not depend on how clients are numbered.
-            own_key = fingerprint_key(jax.random.key(server.seed), fingerprint(batch))
-            labels, _, features = draw(own_key, server.generator, server.shares)
+            step_key = jax.random.fold_in(own_key, steps.astype(jnp.int32))
+            labels, _, features = draw(step_key, server.generator, server.shares)
             return value + weight * risk(params["head"], features, labels), statistics
 
-        params = training.fit(key, received(server, client), data, loss)
+        start, steps = (received(server, client), jnp.zeros(())), counting(training.transformation())
+        params, _ = training.fit(key, start, data, loss, transformation=steps)
         counts = class_counts(data.y, data.mask, model.num_classes)
-        shares = mean_by_size(counts / jnp.maximum(jnp.sum(counts), 1), data)
+        shares = Exact(*mean_by_size(counts / jnp.maximum(jnp.sum(counts), 1), data))
         return LocalResult(kept(params), FedGenMessage(mean_by_size(sent(params), data), shares), params)
 
     def aggregate(key, server, clients, messages, cohort):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import LocalResult, Mean, Method, Model, Params, Privacy, PyTree
+from pfl_jax.base import Exact, LocalResult, Mean, Method, Model, Params, Privacy, PyTree
 from pfl_jax.lapack import thin_svd
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory, needs_classes, needs_vectors
@@ -42,7 +42,7 @@ class FedKDMessage(NamedTuple):
     """Change of the student in the form of its factors' product, and how many numbers the factors have; two `Mean`s."""
 
     change: Mean
-    numbers: Mean
+    numbers: Exact
 
 
 def low_rank(change: PyTree, energy: float | jax.Array) -> tuple[PyTree, jax.Array]:
@@ -94,13 +94,14 @@ def fedkd(
     On each client E epochs of SGD train teacher and M on L_t and the student on L_s; what belongs to the other model
     has no gradient. The change D_i of the student is sent as U S V with the smallest rank for which the squares of the
     kept singular values are a share T of all; the server moves the student by sum_i beta_i D_i, approximated again.
-    T grows from first_energy to last_energy over energy_rounds rounds. Clients deploy their teachers.
+    T grows from first_energy to last_energy in energy_rounds equal steps, the first of them before the first round.
+    Clients deploy their teachers.
 
     Args:
       training: recipe of local training of all parameters.
-      first_energy: share T of the energy that is kept in the first round.
+      first_energy: share T of the energy from which T grows; the first round keeps one step more.
       last_energy: share T from round energy_rounds on.
-      energy_rounds: rounds over which T grows.
+      energy_rounds: steps in which T grows, one before each round.
 
     Returns:
       A `Method` with a `FedKDServer` as server state and a `FedKDClient` as client state.
@@ -116,13 +117,16 @@ def fedkd(
 
     Deviations:
       Teacher and student have the same architecture and begin alike unless `Model.shared` is another one, M as the
-      identity; the paper's student is smaller. Hidden states are compared in the last layer alone. Communication is
-      counted for the whole change; `sent` says what share of it the factors have. The student moves on the server, and
-      clients receive the result: those outside the cohort have not its earlier approximations. The released search for
-      the rank (github.com/wuch15/FedKD, commit 9b9e63f) stops below full rank and otherwise sends nothing; here such
-      arrays are sent whole. HtFLlib (commit e959261) approximates the parameters, not their change, counts clients
-      equally, lets both losses train both models, divides its KL by K as well, and begins with a random M; three rounds
-      with these choices and nothing truncated equal its code.
+      identity; the paper's student is smaller. Both have the same learning rate; PFLlib has another option for the
+      student's. Hidden states are compared in the last layer alone. Communication is counted for the whole change;
+      `sent` says what share of it the factors have. The student moves on the server, and clients receive the result:
+      those outside the cohort have not its earlier approximations. A matrix whose factors have no fewer numbers than
+      itself is sent whole. The released code (github.com/wuch15/FedKD, commit 9b9e63f) sends factors of every matrix
+      but embeddings, which it does not train; its search for the rank stops below full rank and otherwise sends
+      nothing. HtFLlib (commit e959261) approximates the parameters, not their change, counts clients
+      equally, lets both losses train both models, divides its KL by K as well, clips the gradients of teacher, student
+      and M at norm 10 each, and begins with a random M; three rounds with these choices and nothing truncated equal its
+      code.
     """
     needs_classes(model, "fedkd", "its models learn each other's probabilities of classes")
     needs_vectors(model, "fedkd", "it compares those vectors between two models")
@@ -159,7 +163,7 @@ def fedkd(
         start = client.teacher, server.student, client.mapping
         teacher, student, mapping = fit_two(model, training, key, start, data, value)
         change, numbers = low_rank(jax.tree.map(jnp.subtract, student, server.student), energy(server))
-        message = FedKDMessage(mean_by_size(change, data), Mean(numbers, jnp.ones(())))
+        message = FedKDMessage(mean_by_size(change, data), Exact(numbers, jnp.ones(())))
         return LocalResult(FedKDClient(teacher, mapping), message, teacher)
 
     def aggregate(key, server, clients, messages, cohort):

@@ -8,7 +8,7 @@ from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size, size_weights, weighted_mean
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
-from pfl_jax.primitives.low_rank import A, B, draw_rank, keep_ranks, map_adapters, mean_product
+from pfl_jax.primitives.low_rank import A, B, draw_rank, keep_ranks, map_adapters, mean_product, within_ranks
 from pfl_jax.primitives.tree import merge, split
 from pfl_jax.validation import Count
 
@@ -43,7 +43,8 @@ def flexlora(model: Model, training: LocalTraining = LocalTraining(), *, min_ran
     loss = supervised_loss(model)
 
     def train(key, server, rank, data):
-        params = training.fit(key, keep_ranks(server, 0, rank), data, loss)
+        own_ranks = within_ranks(training.transformation(), rank)
+        params = training.fit(key, keep_ranks(server, 0, rank), data, loss, transformation=own_ranks)
         return LocalResult(rank, merge(params["backbone"], mean_by_size(params["head"], data)), params)
 
     def aggregate(key, server, clients, messages, cohort):

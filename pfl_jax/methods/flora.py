@@ -4,10 +4,10 @@ import jax
 
 from pfl_jax.base import Method, Model, Privacy
 from pfl_jax.methods.factories import SIZE, method_factory
-from pfl_jax.methods.fedex_lora import ExactParams, fedex_lora
+from pfl_jax.methods.fedex_lora import ExactParams, fedex_lora, train_adapters
 from pfl_jax.primitives.aggregation import size_weights, weighted_mean
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.low_rank import draw_rank, find_adapters, keep_ranks, map_adapters, mean_product
+from pfl_jax.primitives.low_rank import draw_rank, find_adapters, keep_ranks, map_adapters, mean_product, within_ranks
 from pfl_jax.primitives.tree import merge, split
 from pfl_jax.streams import NEW_ADAPTERS
 from pfl_jax.validation import Count
@@ -46,8 +46,9 @@ def flora(model: Model, training: LocalTraining = LocalTraining(), *, min_rank: 
     def train(key, server, rank, data):
         drawn = model.init(jax.random.fold_in(key, NEW_ADAPTERS))
         new = map_adapters(lambda _, adapter: adapter, server.params, drawn)
-        result = base.local(key, server._replace(params=keep_ranks(new, 0, rank)), (), data)
-        return result._replace(client=rank)
+        start = server._replace(params=keep_ranks(new, 0, rank))
+        own_ranks = within_ranks(training.transformation(), rank)
+        return train_adapters(model, training, key, start, data, own_ranks)._replace(client=rank)
 
     def aggregate(key, server, clients, messages, cohort):
         weights, (sent, head) = size_weights(cohort.counts), split(messages)

@@ -70,6 +70,11 @@ def flute(
 
     Without the penalties, the head's epochs and the server's step this is `fedper`.
 
+    D is a norm, whose gradient has a kink where it is zero: a head that has come to its simplex, such as that of a
+    client with few classes, goes on to and fro across it by lr lam. There rounding grows from step to step (a
+    thousandfold in two rounds of the tests' tiny problem), so that two machines agree in such a head to the length of
+    these steps only. With a smaller lam or lr the steps are smaller, and fewer heads arrive.
+
     Args:
       training: recipe of local training of the whole model; also of the head, except for `head_epochs`.
       lam: strength lambda of the distance to the simplex in local training.

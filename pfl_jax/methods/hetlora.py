@@ -8,7 +8,16 @@ from pfl_jax.methods.factories import SIZE, method_factory
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
-from pfl_jax.primitives.low_rank import A, B, adapter_squared_norm, draw_rank, find_adapters, is_adapter, keep_ranks
+from pfl_jax.primitives.low_rank import (
+    A,
+    B,
+    adapter_squared_norm,
+    draw_rank,
+    find_adapters,
+    is_adapter,
+    keep_ranks,
+    within_ranks,
+)
 from pfl_jax.primitives.tree import merge
 from pfl_jax.validation import Count, Fraction, NotNegative
 
@@ -67,7 +76,8 @@ def hetlora(
             value, statistics = loss(params, batch, key)
             return value + lam * last_ranks(params, rank), statistics
 
-        params = training.fit(key, start, data, penalized)
+        own_ranks = within_ranks(training.transformation(), rank)
+        params = training.fit(key, start, data, penalized, transformation=own_ranks)
         fewer = jnp.maximum(jnp.floor(gamma * rank), min_rank).astype(jnp.int32)
         rank = jnp.where(last_ranks(params, rank) < last_ranks(start, rank), jnp.minimum(fewer, rank), rank)
         params = keep_ranks(params, 0, rank)
@@ -92,5 +102,7 @@ def hetlora(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: keep_ranks(server, 0, client),
         predict=model.apply,
+        # All that a client trains from; it sends zeros in the other ranks.
+        trained_from=lambda server, client: keep_ranks(server, 0, client),
         privacy=Privacy(training.most_passes, (SIZE, "norm of an adapter: weight of the client in its mean")),
     )

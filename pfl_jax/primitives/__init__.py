@@ -65,6 +65,7 @@ from pfl_jax.primitives.low_rank import keep_ranks as keep_ranks
 from pfl_jax.primitives.low_rank import map_adapters as map_adapters
 from pfl_jax.primitives.low_rank import mean_product as mean_product
 from pfl_jax.primitives.low_rank import mix_adapters as mix_adapters
+from pfl_jax.primitives.low_rank import within_ranks as within_ranks
 from pfl_jax.primitives.metrics import Summary as Summary
 from pfl_jax.primitives.metrics import before_aggregation as before_aggregation
 from pfl_jax.primitives.metrics import no_scores as no_scores

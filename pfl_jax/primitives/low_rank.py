@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pfl_jax.base import PRNGKey, PyTree
 
@@ -64,6 +65,26 @@ def keep_ranks(tree: PyTree, start: jax.Array | int, end: jax.Array | int) -> Py
         return {A: jnp.where(inside, adapter[A], 0.0), B: jnp.where(inside[:, None], adapter[B], 0.0)}
 
     return map_adapters(kept, tree)
+
+
+def within_ranks(optimizer: optax.GradientTransformation, end: jax.Array | int) -> optax.GradientTransformation:
+    """Optimizer that moves only the first `end` ranks of adapters, and all other parameters as the given one does.
+
+    Adapters that are zero in the other ranks stay so, whatever the gradients are: the noise of private training, or of
+    an optimizer, is on all ranks.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from pfl_jax.primitives import low_rank
+      >>> params = {"fc": {"lora_a": jnp.zeros((1, 3)), "lora_b": jnp.zeros((3, 1))}}
+      >>> ones = {"fc": {"lora_a": jnp.ones((1, 3)), "lora_b": jnp.ones((3, 1))}}
+      >>> optimizer = low_rank.within_ranks(optax.sgd(1.0), 2)
+      >>> updates, _ = optimizer.update(ones, optimizer.init(params), params)
+      >>> print(updates["fc"]["lora_a"])
+      [[-1. -1.  0.]]
+    """
+    return optax.chain(optimizer, optax.stateless(lambda updates, params: keep_ranks(updates, 0, end)))
 
 
 def draw_rank(key: PRNGKey, tree: PyTree, smallest: int) -> jax.Array:

@@ -18,7 +18,7 @@ HYPER_PARAMETERS = {"lr": 0.1, "batch_size": 8, "epochs": 2}
 """What every method understands, for fast tests."""
 
 UNEVEN = (9, 18, 14, 5)
-"""Training examples of clients around mini-batches of 8: with a last batch of 1, 2 and 6, and with one that is not full.
+"""Training examples of clients around mini-batches of 8: last batches of 1, 2 and 6, and one that is not full.
 The last batch of the largest client has a size of its own, see `pfl_jax.primitives.mini_batches`."""
 
 

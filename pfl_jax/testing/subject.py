@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin
 
 import jax
@@ -15,7 +16,8 @@ from pfl_jax.engine.build import Engine
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
-from pfl_jax.methods.factories import annotations, arguments
+from pfl_jax.methods.factories import annotations, arguments, default_training, hyper_parameters
+from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.tasks import CLASSIFICATION, Task
 from pfl_jax.testing.problems import HYPER_PARAMETERS, tiny_model, uneven_federation
 from pfl_jax.validation import parts
@@ -39,14 +41,24 @@ class Subject:
         model: Model | None = None,
         **values: Any,
     ):
-        self.factory, self.task, self.values = factory, task, HYPER_PARAMETERS | values
+        self.given: dict[str, Any] = dict(values)
+        recipe = {field.name: values.pop(field.name) for field in fields(LocalTraining) if field.name in values}
+        # One after the other: given local_steps take the place of the problem's epochs.
+        self.training: LocalTraining = default_training(factory).replace(**HYPER_PARAMETERS).replace(**recipe)
+        self.factory, self.task, self.values = factory, task, values
         self.model: Model = tiny_model(task) if model is None else model
         self.traces: int = 0
         self._engines: dict[tuple[int, bool], Engine] = {}
 
     def build(self, **changes: Any) -> Method:
         """The method, with changes of its hyper-parameters where some are given."""
-        return make_method(self.factory, self.model, **self.values | changes)
+        return make_method(self.factory, self.model, self.training, **self.values | changes)
+
+    @property
+    def hyper_parameters(self) -> dict[str, Any]:
+        """All of the method's, as `pfl_jax.methods.factories.hyper_parameters` gives them."""
+        recipe = {field.name: getattr(self.training, field.name) for field in fields(LocalTraining)}
+        return hyper_parameters(self.factory) | recipe | self.values
 
     def others(self) -> dict[str, "Subject"]:
         """The method with another value of one choice (`Literal`) or switch of its factory, by what differs.
@@ -57,7 +69,7 @@ class Subject:
         for name, argument in arguments(self.factory).items():
             usual = self.values.get(name, argument.default)
             for value in [one for part in parts(kinds[name]) for one in _values(part) if one != usual]:
-                other = Subject(self.factory, task=self.task, model=self.model, **self.values | {name: value})
+                other = Subject(self.factory, task=self.task, model=self.model, **self.given | {name: value})
                 with contextlib.suppress(InvalidInput):
                     other.build()
                     found[f"{name}={value}"] = other

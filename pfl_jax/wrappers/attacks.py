@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.random import fold_in
 
-from pfl_jax.base import Client, Message, Method, PRNGKey, Server
-from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import has_means, map_means, trained_from
+from pfl_jax.base import Client, HandOver, Message, Method, PRNGKey, Server
+from pfl_jax.messages import map_means, needs_changeable, trained_from
 from pfl_jax.streams import ATTACK
 
 Attack: TypeAlias = Literal["labels", "signs", "noise"]
@@ -32,7 +31,8 @@ def attacked(
 
     where r are the received parameters that it trained to v, zero for values that have none, such as class means; see
     `trained_from` of `pfl_jax.base.Method`. rms is the root mean square over an array, so that noise with scale 1 is as
-    long as the update that it replaces. Weights and other parts of its messages stay.
+    long as the update that it replaces. Weights, exact means (`pfl_jax.base.Exact`) and other parts of its messages
+    stay.
 
     Args:
       method: the method to derive from.
@@ -42,13 +42,18 @@ def attacked(
       num_classes: K, for "labels".
 
     Returns:
-      A `Method` with the states of `method`; its `local` raises InvalidInput if the messages have no `Mean`, unless the
-      attack is "labels".
+      A `Method` with the states of `method`; its `local` raises InvalidInput if the messages have no `Mean`, or only
+      exact ones, unless the attack is "labels".
     """
     if attack == "labels":
 
         def flipped(data):
             return data._replace(y=jnp.where(attacks, num_classes - 1 - data.y, data.y))
+
+        def misled(pass_on):
+            if pass_on is None:
+                return None
+            return lambda key, server, client, data: pass_on(key, server, client, flipped(data))
 
         survey = method.survey
         if survey is not None:
@@ -59,6 +64,7 @@ def attacked(
             local=lambda key, server, client, data: method.local(key, server, client, flipped(data)),
             personalize=lambda key, server, client, data: method.personalize(key, server, client, flipped(data)),
             survey=survey,
+            hand_over=None if method.hand_over is None else HandOver(*map(misled, method.hand_over)),
         )
 
     def local(key, server, client, data):
@@ -79,11 +85,7 @@ def _perturbed(
     client: Client,
 ) -> Message:
     """Message of a client that flips signs or sends noise, see `attacked`."""
-    if not has_means(message):
-        raise InvalidInput(
-            f"attack {attack} is for methods that send a Mean, and the messages of this one have none: attack labels "
-            "is for all methods"
-        )
+    needs_changeable(message, f"attack {attack}", ": attack labels is for all methods")
     (known, _), counter = trained_from(method, server, client, message), itertools.count()
 
     def of_array(value, base):

@@ -45,7 +45,8 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
       recipe: clipping and noise; without clipping the method is returned as it is.
 
     Raises:
-      InvalidInput: noise without clipping; a message without such a `Mean` is found when the method runs.
+      InvalidInput: noise without clipping, or a `Method.hand_over`, which nothing clips; a message without such a
+        `Mean` is found when the method runs.
 
     Reference:
       McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Language Models. ICLR 2018. Algorithm 1
@@ -59,6 +60,8 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
         if isinstance(noise, int | float) and noise > 0:
             raise InvalidInput("client_noise needs a client_clip: noise alone does not make an update private")
         return method
+    if method.hand_over is not None:
+        raise InvalidInput("client_clip is for methods whose clients hand nothing over to each other")
     if method.encoded is not None:
         raise InvalidInput(f"client_clip cannot be given with compress: {MEAN_OF_UPDATES}")
 

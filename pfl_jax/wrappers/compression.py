@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.random import fold_in
 
-from pfl_jax.base import Client, LocalResult, Mean, Method, PRNGKey, PyTree
+from pfl_jax.base import Client, HandOver, LocalResult, Mean, Method, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import MEAN_OF_UPDATES, Update, bases, downloaded, has_means, map_means, trained_from
+from pfl_jax.messages import MEAN_OF_UPDATES, Update, bases, downloaded, map_means, needs_changeable, trained_from
 from pfl_jax.primitives import compressors
 from pfl_jax.streams import COMPRESSION
 from pfl_jax.validation import AboveZero, Range, Words
@@ -62,10 +62,10 @@ def compressed(method: Method, recipe: Compression) -> Method:
         c = C(v - h);   h <- h + c;   the server has h
 
     What was received, says `trained_from` of `pfl_jax.base.Method`. Weights, parts of the message that are no
-    `Mean`, and what the server sends are not compressed.
+    `Mean` or an exact one (`pfl_jax.base.Exact`), and what the server sends are not compressed.
 
     Args:
-      method: the method to derive from. A method without any `Mean` in its messages is refused when it runs.
+      method: the method to derive from. One whose messages have no `Mean`, or only exact ones, is refused when it runs.
       recipe: the encoding, see `pfl_jax.primitives.compressors`; with none, and with quantize:32, the method is
         returned as it is.
 
@@ -95,8 +95,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
         state = method.init_client(key, server, data)
         # Only its shapes are used.
         message = jax.eval_shape(method.local, key, server, state, data).message
-        if not has_means(message):
-            raise InvalidInput("compress is for methods that send a Mean, and the messages of this one have none")
+        needs_changeable(message, "compress")
 
         def zeros(part):
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), part.value)
@@ -127,6 +126,11 @@ def compressed(method: Method, recipe: Compression) -> Method:
     def personalize(key, server, client, data):
         return method.personalize(key, server, client.state, data)
 
+    def of_plain(pass_on):
+        if pass_on is None:
+            return None
+        return lambda key, server, client, data: pass_on(key, server, client.state, data)
+
     return method._replace(
         init_client=init_client,
         local=local,
@@ -135,6 +139,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
         download=lambda server, client: downloaded(method, server, client.state),
         trained_from=lambda server, client: bases(method, server, client.state),
         encoded=encoding.encoded,
+        hand_over=None if method.hand_over is None else HandOver(*map(of_plain, method.hand_over)),
     )
 
 

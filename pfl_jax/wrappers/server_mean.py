@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pfl_jax.base import Method, Survey
 from pfl_jax.errors import InvalidInput
-from pfl_jax.messages import MEAN_OF_UPDATES, Unsummed, Update, has_means, map_means
+from pfl_jax.messages import MEAN_OF_UPDATES, Unsummed, Update, map_means, needs_changeable
 from pfl_jax.primitives import robust_means
 from pfl_jax.primitives.robust_means import Statistic
 from pfl_jax.validation import Range, Words
@@ -42,10 +42,11 @@ def robust(method: Method, recipe: ServerMean) -> Method:
 
     Each `Mean` of the messages arrives with the statistic of the present clients' values and the sum of their weights,
     see `pfl_jax.primitives.robust_means`. A server needs the single messages for it: no device adds them up as clients
-    finish. Other parts of the messages are as in `method`. Krum chooses a client for each `Mean` by itself.
+    finish. Other parts of the messages, and exact means (`pfl_jax.base.Exact`), are as in `method`. Krum chooses a
+    client for each `Mean` by itself.
 
     Args:
-      method: the method to derive from. A method without any `Mean` in its messages is refused when it runs.
+      method: the method to derive from. One whose messages have no `Mean`, or only exact ones, is refused when it runs.
       recipe: the statistic; with mean, and with trimmed:0, the method is returned as it is.
 
     Returns:
@@ -69,8 +70,7 @@ def robust(method: Method, recipe: ServerMean) -> Method:
         return method
 
     def unsummed(message):
-        if not has_means(message):
-            raise InvalidInput("server_mean is for methods that send a Mean, and the messages of this one have none")
+        needs_changeable(message, "server_mean")
         return map_means(of_mean, message, rest=lambda leaf: leaf)
 
     def of_mean(part):
@@ -81,7 +81,11 @@ def robust(method: Method, recipe: ServerMean) -> Method:
         return Unsummed(*part)
 
     def means(messages):
-        return map_means(lambda part: robust_means.robust_mean(statistic, *part), messages, rest=lambda leaf: leaf)
+        def combined(part):
+            # An exact mean has arrived as a mean.
+            return robust_means.robust_mean(statistic, *part) if isinstance(part, Unsummed) else part
+
+        return map_means(combined, messages, rest=lambda leaf: leaf)
 
     def local(key, server, client, data):
         result = method.local(key, server, client, data)

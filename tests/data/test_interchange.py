@@ -133,7 +133,7 @@ def test_pfllibs_pickles_are_converted_in_a_process_of_their_own(tmp_path):
             x, y = (np.concatenate([getattr(DIGITS, f"{one}_{part}") for one in ("train", "test")]) for part in "xy")
             data = {"x": np.moveaxis(x[rows], -1, 1), "y": y[rows].astype(np.int64)}
             np.savez_compressed(tmp_path / "digits" / split / f"{number}.npz", data=data)
-    script = Path(__file__).parents[2] / "experiments" / "pfllib.py"
+    script = Path(__file__).parents[2] / "lab" / "pfllib.py"
     words = [sys.executable, "-I", str(script), str(tmp_path / "digits"), str(tmp_path / "out.npz")]
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     assert done.stdout.startswith("5 clients")

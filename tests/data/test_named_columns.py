@@ -242,7 +242,7 @@ def test_what_is_filled_in_and_encoded_is_that_of_the_training_rows():
 def test_booleans_and_pixels_are_filled_in_where_they_can_miss():
     found = from_clients([{"ill": [True, False] * 4, "b": [None, *range(7)], "y": Y}], impute="most_frequent")
     assert found.preparation.columns[0].fill in (0, 1)
-    assert from_arrays(np.zeros((8, 4, 4, 1), np.uint8), Y, impute="mean").preparation is None
+    assert from_arrays(np.zeros((8, 4, 4, 1), np.uint8), Y, impute="mean").preparation.columns[0].fill is None
 
 
 def test_classes_of_hugging_face_are_named_where_they_are_the_labels():

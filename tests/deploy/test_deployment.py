@@ -7,7 +7,7 @@ import pytest
 import pfl_jax
 from pfl_jax.data.federated import client_data
 from pfl_jax.deploy import Deployment, Request
-from pfl_jax.engine.clock import Timetable
+from pfl_jax.engine.asynchronous import Timetable
 from pfl_jax.engine.communication import Traffic, traffic
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS

@@ -16,13 +16,12 @@ from problems import tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import simulate
 from pfl_jax.base import ClientData, LocalResult, Mean
-from pfl_jax.engine.clock import Devices, Timetable, read_devices, timetable
+from pfl_jax.engine.asynchronous import Devices, Timetable, read_devices, stale, timetable, with_versions
 from pfl_jax.engine.simulate import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import make_method
 from pfl_jax.privacy import budgets
 from pfl_jax.testing.comparison import assert_close
-from pfl_jax.wrappers.buffered import stale, with_versions
 
 
 def planned(clients, staleness):

@@ -29,12 +29,9 @@ def test_a_run_from_a_checkpoint_is_the_uninterrupted_one(tmp_path):
     middle = play(rounds=2)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.newest(middle) is None
-    arrays = {"curve": np.array([0.5, np.nan]), "none": np.empty((0, 3), np.float32)}
-    checkpoints.save(middle, arrays, {"seed": 3})
+    checkpoints.save(middle, {"seed": 3})
     found = checkpoints.newest(jax.eval_shape(lambda: middle))
     assert found.record == {"seed": 3}
-    for key, value in arrays.items():
-        np.testing.assert_array_equal(found.arrays[key], value)
     jax.tree.map(np.testing.assert_array_equal, plain(found.state), plain(middle))
     jax.tree.map(np.testing.assert_array_equal, plain(play(state=found.state)), plain(play()))
 
@@ -43,17 +40,17 @@ def test_the_newest_readable_checkpoint_is_read_and_old_ones_are_deleted(tmp_pat
     state = small_state()
     checkpoints = Checkpoints(tmp_path, keep=2)
     for number in (1, 2, 3):
-        checkpoints.save(state._replace(round=np.int32(number)), {}, {"number": number})
+        checkpoints.save(state._replace(round=np.int32(number)), {"number": number})
     assert checkpoints.rounds() == [2, 3]
     assert checkpoints.newest(state).record == {"number": 3}
     DAMAGES["cut off"](tmp_path / "0-of-1/3.npz")
     assert checkpoints.newest(state).record == {"number": 2}
     # The run goes on from there, whatever is left of a later end.
-    checkpoints.save(state._replace(round=np.int32(3)), {}, {"number": 4})
+    checkpoints.save(state._replace(round=np.int32(3)), {"number": 4})
     assert checkpoints.newest(state).record == {"number": 4}
-    checkpoints.save(state._replace(round=np.int32(2)), {}, {"number": 5})
+    checkpoints.save(state._replace(round=np.int32(2)), {"number": 5})
     assert checkpoints.rounds() == [2]
-    checkpoints.save(state._replace(round=np.int32(3)), {}, {"number": 6})
+    checkpoints.save(state._replace(round=np.int32(3)), {"number": 6})
     DAMAGES["cut off"](tmp_path / "0-of-1/3.npz")
     DAMAGES["cut off"](tmp_path / "0-of-1/2.npz")
     with pytest.raises(InvalidInput, match=r"no checkpoint in .* can be read \(round 3: .*; round 2: .*\): start"):
@@ -63,7 +60,7 @@ def test_the_newest_readable_checkpoint_is_read_and_old_ones_are_deleted(tmp_pat
 @pytest.mark.parametrize(("old", "new"), [(b'"number": 1', b'"number": 2'), (b"float32", b"float16")])
 def test_a_record_with_another_byte_is_noticed(tmp_path, old, new):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(small_state(), {}, {"number": 1})
+    checkpoints.save(small_state(), {"number": 1})
     path = tmp_path / "0-of-1/1.npz"
     assert old in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(old, new))
@@ -79,7 +76,7 @@ def small_state(number=1, width=3):
 
 def test_another_runs_checkpoint_is_refused_by_what_differs(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(small_state(), {}, {"seed": 3})
+    checkpoints.save(small_state(), {"seed": 3})
     words = r"round 1 .* is of another run: its server\['head'\] is float32 \[3, 2\], and here float32 \[5, 2\]"
     with pytest.raises(InvalidInput, match=words):
         checkpoints.newest(small_state(width=5))
@@ -96,12 +93,12 @@ def test_another_runs_checkpoint_is_refused_by_what_differs(tmp_path):
 
 def test_a_full_disk_keeps_the_earlier_checkpoints(tmp_path, full_disk):
     checkpoints, first, second = Checkpoints(tmp_path / "run", keep=1), small_state(1), small_state(2)
-    checkpoints.save(first, {}, {})
+    checkpoints.save(first, {})
     with full_disk(100), pytest.raises(CannotWrite, match=r"cannot write .*2\.npz: .*; make room"):
-        checkpoints.save(second, {}, {})
+        checkpoints.save(second, {})
     assert [path.name for path in (tmp_path / "run/0-of-1").iterdir()] == ["1.npz"]
     assert checkpoints.newest(small_state()).state.round == 1
-    checkpoints.save(small_state(2), {}, {})
+    checkpoints.save(small_state(2), {})
     assert checkpoints.rounds() == [2]
 
 
@@ -116,8 +113,7 @@ def save_as_two(folder, number, whole):
     state = small_state(number)._replace(clients={"own": ROWS + number})
     for process, own in enumerate(OWN):
         mine = state if whole else state._replace(clients={"own": state.clients["own"][own]})
-        arrays = {"curve": np.array([0.5]), "none": np.zeros((0, 2))}
-        Checkpoints(folder, 2, process, 2).save(mine, arrays, {"number": number}, own)
+        Checkpoints(folder, 2, process, 2).save(mine, {"number": number}, own)
     return state
 
 
@@ -132,10 +128,8 @@ def test_any_number_of_processes_reads_the_parts_of_two(tmp_path, whole):
         own = wanted if clients is None else wanted._replace(clients={"own": wanted.clients["own"][clients]})
         jax.tree.map(np.testing.assert_array_equal, plain(found.state), plain(own))
         assert found.record == {"number": 3}
-        assert found.arrays["curve"].tolist() == [0.5]
-        assert found.arrays["none"].shape == (0, 2)
     # A process that goes on with a part of what one process wrote.
-    Checkpoints(tmp_path / "one").save(wanted, {}, {})
+    Checkpoints(tmp_path / "one").save(wanted, {})
     found = Checkpoints(tmp_path / "one", 2, 1, 2).newest(wanted, clients=np.array([2]))
     np.testing.assert_array_equal(found.state.clients["own"], wanted.clients["own"][[2]])
 
@@ -154,9 +148,9 @@ def test_a_round_counts_if_all_parts_are_intact(tmp_path):
 def test_checkpoints_of_other_processes_go_when_there_are_enough_new_ones(tmp_path):
     wanted = save_as_two(tmp_path, 3, whole=False)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(wanted._replace(round=np.int32(4)), {}, {})
+    checkpoints.save(wanted._replace(round=np.int32(4)), {})
     assert checkpoints.rounds() == [3, 4]
-    checkpoints.save(wanted._replace(round=np.int32(5)), {}, {})
+    checkpoints.save(wanted._replace(round=np.int32(5)), {})
     assert checkpoints.rounds() == [4, 5]
     assert [path.name for path in tmp_path.iterdir()] == ["0-of-1"]
 

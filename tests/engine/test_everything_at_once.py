@@ -12,7 +12,7 @@ from trees import assert_same, row
 
 from pfl_jax import Settings, make_method, mixed, models, simulate
 from pfl_jax.data import client_data
-from pfl_jax.engine.clock import Timetable
+from pfl_jax.engine.asynchronous import Timetable
 from pfl_jax.engine.cohort import attackers
 from pfl_jax.primitives import score
 from pfl_jax.streams import INITIALIZATION

@@ -147,7 +147,7 @@ def test_states_on_disk_come_from_checkpoints_by_rows(tmp_path):
     on_disk = store.OnDisk(tmp_path)
     mapped = on_disk.adopt(DATA, None, clients)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save(state._replace(clients=mapped), {}, {})
+    checkpoints.save(state._replace(clients=mapped), {})
     found = checkpoints.newest(state, by_rows=True).state.clients
     assert all(isinstance(found[name], np.memmap) for name in ("bias", "flag", "steps"))
     again = on_disk.adopt(DATA, None, found)

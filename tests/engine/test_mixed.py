@@ -125,7 +125,7 @@ def state_of(state, several, client):
 def test_a_resumed_run_is_the_same_run(tmp_path):
     want, half = last(method(), settings={"rounds": 3}), last(method(), settings={"rounds": 2})
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(half.state, {}, {})
+    checkpoints.save(half.state, {})
     found = checkpoints.newest(half.state)
     again = last(method(), settings={"rounds": 3}, state=found.state)
     chex.assert_trees_all_equal(again.state._replace(key=()), want.state._replace(key=()))

@@ -12,9 +12,9 @@ import pytest
 from problems import tiny_model
 
 from experiments.cli.parser import OptionGroup, options_of, split
-from experiments.fields import flag
-from experiments.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
-from experiments.options import Options
+from experiments.spec.hyper_parameters import TRAINING_HYPER_PARAMETERS, method_options
+from experiments.spec.option_notes import flag
+from experiments.spec.options import Options
 from pfl_jax import InvalidInput, LocalTraining, make_method
 from pfl_jax.methods import METHODS, annotations, recipes_of
 from pfl_jax.validation import NotNegative, Positive, Range, Words, describe, literals, parts, range_of

@@ -16,7 +16,7 @@ from experiments.cli.command import main, parse
 from experiments.host import jax_config
 from experiments.host.console import RoundProgress
 from experiments.run import build
-from experiments.spec import Spec
+from experiments.spec.spec import Spec
 from pfl_jax.data import client_data
 from pfl_jax.tasks import MULTI_LABEL, REGRESSION
 

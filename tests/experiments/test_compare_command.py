@@ -6,19 +6,22 @@ import json
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from run_folders import SMALL, write_run
 
 from experiments.cli.command import parse
+from experiments.commands.comparison import Compared, for_paper, read, table, with_target
 from experiments.compare import main
-from experiments.comparison import Compared, for_paper, read, table, with_target
 from experiments.folder import stored_runs
 from experiments.run import build
-from experiments.show.panels import Bars, Heat, Lines, Series
-from experiments.show.pictures import Picture, draw, save
+from experiments.show import draw
+from experiments.show.pictures import Panel, Picture, as_svg, save
+from experiments.show.pictures import draw as drawn
 from experiments.show.tables import Table
 from pfl_jax.compare import difference
 from pfl_jax.data import partition_files, sources
@@ -55,20 +58,20 @@ def runs(tmp_path):
 
 
 def compared(folder):
-    groups, _ = stored_runs.group([stored_runs.read(one) for one in stored_runs.find([folder])])
+    groups, _ = stored_runs.grouped(folder)
     return read(groups, "received")
 
 
 def test_clients_are_compared_one_by_one_after_the_last_round(runs):
     folder, accuracies = runs
     found = compared(folder)
-    assert (list(found.scores), found.seeds, found.round) == (["fedpac", "fedper", "local"], [0, 1, 2], 4)
-    for method, rows in found.scores.items():
-        np.testing.assert_array_equal(rows, [accuracies[method, seed] for seed in range(3)])
+    assert (list(found.means), found.seeds, found.round) == (["fedpac", "fedper", "local"], [0, 1, 2], 4)
+    for method in LEVELS:
+        np.testing.assert_array_equal(found.of_runs(method), [accuracies[method, seed] for seed in range(3)])
     _, heads, rows, notes, _ = table(found)
     assert heads[-2:] == ["worse than fedpac", "worse than local"]
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
-    want = difference(found.scores["local"], found.scores["fedpac"])
+    want = difference(found.of_runs("local"), found.of_runs("fedpac"))
     assert by_name["local"]["minus fedpac"] == f"{want.mean:+.2f}"
     assert by_name["local"]["95 % interval"] == f"{want.low:+.2f} to {want.high:+.2f}"
     assert by_name["local"]["worse than fedpac"] == f"{100 * want.worse:.0f} %"
@@ -111,7 +114,7 @@ def test_of_errors_the_smallest_is_the_best(runs):
     for path in folder.iterdir():
         edit(path, task=OF_ERRORS)
     found = compared(folder)
-    assert list(found.scores) == ["local", "fedper", "fedpac"]
+    assert list(found.means) == ["local", "fedper", "fedpac"]
     _, heads, rows, _, _ = table(found)
     by_name = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
     assert by_name["fedpac"]["worse than local"] == "100 %"
@@ -125,54 +128,58 @@ def test_the_reference_chosen_on_test_examples_is_said_to_be(runs):
     assert table(compared(folder)._replace(reference="fedper")).heads[4] == "minus fedper"
 
 
-@pytest.mark.parametrize("ending", ["tex", "csv"])
-def test_a_table_for_a_paper(runs, tmp_path, ending, capsys):
-    out = tmp_path / f"table.{ending}"
-    names = ["--name", "FedPAC (ours)=fedpac", "Local_1=local"]
-    assert main([str(runs[0]), "--reference", "Local_1", "--out", str(out), *names]) == 0
-    text = out.read_text()
-    if ending == "csv":
-        assert text.startswith("method,mean,")
-        assert "\nLocal_1," in text
-        return
-    assert text.count("\\\\\n") == 4
-    assert r"\begin{tabular}{lrrrrrr}" in text
+def test_a_table_for_a_column_of_a_paper(runs, tmp_path):
+    out, names = tmp_path / "table.tex", ["--name", "FedPAC (ours)=fedpac", "Local_1=local"]
+    assert main([str(runs[0]), "--reference", "FedPAC (ours)", "--out", str(out), *names]) == 0
+    details, _, text = out.read_text().partition(r"\begin{table}")
+    assert all(line.startswith("% ") for line in details.splitlines())
+    assert "| Local_1 |" in details
+    caption = next(line for line in text.splitlines() if line.startswith(r"\caption"))
+    # One sentence, with data, clients, protocol, seeds and reference.
+    assert caption.count(". ") == 0
+    for words in ("digits", "round 4", "5 clients", "(received)", "seeds 0 to 2", "FedPAC (ours)"):
+        assert words in caption
+    rows = dict(row.removesuffix(r" \\").split(" & ", 1) for row in text.splitlines() if row.endswith(r"\\"))
+    assert rows["method"] == "accuracy & difference"
     # FedPAC and FedPer cannot be told apart, so that no mean is bold.
-    assert r"FedPAC (ours)$^\dagger$ & " in text
-    assert r"fedper$^\dagger$ & " in text
-    assert r"Local\_1 & " in text
-    assert r"$\pm$" in text
-    assert "textbf" not in text
-    assert r"95 \% interval" in text
-    # Every character that LaTeX reads otherwise is escaped.
-    assert not [line for line in text.splitlines()[1:] if line.replace(r"\%", "").count("%")]
+    assert [name for name, cells in rows.items() if cells.endswith(r"$^\dagger$")] == ["fedper"]
+    assert r"Local\_1" in rows
+    assert r"\textbf" not in text
+
+
+def test_a_table_for_other_programs(runs, tmp_path):
+    out = tmp_path / "table.csv"
+    assert main([str(runs[0]), "--name", "Local_1=local", "--out", str(out)]) == 0
+    assert out.read_text().startswith("method,mean,worst tenth,")
+    # By another name it is still the method whose clients learn alone.
+    assert ",worse than Local_1\n" in out.read_text()
+    assert "\nLocal_1," in out.read_text()
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_tables_compile_with_latex(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = ["--name", "FedPAC_{ours} & more~50 %=fedpac", "Local#1^2$\\x=local"]
+    names = ["--name", "Our_{s} & 50 %=fedpac", "Local#1^2$\\x~=local"]
     assert main([str(runs[0]), "--out", "table.tex", *names]) == 0
     signs = Table("100 % of them_", ["a & b", "-1.50"], [["±", "-2 to +3"], ["\N{MINUS SIGN}4", "—"]])
     signs.save(Path("signs.tex"))
     inputs = r"\input{table} \input{signs}"
     Path("paper.tex").write_text(
-        rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{inputs}\end{{document}}"
+        rf"\documentclass[twocolumn]{{article}}\usepackage{{booktabs}}\begin{{document}}{inputs}\end{{document}}"
     )
     done = subprocess.run(["pdflatex", "-halt-on-error", "paper.tex"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "Missing character" not in done.stdout + Path("paper.log").read_text(errors="replace")
+    assert "Overfull" not in done.stdout
     assert Path("paper.pdf").stat().st_size > 10_000
 
 
 def test_the_best_is_bold_where_no_other_is_as_good():
-    scores = {
-        "a": [np.full(4, 90.0 + seed) for seed in range(4)],
-        "b": [np.full(4, 70.0 + seed % 2) for seed in range(4)],
-    }
-    best = Compared("digits", "accuracy in %", True, [0, 1, 2, 3], 4, scores)
-    text = for_paper(table(best), best).text(".tex")
-    assert r"a & \textbf{91.50 $\pm$ 1.29} & " in text
+    index = pd.MultiIndex.from_product([range(4), range(4)], names=["seed", "client"])
+    seeds = index.get_level_values("seed")
+    best = Compared("digits", "accuracy in %", True, 4, pd.DataFrame({"a": 90.0 + seeds, "b": 70.0 + seeds % 2}, index))
+    text = for_paper(table(best), best, "a").text(".tex")
+    assert r"a & \textbf{91.50 $\pm$ 1.29} & --" in text
     assert "dagger" not in text
 
 
@@ -184,13 +191,18 @@ def test_the_files_of_the_command(runs, tmp_path, capsys):
     assert "| fedpac |" in out.read_text()
     picture = plot.read_text()
     assert all(f">{name}<" in picture for name in LEVELS)
-    assert main([str(runs[0]), "--out", str(out)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    before = out.read_bytes()
+    assert main([str(runs[0]), "--reference", "local", "--out", str(out)]) == 2
+    assert "is there already: give another name, or --overwrite" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert main([str(runs[0]), "--reference", "local", "--out", str(out), "--overwrite"]) == 0
+    assert "minus local" in out.read_text()
 
 
 def test_the_worst_tenth_is_the_number_of_clients_nearest_to_a_tenth():
-    scores = {"one": [np.arange(15.0)], "other": [np.arange(15.0)]}
-    _, _, rows, _, _ = table(Compared("digits", "accuracy in %", True, [0], 4, scores, []))
+    index = pd.MultiIndex.from_product([[0], range(15)], names=["seed", "client"])
+    scores = pd.DataFrame({"one": np.arange(15.0), "other": np.arange(15.0)}, index)
+    _, _, rows, _, _ = table(Compared("digits", "accuracy in %", True, 4, scores))
     assert rows[0][2] == "0.50"
 
 
@@ -212,33 +224,29 @@ def test_clients_that_a_run_does_not_score_are_told(runs):
     assert any(note.startswith("Scores of 3 to 5 clients, seeds") for note in notes)
 
 
-def test_options_that_no_name_tells_are_noted(runs):
+def test_settings_that_no_name_has_are_noted(runs):
     folder, _ = runs
     assert not compared(folder).notes
     for seed in range(3):
-        write_run(folder / f"fedrep-{seed}", (*words("fedrep"), "--local-steps", "3"), seed=seed)
-    notes = table(compared(folder)).notes
-    assert any(
-        note.startswith("Beside what their names say, these runs differ in --") and "--local-steps" in note
-        for note in notes
-    )
+        write_run(folder / f"fedrep-{seed}", (*words("fedrep"), "--lr", "0.3"), seed=seed)
+    (note,) = (note for note in table(compared(folder)).notes if note.startswith("Settings that the names leave out"))
+    assert "fedrep lr=0.3" in note
+    assert "fedpac lr=0.05" in note
 
 
-def test_time_to_a_target(runs, capsys):
+def test_rounds_to_a_target(runs):
     """80 is reached by fedpac in the first evaluation, by fedper in the second, and by local with one seed alone."""
     folder, _ = runs
     assert main([str(folder), "--target", "80"]) == 0
-    assert "time to 80" not in " ".join(capsys.readouterr().out.split())
-    groups, _ = stored_runs.group([stored_runs.read(one) for one in stored_runs.find([folder])])
+    groups, _ = stored_runs.grouped(folder)
     means = {"fedpac": (80, 70), "fedper": (79.9, 81), "local": (60, 60)}
     for group in groups:
         for run in group.runs:
             for line, mean in zip(run.lines, means[group.method], strict=True):
                 line["received"]["mean"] = 90 if (group.method, run.seed) == ("local", 1) else mean
-                line["virtual_seconds"] = 100 * line["round"] + run.seed
-    _, heads, rows, _, _ = with_target(table(read(groups, "received")), groups, compared(folder), "received", 80)
-    assert heads[-2:] == ["rounds to 80", "time to 80"]
-    assert [row[-2:] for row in rows] == [["2.0", "3:21"], ["4.0", "6:41"], ["—", "—"]]
+    _, heads, rows, _, _ = with_target(table(read(groups, "received")), groups, compared(folder), 80)
+    assert heads[-1] == "rounds to 80"
+    assert [row[-1] for row in rows] == ["2.0", "4.0", "—"]
 
 
 def edit(path, **changes):
@@ -297,16 +305,23 @@ def test_what_cannot_be_compared_is_one_line(runs, spoil, more, said, capsys):
 
 
 def everything():
-    series = [Series(f"method {i}", [1, 2, 3], [i, i + 1, None], is_main=i == 9) for i in range(10)]
+    rows = [(f"method {i}", number, i + number, None, None) for i in range(10) for number in (1, 2)]
+    curves = pd.DataFrame([*rows, ("method 9", 3, None, None, None)], columns=["line", "round", "y", "low", "high"])
+    spaced = pd.DataFrame({"line": "x", "size": [8, 64], "points": [1, -1], "low": [0, -2], "high": [2, 0]})
+    heights = pd.DataFrame({"on": [0.5, None, None], "off": [None, 0.2, 0.3]}).rename_axis(
+        index="client", columns="weight"
+    )
+    maps = [pd.DataFrame(np.eye(5)), pd.DataFrame(3 * np.eye(2), ["a", "b"], ["c", "d"])]
+    gray = partial(draw.matrix, unit="weight", limits=draw.grays(maps))
     return Picture(
         "A title on cifar100 (embedded digit pairs)",
         "A caption.",
         [
-            Lines("lines", "round", "accuracy in %", series),
-            Lines("at ticks", "size", "points", [Series("x", [8, 64], [1, -1], [0, -2], [2, 0])], (8, 64), True),
-            Bars("bars", "client", "weight", {"on": {"0": 0.5}, "off": {"1": 0.2, "2": 0.3}}, 0.4, "equal"),
-            Heat("heat", "j", "i", np.eye(5), [2, 3]),
-            Heat("totals", "j", "i", 3 * np.eye(2), rows=("a", "b"), columns=("c", "d"), totals=(3, 12)),
+            Panel("lines", partial(draw.lines, main="method 9"), curves),
+            Panel("at ticks", partial(draw.lines, is_spaced=True, has_zero=True), spaced),
+            Panel("bars", partial(draw.bars, level=0.4, level_label="equal"), heights),
+            Panel("map", partial(gray, blocks=[2, 3]), maps[0]),
+            Panel("totals", partial(gray, totals=(3, 12)), maps[1]),
         ],
         2,
     )
@@ -325,8 +340,15 @@ def test_pictures_are_saved_whole_and_alike(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_panel_of_a_page_is_as_wide_as_a_telephone():
+    for panel in everything().panels:
+        # 72 points an inch, of which a browser shows 96 pixels.
+        width = ElementTree.fromstring(as_svg(panel)).get("width")
+        assert float(width.removesuffix("pt")) * 96 / 72 <= 390 - 2 * 16
+
+
 def test_lines_differ_without_colors_and_have_names():
-    axes = draw(everything()).axes[0]
+    axes = drawn(everything()).axes[0]
     looks = [str(line._unscaled_dash_pattern) for line in axes.get_lines()]  # pyright: ignore
     assert len(looks) == 10
     assert all(one != other for one, other in itertools.combinations(looks, 2))
@@ -334,12 +356,23 @@ def test_lines_differ_without_colors_and_have_names():
     assert names_of(axes) == [f"method {i}" for i in range(10)]
 
 
+def test_a_line_without_points_keeps_its_color():
+    (panel, *_) = everything().panels
+    frame = panel.frame.assign(line=pd.Categorical(panel.frame.line))
+    whole, without = (
+        drawn(Picture("", "", [panel._replace(frame=some)])).axes[0]
+        for some in (frame, frame[frame.line != "method 0"])
+    )
+    assert [line.get_color() for line in without.get_lines()] == [line.get_color() for line in whole.get_lines()]
+    assert names_of(without) == names_of(whole)[1:]
+
+
 def names_of(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_bars_lines_and_matrices_stand_where_they_belong():
-    figure = draw(everything())
+    figure = drawn(everything())
     _, ticks, bars, heat, other = figure.axes[:5]
     assert [label.get_text() for label in ticks.get_xticklabels()] == ["8", "64"]
     assert ticks.get_lines()[0].get_xdata().tolist() == [0, 1]
@@ -351,3 +384,12 @@ def test_bars_lines_and_matrices_stand_where_they_belong():
     # One scale of grays for all of them.
     assert {(image.norm.vmin, image.norm.vmax) for axes in (heat, other) for image in axes.images} == {(0, 3)}
     assert [patch.get_height() for patch in other.child_axes[0].patches] == [3, 12]
+
+
+def test_a_name_that_latex_would_read_as_its_own_is_a_name():
+    text = Table("t", ["method", "mean"], [["[ours]", "1"], ["*ours", "2"], ["**3**", "**4**"]]).text(".tex")
+    assert [line.partition(" &")[0] for line in text.splitlines() if line.endswith(r"\\")][1:] == [
+        "{}[ours]",
+        "{}*ours",
+        r"\textbf{3}",
+    ]

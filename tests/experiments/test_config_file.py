@@ -1,17 +1,25 @@
 """A run as a value: from Python, from .toml and .json files (--config), from the configuration of a run; written by
 --print-config."""
 
+import hashlib
 import json
+import math
 
 import pytest
+from rich.console import Console
 
-from experiments.cli.command import RunCommand, main, parse
-from experiments.fields import texts_of
-from experiments.folder import committed
-from experiments.folder.committed import ROOT
-from experiments.identity import difference, relevant_options
+from experiments.cli.command import main, parse
+from experiments.commands import batch
+from experiments.commands.sweep import Sweep
+from experiments.host.exit_codes import exit_code
 from experiments.run import resume
-from experiments.spec import Spec
+from experiments.spec.hyper_parameters import method_options
+from experiments.spec.identity import difference, relevant_options
+from experiments.spec.option_notes import texts_of
+from experiments.spec.options import COMMON, RESULT_NEUTRAL
+from experiments.spec.spec import Spec, values_in
+from lab import committed
+from lab.committed import ROOT
 from pfl_jax import InvalidInput
 
 TOML = """
@@ -41,7 +49,8 @@ def test_a_file_says_what_the_command_line_could(toml):
     assert request.hyper_parameters == same.hyper_parameters
     assert request.given == same.given | {"config"}
     # Also for commands of many runs.
-    assert relevant_options(RunCommand("digits", ("--config", toml), seed=1).spec()) == relevant_options(same)
+    sweep = batch.read(Sweep, ["--dataset", "digits", "--config", toml, "--seeds", "2"])
+    assert [relevant_options(job.spec) for job in sweep.jobs(Console())] == [relevant_options(same)] * 2
 
 
 def test_what_is_given_beside_it_counts(toml):
@@ -78,11 +87,11 @@ def test_code_that_a_file_names_is_not_executed_unasked(tmp_path):
     code, toml = tmp_path / "mine.py", tmp_path / "run.toml"
     code.write_text("raise SystemExit('executed')")
     toml.write_text(f'method = "{code}:mine"')
-    with pytest.raises(InvalidInput, match=r"would be executed: give --method yourself, or --trust"):
+    with pytest.raises(InvalidInput, match=r"executed only if you name it: give --method too"):
         parse("digits", ["--config", str(toml)])
     assert parse("digits", ["--config", str(toml), "--method", "fedavg"]).method == "fedavg"
     with pytest.raises(InvalidInput, match="cannot be executed: line 1: SystemExit: executed"):
-        parse("digits", ["--config", str(toml), "--trust"])
+        parse("digits", ["--config", str(toml), "--method", f"{code}:mine"])
 
 
 @pytest.mark.parametrize(
@@ -90,6 +99,10 @@ def test_code_that_a_file_names_is_not_executed_unasked(tmp_path):
     [
         ("run.toml", "rounds = ", "cannot be read"),
         ("run.json", "[1]", "has no names with values"),
+        ("run.json", "[" * 100_000, "cannot be read"),
+        ("run.json", '{"dataset": ["digits"]}', "the dataset is a name, not ['digits']"),
+        ("run.json", '{"dataset": "digits", "options": 3, "hyper_parameters": 4, "data": "x.csv"}', "is no config"),
+        ("run.toml", "rounds = 2020-01-31", "--rounds must be a whole number, not a date"),
         ("run.toml", "[data]\ns = 20", "data is no option: names stand without a section"),
         ("run.toml", 'dataset = "cifar10"', "is for cifar10, not digits"),
         ("run.toml", "roundz = 3", "did you mean --rounds"),
@@ -105,6 +118,52 @@ def test_mistakes_are_one_line(name, text, said, tmp_path):
         parse("digits", ["--config", str(path)])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+HARMLESS = {
+    "keep_state", "checkpoint_every", "keep_checkpoints", "plot", "tensorboard", "state_on",  # in the run's new folder
+    "source", "eval_protocol", "devices", "chunk", "compilation_cache", "data", "test_data", "config",
+}  # fmt: skip
+"""Options by which results do not change, and which a file may nevertheless give; --config is always beside it."""
+
+STRANGE = (["x"], [["x"]], [3, None], True, math.nan, 10**400, "no such thing")
+
+
+@pytest.mark.parametrize("name", [*COMMON, *method_options("fedpac"), "dataset"])
+def test_a_file_gives_no_option_that_acts_on_this_machine_and_other_types_are_one_line(name, tmp_path, capsys):
+    here, usual = name in RESULT_NEUTRAL - HARMLESS, {"dataset": "digits"} | Spec.of("digits").values
+    path = tmp_path / "run.json"
+    for value in (usual[name], *STRANGE):
+        path.write_text(json.dumps({name: value}))
+        code = exit_code(lambda: parse("digits", ["--config", str(path)]) and None)
+        said = capsys.readouterr().err
+        assert code == 2 or (code == 0 and not here)
+        assert code == 0 or here or value in STRANGE
+        assert said.count("\n") == (code == 2)
+        assert ("acts on this machine" in said) == here
+    if here:
+        # What is given beside it counts: then the file's is not even read.
+        assert values_in(str(path), {name: "given"}) == {}
+
+
+def test_a_file_of_a_stranger_resumes_nothing(tmp_path, capsys):
+    code, ran = tmp_path / "mine.py", tmp_path / "ran"
+    code.write_text(f"open({str(ran)!r}, 'w')")
+    folder = tmp_path / "run"
+    assert main("digits", ["--method", "fedavg", "--rounds", "1", "--num-clients", "2", "--out", str(folder)]) == 0
+    config = json.loads((folder / "config.json").read_text())
+    config["options"]["method"] = f"{code}:mine"
+    config["own_code"] = {"method": {"file": str(code), "digest": hashlib.sha256(code.read_bytes()).hexdigest()[:12]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    for options, words in (
+        ({"resume": str(folder), "trust": True, "rounds": 2}, []),
+        ({"trust": True}, ["--resume", str(folder), "--rounds", "2"]),
+    ):
+        path = tmp_path / "options.json"
+        path.write_text(json.dumps(options))
+        assert main("digits", ["--config", str(path), *words]) == 2
+        assert not ran.exists()
+    capsys.readouterr()
 
 
 def formats():

@@ -12,9 +12,9 @@ from sklearn.datasets import load_wine
 from experiments.cli.command import main, parse
 from experiments.export import load_run
 from experiments.export import main as export
-from experiments.identity import relevant_options
-from experiments.lab.results import distill
 from experiments.run import build
+from experiments.spec.identity import relevant_options
+from lab.results import distill
 from pfl_jax import InvalidInput
 from pfl_jax.data import Preparation
 from pfl_jax.files import load_model

@@ -10,19 +10,19 @@ from bad_input import RUN, experiment_of, untrained
 from damage import DAMAGES, limit
 from rich.console import Console
 
-from experiments.cli.command import RunCommand, main, parse
+from experiments.cli.command import main, parse
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import RunFolder
 from experiments.run import build, records, resume, run
 from experiments.run.build import Experiment
-from experiments.run.rounds import Run
+from experiments.run.rounds import ActiveRun
 from pfl_jax import InvalidInput, simulate
 from pfl_jax.engine.checkpoint import Checkpoints
 from pfl_jax.engine.communication import Traffic
 
 SHORT = [*RUN.split(), "--eval-every", "1"]
 WORDS = [*SHORT, "--checkpoint-every", "1", "--keep-checkpoints", "3", "--keep-state", "always", "--devices", "1"]
-CELL = RunCommand("digits", tuple(SHORT))
+CELL = parse("digits", SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def numbers(run):
 @pytest.fixture(scope="module")
 def undamaged(folders):
     """What a report and a sweep have of the finished run."""
-    return numbers(stored_runs.read(folders[0])), run.run_cell(CELL.spec(), folders[0], Console())
+    return numbers(stored_runs.read(folders[0])), run.run_cell(CELL, folders[0], Console())
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -95,7 +95,7 @@ def test_a_finished_run_is_read_as_it_was_or_not_at_all(undamaged, damaged, name
     if told != want[0] and not (name == "summary.json" and damage in ("gone", "a symlink loop")):
         assert str(folder) in told
     if not (name == "summary.json" and damage in ("gone", "a symlink loop")):
-        found = verdict(lambda: run.run_cell(CELL.spec(), folder, Console(file=io.StringIO())))
+        found = verdict(lambda: run.run_cell(CELL, folder, Console(file=io.StringIO())))
         assert found == want[1] or str(folder) in found
 
 
@@ -112,7 +112,7 @@ def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, built, folders
 
     def goes_on(folder):
         resumed = resume.resumed(dataclasses.replace(asked, resume=str(folder)))
-        Run(None, RunFolder(folder)).restore(record)
+        ActiveRun(None, RunFolder(folder)).restore(record)
         log = (folder / "metrics.jsonl").read_bytes()
         return dataclasses.replace(resumed, resume=None, out=None), log
 

@@ -1,6 +1,5 @@
 """Two and four processes over loopback make the run that one makes; what cannot be is one line."""
 
-import json
 import os
 import re
 import signal
@@ -85,19 +84,6 @@ def test_two_processes_are_one_run_stop_together_and_go_on(tmp_path, place):
     child = process("experiments.digits", *words, "--devices", "1", "--out", "one", cwd=tmp_path)
     assert finish([child])[0] == [0]
     assert_same(log(tmp_path / "two"), log(tmp_path / "one"))
-
-
-@pytest.mark.slow
-def test_asynchronous_rounds_of_two_processes_are_those_of_one(tmp_path):
-    devices = [{"seconds_per_example": 0.01 * speed, "bytes_per_second": 1e5} for speed in range(1, 6)]
-    (tmp_path / "devices.json").write_text(json.dumps({"devices": devices}))
-    words = [*RUN[:-6], *RUN[-4:], "--device-trace", "devices.json", "--buffer", "2", "--concurrency", "4"]
-    assert finish(start(*words, "--out", "two", cwd=tmp_path))[0] == [0, 0]
-    assert finish([process("experiments.digits", *words, "--devices", "2", "--out", "one", cwd=tmp_path)])[0] == [0]
-    two, one = log(tmp_path / "two"), log(tmp_path / "one")
-    assert_same(two, one)
-    for name in ("cohort", "staleness", "virtual_seconds"):
-        assert [line[name] for line in two] == [line[name] for line in one]
 
 
 def assert_same(some, others):

@@ -6,21 +6,20 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from run_folders import FakeRuns
 
-from experiments.fields import option_words
-from experiments.figures import __main__ as figures
-from experiments.figures import fedas
-from experiments.figures.__main__ import FIGURES, main
-from experiments.figures.fedas import SHARES, equal_steps, replace_first
-from experiments.figures.fedpac import by_group, heat_rounds
-from experiments.figures.figure import Runs, compose
+from experiments.commands import figures
+from experiments.commands import figures_of_fedas as fedas
+from experiments.commands.figure import Runs, compose
+from experiments.commands.figures import FIGURES, main
+from experiments.commands.figures_of_fedas import SHARES, equal_steps, replace_first
+from experiments.commands.figures_of_fedpac import by_group, heat_rounds
 from experiments.folder import stored_runs
-from experiments.papers import settings
 from experiments.run import run
-from experiments.show.panels import Lines
 from experiments.show.pictures import draw
+from experiments.spec.option_notes import option_words
 
 pytestmark = pytest.mark.without_f1_auc
 
@@ -30,7 +29,8 @@ SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--rou
 
 def runs_of(paper, number, dataset=None, folder=None, **more):
     content = FIGURES[paper][number]
-    return Runs(content, dataset or content.datasets[0], folder, settings.PAPERS[paper].measure, **more)
+    asked = more.pop("asked", lambda measure: measure)
+    return Runs(content, dataset or content.datasets[0], folder, asked, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +56,17 @@ def info(clients, number):
     return {"head_weights": rows[::-1, ::-1], "trace": rows[0][::-1], "weights": rows[0][::-1] / 1000}
 
 
-def finished(paper, number, folder, *, is_real=False, accuracies=lambda options: [0.5, 0.4], **more):
+def finished(
+    paper, number, folder, *, is_real=False, accuracies=lambda options: [0.5, 0.4], dataset=None, note=None, **more
+):
     """The figure's runs on each dataset, with made-up results."""
     fake = FakeRuns()
-    fake.is_real, fake.accuracies, fake.info = is_real, accuracies, info
-    every = [runs_of(paper, number, dataset, folder, **more) for dataset in FIGURES[paper][number].datasets]
+    fake.is_real, fake.accuracies, fake.info, fake.note = is_real, accuracies, info, note or {}
+    datasets = [dataset] if dataset else FIGURES[paper][number].datasets
+    every = [runs_of(paper, number, dataset, folder, **more) for dataset in datasets]
     jobs = {job.folder: job for runs in every for of_key in runs.jobs.values() for job in of_key}
     for job in jobs.values():
-        fake(job.cell.spec(job.folder))
+        fake(job.spec.in_folder(job.folder))
     return every
 
 
@@ -74,17 +77,17 @@ def finished(paper, number, folder, *, is_real=False, accuracies=lambda options:
 def test_the_runs_of_every_figure_parse_and_differ(paper, number):
     for dataset in FIGURES[paper][number].datasets:
         runs = runs_of(paper, number, dataset, seeds=2, folder=figures.Path("here"))
-        firsts = [jobs[0].cell for jobs in runs.jobs.values()]
-        assert [job.cell.seed for job in next(iter(runs.jobs.values()))] == [0, 1]
+        firsts = [jobs[0].spec for jobs in runs.jobs.values()]
+        assert [job.spec.seed for job in next(iter(runs.jobs.values()))] == [0, 1]
         # FedAS's Figure 7 has its usual setting in both panels, which is made once.
         once = len(firsts) - ((paper, number) == ("fedas", "7"))
-        assert len({cell.arguments for cell in firsts}) == once
+        assert len({spec.command() for spec in firsts}) == once
         assert len({job.folder for jobs in runs.jobs.values() for job in jobs}) == 2 * once
 
 
 def test_batch_sizes_and_epochs_are_compared_at_equal_steps(tmp_path):
     for (job,) in runs_of("fedas", "7", folder=tmp_path).jobs.values():
-        request = job.cell.spec()
+        request = job.spec
         own = request.hyper_parameters
         assert request.rounds * own["epochs"] / own["batch_size"] == 40 * 5 / 16
     assert (equal_steps(40, 0.2), equal_steps(1, 4)) == (200, 1)
@@ -96,7 +99,7 @@ def test_chosen_methods_rounds_and_words_reach_every_run(tmp_path):
     # The paper's own method is drawn last, over the others.
     assert runs.methods == ("fedper", "fedas")
     for (job,) in runs.jobs.values():
-        options = job.cell.spec()
+        options = job.spec
         assert (options.rounds, options.train_size) == (3, 30)
     assert option_words({"alignment": False, "beta": 0.5, "s": 20}) == ["--no-alignment", "--beta", "0.5", "--s", "20"]
 
@@ -110,17 +113,68 @@ def test_every_figure_says_what_it_is_and_on_which_data(paper, number, is_real, 
     picture = compose(every)
     assert picture.title.startswith(f"{content.title}: ")
     for dataset in content.datasets:
-        label = f"{dataset} ({'files' if is_real else 'embedded digits'})"
+        label = dataset if is_real else f"{dataset} (embedded digits)"
         assert label in picture.title or any(label in panel.title for panel in picture.panels)
         assert label in picture.caption
     assert ("Not the paper's setting, but --" in picture.caption) == (not is_real)
     texts = draw(picture).findobj(match=lambda artist: hasattr(artist, "get_text"))
     words = " ".join(" ".join(artist.get_text() for artist in texts).split())
     for panel in picture.panels:
-        names = [series.label for series in panel.series] if isinstance(panel, Lines) else []
-        assert all(label in words for label in (panel.x_label, panel.y_label, *names))
+        frame = panel.frame
+        labels = [*frame.line, *frame.columns[1:3]] if "line" in frame else [frame.index.name, frame.columns.name]
+        assert all(label in words for label in labels)
     # Strict JSON: no NaN.
     json.dumps(picture.record(), allow_nan=False)
+
+
+def test_a_caption_says_how_each_method_is_measured_and_what_runs_in_its_place(tmp_path):
+    def caption(folder, **more):
+        chosen = ("fedavg_ft", "fedper", "fedala", "fedas")
+        return compose(finished("fedas", "5", tmp_path / folder, is_real=True, chosen=chosen, **more)).caption
+
+    measured = (
+        "pooled over all test examples; between local training and aggregation (before_aggregation): fedavg_ft, "
+        "fedper; after aggregation (received): fedala; after local training (trained): fedas"
+    )
+    assert caption("as released").startswith(f"Accuracy in percent {measured}. Procedure release")
+    assert "As released: fedavg in place of fedavg_ft. cifar10: " in caption("as released, again")
+    alike = caption("alike", asked=lambda measure: measure._replace(protocol="received"))
+    words = "after aggregation (received), pooled over all test examples"
+    assert alike.startswith(f"Accuracy in percent {words}; in the paper {measured}. ")
+    printed = caption("as printed", procedure="print")
+    assert "fedavg_ft, fedala" in printed
+    assert "As released" not in printed
+
+
+def test_other_data_than_the_papers_and_a_copy_of_it_are_named(tmp_path):
+    every = [
+        ("fashion_mnist", {}, "fashion_mnist", "--dataset fashion_mnist."),
+        ("cifar10", {"cifar10": "JPEG copy"}, "cifar10, JPEG copy", None),
+    ]
+    for dataset, note, name, deviation in every:
+        (runs,) = finished("fedpac", "5", tmp_path / dataset, is_real=True, dataset=dataset, note=note)
+        picture = compose([runs])
+        assert (picture.panels[0].title, picture.title.partition(" on ")[2]) == (name, name)
+        assert f"{name}: --num-clients 20" in picture.caption
+        assert ("Not the paper's setting, but " in picture.caption) == (deviation is not None)
+        assert deviation is None or f"Not the paper's setting, but {deviation}" in picture.caption
+
+
+# Those of Figure 5 that are measured otherwise have all clients; Figure 7 shows single rounds.
+@pytest.mark.parametrize(("number", "shown"), [("5", "2 to 20 of 20 clients"), ("7", "4 of 20 clients")])
+def test_means_over_some_clients_are_told_apart(number, shown, tmp_path):
+    """Of trained models a round has those of the clients that were drawn until then."""
+    (runs, *_) = finished("fedas", number, tmp_path, is_real=True, accuracies=lambda options: [0.5, 0.5])
+    full = [panel.title for panel in compose([runs]).panels]
+    assert not any("over" in title for title in full)
+    for jobs in runs.jobs.values():
+        for job in jobs:
+            log = [json.loads(line) for line in (job.folder / "metrics.jsonl").read_text().splitlines()]
+            for many, line in zip((2, 4), log, strict=True):
+                line["trained"]["clients"] = many
+            (job.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in log))
+    titles = [panel.title for panel in compose([runs]).panels]
+    assert titles == [f"{title}; over {shown}" for title in full]
 
 
 def test_sweeps_show_the_last_round_of_each_run(tmp_path):
@@ -128,13 +182,11 @@ def test_sweeps_show_the_last_round_of_each_run(tmp_path):
         "fedpac", "1", tmp_path, seeds=2, accuracies=lambda o: [0.9, (o.s + o.train_size + o.seed) / 10000]
     )
     heterogeneity, sizes = compose([runs]).panels
-    assert heterogeneity.x_ticks == (0, 20, 40, 60, 80)
-    for series in heterogeneity.series:
+    for _, (_, s, y, low, high) in heterogeneity.frame.iterrows():
         # 300 training examples on a stand-in.
-        np.testing.assert_allclose(series.y, [3.005 + s / 100 for s in series.x], atol=1e-3)
-        np.testing.assert_allclose(np.subtract(series.high, series.low), 0.01, atol=1e-3)
-    assert [series.is_main for series in sizes.series] == [False] * 6 + [True]
-    assert "Means over seeds 0 to 1" in compose([runs]).caption
+        np.testing.assert_allclose([y, high - low], [3.005 + s / 100, 0.01], atol=1e-3)
+    assert set(heterogeneity.frame.iloc[:, 1]) == {0, 20, 40, 60, 80}
+    assert sizes.frame.line.unique().tolist()[-1] == sizes.draw.keywords["main"] == "fedpac"
 
 
 def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
@@ -142,79 +194,73 @@ def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
     epochs = compose([runs]).panels[1]
     rounds = np.array([equal_steps(40, step / 5) for step in (1, 2, 5, 10)])
     # Each seed about its own mean: the second seed's runs are all better by as much.
-    for values in (epochs.series[0].y, epochs.series[0].low, epochs.series[0].high):
+    for values in epochs.frame.iloc[:, 2:].to_numpy().T:
         np.testing.assert_allclose(values, (rounds - rounds.mean()) / 10, atol=1e-3)
     # FedAS's measure, as in its tables: trained models, pooled, in the best round.
     assert f"mean {57.5 + rounds.mean() / 10:.1f} %" in epochs.title
-    said = "after local training (trained), in the best evaluated round, pooled over all test examples"
-    assert f"Accuracy in percent {said}." in compose([runs]).caption
 
 
 def test_replaced_parameters_are_measured_as_the_paper_does(tmp_path):
     (runs,) = finished("fedas", "3", tmp_path)
     for average, factor in (("examples", 1.75), ("clients", 1.5)):
-        runs = dataclasses.replace(runs, measure=runs.measure._replace(average=average))
-        at_random, highest = compose([runs]).panels[0].series
+        runs = dataclasses.replace(runs, asked=lambda measure, of=average: measure._replace(average=of))
+        found = compose([runs]).panels[0].frame.groupby("line", sort=False)["accuracy in %"].first()
         # Of two clients one has three quarters of the examples, and twice the accuracy.
-        np.testing.assert_allclose([at_random.y[0], highest.y[0]], [30 * factor, 10 * factor])
-    assert "Accuracy in percent mean over clients; in the paper pooled" in compose([runs]).caption
+        np.testing.assert_allclose(found, [30 * factor, 10 * factor])
     # Means over the cohort.
-    (growth,) = compose([runs]).panels[1].series
-    np.testing.assert_allclose(growth.y, [info(20, number)["trace"].mean() for number in growth.x])
+    _, rounds, traces, *_ = compose([runs]).panels[1].frame.items()
+    np.testing.assert_allclose(traces[1], [info(20, number)["trace"].mean() for number in rounds[1]])
 
 
 @pytest.mark.parametrize(
-    ("figure", "words", "values", "said"),
+    ("figure", "words", "values"),
     [
-        ("fedas 5", "", [62.5, 52.5], "after local training (trained), pooled over all test examples."),
-        (
-            "fedas 5",
-            "--eval-protocol received",
-            [72.5, 62.5],
-            "(received), pooled over all test examples; in the paper",
-        ),
-        ("fedpac 1", "--score best", [70] * 5, "(received), in the best evaluated round, mean over clients; in the"),
+        ("fedas 5", "", [62.5, 52.5]),
+        # Its released code measures them before aggregation, and runs the one in place of the other.
+        ("fedas 5", "--method fedper", [52.5, 42.5]),
+        ("fedas 5", "--method fedavg_ft", [52.5, 42.5]),
+        ("fedas 5", "--method fedavg_ft --procedure print", [72.5, 62.5]),
+        ("fedas 5", "--method fedala --eval-protocol trained", [62.5, 52.5]),
+        ("fedas 5", "--eval-protocol received", [72.5, 62.5]),
+        ("fedpac 1", "--score best", [70] * 5),
     ],
 )
-def test_what_is_drawn_is_what_was_asked_for(figure, words, values, said, tmp_path, monkeypatch):
+def test_what_is_drawn_is_what_was_asked_for(figure, words, values, tmp_path, monkeypatch):
     fake = FakeRuns()
     fake.accuracies = lambda options: [0.7, 0.6]
     monkeypatch.setattr(run, "run", fake)
     monkeypatch.setattr(figures, "save", lambda *_: None)
     paper, number = figure.split()
-    chosen = ["--paper", paper, "--figure", number, "--dataset", "digits", "--method", paper, "--out", str(tmp_path)]
-    assert main([*chosen, *words.split()]) == 0
+    chosen = ["--paper", paper, "--figure", number, "--dataset", "digits", "--out", str(tmp_path), *words.split()]
+    assert main([*chosen, *([] if "--method" in words else ["--method", paper])]) == 0
     record = json.loads((tmp_path / f"{paper}-figure-{number}.json").read_text())
-    np.testing.assert_allclose(record["panels"][0]["series"][0]["y"], values)
-    assert said in record["caption"]
-    assert "eval-protocol" not in record["caption"]
+    np.testing.assert_allclose([row[2] for row in record["panels"][0]["frame"]["data"]], values)
 
 
 def test_stragglers_and_online_clients_stand_apart(tmp_path, monkeypatch):
     (runs,) = finished("fedas", "4", tmp_path)
     monkeypatch.setattr("pfl_jax.simulate.stragglers", lambda key, clients, share: np.arange(clients) % 2 == 0)
-    bars = compose([runs]).panels[0]
-    online, slow = bars.groups["online clients"], bars.groups["stragglers"]
-    assert (list(online), list(slow)) == ([str(i) for i in range(1, 20, 2)], [str(i) for i in range(0, 20, 2)])
+    _, draw, frame, _ = compose([runs]).panels[0]
     weights = info(20, 20)["weights"][::-1]
-    np.testing.assert_allclose([list(online.values()), list(slow.values())], [weights[1::2], weights[::2]])
-    assert bars.level == 1 / 20
+    for name, first in (("online clients", 1), ("stragglers", 0)):
+        assert frame[name].dropna().to_dict() == pytest.approx({i: weights[i] for i in range(first, 20, 2)})
+    assert draw.keywords["level"] == 1 / 20
 
 
 def test_head_weights_are_shown_group_by_group():
     assert heat_rounds(range(1, 51)) == [1, 20, 50]
     assert (heat_rounds([1]), heat_rounds([7, 14, 20])) == ([1], [7, 20])
     group = np.arange(7) % 3
-    matrix, blocks = by_group((group[:, None] == group).astype(float), 3)
+    frame, blocks = by_group((group[:, None] == group).astype(float), 3)
     assert blocks == [3, 2, 2]
-    np.testing.assert_array_equal(matrix, jax.scipy.linalg.block_diag(*[np.ones((size, size)) for size in blocks]))
+    np.testing.assert_array_equal(frame, jax.scipy.linalg.block_diag(*[np.ones((size, size)) for size in blocks]))
 
 
 def test_head_weights_are_of_the_clients_and_their_statistics_are_said(tmp_path):
     (runs,) = finished("fedpac", "2", tmp_path, seeds=2)
     # Ten classes are five groups.
     expected, _ = by_group(info(20, 1)["head_weights"][::-1, ::-1], 5)
-    np.testing.assert_allclose(compose([runs]).panels[0].matrix, expected)
+    np.testing.assert_allclose(compose([runs]).panels[0].frame, expected)
     words = ("--covariance", "empirical")
     (asked,) = finished("fedpac", "2", tmp_path / "asked", is_real=True, words=words)
     assert "Not the paper's setting, but --covariance empirical." in compose([asked]).caption
@@ -247,14 +293,15 @@ def test_fisher_information_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.undo()
     words = ["--paper", "fedas", "--figure", "3", "--dataset", "digits", *SMALL, "--out", str(tmp_path)]
     assert main(words) == 0
-    replaced, growth = json.loads((tmp_path / "fedas-figure-3.json").read_text())["panels"]
-    at_random, highest = replaced["series"]
-    assert highest["label"] == "highest Fisher information"
+    panels = json.loads((tmp_path / "fedas-figure-3.json").read_text())["panels"]
+    replaced, growth = (pd.DataFrame(**panel["frame"]) for panel in panels)
+    accuracies = {name: rows["accuracy in %"].tolist() for name, rows in replaced.groupby("line")}
+    at_random, highest = accuracies["random parameters"], accuracies["highest Fisher information"]
     # Nothing replaced: the clients' own models, which the run has evaluated as `trained`.
     trained = stored_runs.read(tmp_path / "digits-fedas" / "seed-0").accuracy("trained", "last", "examples")
-    assert highest["y"][0] == at_random["y"][0] == pytest.approx(trained, abs=1e-3)
+    assert highest[0] == at_random[0] == pytest.approx(trained, abs=1e-3)
     # Replaced parameters are other ones.
-    assert highest["y"] != at_random["y"]
-    assert min(highest["y"]) < highest["y"][0]
-    assert growth["series"][0]["x"] == [1, 2]
-    assert min(growth["series"][0]["y"]) > 0
+    assert highest != at_random
+    assert min(highest) < highest[0]
+    assert growth["round"].tolist() == [1, 2]
+    assert growth.iloc[:, 2].min() > 0

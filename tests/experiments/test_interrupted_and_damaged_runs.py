@@ -11,12 +11,12 @@ from bad_input import RUN, experiment_of, untrained
 from interrupts import ask_to_stop
 from rich.console import Console
 
-from experiments.cli.command import RunCommand, main
+from experiments.cli.command import main, parse
+from experiments.commands.sweep import main as sweep
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
 from experiments.run import build, memory, outcome, records, resume, run, together
 from experiments.run.run import run_cell
-from experiments.sweep.__main__ import main as sweep
 from pfl_jax import InvalidInput, simulate
 
 WORDS = [*RUN.split(), "--checkpoint-every", "1"]
@@ -198,10 +198,10 @@ def test_an_interrupted_cell_goes_on_as_the_new_command_says(rounds, tmp_path):
     folder = tmp_path / "run"
     rounds[3] = fail(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        run_cell(RunCommand("digits", tuple(WORDS)).spec(), folder, Console())
+        run_cell(parse("digits", WORDS), folder, Console())
     rounds.clear()
     words = [*RUN.split(), "--checkpoint-every", "3", "--keep-state", "always", "--plot"]
-    run_cell(RunCommand("digits", tuple(words)).spec(), folder, Console())
+    run_cell(parse("digits", words), folder, Console())
     assert logged(folder) == [1, 2, 3]
     assert {"curves.png", "checkpoints"} <= {path.name for path in folder.iterdir()}
 
@@ -236,12 +236,13 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
 def test_another_version_is_told(monkeypatch):
     versions, said = {"pfl_jax": "bb", "device": "cpu", "chunk": 2}, []
     own = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.10.1"} | versions}
-    stored = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.9.0"} | versions | {"pfl_jax": "aa"}}
+    # Of other sources `resume.record_code` tells.
+    stored = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.9.0"} | versions | {"pfl_jax": "aa", "chunk": 1}}
     monkeypatch.setattr(records, "identity", lambda experiment: own)
     records.check_identity(stored, None, "run", said.append)
     assert said == [
-        "Note: jax 0.9.0 then and 0.10.1 now, pfl_jax aa then and bb now: results may differ in their last bits from "
-        "an uninterrupted run's."
+        "Note: chunk 1 then and 2 now, jax 0.9.0 then and 0.10.1 now: results may differ in their last bits from an "
+        "uninterrupted run's."
     ]
     records.check_identity(own, None, "run", said.append)
     assert len(said) == 1

@@ -13,10 +13,10 @@ from trees import assert_flat
 
 from experiments import export
 from experiments.cli.command import main
+from experiments.commands import report_charts as charts
+from experiments.commands.report import main as main_of_report
 from experiments.export import load_run, load_runs
 from experiments.folder import stored_runs
-from experiments.report import models
-from experiments.report.__main__ import main as main_of_report
 from experiments.run import memory
 from pfl_jax import InvalidInput
 
@@ -109,7 +109,6 @@ def test_results_of_one_round_are_not_taken_for_the_state_of_another(tmp_path, f
 
 
 def test_a_table_of_runs(tmp_path, fedrep, local):
-    pytest.importorskip("pandas")
     shutil.copytree(local, tmp_path / "runs/one")
     made(tmp_path / "runs/two", "--method", "fedprox", "--seed", "1")
     rows = load_runs(tmp_path / "runs", fedrep).to_dict("records")
@@ -124,12 +123,10 @@ def test_a_table_of_runs(tmp_path, fedrep, local):
 
 
 def test_features_of_the_clients_are_drawn_by_principal_components(local, tmp_path):
-    groups, _ = stored_runs.group([stored_runs.read(local)])
-    (chart,) = models.features(groups, trust=False)
-    (panel,) = chart.panels
-    loaded, points = load_run(local), panel.points
-    assert panel.names == [f"client {client}" for client in range(4)]
-    assert [list(classes) for classes in panel.classes] == [loaded.client_data(c).y.tolist() for c in range(4)]
+    (chart,) = charts.features(stored_runs.grouped(local)[0])
+    frame, loaded = chart.panels[0].frame, load_run(local)
+    classes = {client: rows["class"].tolist() for client, rows in frame.groupby("client")}
+    assert classes == {client: loaded.client_data(client).y.tolist() for client in range(4)}
     features = [
         np.asarray(loaded.model.features(loaded.params(client)["backbone"], loaded.client_data(client).x))
         for client in range(4)
@@ -137,11 +134,11 @@ def test_features_of_the_clients_are_drawn_by_principal_components(local, tmp_pa
     centred = np.concatenate(features) - np.concatenate(features).mean(0)
     # As far apart as their two largest directions say; signs are free.
     sizes = np.linalg.svd(centred, compute_uv=False)[:2]
-    np.testing.assert_allclose(np.linalg.norm(np.concatenate(points), axis=0), sizes, rtol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(frame.iloc[:, :2], axis=0), sizes, rtol=1e-3)
     assert main_of_report([str(local), "--features", "--out", str(tmp_path / "r.html")]) == 0
     assert "colors are classes" in (tmp_path / "r.html").read_text()
     shutil.copytree(local, tmp_path / "stateless", ignore=shutil.ignore_patterns("checkpoints"))
-    (note,) = models.features(stored_runs.group([stored_runs.read(tmp_path / "stateless")])[0], trust=False)
+    (note,) = charts.features(stored_runs.grouped(tmp_path / "stateless")[0])
     assert (note.panels, "kept no state" in note.caption) == ([], True)
 
 

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 from trees import assert_same
 
-from experiments.cli.command import RunCommand, main, parse
-from experiments.folder.cached import inspect
-from experiments.identity import relevant_options
+from experiments.cli.command import main, parse
+from experiments.folder.reuse import inspect
 from experiments.partition import main as partition
 from experiments.run import build
+from experiments.spec.identity import relevant_options
 from pfl_jax.errors import InvalidInput
 from pfl_jax.schedules import at_round
 from pfl_jax.tasks import MULTI_LABEL, NEXT_SYMBOL
@@ -49,15 +49,15 @@ def test_femnist_from_the_files_to_the_results(leaf, capsys):
     assert config["options"]["data"] == str(leaf)
     assert "3 clients with 5 to 7 training examples, participation 1, natural" in capsys.readouterr().out
     # Files and how much of them is read are what makes a run.
-    same = RunCommand("femnist", tuple(SMALL))
-    assert inspect(same.spec(), "run") == "finished"
-    assert {"num_clients", "train_size", "test_size", "data_digest"} <= relevant_options(same.spec()).keys()
+    same = parse("femnist", SMALL)
+    assert inspect(same, "run") == "finished"
+    assert {"num_clients", "train_size", "test_size", "data_digest"} <= relevant_options(same).keys()
     with pytest.raises(InvalidInput, match="--train-size None, not 5"):
-        inspect(RunCommand("femnist", (*SMALL, "--train-size", "5")).spec(), "run")
+        inspect(parse("femnist", [*SMALL, "--train-size", "5"]), "run")
     for file in (leaf / "test").iterdir():
         file.write_text(file.read_text() + " ")
     with pytest.raises(InvalidInput, match="on data with the digest"):
-        inspect(same.spec(), "run")
+        inspect(same, "run")
 
 
 def test_rows_and_clients_are_limited(leaf):
@@ -122,4 +122,4 @@ def test_hospitals_need_no_data_where_the_package_is_installed(tmp_path, monkeyp
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["data"]["client_names"] == list(hospitals)
     assert config["options"]["data"] == str(folder / "data" / "heart_disease_uci.csv")
-    assert inspect(RunCommand("heart", tuple(words)).spec(), "run") == "finished"
+    assert inspect(parse("heart", words), "run") == "finished"

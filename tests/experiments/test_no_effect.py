@@ -3,16 +3,17 @@
 import io
 
 import jax
+import numpy as np
 import pytest
 from rich.console import Console
 
 from experiments.cli.command import parse
-from experiments.fields import flag
-from experiments.hyper_parameters import defaults, unread_by_method
-from experiments.identity import fixed_rounds, notes, relevant_options
-from experiments.options import Options
 from experiments.run import build
-from experiments.spec import SYNONYMS
+from experiments.run.rounds import visits
+from experiments.spec.hyper_parameters import defaults, unread_by_method
+from experiments.spec.identity import fixed_rounds, notes, relevant_options
+from experiments.spec.option_notes import flag
+from experiments.spec.options import SYNONYMS, Options
 from pfl_jax import InvalidInput, validation
 from pfl_jax.methods import METHODS, annotations, make_method
 from pfl_jax.validation import ReadWith, literals
@@ -30,12 +31,12 @@ CASES = [
     ("fedpac", "--solver osqp --no-collaboration", "--no-collaboration"),
     ("knn_per", "--held-out 0.3", None),
     ("knn_per", "--held-out 0.3 --mixing 0.5", "--mixing 0.5"),
-    ("fedcac", "--collaboration-rounds 9 --share 0", "--share 0"),
-    ("fedtgp", "--server-lr 0.1 --server-epochs 0", "--server-epochs 0"),
+    ("fedcac", "--collaboration-rounds 9 --share 0", "without --share"),
+    ("fedtgp", "--server-lr 0.1 --server-epochs 0", "without --server-epochs"),
     ("fedtgp", "--server-batch-size 5", None),
     ("per_fedavg", "--delta 0.1", None),
     ("per_fedavg", "--delta 0.1 --meta-gradient first_order", "--meta-gradient first_order"),
-    ("fedavg", "--server-tau 0.1", "--server-optimizer None"),
+    ("fedavg", "--server-tau 0.1", "without --server-optimizer"),
     ("fedavg", "--server-tau 0.1 --server-optimizer sgd", "--server-optimizer sgd"),
     ("fedavg", "--server-tau 0.1 --server-optimizer yogi", None),
     ("fedavg", "--size-choices 30 60 --partition iid", None),
@@ -194,3 +195,17 @@ def test_other_tools_names_lead_to_options_that_exist():
             with pytest.raises(InvalidInput) as caught:
                 parse("digits", ["--method", "fedavg", flag(name), "3"])
             assert flag(here) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "visited"),
+    [
+        ("--epochs 2", [60, 14, 50]),
+        ("--epochs 2 --drop-last", [60, 14, 40]),
+        # Three, one and three mini-batches are an epoch.
+        ("--local-steps 4", [40, 28, 35]),
+    ],
+)
+def test_a_client_visits_its_examples_in_every_epoch(words, visited):
+    spec = parse("digits", ["--batch-size", "10", *words.split()])
+    assert visits(spec, np.array([30, 7, 25])).tolist() == visited

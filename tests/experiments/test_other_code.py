@@ -7,19 +7,20 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, write_run
 
-from experiments.cli.command import RunCommand
 from experiments.cli.command import main as run_alone
+from experiments.commands import report_tables, sweep, tables
 from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG
 from experiments.run import run
-from experiments.sweep import __main__ as sweep
-from experiments.tables import __main__ as tables
+from experiments.spec.spec import Spec
 from pfl_jax import InvalidInput
+from pfl_jax.frames import find_runs
 
 pytestmark = pytest.mark.without_f1_auc
 
 SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--rounds", "2", "--no-compilation-cache"]
+DIGEST = version.own_version()
 SWEEP = ["--dataset", "digits", "--method", "local", *SMALL]
 TABLE = ["--paper", "fedpac", "--table", "5", "--dataset", "fashion_mnist", "--method"]
 
@@ -46,7 +47,7 @@ def test_what_builds_a_run_counts_and_what_reads_it_does_not(tmp_path, monkeypat
     shutil.copytree(version.EXPERIMENTS, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(version, "EXPERIMENTS", copy)
     digests = [version.building_version.__wrapped__()]
-    for name in ("report/page.py", "run/build.py", "presets.py", "run/together.py"):
+    for name in ("commands/report_page.py", "run/build.py", "spec/presets.py", "run/together.py"):
         (copy / name).write_text((copy / name).read_text() + "# edited\n")
         digests.append(version.building_version.__wrapped__())
     assert digests[0] == digests[1]
@@ -56,35 +57,33 @@ def test_what_builds_a_run_counts_and_what_reads_it_does_not(tmp_path, monkeypat
 def test_each_part_of_the_code_is_compared(tmp_path, edit):
     write_run(tmp_path / "run")
     config = read_config(tmp_path / "run")
-    assert not any(version.by_other_code(config, trust) for trust in ("sources", "version", "all"))
+    assert not any(version.by_other_code(config, compared) for compared in ("sources", "version"))
     for changed, others in (
-        (config | {"versions": {}}, (True, False, False)),
-        (config | {"versions": config["versions"] | {"experiments": "edited"}}, (True, False, False)),
-        (config | {"versions": config["versions"] | {"pfl_jax": "edited"}}, (True, False, False)),
-        (config | {"method_version": 9}, (False, True, False)),
-        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"pfl_jax": "edited"}]}, (True, False, False)),
-        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"method_version": 9}]}, (False, True, False)),
+        (config | {"versions": {}}, (True, False)),
+        (config | {"versions": config["versions"] | {"experiments": "edited"}}, (True, False)),
+        (config | {"versions": config["versions"] | {"pfl_jax": "edited"}}, (True, False)),
+        (config | {"method_version": 9}, (False, True)),
+        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"pfl_jax": "edited"}]}, (True, False)),
+        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"method_version": 9}]}, (False, True)),
         # The number of a user's own method does not exist.
-        (config | {"options": {"method": "mine.py:mine"}, "versions": {}}, (True, True, False)),
+        (config | {"options": {"method": "mine.py:mine"}, "versions": {}}, (True, True)),
     ):
-        assert tuple(version.by_other_code(changed, trust) for trust in ("sources", "version", "all")) == others
+        assert tuple(version.by_other_code(changed, compared) for compared in ("sources", "version")) == others
 
 
-def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys):
+def test_a_sweep_never_averages_old_and_new_code(tmp_path, edit, capsys, monkeypatch):
     out = tmp_path / "sweep"
     assert sweep.main([*SWEEP, "--out", str(out)]) == 0
     before = (out / "runs" / "seed-0" / CONFIG).read_bytes()
     edit()
+    monkeypatch.setattr(version, "commit_of", lambda digest, newest: {DIGEST: "1a2b3c4d"}.get(digest))
     capsys.readouterr()
     assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out)]) == 2
     said = capsys.readouterr().err
-    assert f"1 of 2 runs in {out} are of other code than today's: --accept-other-code uses them" in said
+    assert f"1 of 2 runs in {out} are of other code than today's, of commit 1a2b3c4: another --out makes all" in said
     assert said.count("\n") == 1
     assert (out / "runs" / "seed-0" / CONFIG).read_bytes() == before
-    assert stored_runs.find([out]) == [out / "runs" / "seed-0"]
-    assert sweep.main([*SWEEP, "--seeds", "2", "--out", str(out), "--accept-other-code"]) == 0
-    assert (out / "runs" / "seed-0" / CONFIG).read_bytes() == before
-    assert read_config(out / "runs" / "seed-1")["versions"]["pfl_jax"] == "edited"
+    assert find_runs(out) == [out / "runs" / "seed-0"]
 
 
 # Tables and figures.
@@ -94,33 +93,32 @@ def test_a_part_of_a_table_does_not_show_what_other_code_made(runs, tmp_path, ed
     words = ["--out", str(tmp_path / "table")]
     assert tables.main([*TABLE, "local", *words]) == 0
     edit()
-    for more, seeds in (([], 0), (["--accept-other-code"], 1)):
-        assert tables.main([*TABLE, "fedavg_ft", *words, *more]) == 0
-        places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
-        assert sum(place["seeds"] for place in places if place["method"] == "local") == seeds
+    assert tables.main([*TABLE, "fedavg_ft", *words]) == 0
+    places = json.loads((tmp_path / "table" / "table.json").read_text())["places"]
+    assert [place["method"] for place in places if place["seeds"]] == ["fedavg_ft"]
 
 
 def test_a_cell_by_itself_is_refused(tmp_path, edit):
     write_run(tmp_path / "run", ("--method", "local"))
     edit()
     with pytest.raises(InvalidInput, match="made by other code"):
-        run.run_cell(RunCommand("digits", ("--method", "local")).spec(), tmp_path / "run", Console())
+        run.run_cell(Spec.of("digits", method="local"), tmp_path / "run", Console())
 
 
 # Single runs.
 
 
-def test_resume_refuses_a_run_of_other_code_unless_told(tmp_path, edit, monkeypatch, capsys):
+def test_a_run_that_is_resumed_by_other_code_says_so(tmp_path, edit, capsys):
     words = ["--method", "local", *SMALL, "--rounds", "3", "--checkpoint-every", "1", "--out", str(tmp_path / "run")]
     assert run_alone("digits", words) == 0
     edit()
     capsys.readouterr()
-    longer = ["--resume", str(tmp_path / "run"), "--rounds", "4"]
-    assert run_alone("digits", longer) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "other code than today's began the run; --accept-other-code resumes it" in said
-    assert run_alone("digits", [*longer, "--accept-other-code"]) == 0
+    assert version.note_on_code(read_config(tmp_path / "run")) == ""
+    assert run_alone("digits", ["--resume", str(tmp_path / "run"), "--rounds", "4"]) == 0
+    group = stored_runs.Group("local", (stored_runs.read(tmp_path / "run"),))
+    assert report_tables.versions({"": [group]})[1]["pfl_jax"] == f"{DIGEST}, then edited"
+    note = "Note: its last rounds are of other code than its first ones, see resumed_by in"
+    assert " ".join(capsys.readouterr().out.split()).count(note) == 2
     config = read_config(tmp_path / "run")
     assert config["options"]["rounds"] == 4
     assert [one["pfl_jax"] for one in config["resumed_by"]] == ["edited"]

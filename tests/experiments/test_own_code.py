@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import export, own_code
-from experiments.cli import command
-from experiments.cli.command import RunCommand, main, parse
+from experiments import export
+from experiments.cli.command import main, parse
+from experiments.commands.report import main as report
 from experiments.folder import stored_runs
-from experiments.folder.cached import inspect
-from experiments.identity import relevant_options
-from experiments.report.__main__ import main as report
+from experiments.folder.reuse import inspect
 from experiments.run.models import own_model
 from experiments.run.resume import resumed
+from experiments.spec import own_code
+from experiments.spec.identity import relevant_options
 from pfl_jax import InvalidInput
 
 pytestmark = pytest.mark.without_f1_auc
@@ -87,7 +87,6 @@ def here(tmp_path, monkeypatch):
 
 def forget():
     own_code._load.cache_clear()
-    command._parsed.cache_clear()
 
 
 def test_options_and_help_are_those_of_its_factory(here, capsys):
@@ -123,7 +122,7 @@ def test_an_option_of_several_numbers_is_theirs(here):
     assert main("digits", ["--method", "mine.py:slow", *SMALL, "--layers", "4", "5", "--out", "run"]) == 0
     (here / "run" / "summary.json").unlink()
     forget()
-    request = parse("digits", ["--resume", "run", "--trust"])
+    request = parse("digits", ["--resume", "run", "--method", "mine.py:slow"])
     assert resumed(request).hyper_parameters["layers"] == (4, 5)
 
 
@@ -134,7 +133,7 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
     (here / "executed").unlink()
     forget()
     longer, model = ["--resume", "run", "--rounds", "3"], ["run", "--to", "model.safetensors"]
-    why = r"--method is .*mine\.py:slow with the digest [0-9a-f]{12}, which is not executed unasked: read that file"
+    why = r"--method is a file of your own, which is executed only if you name it: read it, then give --method .*:slow"
     for refused in (lambda: main("digits", longer), lambda: export.main(model)):
         assert refused() == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -148,23 +147,25 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
     for edited, says in (
         (config | {"own_code": {}}, "mine.py:slow as --method, without the digest of its text"),
         (other, "mine.py:slow as --model, without the digest of its text"),
-        (config | {"options": config["options"] | {"trust": True}}, "which is not executed unasked"),
+        (config | {"options": config["options"] | {"trust": True}}, "which is executed only if you name it"),
     ):
         (here / "run/config.json").write_text(json.dumps(edited))
-        words = [*longer, *["--trust"] * ("executed" not in says)]
-        assert main("digits", words) == 2
+        assert main("digits", longer) == 2
         assert says in capsys.readouterr().err
     assert not (here / "executed").exists()
     (here / "run/config.json").write_text(json.dumps(config))
-    # With the command's leave, or where it names the file itself.
+    # Where the command names the file itself.
     forget()
-    assert resumed(parse("digits", [*longer, "--trust"])).method == str(here / "mine.py:slow")
+    assert export.load_run("run", method="mine.py:slow").summary["method"] == "mine.py:slow"
     (here / "elsewhere").mkdir()
     (here / "mine.py").rename(here / "elsewhere/mine.py")
     forget()
     found = resumed(parse("digits", [*longer, "--method", "elsewhere/mine.py:slow"]))
     assert found.method == "elsewhere/mine.py:slow"
     assert (here / "executed").exists()
+    (here / "elsewhere/mine.py").write_text(METHOD)
+    with pytest.raises(InvalidInput, match=r"began with another text of .*mine\.py, its --method"):
+        export.load_run("run", method="elsewhere/mine.py:slow")
 
 
 def test_a_report_executes_nothing(here):
@@ -183,17 +184,17 @@ def test_a_report_executes_nothing(here):
 def test_a_finished_run_of_another_text_is_not_taken_for_it(here):
     words = ("--method", "mine.py:slow", *SMALL)
     assert main("digits", [*words, "--out", "run"]) == 0
-    assert inspect(RunCommand("digits", words).spec(), here / "run") == "finished"
+    assert inspect(parse("digits", words), here / "run") == "finished"
     # The folder of the file does not matter.
     (here / "deeper").mkdir()
     (here / "mine.py").rename(here / "deeper/mine.py")
     forget()
     moved = ("--method", "deeper/mine.py:slow", *SMALL)
-    assert inspect(RunCommand("digits", moved).spec(), here / "run") == "finished"
+    assert inspect(parse("digits", moved), here / "run") == "finished"
     (here / "deeper/mine.py").write_text(METHOD.replace("new - old", "2 * (new - old)"))
     forget()
     with pytest.raises(InvalidInput, match=r"made with another text of mine\.py:slow"):
-        inspect(RunCommand("digits", moved).spec(), here / "run")
+        inspect(parse("digits", moved), here / "run")
 
 
 def test_the_head_of_a_flax_module_is_named_on_the_command_line(tmp_path, capsys):

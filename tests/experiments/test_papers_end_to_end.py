@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from experiments.figures import __main__ as figures
+from experiments.commands import figures, tables
 from experiments.papers import published, settings
-from experiments.tables import __main__ as tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.without_f1_auc]
 

@@ -11,12 +11,12 @@ import pytest
 from experiments.cli import parser
 from experiments.cli.command import main
 from experiments.cli.parser import MAX_COLUMNS
-from experiments.fields import Argument, flag
 from experiments.folder.run_folder import slug
-from experiments.hyper_parameters import entries, method_options
-from experiments.options import GROUPS, Options, names_of
 from experiments.show.tables import Table, markdown, page
-from experiments.spec import SELECTION
+from experiments.spec.hyper_parameters import entries, method_options
+from experiments.spec.option_notes import Argument, flag
+from experiments.spec.options import GROUPS, Options, names_of
+from experiments.spec.spec import SELECTION
 from pfl_jax.validation import Count
 
 

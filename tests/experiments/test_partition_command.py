@@ -1,6 +1,5 @@
 """`python -m experiments.partition` and `--partition FILE`: a run takes exactly the rows of the file."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -8,12 +7,12 @@ import pytest
 from rich.console import Console
 from trees import assert_same
 
-from experiments.cli.command import RunCommand, main, parse
-from experiments.folder.cached import inspect
-from experiments.identity import relevant_options
-from experiments.partition import main as partition
-from experiments.partition import picture
+from experiments.cli.command import main, parse
+from experiments.commands.partition import main as partition
+from experiments.commands.partition import picture
+from experiments.folder.reuse import inspect
 from experiments.run import build
+from experiments.spec.identity import relevant_options
 from pfl_jax.data import load, partition_files
 from pfl_jax.errors import InvalidInput
 
@@ -52,15 +51,15 @@ def test_the_file_is_part_of_the_run(file, tmp_path, monkeypatch, capsys):
     # The same from another folder; the number of clients and the options of partitions are not asked about.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    same = RunCommand("digits", ("--partition", "../parts.json", "--num-clients", "6", "--beta", "7", *RUN))
-    assert inspect(same.spec(), tmp_path / "run") == "finished"
-    assert not relevant_options(same.spec()).keys() & {"num_clients", "beta", "train_size", "s"}
+    same = ["--partition", "../parts.json", "--num-clients", "6", "--beta", "7", *RUN]
+    assert inspect(parse("digits", same), tmp_path / "run") == "finished"
+    assert not relevant_options(parse("digits", same)).keys() & {"num_clients", "beta", "train_size", "s"}
     # Another text is another run.
     content = json.loads(file.read_text())
     content["clients"][0]["train"].pop()
     file.write_text(json.dumps(content))
     with pytest.raises(InvalidInput, match=r"made with another text of parts\.json"):
-        inspect(dataclasses.replace(same, arguments=(*same.arguments, "--s", "3")).spec(), tmp_path / "run")
+        inspect(parse("digits", [*same, "--s", "3"]), tmp_path / "run")
     assert main("digits", ["--resume", "../run", "--rounds", "2"]) == 2
     assert "its --partition: bring that back" in capsys.readouterr().err
 
@@ -93,10 +92,10 @@ def test_a_draw_that_had_to_be_completed_is_told_in_one_line(tmp_path, monkeypat
 def test_the_picture_shows_classes_by_clients(file):
     digits = load("digits")
     parts = partition_files.load(file, digits)
-    (heat,) = picture(digits, parts, "parts").panels
-    assert np.shape(heat.matrix) == (10, 6)
-    assert np.sum(heat.matrix, axis=0).tolist() == [len(rows) for rows in parts.train]
-    assert heat.matrix[3][2] == (digits.train_y[parts.train[2]] == 3).sum()
+    ((_, _, frame, _),) = picture(digits, parts, "parts").panels
+    assert frame.shape == (10, 6)
+    assert frame.sum().tolist() == [len(rows) for rows in parts.train]
+    assert frame.loc[frame.index[3], 2] == (digits.train_y[parts.train[2]] == 3).sum()
     assert partition(["--partition", "parts.json", "--picture", "parts.png"]) == 0
     assert file.with_name("parts.png").read_bytes().startswith(b"\x89PNG")
 

@@ -4,14 +4,16 @@ import dataclasses
 
 import pytest
 
-from experiments import DATASETS, presets
-from experiments.choices import PRETRAINED
-from experiments.cli.command import RunCommand, parse
-from experiments.fields import assignments, option_words
-from experiments.hyper_parameters import method_options
-from experiments.options import Options
+from experiments import DATASETS
+from experiments.cli.command import parse
 from experiments.papers import published, settings
-from experiments.presets import DEFAULT_PRESET
+from experiments.spec import presets
+from experiments.spec.choices import PRETRAINED
+from experiments.spec.hyper_parameters import method_options
+from experiments.spec.option_notes import assignments
+from experiments.spec.options import Options
+from experiments.spec.presets import DEFAULT_PRESET
+from experiments.spec.spec import Spec
 from pfl_jax.data import SPECS
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.methods import METHODS
@@ -93,7 +95,7 @@ def test_embedded_data_shrinks_what_was_not_given():
         ("cifar100", "--method fedas", 52.41),
         ("cifar100", "--method fedas --procedure print", 52.41),
         # FedAvg-P as released, and as printed.
-        ("cifar100", "--method fedavg", 27.61),
+        ("cifar100", "--method fedavg --procedure release", 27.61),
         ("cifar100", "--method fedavg_ft --procedure print", 27.61),
         # A method has the preset of its own paper.
         ("cifar10", "--method fedas", 89.92),
@@ -137,9 +139,8 @@ OTHERS = {
         | --partition pathological --method fedem | --preset fedas --method fedper --augment
         | --preset fedas --method fedper --shift labels | --pixel-normalization fedas
         | --preset fedas --method fedper --pixel-normalization fedpac""",
-    # Batches as printed with the alignment of the release; an average over fewer rounds; another procedure's method.
-    "cifar100": """--method fedas --no-drop-last --shuffle | --method fedas --eval-every 5
-        | --method fedavg --procedure print""",
+    # Batches as released with the alignment as printed; the best of fewer rounds; another procedure's method.
+    "cifar100": """--method fedas --drop-last --no-shuffle | --method fedper --eval-every 5 | --method fedavg""",
     "digits": "",
 }
 
@@ -186,20 +187,17 @@ def test_every_published_accuracy_has_one_place_and_a_known_setting():
 
 
 @pytest.mark.parametrize("setting", settings.SETTINGS)
-def test_every_setting_is_a_command_line(setting):
+def test_every_setting_is_a_run(setting):
     row = next(row for row in ROWS if row.setting == setting and row.dataset in DEFAULT_PRESET)
-    options = parse(row.dataset, row.arguments)
+    options = row.spec()
     assert (options.num_clients, options.preset) == (row.clients, settings.PAPERS[row.paper].preset)
 
 
 @pytest.mark.parametrize("method", dict.fromkeys(row.method for row in ROWS))
-def test_every_method_is_a_command_line(method):
+def test_every_method_is_a_run(method):
     rows = [row for row in ROWS if row.method == method and row.dataset in DEFAULT_PRESET]
-    # What is added to a setting's words does not depend on the setting, so that one of them will do.
-    own = {" ".join(row.arguments).replace(settings.SETTINGS[row.setting], "").partition("--num")[0] for row in rows}
-    assert len(own) == len({settings.PAPERS[row.paper].preset for row in rows})
     row = next(row for row in rows if row.setting == "grouped s=20" or "beta" in row.setting)
-    request = parse(row.dataset, row.arguments)
+    request = row.spec()
     assert request.method == settings.method_name(method, row.procedure)
     expected = {"fedem_3": ("learners", 3), "fedem_ft_5": ("learners", 5), "hypcluster_5": ("clusters", 5)}.get(method)
     if expected:
@@ -219,17 +217,15 @@ def test_a_run_finds_its_published_figure(name, table, method):
     row = next(row for row in rows if row.dataset in DEFAULT_PRESET)
     # FedAS's by both of its procedures.
     for name in presets.PROCEDURES if row.procedure else [""]:
-        found = published.find(RunCommand.of(row._replace(procedure=name), seed=3).spec(), is_real=True)
+        found = published.find(dataclasses.replace(row._replace(procedure=name).spec(), seed=3), is_real=True)
         assert found is not None
         assert found.accuracy_percent == row.accuracy_percent
 
 
 def test_a_mixture_of_the_print_and_the_release_is_not_the_papers():
     row = next(row for row in ROWS if (row.paper, row.table, row.method) == ("fedas", 4, "fedas"))
-    printed = RunCommand.of(row._replace(procedure="print"))
+    printed = row._replace(procedure="print")
     assert published.find(printed.spec(), is_real=True) is not None
-    # As printed, with the batches of the release; and all but the alignment in place.
-    for words in (("--drop-last", "--no-shuffle"), presets.PROCEDURES["release"].fedas):
-        more = words if isinstance(words, tuple) else option_words(words)
-        cell = dataclasses.replace(printed, arguments=(*printed.arguments, *more))
-        assert published.find(cell.spec(), is_real=True) is None
+    # As printed, with the batches of the release; and its options of FedAS, but not its batches.
+    for more in ({"drop_last": True, "shuffle": False}, presets.PROCEDURES["release"].of_method["fedas"]):
+        assert published.find(Spec.of(row.dataset, **printed.options | more), is_real=True) is None

@@ -12,11 +12,12 @@ from rich.console import Console
 from run_folders import write_run
 from test_command_line import SMALL
 
-from experiments.cli.command import RunCommand, main, parse
+from experiments.cli.command import main, parse
 from experiments.export import load_run
-from experiments.folder.cached import inspect
+from experiments.folder.reuse import inspect
 from experiments.run import rounds, run
 from experiments.run.run import run_cell
+from experiments.spec.spec import Spec
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 
@@ -38,7 +39,7 @@ def results(folder):
 def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path, monkeypatch):
     words = ["--method", "local", "--rounds", "6", *SMALL, "--eval-every", "6", "--checkpoint-every", "6"]
     words.append("--no-compilation-cache")
-    seen, add = [], rounds.Run.add
+    seen, add = [], rounds.ActiveRun.add
 
     def stopping(self, result, *times):
         add(self, result, *times)
@@ -48,20 +49,20 @@ def test_sigterm_lets_the_round_end_and_leaves_a_checkpoint(tmp_path, monkeypatc
 
     said, before = io.StringIO(), signal.getsignal(signal.SIGTERM)
     request = parse("digits", [*words, "--out", str(tmp_path / "run")])
-    monkeypatch.setattr(rounds.Run, "add", stopping)
+    monkeypatch.setattr(rounds.ActiveRun, "add", stopping)
     with pytest.raises(KeyboardInterrupt, match=r"before the first evaluation; --resume .* goes on after round 2"):
         run.run(request, Console(file=said))
-    monkeypatch.setattr(rounds.Run, "add", add)
+    monkeypatch.setattr(rounds.ActiveRun, "add", add)
     assert seen == [1, 2]
     assert "stopping after this round" in said.getvalue()
     assert signal.getsignal(signal.SIGTERM) is before
     assert Checkpoints(tmp_path / "run" / FOLDER).rounds() == [2]
     # As a cell of a table it goes on too.
-    cell = RunCommand("digits", tuple(words))
-    assert inspect(cell.spec(), tmp_path / "run") == "unfinished"
-    run_cell(cell.spec(), tmp_path / "run", Console(file=said))
+    cell = parse("digits", words)
+    assert inspect(cell, tmp_path / "run") == "unfinished"
+    run_cell(cell, tmp_path / "run", Console(file=said))
     assert "after round 2" in said.getvalue()
-    assert inspect(cell.spec(), tmp_path / "run") == "finished"
+    assert inspect(cell, tmp_path / "run") == "finished"
 
 
 @pytest.mark.parametrize("model", ["mlp,mlp", pytest.param("mlp,resnet8,resnet8_bn", marks=pytest.mark.slow)])
@@ -69,16 +70,16 @@ def test_a_run_of_several_networks_that_was_interrupted_ends_the_same(tmp_path, 
     words = ["--method", "lg_fedavg", "--model", model, "--features", "64", *SMALL]
     words += ["--rounds", "4", "--eval-every", "2", "--participation", "0.7", "--keep-state", "always"]
     assert main("digits", [*words, "--out", str(tmp_path / "whole")]) == 0
-    add = rounds.Run.add
+    add = rounds.ActiveRun.add
 
     def stopping(self, result, *times):
         add(self, result, *times)
         if result.round == 3:
             ask_to_stop()
 
-    monkeypatch.setattr(rounds.Run, "add", stopping)
+    monkeypatch.setattr(rounds.ActiveRun, "add", stopping)
     assert main("digits", [*words, "--out", str(tmp_path / "cut")]) == 130
-    monkeypatch.setattr(rounds.Run, "add", add)
+    monkeypatch.setattr(rounds.ActiveRun, "add", add)
     assert Checkpoints(tmp_path / "cut" / FOLDER).rounds() == [3]
     assert main("digits", ["--resume", str(tmp_path / "cut")]) == 0
     assert results(tmp_path / "cut") == results(tmp_path / "whole")
@@ -100,18 +101,18 @@ def test_a_run_with_a_target_goes_on_by_the_protocol_that_ends_it(tmp_path, caps
     words = ["--resume", str(tmp_path / "run"), "--eval-protocol", "trained"]
     assert main("digits", words) == 2
     assert "the run has --eval-protocol received, not trained" in capsys.readouterr().err
-    cell = RunCommand("digits", ("--method", "fedper", "--target-accuracy", "99", "--eval-protocol", "trained"))
+    cell = Spec.of("digits", method="fedper", target_accuracy=99, eval_protocol="trained")
     with pytest.raises(InvalidInput, match="--eval-protocol received, not trained"):
-        inspect(cell.spec(), tmp_path / "run")
+        inspect(cell, tmp_path / "run")
 
 
 def test_real_data_that_the_package_brings_are_both_embedded_and_real(tmp_path):
     words = ("--method", "fedper", "--source", "embedded")
     write_run(tmp_path / "run", words, finished=False)
-    assert inspect(RunCommand("digits", words).spec(), tmp_path / "run") == "unfinished"
+    assert inspect(parse("digits", words), tmp_path / "run") == "unfinished"
     write_run(tmp_path / "files", words[:2], finished=False)
     with pytest.raises(InvalidInput, match=r"on digits \(files\), not --source embedded"):
-        inspect(RunCommand("digits", words).spec(), tmp_path / "files")
+        inspect(parse("digits", words), tmp_path / "files")
 
 
 @pytest.fixture(scope="module")

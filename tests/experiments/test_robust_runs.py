@@ -10,8 +10,8 @@ from scores import line_of, scores_of
 from experiments.cli.command import main, parse
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import ExampleCounts
-from experiments.identity import difference
 from experiments.run import run
+from experiments.spec.identity import difference
 from pfl_jax.privacy import gaussian_epsilon
 
 pytestmark = pytest.mark.without_f1_auc

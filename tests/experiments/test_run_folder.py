@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 from scores import line_of, scores_of
 
-from experiments.choices import PROTOCOLS
 from experiments.cli.command import parse
 from experiments.folder import load
 from experiments.folder.run_folder import (
@@ -34,6 +33,7 @@ from experiments.host.exit_codes import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
 from experiments.show.tables import Table, results_table
+from experiments.spec.choices import PROTOCOLS
 from pfl_jax import InvalidInput, RoundResult
 from pfl_jax.primitives.metrics import Summary
 from pfl_jax.tasks import CLASSIFICATION, REGRESSION
@@ -189,8 +189,8 @@ def test_the_table_shows_each_protocol_last_and_best():
 
 
 def test_a_mean_over_some_of_the_clients_says_so():
-    assert load.over([{"clients": 2}, {}], 2) == load.over([], 2) == ""
-    assert load.over([{"clients": 5}, {"clients": 8}, {"clients": 6}], 8) == "5 to 8 of 8 clients"
+    assert load.coverage_text([{"clients": 2}, {}], 2) == load.coverage_text([], 2) == ""
+    assert load.coverage_text([{"clients": 5}, {"clients": 8}, {"clients": 6}], 8) == "5 to 8 of 8 clients"
     history = [line(1, [0.4, 0.9], [NAN, 0.5]), line(2, [0.6, 0.5], [NAN, 0.4])]
     table = rows(results_table(history, CLASSIFICATION, "title", "received"))
     assert [(row[0], row[1], row[-1]) for row in table] == [
@@ -304,7 +304,7 @@ def experiment():
 def run_of(experiment, folder, counts=None):
     """A run of two clients with 30 and 10 test examples."""
     data = experiment.data._replace(test_count=np.array([30, 10]))
-    return rounds.Run(
+    return rounds.ActiveRun(
         dataclasses.replace(experiment, data=data), folder, counts or rounds.Totals(), track=lambda _: None
     )
 

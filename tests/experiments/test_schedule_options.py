@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.command import parse
-from experiments.hyper_parameters import FIRST_ROUND_ONLY, defaults, parse_schedule, real_numbers
 from experiments.run import build
+from experiments.spec.hyper_parameters import defaults, parse_schedule, read_at_init, real_numbers
 from pfl_jax import Settings
 from pfl_jax.data import federate, partition
 from pfl_jax.data.allocation import draw_sizes
@@ -45,9 +45,7 @@ def test_every_method_takes_a_schedule_of_each_real_number():
             request,
             method=name,
             hyper_parameters=values,
-            schedule=tuple(
-                f"{one}=cosine" for one in real_numbers(name, values) if one not in FIRST_ROUND_ONLY.get(name, ())
-            ),
+            schedule=tuple(f"{one}=cosine" for one in real_numbers(name, values) if one not in read_at_init(name)),
         )
         assert scheduled.schedule
         method = build.make_method(scheduled, dataset)

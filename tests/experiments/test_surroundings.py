@@ -165,11 +165,11 @@ def test_native_code_in_a_later_round_is_left_the_second_time(start):
 
 LEAVING = """
 import atexit, sys
-from experiments.host.exit_codes import leave
+from experiments.host.exit_codes import exit_process
 
 atexit.register(print, "on the way out")
 print("before")
-leave(int(sys.argv[1]))
+exit_process(int(sys.argv[1]))
 """
 
 
@@ -180,14 +180,24 @@ def test_an_interrupted_command_does_not_wait_for_xla_on_pythons_way_out(code, p
     assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
 
 
+def test_an_import_sets_nothing():
+    names = ("OPENBLAS_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL")
+    # jax sets the second one itself.
+    program = f"import os, jax, experiments.export; print(*map(os.environ.get, {names}))"
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "None 1\n"
+
+
 CHILDREN = ("child.py", "parts.py", "queued.py", "pfllib.py")
 """Programs that another one of ours starts, or that run elsewhere."""
 
 
 def test_every_command_leaves_like_that():
-    for path in sorted((ROOT / "experiments").rglob("*.py")):
+    for path in sorted(path for name in ("experiments", "lab") for path in (ROOT / name).rglob("*.py")):
         _, is_command, last = path.read_text().rpartition('\nif __name__ == "__main__":\n')
-        assert not is_command or "leave(main(" in last or path.name in CHILDREN, path
+        assert not is_command or "exit_process(main(" in last or path.name in CHILDREN, path
 
 
 @pytest.mark.slow

@@ -14,13 +14,13 @@ from scores import line_of, scores_of
 
 from experiments.cli.command import main, parse
 from experiments.folder.run_folder import TENSORBOARD, WANDB, ExampleCounts, RunFolder
-from experiments.identity import relevant_options
-from experiments.options import Options
-from experiments.own_code import function
 from experiments.run import build
 from experiments.run.records import configuration
 from experiments.run.resume import spec_of
 from experiments.run.trackers import open_trackers, scalars
+from experiments.spec.identity import relevant_options
+from experiments.spec.options import Options
+from experiments.spec.own_code import function
 from pfl_jax import InvalidInput
 
 BASE = {"method": "fedavg", "preset": "fedpac", "model": "mlp", "rounds": 3, "num_clients": 2, "participation": 1.0}

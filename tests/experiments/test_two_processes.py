@@ -14,8 +14,8 @@ from experiments.cli.command import main
 from experiments.folder import load, run_folder, stored_runs
 from experiments.folder.run_folder import METRICS, RunFolder, lock_run
 from experiments.run import build, run, together
-from experiments.run.run import Work, drive
-from experiments.spec import Spec
+from experiments.run.run import RunDriver, drive
+from experiments.spec.spec import Spec
 from pfl_jax import InvalidInput
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def test_a_sweep_changes_nothing_before_it_has_all_locks(tmp_path, monkeypatch):
         (tmp_path / name / METRICS).write_text('{"round": 1}\n{"round": 2}\n')
         specs.append(Spec.of("digits", resume=str(tmp_path / name)))
     group = together.Together.__new__(together.Together)
-    Work.__init__(group, specs)
+    RunDriver.__init__(group, specs)
     monkeypatch.setattr(together.Together, "build", refuse)
     with lock_run(tmp_path / "two"), pytest.raises(InvalidInput, match=r"another process is at work in .*two"):
         drive(group, Console(quiet=True))

@@ -10,7 +10,7 @@ from pages import block, executed
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
 
 from experiments.cli.command import main, parse
-from experiments.hyper_parameters import unread_by_method
+from experiments.spec.hyper_parameters import unread_by_method
 from pfl_jax import InvalidInput, LocalTraining, Settings, methods, simulate
 from pfl_jax.base import Privacy
 from pfl_jax.methods import make_method, recipes_of
@@ -140,7 +140,7 @@ def test_a_partial_in_a_file_has_help_ranges_and_conditions(mine, capsys):
     with pytest.raises(InvalidInput, match="--mu must not be negative"):
         parse("digits", ["--method", "mine.py:prox", "--mu", "-1"])
     request = parse("digits", ["--method", "mine.py:aligned", "--lam", "2"])
-    assert unread_by_method("mine.py:aligned", request.hyper_parameters)["lam"] == "--no-alignment"
+    assert unread_by_method("mine.py:aligned", request.hyper_parameters)["lam"] == "with --no-alignment"
     with pytest.raises(SystemExit):
         main("digits", ["--method", "mine.py:prox", "--help"])
     assert "FedProx: FedAvg with a proximal term" in capsys.readouterr().out

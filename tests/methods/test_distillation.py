@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from problems import CLASSES, FEATURES, received, tiny_federation, tiny_model
+from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method, tiny_model
 from trees import assert_flat, assert_same, flatten, row
 
-from pfl_jax import InvalidInput
+from pfl_jax import InvalidInput, Settings, simulate
 from pfl_jax.base import Cohort
 from pfl_jax.data import client_data
+from pfl_jax.engine.asynchronous import Timetable
 from pfl_jax.methods import fedgen, fedmrl
 from pfl_jax.methods.fedkd import low_rank
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key
@@ -30,6 +31,17 @@ def divergence(w, x, teacher):
     """Mean KL(teacher's probabilities || those of w)."""
     p = probabilities(teacher, x)
     return np.mean(np.sum(p * (np.log(p) - reference.log_softmax(reference.logits(w, x))), axis=1))
+
+
+def test_late_outputs_of_fd_count_as_they_are():
+    """A client takes its own outputs out of the sum: it must know with which weight they are in it."""
+    late = Timetable(np.array([[0, 1, 2]] * 3), np.array([[0, 0, 0], [0, 1, 0], [1, 0, 2]]), np.arange(3))
+    settings, data = Settings(rounds=3, timetable=late), tiny_federation(full.SIZES)
+    *_, last = simulate.run(tiny_method("fd"), data, settings, jax.random.key(4))
+    server, clients = last.state.server.plain, last.state.clients
+    np.testing.assert_array_equal(server.holders, np.sum(clients.held, axis=0))
+    total = np.sum(np.asarray(clients.held)[..., None] * clients.outputs, axis=0)
+    np.testing.assert_allclose(server.outputs * server.holders[:, None], total, rtol=1e-5, atol=1e-6)
 
 
 def test_fd():
@@ -246,14 +258,19 @@ def test_fedgen(shared):
     for number in range(2):
         trained = []
         for client, (x, y) in enumerate(full.training_examples()):
-            labels, noise = draw(fingerprint_key(jax.random.key(server.seed), fingerprint(data[client])))
-            z = generated(generator, noise, labels)
+            own_key = fingerprint_key(jax.random.key(server.seed), fingerprint(data[client]))
+            draws = [draw(jax.random.fold_in(own_key, step)) for step in range(full.EPOCHS)]
+            # Each step has other labels, also where every step has all examples.
+            assert len({tuple(labels) for labels, _ in draws}) == (full.EPOCHS if number else 1)
+            v, velocity = w if shared == "model" else {**own[client], **reference.part(w, "head")}, {}
+            for labels, noise in draws:
+                z = generated(generator, noise, labels)
 
-            def loss(v, now, x=x, y=y, z=z, labels=labels, number=number):
-                return reference.risk(v, x, y) + (alpha * of_features(v, z, labels) if number else 0)
+                def loss(v, x=x, y=y, z=z, labels=labels, number=number):
+                    return reference.risk(v, x, y) + (alpha * of_features(v, z, labels) if number else 0)
 
-            start = w if shared == "model" else {**own[client], **reference.part(w, "head")}
-            trained.append(full.fit(start, loss))
+                v = full.step(v, velocity, loss)
+            trained.append(v)
         key = jax.random.key(10 + number)
         results = [jax.jit(method.local)(key, server, *pair) for pair in zip(states, data, strict=True)]
         own, states = trained, [result.client for result in results]

@@ -1,9 +1,12 @@
 """Methods for low-rank adapters: their equations in float64 NumPy, and their limits, such as without adapters."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import adapted_model
 from trees import assert_same, distance
 
 from pfl_jax import LocalTraining, Settings, build, methods, models
@@ -20,11 +23,7 @@ from pfl_jax.wrappers.attacks import attacked
 
 TRAINING = LocalTraining(lr=0.1, batch_size=8, epochs=2)
 RANK, SCALE = 3, 2.0
-
-
-def adapted(rank=RANK):
-    """A perceptron with adapters on both layers of its backbone."""
-    return adapters.lora(models.mlp(SHAPE, 3, hidden=(6, 5)), SHAPE, rank=rank, alpha=SCALE * rank, targets="fc")
+adapted = functools.partial(adapted_model, RANK, SCALE)
 
 
 def played(factory, rounds=2, model=None, infos=None, **options):
@@ -207,6 +206,18 @@ def test_hetlora_truncates_weighs_by_norms_and_keeps_ranks():
         local(before.key, given, 1, data).personal for given in (before.server, before.server | {"backbone": more})
     )
     assert_same(one, same)
+
+
+@pytest.mark.parametrize("name", ["flora", "flexlora", "hetlora"])
+def test_noise_stays_in_the_ranks_that_a_client_has(name):
+    """Private training, also by an optimizer that divides by the size of gradients."""
+    recipe = TRAINING.replace(dp_clip=1.0, dp_noise=1.0, optimizer="adam", weight_decay=0.0)
+    method, data = METHODS[name](adapted(), recipe), client_data(tiny_federation(), 1, "train")
+    server = method.init_server(jax.random.key(0))
+    sent = jax.jit(method.local)(jax.random.key(1), server, jnp.int32(2), data).message["backbone"]["fc1"]
+    adapter = getattr(sent, "value", sent)
+    for rows in (adapter["lora_a"].T, adapter["lora_b"]):
+        np.testing.assert_array_equal(np.abs(rows).max(axis=1) > 0, [True, True, False])
 
 
 def test_an_attacker_flips_the_update_of_every_adapter_of_hetlora():

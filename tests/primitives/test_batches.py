@@ -9,7 +9,7 @@ import pytest
 from problems import tiny_federation, tiny_model
 
 from experiments.cli.command import parse
-from experiments.identity import relevant_options, visits
+from experiments.spec.identity import relevant_options, visits
 from pfl_jax import ClientData, InvalidInput, methods, models
 from pfl_jax.data import client_data
 from pfl_jax.methods import make_method

@@ -104,11 +104,11 @@ def untrained(made, happens=None):
 def save_checkpoint(experiment, state, run: Path) -> None:
     """Writes the run's only checkpoint."""
     from experiments.folder.run_folder import RunFolder
-    from experiments.run.rounds import Run, Totals
+    from experiments.run.rounds import ActiveRun, Totals
     from pfl_jax.engine.checkpoint import Checkpoints
 
-    record = Run(experiment, RunFolder(run), Totals(round=1)).record()
-    Checkpoints(run / "checkpoints").save(state, {}, record)
+    record = ActiveRun(experiment, RunFolder(run), Totals(round=1)).record()
+    Checkpoints(run / "checkpoints").save(state, record)
 
 
 def make_run(run: Path) -> None:
@@ -127,16 +127,15 @@ def make_run(run: Path) -> None:
 
 def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     """Exit code and stderr, with paths from there, in an empty folder with a copy of `run`."""
-    from experiments import compare, export, partition, sizes
+    from experiments import compare, export, partition
     from experiments.cli import command as cli
-    from experiments.figures.__main__ import main as figure
-    from experiments.report.__main__ import main as report
-    from experiments.sweep import __main__ as sweep
-    from experiments.tables import __main__ as tables
+    from experiments.commands import sweep, tables
+    from experiments.commands.figures import main as figure
+    from experiments.commands.report import main as report
     from pfl_jax.data import idx_and_cifar, tfds
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}
-    commands |= {"export": export.main, "report": report, "sizes": sizes.main}
+    commands |= {"export": export.main, "report": report}
     commands |= {"compare": compare.main, "partition": partition.main}
     shutil.copytree(run, here / "run")
     if case.prepare is not None:

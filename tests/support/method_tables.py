@@ -1,5 +1,5 @@
-"""Tables of docs/tasks.md, docs/privacy.md, docs/robustness.md and docs/methods-at-a-glance.md, from what methods say;
-run it to write them anew."""
+"""Tables of docs/tasks.md, docs/privacy.md, docs/robustness.md, docs/wrappers.md and docs/methods-at-a-glance.md, from
+what methods say; run it to write them anew."""
 
 import re
 import sys
@@ -11,10 +11,12 @@ if __name__ == "__main__":
 import jax
 from message_shapes import message_shapes
 from problems import HYPER_PARAMETERS, tiny_model
+from wrapped import NO_OPTION, OPTIONS
+from wrapped import refusal as refusal_of_wrapper
 
 from experiments.folder.stored_runs import plain
-from pfl_jax import InvalidInput
-from pfl_jax.messages import has_means, is_mean
+from pfl_jax import InvalidInput, Mean
+from pfl_jax.messages import has_means, is_mean, may_change
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import arguments, on_linear_model
 from pfl_jax.tasks import TASKS
@@ -44,18 +46,32 @@ def _privacy(name):
 def _received(name):
     _, _, message, flags = message_shapes(name)
     if not has_means(message):
-        return ["no `Mean`", "no `Mean`"]
-    parts = {True: {}, False: {}}
+        return ["no `Mean`"] * 3
+    parts = {True: {}, False: {}, "exact": {}}
 
     def note(path, part, flags):
         if is_mean(part):
             for inner, flag in jax.tree_util.tree_leaves_with_path(flags):
-                names = [key.name for key in (*path, *inner) if isinstance(key, jax.tree_util.GetAttrKey)]
-                parts[flag][f"`{names[0]}`" if names else "all"] = None
+                whole = path if isinstance(flags, Mean) else (*path, *inner)
+                names = [key.name for key in whole if isinstance(key, jax.tree_util.GetAttrKey)]
+                parts[flag if may_change(part) else "exact"][f"`{names[0]}`" if names else "all"] = None
 
     jax.tree_util.tree_map_with_path(note, message, flags, is_leaf=is_mean)
-    cells = [", ".join(parts[flag]) or "nothing" for flag in (True, False)]
-    return ["all" if cells[1 - at] == "nothing" else cell for at, cell in enumerate(cells)]
+    cells = [", ".join(names) or "nothing" for names in parts.values()]
+    return ["all" if cells.count("nothing") == 2 and cell != "nothing" else cell for cell in cells]
+
+
+def _wrappers(name):
+    refusals, reasons = {option: refusal_of_wrapper(name, option) for option in OPTIONS}, {}
+    for option, text in refusals.items():
+        if text and text != NO_OPTION:
+            # Without the names of wrapper and method, and without a hint.
+            _, found, rest = text.partition("for methods")
+            reason = f"only {found}{rest.partition(':')[0]}" if found else text.partition(": ")[2]
+            reasons.setdefault(reason, []).append(f"`{option}`")
+    words = [f"{', '.join(options)}: {reason}" for reason, options in reasons.items()]
+    cells = ["no option" if text == NO_OPTION else "refused" if text else "yes" for text in refusals.values()]
+    return [*cells, "; ".join(words)]
 
 
 def _at_a_glance(name):
@@ -70,7 +86,8 @@ def _at_a_glance(name):
 TABLES = {
     "methods-at-a-glance": (["what is shared", "source", "own options and their defaults"], _at_a_glance, None),
     "tasks": ([*TASKS, "otherwise"], _tasks, [*["runs"] * len(TASKS), ""]),
-    "robustness": (["received", "not received"], _received, ["all", "nothing"]),
+    "robustness": (["received", "not received", "exact"], _received, ["all", "nothing", "nothing"]),
+    "wrappers": ([*(f"`{option}`" for option in OPTIONS), "refused: why"], _wrappers, None),
     "privacy": (
         ["examples: not covered", "clients: not covered"],
         _privacy,

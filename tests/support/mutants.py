@@ -35,9 +35,9 @@ MUTANTS = [Mutant(*mutant) for mutant in tomllib.loads(Path(__file__).with_name(
 def copy(tmp_path_factory):
     """A copy of what tests need."""
     root = tmp_path_factory.mktemp("mutants")
-    for name in ("pfl_jax", "experiments", "tests", "docs"):
+    for name in ("pfl_jax", "experiments", "lab", "tests", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("conftest.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, root / name)
     return root
 

@@ -5,9 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from pfl_jax import models
 from pfl_jax.engine import mapping
 from pfl_jax.messages import join, split
-from pfl_jax.methods import make_method
+from pfl_jax.methods import METHODS, make_method
+from pfl_jax.methods.factories import is_for_adapters
+from pfl_jax.networks import adapters
 from pfl_jax.testing.problems import (  # noqa: F401
     CLASSES,
     FEATURES,
@@ -16,6 +19,16 @@ from pfl_jax.testing.problems import (  # noqa: F401
     tiny_federation,
     tiny_model,
 )
+
+
+def adapted_model(rank=3, scale=2.0):
+    """A perceptron with adapters on both layers of its backbone."""
+    return adapters.lora(models.mlp(SHAPE, 3, hidden=(6, 5)), SHAPE, rank=rank, alpha=scale * rank, targets="fc")
+
+
+def usual_model(name):
+    """The tiny model, or one with adapters for a method that is made for them."""
+    return adapted_model() if is_for_adapters(METHODS[name]) else tiny_model()
 
 
 @functools.cache

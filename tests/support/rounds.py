@@ -32,7 +32,7 @@ class Last:
 
 def _split(factory, given):
     """(real hyper-parameters, defaults among them; what a program is compiled for, hashable)."""
-    reals = {name: value for name, value in (hyper_parameters(factory) | given).items() if isinstance(value, float)}
+    reals = {name: value for name, value in hyper_parameters(factory, given).items() if isinstance(value, float)}
     return reals, tuple(sorted((name, value) for name, value in given.items() if name not in reals))
 
 

@@ -9,8 +9,8 @@ from scores import line_of, scores_of
 from experiments.cli.command import parse
 from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, ExampleCounts, RunFolder
 from experiments.folder.version import method_version, source_versions
-from experiments.hyper_parameters import documented_info
-from experiments.own_code import method_factory
+from experiments.spec.hyper_parameters import documented_info
+from experiments.spec.own_code import method_factory
 
 SMALL = ("--method", "fedpac", "--rounds", "4", "--num-clients", "5", "--train-size", "20", "--test-size", "10")
 
@@ -117,7 +117,7 @@ class FakeRuns:
         own = dataclasses.replace(smaller, given=request.given)
         config = _configuration(own, name, source, self.is_real, train_examples=[50] * options.num_clients)
         config["data"] |= {"note": self.note.get(request.dataset, "")}
-        folder.write(CONFIG, config | ({"procedure": request.kind_of_rounds} if request.kind_of_rounds else {}))
+        folder.write(CONFIG, config)
         clients = np.arange(options.num_clients)
         means, better = self.accuracies(options), np.where(clients % 2, 0.05, -0.05)
         validation = self.validation(options) if self.validation else [None] * len(means)

@@ -9,6 +9,7 @@ import pytest
 from problems import HYPER_PARAMETERS, received, tiny_federation, tiny_model
 
 from pfl_jax import Cohort, InvalidInput, LocalResult, Mean, Method
+from pfl_jax.base import HandOver
 from pfl_jax.data import client_data
 from pfl_jax.messages import map_means
 from pfl_jax.methods import METHODS, make_method, recipes_of
@@ -123,6 +124,13 @@ def test_an_attacker_flips_its_clipped_update():
     found = flipped.local(KEY, server, client, ()).message
     assert float(optax.tree.norm(honest.value)) == pytest.approx(1.0)
     chex.assert_trees_all_close(found.value, jax.tree.map(lambda leaf: -2.0 * leaf, honest.value), rtol=1e-6)
+
+
+def test_what_clients_hand_over_to_each_other_is_not_clipped():
+    method = echo()._replace(hand_over=HandOver(lambda key, server, client, data: server))
+    with pytest.raises(InvalidInput, match="whose clients hand nothing over to each other"):
+        private_clients(method, ClientPrivacy(1.0))
+    assert private_clients(method, ClientPrivacy()) is method
 
 
 def test_wrappers_that_exclude_each_other_say_so():

@@ -100,6 +100,12 @@ def test_bytes(text, backbone, centroids):
     single = 4 * (PHI + 1 + CLASSES * FEATURES + CLASSES)
     sent = traffic(make_method("fedpac", tiny_model(), **HYPER_PARAMETERS, compress=text), data)
     assert sent.up == backbone + centroids + single
+    # Nor are shares of classes compressed.
+    sent = traffic(make_method("fedgen", tiny_model(), **HYPER_PARAMETERS, compress=text, shared="head"), data)
+    assert (
+        sent.up
+        == traffic(make_method("lg_fedavg", tiny_model(), **HYPER_PARAMETERS, compress=text), data).up + 4 * CLASSES
+    )
 
 
 PRIVATE, PRIVATE_CLIENTS = {"dp_clip": 0.5, "dp_noise": 0.1}, {"client_clip": 0.5, "client_noise": 0.1}

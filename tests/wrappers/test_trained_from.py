@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model, usual_model
 
 from pfl_jax import InvalidInput, Mean
 from pfl_jax.data import client_data
@@ -36,7 +36,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("name", SAYING)
 def test_without_training_a_client_sends_what_it_received(name):
-    method = make_method(name, tiny_model(), **HYPER_PARAMETERS | {"lr": 0.0, "epochs": 1})
+    method = make_method(name, usual_model(name), **HYPER_PARAMETERS | {"lr": 0.0, "epochs": 1})
     data = client_data(tiny_federation(), 1, "train")
 
     @jax.jit

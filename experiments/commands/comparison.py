@@ -1,0 +1,325 @@
+"""Comparison of finished runs, without its command line: which can be compared, a table of them, its files."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from experiments.folder import load
+from experiments.folder.load import StoredRun
+from experiments.folder.run_folder import VALIDATION, score_text
+from experiments.folder.stored_runs import Group, short
+from experiments.folder.version import note_on_code
+from experiments.papers.settings import Measure
+from experiments.show import draw
+from experiments.show.curves import chosen_on, goodness
+from experiments.show.pictures import Panel, Picture
+from experiments.show.tables import NOTHING, Table, markdown, mean_text, number
+from experiments.spec.choices import Protocol
+from experiments.spec.hyper_parameters import TRAINING_HYPER_PARAMETERS
+from experiments.spec.options import Options
+from pfl_jax.compare import (
+    FEWEST_PAIRS,
+    FEWEST_RUNS,
+    MANY_RUNS,
+    Difference,
+    critical_difference,
+    difference,
+    holm,
+    mean_ranks,
+    share_worse,
+)
+from pfl_jax.errors import InvalidInput
+
+BASELINE = "local"
+"""Method whose clients gain nothing from others."""
+
+
+class Compared(NamedTuple):
+    """Scores of the clients after a round, method by method.
+
+    Attributes:
+      data: name of the data.
+      axis: name of the score, with its unit.
+      higher_is_better: whether larger scores are better.
+      round: the last round that all have.
+      scores: rows by seed and client, a column for each method, see `scores_of`.
+      notes: on runs that are left out, and options that differ and are in no name.
+      reference: name of the best method on validation examples; None without such examples.
+      protocol: evaluation protocol of the scores.
+      baseline: name of the method `local`.
+    """
+
+    data: str
+    axis: str
+    higher_is_better: bool
+    round: int
+    scores: pd.DataFrame
+    notes: Sequence[str] = ()
+    reference: str | None = None
+    protocol: Protocol = "received"
+    baseline: str = BASELINE
+
+    @property
+    def seeds(self) -> list[int]:
+        return self.scores.index.unique("seed").tolist()
+
+    @property
+    def clients(self) -> str:
+        """Numbers of clients of the runs: "20", "18 to 20"."""
+        sizes = self.scores.groupby("seed").size()
+        return " to ".join(map(str, sorted({sizes.min(), sizes.max()})))
+
+    @property
+    def means(self) -> pd.DataFrame:
+        """Means over clients, rows by seed, the best method first."""
+        found = self.scores.groupby("seed").mean()
+        return found[found.mean().sort_values(ascending=not self.higher_is_better, kind="stable").index]
+
+    def of_runs(self, name: str) -> list[np.ndarray]:
+        """Scores [N] of a method in each run."""
+        return [rows.to_numpy() for _, rows in self.scores[name].groupby("seed")]
+
+    def differences(self, reference: str) -> dict[str, Difference]:
+        """Difference of each other method to a reference, the best method first."""
+        pair = functools.partial(difference, higher_is_better=self.higher_is_better)
+        others = [name for name in self.means if name != reference]
+        return {name: pair(self.of_runs(name), self.of_runs(reference)) for name in others}
+
+
+def scores_of(runs: Mapping[str, Sequence[StoredRun]], at: int, protocol: Protocol) -> pd.DataFrame:
+    """Scores of the clients of methods' runs after a round: rows by seed and client, NaN where a client has none."""
+    found = {}
+    for name, of_seeds in runs.items():
+        rows = {
+            run.seed: line.get(f"{protocol}_per_client")
+            for run in of_seeds
+            for line in run.lines
+            if line["round"] == at
+        }
+        if without := [run.path for run in of_seeds if rows.get(run.seed) is None]:
+            raise InvalidInput(f"{without[0]} has no scores of its clients by {protocol} in round {at}")
+        series = {seed: pd.Series(row, dtype=float) for seed, row in rows.items()}
+        found[name] = pd.concat(series, names=["seed", "client"])
+    return pd.DataFrame(found)
+
+
+def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
+    """Scores of groups of runs that can be compared.
+
+    Raises:
+      InvalidInput: there are fewer than two groups, they are of several kinds of data, or have no common seed, round or
+        clients.
+    """
+    groups = [one for one in groups if one.is_finished]
+    left_out = [one.label for one in groups if any(run.lines[-1]["received"]["mean"] is None for run in one.counted)]
+    groups = [one for one in groups if one.label not in left_out]
+    notes = [f"Left out, since a run has no finite mean in the end: {', '.join(left_out)}."] if left_out else []
+    if len(groups) < 2:
+        raise InvalidInput(" ".join(["a comparison needs finished runs of two settings at least.", *notes]))
+    for name, values in (("data", [one.data for one in groups]), ("scores", [one.axis for one in groups])):
+        if len(apart := dict.fromkeys(values)) > 1:
+            raise InvalidInput(
+                f"runs {'on' if name == 'data' else 'with'} different {name} are not compared: {'; '.join(apart)}"
+            )
+    runs = {one.label: {run.seed: run for run in one.counted} for one in groups}
+    seeds = sorted(set.intersection(*(set(of_seeds) for of_seeds in runs.values())))
+    if not seeds:
+        raise InvalidInput("there is no seed with a finished run of every setting")
+    common = set.intersection(*({line["round"] for line in runs[name][seed].lines} for name in runs for seed in seeds))
+    if not common:
+        raise InvalidInput("there is no round in which all runs were evaluated: give runs of the same --eval-every")
+    for seed in seeds:
+        (first, config), *configs = ((name, runs[name][seed].config) for name in runs)
+        if others := [name for name, other in configs if not _have_same_clients(config, other)]:
+            raise InvalidInput(
+                f"the clients of {first} and {others[0]} have other examples with seed {seed}: give runs of one "
+                "partition"
+            )
+    scores = scores_of({name: [of[seed] for seed in seeds] for name, of in runs.items()}, max(common), protocol)
+    # Clients that one method does not score, as with --eval-clients, count in none.
+    unscored = scores.isna().any(axis=1).groupby("seed")
+    if not (~scores.isna().any(axis=1)).groupby("seed").any().all():
+        raise InvalidInput(f"no client is scored by all runs of seed {unscored.all().idxmax()}")
+    for seed, many in unscored.sum().items():
+        notes += [f"Without {many} clients of seed {seed} that some run does not score."] if many else []
+    behind = [(f"{one.label}, seed {run.seed}", note_on_code(run.config)) for one in groups for run in one.counted]
+    notes += [f"{name}: {note}." for name, note in behind if note]
+    if unnamed := _unnamed(groups):
+        settings = (" ".join([one.label, *(short(name, one.setting[name]) for name in unnamed)]) for one in groups)
+        notes.append(f"Settings that the names leave out: {'; '.join(settings)}.")
+    larger, on = load.task_of(groups[0].runs[0].config)["higher_is_better"], chosen_on(groups)
+    best = max(groups, key=lambda one: goodness(one, protocol, on)).label if on == VALIDATION else None
+    about = groups[0].data_name, groups[0].axis, larger, max(common)
+    baselines = [one.label for one in groups if one.method == BASELINE]
+    baseline = baselines[0] if len(baselines) == 1 else BASELINE
+    return Compared(*about, scores.dropna(), notes, best, protocol, baseline)
+
+
+def _have_same_clients(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the clients of two configurations have the same examples: by digest, or in older runs without one by the
+    numbers of their examples and classes."""
+    digest, numbers = ["partition_digest"], ["train_examples", "test_examples", "class_table"]
+    compared = digest if all("partition_digest" in config for config in (one, other)) else numbers
+    return all(one.get(name) == other.get(name) for name in compared)
+
+
+def _unnamed(groups: Sequence[Group]) -> list[str]:
+    """Options of all runs that differ between groups, and are in no group's name."""
+    common = {*(field.name for field in dataclasses.fields(Options)), *TRAINING_HYPER_PARAMETERS} - {"method"}
+    named = {word.partition("=")[0].removeprefix("no-") for one in groups for word in one.label.split()}
+    return sorted(name for name in common - named if len({repr(one.setting.get(name)) for one in groups}) > 1)
+
+
+def reference_of(compared: Compared, asked: str | None) -> str:
+    """Method with which all are compared: the one asked for, the best one on validation examples, or the best one.
+
+    Raises:
+      InvalidInput: there is no such method.
+    """
+    names = list(compared.means)
+    if asked is not None and asked not in names:
+        raise InvalidInput(f"--reference {asked} is none of {', '.join(names)}")
+    return asked or compared.reference or names[0]
+
+
+def table(compared: Compared, reference: str | None = None) -> Table:
+    """Table of a comparison with one method, by default the best.
+
+    Raises:
+      InvalidInput: there is no such method.
+    """
+    is_own, reference = reference is None, reference_of(compared, reference)
+    rest, sign = compared.differences(reference), 1 if compared.higher_is_better else -1
+    tests = {name: one.p_value for name, one in rest.items() if one.p_value is not None}
+    adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
+    text = functools.partial(score_text, percent=compared.axis.endswith("%"))
+    by_seed, means = compared.scores.groupby("seed"), compared.means
+    worst = by_seed.agg(lambda of: sign * np.sort(sign * of)[: max(1, round(len(of) / 10))].mean()).mean()
+    spread, rows = by_seed.std(ddof=0).mean(), []
+    for name in means:
+        apart = rest.get(name)
+        row = {
+            "method": name,
+            "mean": mean_text(means[name].tolist(), percent=compared.axis.endswith("%")).partition(" (")[0],
+            "worst tenth": text(worst[name]),
+            "spread": text(spread[name]),
+            f"minus {reference}": NOTHING if apart is None else text(apart.mean, sign="+"),
+            "95 % interval": NOTHING
+            if apart is None
+            else f"{text(apart.low, sign='+')} to {text(apart.high, sign='+')}",
+            **({"p (Holm)": number(adjusted.get(name), ".3f")} if tests else {}),
+            f"worse than {reference}": NOTHING if apart is None else f"{100 * apart.worse:.0f} %",
+        }
+        if (baseline := compared.baseline) in means and reference != baseline:
+            pair = compared.of_runs(name), compared.of_runs(baseline)
+            share = share_worse(*pair, higher_is_better=compared.higher_is_better)
+            row[f"worse than {baseline}"] = NOTHING if name == baseline else f"{100 * share:.0f} %"
+        rows.append(row)
+    notes = _notes(compared, reference, rest)
+    if is_own and compared.reference is None:
+        notes.append(
+            f"{reference} was chosen on test examples: give --reference, or make the runs with --val-fraction."
+        )
+    elif is_own:
+        notes.append(f"{reference} is the reference, as the best on validation examples; --reference names another.")
+    return Table.of(f"{compared.data}, {compared.axis} after round {compared.round}", rows)._replace(notes=notes)
+
+
+def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) -> list[str]:
+    many = len(compared.seeds)
+    seeds = f"seed{'s' * (many > 1)} {', '.join(map(str, compared.seeds))}"
+    notes = [
+        f"Scores of {compared.clients} clients, {seeds}; worst tenth and spread (standard deviation) over the clients "
+        "of a run; worse: share of the clients."
+    ]
+    if alike := [name for name, one in found.items() if not one.is_clear]:
+        notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")
+    notes += compared.notes
+    text = functools.partial(score_text, percent=compared.axis.endswith("%"), sign="+")
+    if 1 < many < MANY_RUNS:
+        each = (f"{name} {' '.join(map(text, one.runs))}" for name, one in found.items())
+        notes.append(f"Each seed, minus {reference}: {'; '.join(each)}.")
+    if many >= FEWEST_PAIRS:
+        medians = (f"{name} {text(one.median_low)} to {text(one.median_high)}" for name, one in found.items())
+        notes.append(f"95 % interval of the median over seeds, also where some seeds fail: {'; '.join(medians)}.")
+    if many == 1:
+        notes.append("One seed: the intervals are over clients alone, and say nothing of other seeds.")
+    elif many < FEWEST_RUNS:
+        notes.append(
+            f"{many} seeds: an interval that contains 0 is no sign that methods are alike, since so few find only "
+            f"large differences; run {FEWEST_RUNS} or more."
+        )
+    return notes
+
+
+def with_target(table: Table, groups: Sequence[Group], compared: Compared, target: float) -> Table:
+    """A table with the rounds until the mean over clients first reaches a target: means over the runs, a dash where one
+    does not reach it."""
+    named, sign, rounds = {one.label: one for one in groups}, 1 if compared.higher_is_better else -1, []
+
+    def reaches(line: dict[str, Any]) -> bool:
+        mean = line.get(compared.protocol, {}).get("mean")
+        return mean is not None and sign * (mean - target) >= 0
+
+    for name, *_ in table.rows:
+        runs = [run for run in named[name].counted if run.seed in compared.seeds]
+        first = [next((line["round"] for line in run.lines if reaches(line)), None) for run in runs]
+        rounds.append(NOTHING if None in first else f"{np.mean(first):.1f}")
+    rows = [[*row, number] for row, number in zip(table.rows, rounds, strict=True)]
+    return table._replace(heads=[*table.heads, f"rounds to {target:g}"], rows=rows)
+
+
+def for_paper(table: Table, compared: Compared, reference: str) -> Table:
+    """Three columns of a comparison, and those of a target, under a caption of one sentence; the rest are notes.
+
+    The best mean is bold if its interval leaves out 0 beside all others, a dagger marks differences to the reference
+    whose interval contains 0.
+    """
+    best, apart = next(iter(compared.means)), compared.differences(reference)
+    is_bold, rows = all(one.is_clear for one in compared.differences(best).values()), []
+    targets = [place for place, head in enumerate(table.heads) if head.startswith("rounds to ")]
+    for row in table.rows:
+        name, mean, minus = row[0], row[1], row[table.heads.index(f"minus {reference}")]
+        mean = f"**{mean}**" if is_bold and name == best else mean
+        minus = f"{minus}†" if name in apart and not apart[name].is_clear else minus
+        rows.append([name, mean, minus, *(row[place] for place in targets)])
+    score = compared.axis.removesuffix(" in %")
+    heads = ["method", score, "difference", *(table.heads[place] for place in targets)]
+    details = [table.title, *markdown(table.heads, table.rows).splitlines(), *table.notes]
+    return Table(_caption(compared, reference, apart), heads, rows, details)
+
+
+def _caption(compared: Compared, reference: str, apart: Mapping[str, Difference]) -> str:
+    """Sentence with score, data set, round, clients, protocol, seeds and reference."""
+    where, seeds = Measure(compared.protocol, "last", "clients").in_words(["protocol"]), compared.seeds
+    together = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    words = f"{seeds[0]} to {seeds[-1]}" if together else ", ".join(map(str, seeds))
+    mean = f"± standard deviation over seeds {words}" if len(seeds) > 1 else f"of seed {words}"
+    dagger = "" if all(one.is_clear for one in apart.values()) else " (†: its 95 % interval contains 0)"
+    about = f"{compared.axis[0].upper()}{compared.axis[1:]} on {compared.data} after round {compared.round}, "
+    about += f"{compared.clients} clients, {where}"
+    return f"{about}: mean over clients {mean}, and difference to {reference}{dagger}"
+
+
+def ranks(compared: Compared) -> Picture:
+    """Picture of the mean ranks over the runs; a bar joins methods that differ by less than the critical difference.
+
+    Args:
+      compared: at least two runs of every method.
+
+    Raises:
+      InvalidInput: there is one run of each method.
+    """
+    means = compared.means
+    if len(means) < 2:
+        raise InvalidInput("--plot needs runs of two seeds at least: ranks are compared over runs")
+    found = pd.Series(mean_ranks(means.to_numpy(), higher_is_better=compared.higher_is_better), means.columns)
+    least = critical_difference(len(found), len(means))
+    caption = f"Grey bars reach to the methods that cannot be told apart: critical difference {least:.2f} at 5 %."
+    frame = found.sort_values(kind="stable").to_frame(f"mean rank over {len(means)} runs")
+    drawing = functools.partial(draw.ranks, least=least)
+    return Picture(compared.data, caption, [Panel("", drawing, frame, (5.2, 0.9 + 0.22 * len(found)))])

@@ -1,0 +1,317 @@
+"""Charts of a report: curves, accuracies of the clients, partitions, Info of methods, one client, and features."""
+
+import functools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+import pandas as pd
+
+from experiments.folder import load
+from experiments.folder.load import StoredRun
+from experiments.folder.stored_runs import Group
+from experiments.show import curves as by_round
+from experiments.show.curves import explained_band, headline, shown
+from experiments.show.draw import MARKERS, ROUND, bars, grays, lines, matrix, over_runs, rows_of, scatter
+from experiments.show.pictures import Panel, Picture
+from experiments.spec.option_notes import label
+from pfl_jax.errors import InvalidInput
+
+MOST_PARTITIONS = 4
+MOST_CLIENTS = 500
+"""Columns of a partition's picture."""
+MOST_SEEDS = 3
+"""Runs of a setting whose Info is drawn."""
+MOST_ROUNDS = 4
+"""Rounds of a run in which a matrix is drawn."""
+MOST_EXAMPLES = 60
+"""Test examples of a client whose features are drawn, the first ones."""
+NOISE = 1e-9
+"""Size of numbers up to which an entry of Info is rounding, such as the gap of a solved program."""
+PROTOCOL_TITLES: dict[str, str] = {
+    "received": "After aggregation (received)",
+    "trained": "After own training (trained)",
+    "before_aggregation": "Between the round's training and its aggregation (before_aggregation)",
+}
+INFO = {
+    "head_weights": "Head weights",
+    "weights": "Aggregation weights",
+    "trace": "Fisher traces",
+    "mixture": "Mixture weights",
+    "alpha": "Share of the own model",
+}
+"""Name in Info -> title; other entries have their name as title. Captions are from the method's docstring."""
+_BYTES = "MB up and down, all clients together"
+"""Axis of curves besides rounds."""
+
+Entries: TypeAlias = dict[int, "pd.Series | pd.DataFrame"]
+"""Round -> an entry of Info, by the numbers of clients, or of entries, along its axes."""
+
+
+def curves(groups: Sequence[Group]) -> list[Picture]:
+    """Mean accuracy of each group: against rounds, and against bytes where runs have them, for each protocol."""
+    everyone, charts = load.number_of_clients(groups[0].runs[0].config), []
+    by_protocol, some = by_round.curves(groups), shown(groups)
+    for panel in by_protocol:
+        evaluated = [line for one in some for run in one.counted for line in run.lines if panel.title in line]
+        over = load.coverage_text([line[panel.title] for line in evaluated], everyone)
+        caption = " ".join(filter(None, [f"Means over {over}." if over else "", explained_band(some)]))
+        charts.append(Picture(PROTOCOL_TITLES[panel.title], caption, [panel._replace(title="")]))
+    for panel in by_protocol:
+        frame = _against(some, panel.frame, _BYTES, ("bytes_up", "bytes_down"), 1e6)
+        if frame[_BYTES].any():
+            draw = functools.partial(lines, main=some[0].label if len(some) == 1 else "")
+            title = f"{PROTOCOL_TITLES[panel.title]}, by bytes sent"
+            charts.append(Picture(title, explained_band(some), [Panel("", draw, frame)]))
+    return charts
+
+
+def _against(
+    groups: Sequence[Group], frame: pd.DataFrame, axis: str, names: Sequence[str], unit: float
+) -> pd.DataFrame:
+    """Curves over the mean of some entries in place of the rounds; without the settings that lack them."""
+    means = {}
+    for group in groups:
+        for number in group.rounds:
+            found = [sum(line.get(name, np.nan) for name in names) for line in group.lines(number)]
+            means[group.label, number] = float(np.mean(found)) / unit
+    x = [means[key] for key in zip(frame.line, frame[ROUND], strict=True)]
+    return frame.assign(**{axis: x}).dropna(subset=axis)[["line", axis, *frame.columns[2:]]]
+
+
+def clients(groups: Sequence[Group]) -> list[Picture]:
+    """Accuracies of the clients after the last round, sorted: mean and range over runs, at 101 quantiles."""
+    protocol, axis, shares = headline(groups), groups[0].axis, np.linspace(0, 100, 101)
+    shared = "share of the clients in %"
+    found = [(group.label, group.per_client(group.rounds[-1], protocol)) for group in shown(groups)]
+    rows = [
+        rows_of(name, shares, [np.percentile(row, shares) for row in runs], x_label=shared, y_label=axis)
+        for name, runs in found
+        if runs
+    ]
+    if not rows:
+        return []
+    frame = over_runs(pd.concat(rows))
+    names = frame.line.unique()
+    several = "Bands: from the lowest to the highest seed." if frame.low.notna().any() else ""
+    draw = functools.partial(lines, main=names[0] if len(names) == 1 else "")
+    title = f"Clients in order of their {axis.removesuffix(' in %')} ({protocol})"
+    return [Picture(title, several, [Panel("", draw, frame)])]
+
+
+def partitions(groups: Sequence[Group]) -> list[Picture]:
+    """Classes by clients, each partition once, and no more than a few."""
+    runs = [run for group in groups for run in group.runs if run.config.get("class_table")]
+    different = {json.dumps(run.config["class_table"]): run for run in reversed(runs)}
+    some = [run for run in runs if run in different.values()]
+    charts = [_partition(run) for run in some[:MOST_PARTITIONS]]
+    if (more := len(some) - MOST_PARTITIONS) > 0:
+        charts[-1] = charts[-1]._replace(caption=f"{charts[-1].caption} {more} more partitions are not shown.")
+    return charts
+
+
+def _partition(run: StoredRun) -> Picture:
+    spec = run.spec
+    details = {
+        "grouped": f", s = {spec.s:g}",
+        "pathological": f" ({spec.pathological_protocol})",
+        "dirichlet": f", beta = {spec.beta:g}",
+    }
+    shift = "" if spec.shift == "none" else f", shift of {spec.shift}"
+    words = f"{label(spec.partition)}{details.get(spec.partition, '')}{shift}, seed {run.seed}"
+    return classes_by_clients(run.config["class_table"], words)
+
+
+def classes_by_clients(table: Any, title: str, names: Sequence[str] = ()) -> Picture:
+    """Numbers of training examples by client and class [N, K], the clients from left to right.
+
+    Args:
+      table: the numbers.
+      title: of the picture.
+      names: of the classes; without them their numbers.
+    """
+    table = np.asarray(table, np.int64)
+    sizes, some = table.sum(1), table[:MOST_CLIENTS]
+    equal = bool(sizes.min() == sizes.max())
+    words = f"{len(table)} clients with {sizes.min()}{'' if equal else f' to {sizes.max()}'} training examples, shaded "
+    words += "by examples of each class" + ("." if equal else "; bars above: all examples of a client.")
+    if len(some) < len(table):
+        words += f" The first {len(some)} clients."
+    classes = pd.Index(names or range(table.shape[1]), name="class")
+    frame = pd.DataFrame(some.T, classes, pd.RangeIndex(len(some), name="client"))
+    totals = () if equal else some.sum(1).tolist()
+    draw = functools.partial(matrix, unit="examples", limits=grays([frame]), totals=totals)
+    return Picture(title, words, [Panel("", draw, frame, (4.3, 2.5))])
+
+
+def information(groups: Sequence[Group]) -> list[Picture]:
+    """Vectors and matrices of Info, such as head weights, over the rounds of each group's runs.
+
+    A vector is a map of clients by rounds, one for each seed; of a matrix there is a map for each seed in a few of the
+    rounds.
+    """
+    charts = []
+    for group in groups:
+        runs = [run for run in group.counted if any(line.get("info") for line in run.lines)][:MOST_SEEDS]
+        for name, text in _descriptions(runs).items():
+            maps = {title: frame for run in runs for title, frame in _maps(run, name, text).items()}
+            # What a solver leaves of zero says nothing.
+            if any(np.nanmax(np.abs(frame.to_numpy())) > NOISE for frame in maps.values()):
+                draw = functools.partial(matrix, unit=name, limits=grays([*maps.values()]))
+                panels = [_map(title, draw, frame) for title, frame in maps.items()]
+                charts.append(Picture(f"{INFO.get(name, name)}: {group.label}", text, panels, 2))
+    return charts
+
+
+def _map(title: str, draw: Any, frame: pd.DataFrame) -> Panel:
+    is_square = frame.index.name == frame.columns.name and len(frame) == len(frame.columns)
+    return Panel(title, functools.partial(draw, is_square=is_square), frame, (3.2 if is_square else 4.3, 2.5))
+
+
+def client(groups: Sequence[Group], number: int) -> list[Picture]:
+    """One client in the first run of each group: its labels, its scores over the rounds, and whom it learns from.
+
+    Raises:
+      InvalidInput: the runs have no such client.
+    """
+    runs = {group.label: group.counted[0] for group in groups if group.counted}
+    for name, run in runs.items():
+        if number >= (everyone := load.number_of_clients(run.config)):
+            raise InvalidInput(f"--client {number}: the clients of {name} are 0 to {everyone - 1}")
+    tables = {run.seed: table for run in runs.values() if (table := run.config.get("class_table"))}
+    charts = [
+        _bars(f"Its training examples, seed {seed}", pd.Series(table[number]).rename_axis("class"), "examples")
+        for seed, table in tables.items()
+    ]
+    protocol, axis = headline(groups), groups[0].axis
+    evaluated = [(name, line) for name, run in runs.items() for line in run.lines if f"{protocol}_per_client" in line]
+    scores = [(name, line["round"], line[f"{protocol}_per_client"][number]) for name, line in evaluated]
+    frame = pd.DataFrame(scores, columns=["line", ROUND, axis]).dropna()
+    if len(frame):
+        charts.append(Picture(f"Its scores ({protocol})", "", [Panel("", lines, frame)]))
+    return charts + [chart for name, run in runs.items() for chart in _teachers(name, run, number)]
+
+
+def _bars(title: str, heights: pd.Series, unit: str, caption: str = "") -> Picture:
+    frame = heights.to_frame("").rename_axis(columns=unit)
+    return Picture(title, caption, [Panel("", bars, frame, (4.8, 2.9))])
+
+
+def _teachers(title: str, run: StoredRun, number: int) -> list[Picture]:
+    """A client's row of each matrix of clients by clients, from the last round in which it took part."""
+    charts = []
+    for name, text in _descriptions([run]).items():
+        entries = _entries(run, name, text)
+        there = {at: one for at, one in entries.items() if [axis.name for axis in one.axes] == ["client", "client"]}
+        there = {at: one for at, one in there.items() if number in one.index}
+        if there:
+            at = max(there)
+            heading = f"{INFO.get(name, name)} of this client: {title}, round {at}"
+            charts.append(_bars(heading, there[at].loc[number], name, text))
+    return charts
+
+
+def _descriptions(runs: Sequence[StoredRun]) -> dict[str, str]:
+    """Name of an entry of Info -> its description; entries in the papers' figures come first."""
+    names = dict.fromkeys(name for run in runs for line in run.lines for name in line.get("info") or {})
+    texts = runs[0].config.get("info", {}) if runs else {}
+    return {name: texts.get(name, "") for name in sorted(names, key=lambda name: name not in INFO)}
+
+
+def _entries(run: StoredRun, name: str, text: str) -> Entries:
+    """An entry of Info in all evaluations that have it as a vector or matrix of finite numbers, all of one kind."""
+    found: Entries = {}
+    for line in run.lines:
+        values = _numbers((line.get("info") or {}).get(name))
+        if values is None:
+            continue
+        axes = [
+            pd.Index(range(size) if cohort is None else cohort, name="entry" if cohort is None else "client")
+            for size, cohort in zip(values.shape, _cohorts(text, values.shape, line.get("cohort") or []), strict=True)
+        ]
+        # The cohorts of older runs stand in another order.
+        one = pd.Series(values, *axes) if values.ndim == 1 else pd.DataFrame(values, *axes).sort_index(axis=1)
+        found[line["round"]] = one.sort_index()
+    return {number: one for number, one in found.items() if one.ndim == found[max(found)].ndim}
+
+
+def _maps(run: StoredRun, name: str, text: str) -> dict[str, pd.DataFrame]:
+    """Title -> map of a run: of a vector the clients by rounds, NaN where one was absent, of a matrix some rounds."""
+    entries, title = _entries(run, name, text), f"seed {run.seed}"
+    if not entries:
+        return {}
+    if entries[max(entries)].ndim == 1:
+        return {title: pd.concat(entries, axis=1).sort_index().rename_axis(columns=ROUND)}
+    places = np.linspace(len(entries) - 1, 0, min(MOST_ROUNDS, len(entries))).round().astype(int)[::-1]
+    return {f"{title}, round {number}": entries[number] for number in np.take([*entries], places)}  # pyright: ignore
+
+
+def _cohorts(text: str, shape: tuple[int, ...], cohort: Sequence[int]) -> list[Sequence[int] | None]:
+    """Clients along each axis, None where an axis has something else, as a text such as "[M, K], ..." says.
+
+    Without a shape in the text, axes as long as the cohort have its clients.
+    """
+    named = re.match(r"\[(.*?)\]", text)
+    letters = named[1].split(", ") if named else []
+    clients = "cohort" if "cohort" in letters else "M"
+    if len(letters) != len(shape):
+        letters = [clients] * len(shape)
+    return [
+        cohort if letter == clients and size == len(cohort) else None
+        for letter, size in zip(letters, shape, strict=True)
+    ]
+
+
+def _numbers(entry: Any) -> np.ndarray | None:
+    """Vector or matrix of finite numbers; None of anything else."""
+    try:
+        values = np.asarray(entry, np.float64)
+    except (TypeError, ValueError):
+        return None
+    return values if values.ndim in (1, 2) and values.size and np.isfinite(values).all() else None
+
+
+def features(groups: Sequence[Group]) -> list[Picture]:
+    """Features of the clients' models in the first run of each group; one without a drawing says why others have
+    none."""
+    charts, remarks = [], []
+    for group in groups:
+        run = next((run for run in group.counted if run.summary is not None), None)
+        if run is None:
+            continue
+        try:
+            words = "Features of test examples, each by its own client's model, in the two principal components of "
+            words += "all; colors are classes, shapes are clients."
+            panel = Panel("", scatter, _features(run), (4.3, 3.4))
+            charts.append(Picture(f"{group.label}, seed {run.seed}", words, [panel]))
+        except InvalidInput as error:
+            remarks.append(f"{group.label}: {error}.")
+    return charts + ([Picture("Without features", " ".join(remarks), [])] if remarks else [])
+
+
+def _features(stored: StoredRun) -> pd.DataFrame:
+    """Frame for `draw.scatter`: features of some test examples of a few clients in two principal components."""
+    # Imported now: most reports load no model.
+    from sklearn.decomposition import PCA
+
+    from experiments.run.loaded_run import load_run
+
+    run, rows = load_run(stored.path), []
+    if not run.model.num_features:
+        raise InvalidInput("its model has no features")
+    for client in np.unique(np.linspace(0, run.data.num_clients - 1, len(MARKERS)).round().astype(int)).tolist():
+        data = run.client_data(client)
+        inputs: Any = jax.tree.map(lambda leaf: leaf[:MOST_EXAMPLES], data.x)
+        values = np.asarray(run.model.features(run.params(client)["backbone"], inputs))
+        if values.ndim != 2 or np.ndim(data.y) != 1 or not np.issubdtype(np.asarray(data.y).dtype, np.integer):
+            raise InvalidInput("features are drawn by class, and these examples have none")
+        rows.append(pd.DataFrame(values).assign(client=client, **{"class": np.asarray(data.y)[:MOST_EXAMPLES]}))
+    table = pd.concat(rows, ignore_index=True)
+    values = table.drop(columns=["client", "class"]).to_numpy()
+    analysis = PCA(2).fit(values)
+    first, second = 100 * analysis.explained_variance_ratio_
+    names = [f"first component, {first:.0f} % of the variance", f"second component, {second:.0f} %"]
+    return pd.DataFrame(analysis.transform(values), columns=names).join(table[["client", "class"]])

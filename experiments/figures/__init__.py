@@ -1,1 +1,0 @@
-"""Figures of the papers: lists of runs, and functions from their folders to the panels of a picture."""

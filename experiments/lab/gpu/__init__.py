@@ -1,1 +1,0 @@
-"""The hour with a GPU: measurements, then the missing runs of the queue, `python -m experiments.lab.gpu`."""

@@ -1,1 +1,0 @@
-"""Long runs behind docs/results.md, one after another: `python -m experiments.lab.queue`."""

@@ -1,1 +1,0 @@
-"""Report on runs as one self-contained HTML page; charts are drawn by `experiments.show`."""

@@ -1,0 +1,153 @@
+"""Identity of a run: the options on which its results depend; and notes on options that have no effect."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.spec.choices import CUSTOM, WITH_FILES
+from experiments.spec.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
+from experiments.spec.option_notes import Trait, flag, is_partition_file, marked
+from experiments.spec.options import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, unread
+from experiments.spec.own_code import FILES, by_content
+from experiments.spec.spec import Spec, stored_options
+from pfl_jax.data.natural import NATURAL
+from pfl_jax.data.specs import SPECS
+
+
+def result_neutral(options: Mapping[str, Any]) -> frozenset[str]:
+    """Options that do not change the results of a run with these options: --eval-protocol may say when the run ends."""
+    return RESULT_NEUTRAL - ({"eval_protocol"} if options.get("target_accuracy") is not None else set())
+
+
+def relevant_options(spec: Spec) -> dict[str, Any]:
+    """Options and hyper-parameters on which the results of a run depend, except seed and data.
+
+    Options without effect on the dataset or the chosen partition are left out, and None is replaced by the value that
+    it stands for.
+    """
+    values = resolve_defaults(spec.values)
+    # The attack stays, as None where nobody attacks: a run under attack is another one.
+    unused = (
+        unread_options(spec).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
+    )
+    # The data determines the one; the other stands for options.
+    unused |= {"vocabulary"} - spec.given | {"procedure"}
+    if (spec.partition == "natural" and spec.dataset == CUSTOM) or is_partition_file(spec.partition):
+        unused.add("num_clients")
+    values |= by_content(values, spec.own_code)
+    if spec.dataset in WITH_FILES:
+        # Imported now, since most runs have no data of their own.
+        from experiments.spec import own_data
+
+        values["data_digest"] = own_data.digest(own_data.with_installed(spec))
+    else:
+        unused |= {*marked(KINDS, Trait.OWN_DATA, Trait.FILES)}
+    return {name: value for name, value in values.items() if name not in unused}
+
+
+def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Values with what they stand for: `finetune_epochs` None for the epochs of training, an attack without attackers
+    for none."""
+    resolved = dict(values)
+    if "finetune_epochs" in values and values["finetune_epochs"] is None:
+        resolved["finetune_epochs"] = values["epochs"]
+    if "attack" in values and not values["attackers"]:
+        resolved["attack"] = None
+    return resolved
+
+
+def fixed_rounds(options: Options) -> str:
+    """Option that makes a round's results depend on the number of rounds, which then cannot be added to; "" without
+    one."""
+    if options.full_last_round and options.participation < 1:
+        return "--full-last-round"
+    cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
+    return f"--schedule {cosine[0]}" if cosine else ""
+
+
+def unread_options(spec: Spec) -> dict[str, str]:
+    """Options of a run that are not read with the values of others -> why not, for people."""
+    whys = unread(spec.options, CONDITIONS)
+    if spec.dataset in NATURAL:
+        # How much of a client's rows is read.
+        whys = {name: why for name, why in whys.items() if name not in ("train_size", "test_size")}
+    if spec.optimizer != "sgd":
+        whys["momentum"] = f"with --optimizer {spec.optimizer}, which has its own"
+    if spec.participation == 1:
+        # Nobody is drawn where all take part.
+        whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), "with --participation 1")
+    if not (spec.dataset in SPECS and SPECS[spec.dataset].fedpac):
+        how = "--normalize normalizes" if spec.dataset == CUSTOM else "both papers' settings normalize alike"
+        whys["pixel_normalization"] = f"on {spec.dataset}, which {how}"
+    return whys
+
+
+def notes(spec: Spec, given: Iterable[str], backend: str) -> list[str]:
+    """Notes about options of a run that are given and have no effect, on a backend by JAX's name."""
+    given = set(given)
+    whys = unread_by_method(spec.method, spec.hyper_parameters) | unread_options(spec)
+    if backend == "cpu" and spec.precision != "float32":
+        whys["precision"] = "on a CPU, which computes in float32"
+    if spec.dp_clip is None and "client_clip" not in given:
+        whys["dp_delta"] = "without --dp-clip or --client-clip"
+    if (spec.eval_clients or 0) >= spec.num_clients - spec.held_out_clients:
+        whys["eval_clients"] = f"with {spec.num_clients} clients"
+    # --attackers 0 does what it says.
+    return [f"{flag(name)} has no effect {why}" for name, why in whys.items() if name in given - {"attackers"}]
+
+
+def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> str:
+    """First difference between a stored and a requested configuration, in words; "" if they agree.
+
+    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
+    that goes on must be measured alike to its end.
+    """
+    is_real = bool(config["data"]["is_real"])
+    source = spec.source
+    if source not in ("auto", config["options"].get("source")) and is_real == (source == "embedded"):
+        return f"on {config['data']['description']}, not --source {source}"
+    if not is_real:
+        spec, _ = spec.on_embedded_data()
+    if config["dataset"] != spec.dataset:
+        return f"on {config['dataset']}, not {spec.dataset}"
+    if "procedure" in config:
+        return f"made with {config['procedure']} in an order that was drawn anew in each round"
+    for name, (found, value) in differences(spec, config).items():
+        if name == "data_digest":
+            return f"on data with the digest {found}, and that of {spec.data} is {value}"
+        kind = name.removesuffix("_digest")
+        if kind in FILES and name not in FILES:
+            return f"made with another text of {Path(getattr(spec, kind)).name}"
+        return f"{flag(name)} {found}, not {value}"
+    if gone := sorted(set(config["hyper_parameters"]) - set(spec.hyper_parameters)):
+        return f"{flag(gone[0])} {config['hyper_parameters'][gone[0]]}, which {spec.method} no longer has"
+    if gone := sorted(stored_options(config).keys() - KINDS.keys()):
+        return f"{flag(gone[0])} {config['options'][gone[0]]}, which is no option any more"
+    optional, asked = "before_aggregation", spec.eval_protocol
+    there = config["options"].get("eval_protocol", Options.eval_protocol)
+    if there != asked and (asked == optional or (there == optional and not finished)):
+        return f"{flag('eval_protocol')} {there}, not {asked}"
+    return ""
+
+
+def differences(spec: Spec, config: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Options on which results depend -> their values in a stored and a requested configuration, where they differ."""
+    stored = resolve_defaults(config["options"] | config["hyper_parameters"])
+    stored |= by_content(stored, config.get("own_code", {}))
+    usual = _defaults(spec.method)
+    found = {}
+    for name, value in (relevant_options(spec) | {"seed": spec.seed}).items():
+        # As JSON: tuples come back as lists.
+        had = stored.get(name, json.loads(json.dumps(usual.get(name), default=str)))
+        if had != json.loads(json.dumps(value)):
+            found[name] = had, value
+    return found
+
+
+@functools.cache
+def _defaults(method: str) -> dict[str, Any]:
+    """Values of options that did not exist yet when a run was made."""
+    return {field.name: field.default for field in dataclasses.fields(Options)} | defaults(method)

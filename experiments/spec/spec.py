@@ -1,0 +1,321 @@
+"""A run as a value: everything that a command of one run says, checked when it is made.
+
+    from experiments.run.run import run
+    from experiments.spec.spec import Spec
+
+    run(Spec.of("digits", method="fedper", rounds=5, lr=0.05))
+
+Command lines, files of options and the config.json of a run are other forms of the same value.
+"""
+
+import dataclasses
+import difflib
+import json
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.spec import presets
+from experiments.spec.choices import CUSTOM, TARGETS, WITH_FILES
+from experiments.spec.hyper_parameters import check_schedules, method_options, real_numbers
+from experiments.spec.option_notes import Trait, flag, is_own, is_partition_file, marked, option_words
+from experiments.spec.options import COMMON, KINDS, SYNONYMS, Options
+from experiments.spec.own_code import EXECUTED, OTHER_FILES, files, read, weights_file
+from pfl_jax.data import partition_files
+from pfl_jax.data.natural import NATURAL
+from pfl_jax.engine.cohort import Settings
+from pfl_jax.errors import InvalidInput
+from pfl_jax.methods import METHODS
+from pfl_jax.primitives.local_training import LocalTraining
+from pfl_jax.validation import hint, listed, unknown
+
+_GONE = ("accept_other_code", "trust")
+"""Options of earlier runs on which results did not depend."""
+
+DATASET = "dataset"
+"""Entry of a file of options with the name of the experiment, which is not an option."""
+
+SELECTION = ("method", "preset", "procedure")
+"""Options that determine the defaults of all others; they come last in the method's own group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec(Options):
+    """A run: its options (attributes, see `experiments.spec.groups`), and the data set and the method's own options.
+
+    Attributes:
+      dataset: name of the experiment.
+      hyper_parameters: all hyper-parameters of the method; epochs is None with --local-steps.
+      given: names of the options that were given; all others have the values of the preset or the method.
+      own_code: files of the user's own method and model, see `own_code.files`.
+    """
+
+    dataset: str
+    hyper_parameters: dict[str, Any]
+    given: frozenset[str] = frozenset()
+    own_code: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, dataset: str, **given: Any) -> "Spec":
+        """A run of an experiment; what is not given has the values of the preset or the method.
+
+        Args:
+          dataset: a name in `experiments.DATASETS`.
+          **given: options and hyper-parameters by their names in Python; texts as on the command line will do.
+
+        Raises:
+          InvalidInput: there is no such option, or the values cannot be used, alone or together.
+
+        Example:
+          Spec.of("digits", method="fedper", rounds=5, lr=0.05)
+        """
+        usual = usual_values(dataset, {name: COMMON[name].value(given[name]) for name in SELECTION if name in given})
+        every = COMMON | (own := method_options(usual["method"]))
+        for name in given:
+            if name not in every:
+                raise InvalidInput(unknown_option(flag(name), map(flag, every), usual["method"]))
+        values = usual | {name: every[name].value(value) for name, value in given.items()}
+        common, hyper_parameters = ({name: values[name] for name in names} for names in (KINDS, own))
+        spec = cls(dataset=dataset, **common, hyper_parameters=hyper_parameters, given=frozenset(given))
+        spec = _with_rows(_checked(spec))
+        # Absolute: a run is resumed and exported from other folders too.
+        others = {name: file for name in OTHER_FILES if (file := getattr(spec, name)) is not None}
+        spec = spec.having({name: str(weights_file(file)) for name, file in others.items()})
+        spec.check()
+        if spec.head is not None and not is_own(spec.model):
+            raise InvalidInput(f"--head is for a module of your own (--model FILE.py:NAME), not for {spec.model}")
+        # What the library refuses is refused now, before any data is loaded and any folder made.
+        settings_of(spec)
+        LocalTraining(dp_clip=spec.dp_clip, dp_noise=spec.dp_noise)
+        _check_processes(spec)
+        if spec.local_steps is not None:
+            if "epochs" in given:
+                raise InvalidInput("--local-steps cannot be given with --epochs: it is in place of them")
+            spec = spec.having({"epochs": None})
+        spec = dataclasses.replace(spec, own_code=files(spec.options))
+        check_schedules(spec.schedule or (), spec.method, spec.real_numbers())
+        return spec
+
+    @classmethod
+    def stored(cls, config: Mapping[str, Any]) -> "Spec":
+        """The run of a config.json as it is, unchecked; KeyError, TypeError or AttributeError where it is no run's."""
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in stored_options(config).items()}
+        rest = {"given": frozenset(config["given"]), "own_code": dict(config.get("own_code", {}))}
+        return cls(dataset=config[DATASET], **options, hyper_parameters=config["hyper_parameters"], **rest)
+
+    @classmethod
+    def load(cls, path: str | Path, **given: Any) -> "Spec":
+        """A run from a file of options, .json or .toml, or again from the config.json of a run, see `values_in`.
+
+        Args:
+          path: of the file, which names its dataset. Code that it names is refused unless it is given here.
+          **given: options that take the place of the file's.
+        """
+        if DATASET not in (values := values_in(str(path), given)):
+            raise InvalidInput(f"{path} names no {DATASET}")
+        return cls.of(values.pop(DATASET), **values, **given)
+
+    def save(self, path: str | Path) -> None:
+        """Write a file of options for `load` and --config."""
+        Path(path).write_text(self.as_json() + "\n", encoding="utf-8")
+
+    def as_json(self) -> str:
+        """All options on which results depend, as JSON; --print-config prints it."""
+        return json.dumps({DATASET: self.dataset, **_for_results(self.values)}, indent=2)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Values of all options that are common to all methods."""
+        return {name: getattr(self, name) for name in KINDS}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values of all options, and hyper-parameters."""
+        return self.options | self.hyper_parameters
+
+    def real_numbers(self) -> dict[str, float]:
+        """Hyper-parameters that can be inputs of a compiled program."""
+        return real_numbers(self.method, self.hyper_parameters)
+
+    def on_embedded_data(self) -> tuple["Spec", dict[str, Any]]:
+        """This run with the preset's smaller values for embedded data, and the values that changed."""
+        reduced = presets.values(self.preset, self.dataset, self.method, procedure=self.procedure, embedded=True)
+        changes = {
+            name: reduced[name]
+            for name, value in self.values.items()
+            if name not in self.given and name in reduced and reduced[name] != value and name != "method"
+        }
+        return self.having(changes), changes
+
+    def having(self, values: Mapping[str, Any]) -> "Spec":
+        """This run with other values of options and hyper-parameters, which are not checked."""
+        common = {name: value for name, value in values.items() if name in KINDS}
+        own = {name: value for name, value in values.items() if name not in common}
+        return dataclasses.replace(self, **common, hyper_parameters=self.hyper_parameters | own)
+
+    def in_folder(self, folder: str | Path) -> "Spec":
+        """This run with its results in a folder."""
+        return dataclasses.replace(self, out=str(folder), given=self.given | {"out"})
+
+    def command(self, folder: str | Path | None = None) -> str:
+        """Shell command of the same run, with the folder of its results if there is one."""
+        # Options of a file are given one by one.
+        names = sorted((self.given & self.values.keys()) - {"out", "resume", "method", "seed", "config"})
+        values = {"method": self.method, **{name: self.values[name] for name in names}, "seed": self.seed}
+        values |= {} if folder is None else {"out": folder}
+        return shlex.join(["python", "-m", f"experiments.{self.dataset}", *option_words(values)])
+
+
+def usual_values(dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of all options of an experiment that are not given; the given ones in SELECTION decide them."""
+    if dataset not in presets.DEFAULT_PRESET:
+        raise InvalidInput(unknown(DATASET, dataset, presets.DEFAULT_PRESET))
+    preset = given.get("preset", presets.preset_of(dataset, given.get("method")))
+    method = given.get("method", presets.values(preset, dataset)["method"])
+    chosen = presets.values(preset, dataset, method, procedure=given.get("procedure", ""))
+    chosen |= {"method": method, "preset": preset}
+    every = COMMON | method_options(method)
+    return {name: chosen.get(name, option.default) for name, option in every.items()}
+
+
+def unknown_option(word: str, known: Iterable[str], method: str) -> str:
+    """Error message for an option --NAME that a run, or this method, does not have."""
+    if owners := [name for name in METHODS if word in map(flag, method_options(name))]:
+        other = ", or --beta for the concentration of --partition dirichlet" if word == "--alpha" else ""
+        return f"{word} is an option of {listed(owners, 'and')}, not of {method}{other}"
+    for here, names in SYNONYMS.items():
+        if word in map(flag, names):
+            return f"unknown option {word}: here it is {flag(here)}"
+    # The nearest one may be of another method.
+    own, owners = {*known}, dict[str, list[str]]()
+    for name in METHODS:
+        for option in method_options(name):
+            owners.setdefault(flag(option), []).append(name)
+    near = difflib.get_close_matches(word, sorted(owners.keys() | own), n=1)
+    if near and near[0] not in own:
+        some = ", ".join([*owners[near[0]][:3], "..."]) if owners[near[0]][3:] else listed(owners[near[0]], "and")
+        return f"unknown option {word}; did you mean {near[0]}? It is an option of {some}, not of {method}"
+    return f"unknown option {word}{hint(word, own) or ': see --help'}"
+
+
+def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in a file of names and values, .toml or .json, or in the config.json of a run, but for those given.
+
+    Raises:
+      InvalidInput: it cannot be read, has an option that acts on this machine, or names code, which would be executed.
+    """
+    text = read(Path(path).expanduser())
+    try:
+        values = tomllib.loads(text.decode()) if path.endswith(".toml") else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"--config {path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidInput(f"--config {path} has no names with values")
+    if {DATASET, "options", "hyper_parameters", "data"} <= values.keys():
+        try:
+            source = {"source": "embedded"} if values["data"]["source"] == "embedded" else {}
+            of_results = _for_results(stored_options(values) | values["hyper_parameters"])
+        except (AttributeError, KeyError, TypeError):
+            raise InvalidInput(f"--config {path} is no configuration of a run") from None
+        values = {DATASET: values[DATASET]} | of_results | source
+    if not isinstance(values.get(DATASET, ""), str):
+        raise InvalidInput(f"--config {path}: the {DATASET} is a name, not {values[DATASET]}")
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    if nested := sorted(name for name, value in values.items() if isinstance(value, dict)):
+        raise InvalidInput(f"--config {path}: {nested[0]} is no option: names stand without a section")
+    values = {name: value for name, value in values.items() if name not in given}
+    if here := [name for name in marked(KINDS, Trait.NOT_IN_FILES) if name in values]:
+        raise InvalidInput(
+            f"--config {path} gives {flag(here[0])}, which acts on this machine and cannot come from a file: give it "
+            "yourself"
+        )
+    for name in EXECUTED:
+        if is_own(values.get(name)):
+            raise InvalidInput(
+                f"--config {path} names {values[name]}, which is executed only if you name it: give {flag(name)} too"
+            )
+    return values
+
+
+def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values of a run on which its results depend."""
+    # With --local-steps there are no epochs.
+    left_out = (*marked(KINDS, Trait.NEUTRAL), *(["epochs"] if values.get("epochs") is None else []))
+    return {name: value for name, value in values.items() if name not in left_out}
+
+
+def stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run, also of an earlier format: without --procedure, or with options that have gone since, which the
+    run did not use or on which its results do not depend."""
+    return {"procedure": None} | {
+        name: value
+        for name, value in config["options"].items()
+        if name in KINDS or (value is not None and name not in _GONE)
+    }
+
+
+def settings_of(options: Options) -> Settings:
+    """The library's settings of a run; InvalidInput where they do not fit together."""
+    named = {name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__}
+    return Settings(before_aggregation=options.eval_protocol == "before_aggregation", **named)
+
+
+def _checked(spec: Spec) -> Spec:
+    """Run whose data and task fit its dataset, with the partition that --client-column asks for."""
+    if spec.task == "next_symbol" and not is_own(spec.model) and spec.model != "char_lstm":
+        raise InvalidInput(
+            f"--task {spec.task} needs --model char_lstm, or FILE.py:NAME of one that gives logits [B, T, K]: "
+            f"{spec.model} gives one vector for each example"
+        )
+    for name in ("source", "data_dir") if spec.dataset in WITH_FILES else ():
+        if getattr(spec, name) != getattr(Options, name):
+            raise InvalidInput(f"{flag(name)} is for the papers' data sets: {spec.dataset} reads --data")
+    if spec.dataset != CUSTOM:
+        for name in marked(KINDS, Trait.OWN_DATA, *(() if spec.dataset in NATURAL else (Trait.FILES,))):
+            if getattr(spec, name) not in (None, False):
+                raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
+        if spec.dataset not in NATURAL and spec.task not in (None, "classification") and not is_own(spec.model):
+            raise InvalidInput(
+                f"--task {spec.task} is for your own data or model: labels of {spec.dataset} are classes"
+            )
+        return spec
+    if spec.client_column is None:
+        if spec.partition == "natural":
+            raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
+        # Of other targets there are no classes that rows could be divided by.
+        is_drawn = spec.task in TARGETS and "partition" not in spec.given
+        return dataclasses.replace(spec, partition="iid") if is_drawn else spec
+    if "partition" in spec.given and is_partition_file(spec.partition):
+        return spec
+    if "partition" in spec.given and spec.partition != "natural":
+        raise InvalidInput(
+            f"--client-column {spec.client_column} and --partition {spec.partition} cannot both be given: either "
+            "says which rows a client has"
+        )
+    return dataclasses.replace(spec, partition="natural")
+
+
+def _with_rows(spec: Spec) -> Spec:
+    """Run with the number of clients of its partition's file, whose name is absolute: a run is resumed from other
+    folders too."""
+    if not is_partition_file(spec.partition):
+        return spec
+    path = Path(spec.partition).expanduser().absolute()
+    number = len(partition_files.load(path, None).train)
+    if "num_clients" in spec.given and spec.num_clients != number:
+        raise InvalidInput(f"--num-clients {spec.num_clients}: {path.name} has {number} clients, leave it out")
+    return dataclasses.replace(spec, partition=str(path), num_clients=number)
+
+
+def _check_processes(spec: Spec) -> None:
+    """Raise InvalidInput for options that cannot locate the processes of --distributed."""
+    if spec.distributed and spec.state_on == "disk":
+        raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
+    host, _, port = (spec.coordinator or "localhost:1").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {spec.coordinator}")
+    if (spec.process_id or 0) >= (spec.num_processes or 1):
+        raise InvalidInput(f"--process-id {spec.process_id} is none of --num-processes {spec.num_processes}, from 0")

@@ -1,1 +1,0 @@
-"""Sweeps: `python -m experiments.sweep`."""

@@ -1,1 +1,0 @@
-"""Tables of the papers: `python -m experiments.tables`."""

@@ -1,0 +1,1 @@
+"""Speed of local training and rounds beside plain PyTorch: `python -m lab.benchmark`."""

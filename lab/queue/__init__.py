@@ -1,0 +1,1 @@
+"""Long runs behind docs/results.md, one after another: `python -m lab.queue`."""

@@ -1,0 +1,424 @@
+"""A `Model` from a PyTorch module: `torch.export` writes what it computes as a graph, which runs in JAX."""
+
+import contextlib
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from pfl_jax.base import STATISTICS, Model, Params
+from pfl_jax.errors import InvalidInput, describe_value, imported
+from pfl_jax.frozen import Frozen
+from pfl_jax.networks import module_checks
+from pfl_jax.networks.flax_modules import check_model
+from pfl_jax.networks.torch_graph import Program, read_program, to_array
+from pfl_jax.networks.torch_operations import Image
+from pfl_jax.tasks import CLASSIFICATION, Task
+
+MISSING = "a PyTorch module needs PyTorch: pip install torch --index-url https://download.pytorch.org/whl/cpu"
+
+ROWS = 3
+"""Examples of the calls with which a module is read; its graphs hold for any number."""
+
+
+def from_torch(
+    module: Any,
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    head: str = "fc",
+    input_dtype: Any = jnp.float32,
+    task: Task = CLASSIFICATION,
+) -> Model:
+    """Model from a torch.nn.Module, whose call maps inputs [B, ...] to logits [B, K], or to other outputs of the task.
+
+    Its operations are read once, in training and otherwise, and then run in JAX; code that depends on the values of
+    inputs, or on their number, cannot be read. Images [H, W, C] reach the module as PyTorch has them, [B, C, H, W], all
+    other inputs [B, ...] as they are.
+
+    Batch normalization and dropout are those of `from_flax`: padded examples are in no statistic, and each step drops
+    out other values. Parameters with `requires_grad=False` are frozen, see `Model.frozen`; buffers never change.
+
+    Args:
+      module: a torch.nn.Module, from whose parameters every seed starts; or a function seed -> module, so that each
+        seed starts from parameters of its own. The function may ignore the seed, which PyTorch's generator gets too.
+        Frozen parameters and buffers are those of seed 0.
+      input_shape: shape of one input, without the batch.
+      num_classes: K, or the number of outputs of another task.
+      head: name of the part that gives the logits, "fc" or "classifier.1": the last step, called once.
+      input_dtype: int32 for tokens, which reach the module as int64.
+      task: what the outputs mean.
+
+    Returns:
+      The model. Its parameters have PyTorch's names, but "kernel" is the weight of a dense layer [in, out] or of a
+      convolution [..., in, out], and "scale" that of a normalization.
+
+    Raises:
+      InvalidInput: PyTorch is not installed; the module has no such head, or does more after it; its code cannot be
+        read, or has operations that are not supported, all of which are named; it has gradients of its own, or hooks
+        of gradients; it changes buffers, or views of tensors which it reads again; head and backbone share a parameter;
+        the head has BatchNorm or dropout; or integers are beyond 32 bits.
+
+    Example:
+      >>> import jax
+      >>> import torch  # doctest: +SKIP
+      >>> from pfl_jax import networks
+      >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))  # doctest: +SKIP
+      >>> model = networks.from_torch(net, (8,), num_classes=3, head="2")  # doctest: +SKIP
+      >>> jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(model.init, jax.random.key(0)))  # doctest: +SKIP
+      {'backbone': {'0': {'bias': (16,), 'kernel': (8, 16)}}, 'head': {'bias': (3,), 'kernel': (16, 3)}}
+    """
+    imported("torch", MISSING)
+    head, is_image = head.replace("/", "."), len(input_shape) == 3
+    inputs = jax.ShapeDtypeStruct((ROWS, *input_shape), input_dtype)
+    with module_checks.applied(inputs, "the module cannot be read for inputs"):
+        whole = _made(module, 0)
+        places = _places(whole, head)
+        _refuse_shared(whole, head)
+        initial = _arrays(whole)
+        read = _read(whole, head, inputs)
+    if unknown := set().union(*(program.unknown for program in read.programs)):
+        raise InvalidInput(f"the module has operations that are not supported: {', '.join(sorted(unknown))}")
+    read.refuse_random_head(head, initial)
+    running = read.backbone.statistics | read.backbone_in_training.statistics
+    used = set().union(*(program.inputs for program in read.programs)) - places.keys() - running
+    frozen_names = used & {name for name, _ in whole.named_parameters()}
+    frozen = Frozen({name: jnp.asarray(initial[name]) for name in frozen_names}) if frozen_names else None
+    constants = {name: initial[name] for name in used - frozen_names}
+
+    def tree(arrays: Mapping[str, np.ndarray]) -> Params:
+        flat = {place.path: arrays[name].transpose(place.axes) for name, place in places.items()}
+        flat |= {("backbone", STATISTICS, *name.split(".")): arrays[name] for name in running}
+        return {"backbone": {}, "head": {}} | unflatten_dict(flat)
+
+    def values(part: str, params: Any) -> dict[str, Any]:
+        flat = flatten_dict({part: params})
+        found = {
+            name: flat[place.path].transpose(np.argsort(place.axes))
+            for name, place in places.items()
+            if place.path[0] == part
+        }
+        statistics = {name: flat[part, STATISTICS, *name.split(".")] for name in running if part == "backbone"}
+        return constants | (frozen.read() if frozen else {}) | found | statistics
+
+    start = tree(initial)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start)
+
+    def init_from_seed(key):
+        def make(seed):
+            return tree(_arrays(_made(module, int(seed))))
+
+        return jax.pure_callback(make, shapes, jax.random.bits(key, (), jnp.uint32), vmap_method="sequential")
+
+    # Without the module, so that the model can be pickled without PyTorch.
+    init = (lambda key: jax.tree.map(jnp.asarray, start)) if is_module(module) else init_from_seed
+
+    def batch_features(backbone, x, mask=None, key=None):
+        program = read.backbone if key is None else read.backbone_in_training
+        x = Image(x) if is_image else x
+        features, new = program(values("backbone", backbone), x, mask, key)
+        return features, unflatten_dict({tuple(name.split(".")): value for name, value in new.items()})
+
+    def features(backbone, x):
+        return batch_features(backbone, x)[0]
+
+    def classify(head, features):
+        return read.head(values("head", head), features)[0]
+
+    in_training = None if read.backbone.same(read.backbone_in_training) else batch_features
+    model = Model(init, features, classify, read.num_features, num_classes, in_training, task, frozen)
+    check_model(model, input_shape, num_classes, input_dtype=input_dtype)
+    return model
+
+
+def to_torch(params: Params, module: Any, head: str = "fc") -> Any:
+    """Module of PyTorch with the parameters of the model that `from_torch` made of one like it.
+
+    Args:
+      params: {"backbone": ..., "head": ...}, with the running statistics of BatchNorm.
+      module: a torch.nn.Module, which is changed; frozen parameters and other buffers stay as they are.
+      head: the `head` of `from_torch`.
+
+    Returns:
+      The module.
+
+    Raises:
+      InvalidInput: the parameters are not those of the module.
+
+    Example:
+      >>> net = networks.to_torch(params, Net())  # doctest: +SKIP
+    """
+    torch = imported("torch", MISSING)
+    flat = flatten_dict(params)
+    places = _places(module, head.replace("/", "."))
+    found = {name: (place.path, np.argsort(place.axes)) for name, place in places.items()}
+    for name, buffer in module.named_buffers():
+        if (path := ("backbone", STATISTICS, *name.split("."))) in flat:
+            found[name] = path, np.arange(buffer.ndim)
+    if odd := flat.keys() ^ {path for path, _ in found.values()}:
+        missing, name = "model" if next(iter(odd)) not in flat else "module", "/".join(min(odd))
+        raise InvalidInput(f"the parameters are not those of this module: the {missing} has no {name}")
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, (path, axes) in found.items():
+        value = np.asarray(flat[path])
+        if (there := tuple(tensors[name].shape)) != (given := tuple(value.shape[axis] for axis in axes)):
+            raise InvalidInput(f"{name} of the module is {list(there)}, and the model's {list(given)}")
+        with torch.no_grad():
+            tensors[name].copy_(torch.tensor(value.transpose(axes)))
+    return module
+
+
+def is_module_class(found: Any) -> bool:
+    """Whether something is a class of PyTorch modules.
+
+    Args:
+      found: anything.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(found, type) and issubclass(found, torch.nn.Module)
+
+
+def is_module(found: Any) -> bool:
+    """Whether something is a PyTorch module; PyTorch is imported only where its user did it.
+
+    Args:
+      found: anything.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(found, torch.nn.Module)
+
+
+def _made(module: Any, seed: int) -> Any:
+    """Module of a seed, on the host and of float32: a copy of the module, or what the function makes."""
+    import torch
+
+    if isinstance(module, type):
+        raise InvalidInput(
+            f"{module.__name__} is a class: give a function seed -> module, such as lambda seed: {module.__name__}()"
+        )
+    made = module
+    if not is_module(module):
+        if not callable(module):
+            raise InvalidInput(f"{describe_value(module)} is neither a torch.nn.Module nor a function seed -> module")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = module(seed)
+        if not is_module(made):
+            raise InvalidInput(f"the function of a seed gives a {type(made).__name__}, not a torch.nn.Module")
+    _refuse_hooks(made)
+    return copy.deepcopy(made).cpu().float()
+
+
+def _refuse_hooks(module: Any) -> None:
+    """Raise InvalidInput for what changes gradients, which no graph has, and for what a graph cannot have."""
+    import torch
+
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise InvalidInput(f"{name or 'the module'} has hooks of gradients, which are not supported")
+        is_norm = isinstance(part, torch.nn.modules.batchnorm._NormBase)
+        if is_norm and part.momentum is None and part.track_running_stats:
+            raise InvalidInput(f"{name}: batch normalization with momentum=None is not supported: give it a number")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise InvalidInput(f"{name} has hooks of gradients, which are not supported")
+
+
+class _Place(NamedTuple):
+    """Where a parameter of PyTorch stands in the model's parameters.
+
+    Attributes:
+      path: keys, of which the first is "backbone" or "head".
+      axes: of the tensor, in the order of the array.
+    """
+
+    path: tuple[str, ...]
+    axes: tuple[int, ...]
+
+
+def _places(module: Any, head: str) -> dict[str, _Place]:
+    """Place of each parameter that is trained, by its first name."""
+    import torch
+
+    convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    found = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        *folders, last = name.split(".")
+        owner, dims = module.get_submodule(".".join(folders)), parameter.ndim
+        axes = tuple(range(dims))
+        if last == "weight" and isinstance(owner, torch.nn.Linear):
+            last, axes = "kernel", (1, 0)
+        elif last == "weight" and isinstance(owner, convolutions):
+            last, axes = "kernel", (*range(2, dims), 1, 0)
+        elif last == "weight" and "norm" in type(owner).__name__.lower():
+            # The name by which FedBN finds normalizations.
+            last = "scale"
+        path = (*folders, last)
+        of_head = head.split(".")
+        is_head = list(path[: len(of_head)]) == of_head
+        found[name] = _Place(("head", *path[len(of_head) :]) if is_head else ("backbone", *path), axes)
+    return found
+
+
+def _arrays(module: Any) -> dict[str, np.ndarray]:
+    """All parameters and buffers by their first names."""
+    return {name: to_array(name, value) for name, value in (*module.named_parameters(), *module.named_buffers())}
+
+
+def _refuse_shared(module: Any, head: str) -> None:
+    """Raise InvalidInput where head and backbone have a parameter in common."""
+    owners: dict[int, tuple[str, bool]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first, in_head = owners.setdefault(id(parameter), (name, name.startswith(f"{head}.")))
+        if in_head != name.startswith(f"{head}."):
+            raise InvalidInput(f"{first} and {name} are the same parameter, in the backbone and in the head {head}")
+
+
+class _Read(NamedTuple):
+    """Programs of a module, and the number of its features."""
+
+    backbone: Program
+    backbone_in_training: Program
+    head: Program
+    head_in_training: Program
+    num_features: int
+    features_shape: jax.ShapeDtypeStruct
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        return self[:4]
+
+    def refuse_random_head(self, name: str, values: Mapping[str, np.ndarray]) -> None:
+        """Raise InvalidInput for a head with dropout or BatchNorm."""
+        if self.head_in_training.statistics:
+            raise InvalidInput(f"the head {name} has BatchNorm, which only a backbone can have")
+        try:
+            jax.eval_shape(lambda x: self.head_in_training(values, x)[0], self.features_shape)
+        except InvalidInput:
+            module_checks.refuse_dropout(name, there=True)
+
+
+def _read(whole: Any, head: str, inputs: jax.ShapeDtypeStruct) -> _Read:
+    """Read a module; it is changed."""
+    import torch
+
+    parts = dict(whole.named_modules())
+    names = [name for name, part in parts.items() if name and next(part.parameters(), None) is not None]
+    module_checks.require_part([head], names, there=head in names)
+    shape = inputs.shape
+    if len(shape) == 4:
+        shape = (shape[0], shape[3], *shape[1:3])
+    is_float = jnp.issubdtype(inputs.dtype, jnp.floating)
+    example = torch.zeros(shape, dtype=torch.float32 if is_float else torch.int64)
+    tensors = {}
+    for name, value in (*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)):
+        tensors.setdefault(id(value), []).append(name)
+    first = {name: same[0] for same in tensors.values() for name in same}
+    features = [_features(whole.train(training), head, example) for training in (False, True)]
+    with _unchanging(parts[head]):
+        backbones = [
+            read_program(_export(whole, example, training), lambda name: first[name]) for training in (False, True)
+        ]
+    heads = [
+        read_program(_export(parts[head], features[0], training), lambda name: first[f"{head}.{name}"])
+        for training in (False, True)
+    ]
+    _refuse_dependent_rows(whole, example)
+    num_features = features[0].shape[-1] if features[0].ndim else 0
+    return _Read(*backbones, *heads, num_features, jax.ShapeDtypeStruct(tuple(features[0].shape), jnp.float32))
+
+
+def _features(whole: Any, head: str, example: Any) -> Any:
+    """What goes into the head, once, whose output is the module's."""
+    import torch
+
+    calls: list[tuple[Any, Any]] = []
+    handle = whole.get_submodule(head).register_forward_hook(lambda _, given, output: calls.append((given, output)))
+    output = whole(example)
+    handle.remove()
+    if not isinstance(output, torch.Tensor):
+        raise InvalidInput(
+            f"the module gives a {type(output).__name__}, not a tensor of logits: wrap it in a module that does"
+        )
+    module_checks.require_one_last_call(head, len(calls), bool(calls) and calls[-1][1] is output)
+    given, _ = calls[0]
+    if len(given) != 1 or not isinstance(given[0], torch.Tensor):
+        raise InvalidInput(f"{head} takes other arguments than the features: a head has one input")
+    _refuse_own_gradients(output)
+    return given[0].detach()
+
+
+def _refuse_own_gradients(output: Any) -> None:
+    """Raise InvalidInput for a function with a gradient of its own, which no graph has."""
+    import torch
+
+    left, seen = [output.grad_fn], set()
+    while left:
+        function = left.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        if isinstance(function, torch.autograd.function.BackwardCFunction):
+            name = type(function).__name__.removesuffix("Backward")
+            raise InvalidInput(f"the module uses {name}, an autograd.Function with a gradient of its own")
+        left += [before for before, _ in function.next_functions]
+
+
+@contextlib.contextmanager
+def _unchanging(part: Any) -> Iterator[None]:
+    """Context in which a part of a module gives its input."""
+    part.forward = lambda x: x
+    try:
+        yield
+    finally:
+        del part.forward
+
+
+def _refuse_dependent_rows(whole: Any, example: Any) -> None:
+    """Raise InvalidInput where a deployed module computes a row from others, some of which are padding."""
+    import torch
+
+    others = example.clone()
+    others[1:] = 1
+    results = []
+    for x in (example, others):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            results.append(copy.deepcopy(whole).eval()(x)[0])
+    one, other = results
+    if not torch.allclose(one, other, rtol=1e-4, atol=1e-4):
+        raise InvalidInput("the module computes rows of its output from other rows of its input: a row is an example")
+
+
+@contextlib.contextmanager
+def _exporting() -> Iterator[None]:
+    """Context in which nothing is printed, and no operations are used that only CPUs and CUDA have."""
+    import torch
+
+    fast_path, level = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
+    torch.backends.mha.set_fastpath_enabled(False)
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        logging.disable(level)
+
+
+def _export(module: Any, example: Any, training: bool) -> Any:
+    """Graph of a module for any number of examples."""
+    import torch
+
+    rows = ({0: torch.export.Dim.DYNAMIC},)
+    with _exporting():
+        return torch.export.export(module.train(training), (example,), dynamic_shapes=rows, strict=False)
