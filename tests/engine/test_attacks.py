@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from full_batches import BETA, SGD, SIZES, assert_model, train, training_examples
 from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
 from pfl_jax import ClientData, LocalResult, Mean, Settings, simulate
 from pfl_jax.base import Survey
 from pfl_jax.engine import placement
-from pfl_jax.engine.cohort import attackers
 from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 from pfl_jax.testing.comparison import assert_close
@@ -96,28 +94,6 @@ def test_without_attackers_the_program_is_the_plain_one():
     # Of four clients a tenth is none.
     assert program(attack="labels", attackers=0.1) == plain
     assert len({plain, program(attack="signs", attackers=0.3), program(attack="labels", attackers=0.3)}) == 3
-
-
-SHARE = 1 / 3
-
-
-@pytest.mark.parametrize("attack", ["signs", pytest.param("labels", marks=pytest.mark.slow)])
-def test_a_round_with_one_attacker_of_three(attack):
-    method = make_method("fedavg", tiny_model(), **SGD, batch_size=32, epochs=3)
-    engine = simulate.build(method, Settings(rounds=1, attack=attack, attackers=SHARE))
-    data, key = tiny_federation(SIZES), jax.random.key(4)
-    init, round_ = jax.jit(engine.init), jax.jit(engine.round, static_argnums=2)
-    state = init(data, key)
-    w, wrong = reference.to_numpy(state.server), np.asarray(attackers(key, 3, SHARE))
-    assert wrong.sum() == 1
-    sent = []
-    for attacks, (x, y) in zip(wrong, training_examples(), strict=True):
-        v = train(w, x, 2 - y if attacks and attack == "labels" else y)
-        flips = attacks and attack == "signs"
-        sent.append({name: w[name] - (v[name] - w[name]) if flips else v[name] for name in w})
-    state, outcome = round_(data, state, 3)
-    assert_model(state.server, reference.mean(BETA, sent))
-    assert outcome.finite.all()
 
 
 TOGETHER = {"attackers": 0.5, "drop_rate": 0.4, "straggler_fraction": 0.5, "straggler_rate": 0.3}

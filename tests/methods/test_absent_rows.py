@@ -29,7 +29,7 @@ def has_rows(name):
 CASES = [(name, {}) for name in METHODS if has_rows(name)] + [
     *(("fedas", options) for options in ({"synchronization": False}, {"target": "global_class_mean"})),
     *(("fedas", {"normalization": name}) for name in ("softmax", "min_max")),
-    *(("fedpac", {"covariance": "empirical"}), ("fedpac_proto", {"reduction": "sum"})),
+    ("fedpac_proto", {"reduction": "sum"}),
 ]
 """Methods, with options of what the server computes; other options are of single clients."""
 
@@ -69,4 +69,6 @@ def test_the_server_knows_neither_absent_clients_nor_the_order_of_the_others(nam
     everyone, alone, turned = computed(np.arange(5)), computed(places), computed(places[order])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(alone))
     chex.assert_trees_all_close((everyone[0], *like(alone[1:], everyone[1:], places)), alone, **TOLERANCE)
-    chex.assert_trees_all_close(turned[:2], (alone[0], gather(alone[1], order)), **LOOSE)
+    # Where one client hands over to the next, their order is part of the method.
+    if method.hand_over is None:
+        chex.assert_trees_all_close(turned[:2], (alone[0], gather(alone[1], order)), **LOOSE)

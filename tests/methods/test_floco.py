@@ -127,7 +127,6 @@ def test_floco():
     full.assert_received(last, [at(w, point) for point in points], rtol=2e-3, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_client_that_comes_later_is_projected_with_its_own_change():
     method, shape = floco(tiny_model(), endpoints=2, projection_round=1), (2, FEATURES, CLASSES)
     server = method.init_server(jax.random.key(0))
