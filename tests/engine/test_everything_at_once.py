@@ -7,7 +7,7 @@ not arrive, some begin from earlier states of the server, and one client attacks
 import jax
 import numpy as np
 import pytest
-from pfl_jax.engine.clock import Timetable
+from pfl_jax.engine.asynchronous import Timetable
 from problems import CLASSES, HYPER_PARAMETERS, SHAPE, diverging, tiny_model
 from trees import assert_same, row
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from pfl_jax.engine.clock import Timetable
+from pfl_jax.engine.asynchronous import Timetable
 from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method, tiny_model
 from trees import assert_flat, assert_same, flatten, row
 
