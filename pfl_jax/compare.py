@@ -20,6 +20,8 @@ FEWEST_PAIRS = 6
 """Pairs of runs from which on the test of Wilcoxon can find a difference at 5 %."""
 FEWEST_RUNS = 4
 """Runs from which on an interval that contains 0 says something: fewer find only very large differences."""
+MANY_RUNS = 10
+"""Runs from which on their single means need not be shown: of fewer, one that failed would stay unseen."""
 
 
 class Difference(NamedTuple):
@@ -30,6 +32,8 @@ class Difference(NamedTuple):
       low, high: ends of its confidence interval; infinite for a single client of a single run.
       p_value: of Wilcoxon's signed-rank test over the runs, two-sided; None for fewer than `FEWEST_PAIRS` runs.
       worse: share of the clients, in [0, 1], whose score is worse with the first method.
+      runs: means over the clients of each run.
+      median_low, median_high: `median_interval` of the runs, infinite for too few of them.
     """
 
     mean: float
@@ -37,6 +41,9 @@ class Difference(NamedTuple):
     high: float
     p_value: float | None
     worse: float
+    runs: tuple[float, ...]
+    median_low: float
+    median_high: float
 
     @property
     def is_clear(self) -> bool:
@@ -56,7 +63,8 @@ def difference(
         mean +- t_{(1 + confidence) / 2, R - 1} s / sqrt(R),   s: sample standard deviation of the R runs' means
 
     With a single run the interval is over its clients instead, and says nothing of other seeds. With two or three runs
-    it is so wide that it finds only differences far larger than s.
+    it is so wide that it finds only differences far larger than s. Where some seeds fail, or are far better than most,
+    it contains the mean over all seeds less often than it says; `median_interval` does not depend on that.
 
     Args:
       first, second: scores of the clients [N] of each run; the runs of both in the same order, on the same clients.
@@ -85,6 +93,8 @@ def difference(
         mean + half,
         _wilcoxon(means) if len(means) >= FEWEST_PAIRS else None,
         share_worse(first, second, higher_is_better=higher_is_better),
+        tuple(means.tolist()),
+        *median_interval(means, confidence),
     )
 
 
@@ -104,6 +114,34 @@ def margin(deviation: float, number: int, confidence: Probability = 0.95) -> flo
     if number < 2:
         return np.inf
     return float(special.stdtrit(number - 1, (1 + confidence) / 2) * deviation / np.sqrt(number - 1))
+
+
+def median_interval(values: Sequence[float] | np.ndarray, confidence: Probability = 0.95) -> tuple[float, float]:
+    """Confidence interval of the median of independent values, by their order, whatever their distribution.
+
+        [x_(k), x_(R + 1 - k)],   k: the largest number with 2 P(Binomial(R, 1/2) < k) <= 1 - confidence
+
+    Args:
+      values: [R].
+      confidence: share of such intervals that contain the median, at least.
+
+    Returns:
+      Both ends; infinite where even the range of so few values is too narrow: at 95 %, of fewer than six.
+
+    Example:
+      >>> from pfl_jax.compare import median_interval
+      >>> median_interval([3.0, 1.0, 2.0, 90.0, 4.0, 2.5])
+      (1.0, 90.0)
+
+    Reference:
+      Conover. Practical Nonparametric Statistics. Third edition, 1999. Section 3.2.
+    """
+    ordered = np.sort(np.asarray(values, np.float64))
+    number = len(ordered)
+    outside = 2 * special.bdtr(np.arange(number // 2), number, 0.5)
+    if not (k := int(np.sum(outside <= 1 - confidence))):
+        return -np.inf, np.inf
+    return float(ordered[k - 1]), float(ordered[number - k])
 
 
 def share_worse(first: Sequence[np.ndarray], second: Sequence[np.ndarray], *, higher_is_better: bool = True) -> float:

@@ -71,7 +71,9 @@ def _latex(text: str) -> str:
     # Two hyphens, as before an option, would be a dash.
     escaped = "".join(_LATEX.get(character, character) for character in text).replace("--", "-{}-")
     escaped = re.sub(r"(?<!\S)-(?=\d)", "$-$", escaped).replace("—", "--").replace(r" \%", r"~\%")
-    return re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", escaped)
+    bold = re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", escaped)
+    # After the end of a row, LaTeX takes these for its own.
+    return f"{{}}{bold}" if bold.startswith(("[", "*")) else bold
 
 
 class Table(NamedTuple):

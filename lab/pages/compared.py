@@ -53,7 +53,8 @@ SECTIONS = (
     Section("fedpac", 8, 100),
 )
 CIFAR10_SECTIONS = tuple(
-    Section(paper, table, 20, CIFAR10) for paper, table in [*(("fedpac", table) for table in (1, 2, 4, 5)), ("fedpac_replication", 1)]
+    Section(paper, table, 20, CIFAR10)
+    for paper, table in [*(("fedpac", table) for table in (1, 2, 4, 5)), ("fedpac_replication", 1)]
 )
 
 

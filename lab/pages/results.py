@@ -92,7 +92,7 @@ def page(library: ResultStore, found: Found) -> str:
         finished=finished,
         counts=counts(found),
         by_trained=by_trained(list(itertools.chain(*found.values()))),
-        readings=[_reading(reading, library) for reading in READINGS],
+        readings=[_reading(reading, run) for reading in READINGS if (run := library.find(reading_run(reading).spec))],
         beyond=[sum(one.is_beyond is so for one in itertools.chain(*found.values())) for so in (True, False)],
         close=CLOSE,
         last=LAST,
@@ -130,11 +130,9 @@ def readme_table(library: ResultStore, found: Found) -> str:
         f"On two cores, FedPAC's 200 rounds take {200 * seconds / 60:.0f} minutes "
         f"([{seconds:.2f} s each](docs/performance.md#training)).\n\n"
         f"{tables.markdown(heads, rows, (0, 4))}\n"
-        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run, from {len(of_runs)} different "
-        f"runs;\n{close} of these runs are within {CLOSE:g} point of all accuracies that they stand for. A cause is "
-        f"supported if a full run without\nit is within {CLOSE:g} point, and plausible if there is no such run; see "
-        "[all accuracies](docs/results.md). "
-        "A dash: no run with the current code yet.\n"
+        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run; {close} of these {len(of_runs)} "
+        f"runs match their published numbers\nwithin {CLOSE:g} point. Supported: a full run without the cause closes the "
+        "gap. Plausible: not tested. A dash: no run yet. See\n[all accuracies](docs/results.md).\n"
     ) + _readme_cifar10(_cifar10(library))
 
 
@@ -175,11 +173,10 @@ def round_seconds() -> float:
     return next(row["s"] for row in measured if row["work"].startswith("FedPAC round") and row["by"] == "pfl_jax")
 
 
-def _reading(reading: str, library: ResultStore) -> list[str]:
+def _reading(reading: str, run: StoredRun) -> list[str]:
     """Row of another reading of the replication's equations."""
-    run = library.find(reading_run(reading).spec)
     row, *_ = published_in(Section("fedpac_replication", 1, 20))[::-1]
-    received, trained = (None if run is None else run.accuracy(protocol) for protocol in ALWAYS)
+    received, trained = map(run.accuracy, ALWAYS)
     apart = None if received is None else received - row.accuracy_percent
     return [READINGS[reading], number(received), number(row.accuracy_percent), number(apart, "+.2f"), number(trained)]
 

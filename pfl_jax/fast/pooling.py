@@ -75,7 +75,7 @@ def max_pool(x: jax.Array, window: int | Sequence[int] = 2) -> jax.Array:
     sides = (1, window, window, 1) if isinstance(window, int) else tuple(window)
     if min(sides) < 1 or math.prod(sides) > LARGEST:
         raise InvalidInput(f"a pooling window must have between 1 and {LARGEST} elements, not {window}")
-    return _max_pool(sides, x)
+    return x if math.prod(sides) == 1 else _max_pool(sides, x)
 
 
 def sum_pool(x: jax.Array, window: Sequence[int]) -> jax.Array:

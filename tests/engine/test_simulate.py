@@ -285,6 +285,53 @@ def test_engines_of_a_few_methods_are_kept():
     assert make(np.zeros(2)) != make(np.zeros(2))
 
 
+FACTOR = 1.0
+
+
+class Weight:
+    def __init__(self):
+        self.array, self.listed, self.named = np.ones(()), [1.0], {"factor": 1.0}
+
+
+def change_global(_):
+    global FACTOR
+    FACTOR = 3.0
+
+
+@pytest.mark.parametrize(
+    ("read", "change"),
+    [
+        (lambda weight: weight.array, lambda weight: weight.array.fill(3)),
+        (lambda weight: weight.listed[0], lambda weight: weight.listed.append(weight.listed.pop() + 2)),
+        (lambda weight: weight.named["factor"], lambda weight: weight.named.update(factor=3.0)),
+        (lambda _: FACTOR, change_global),
+    ],
+    ids=["array", "list", "dict", "global"],
+)
+def test_a_value_that_a_loss_reads_and_that_changed_between_two_runs_is_the_new_one(read, change, monkeypatch):
+    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    weight, model = Weight(), tiny_model()
+    usual = model.task.loss
+
+    def loss(outputs, y, mask):
+        return read(weight) * usual(outputs, y, mask)
+
+    method = make_method("fedavg", model._replace(task=model.task._replace(loss=loss)), **HYPER_PARAMETERS)
+
+    def scores(method):
+        *_, last = simulate.run(method, DATA, Settings(rounds=2), jax.random.key(0))
+        return last.trained["loss"]
+
+    first = scores(method)
+    with compilations() as again:
+        np.testing.assert_array_equal(scores(method), first)
+    assert set(again) <= {"init"}
+    change(weight)
+    changed = scores(method)
+    assert (changed != first).all()
+    np.testing.assert_array_equal(changed, scores(method._replace()))
+
+
 def test_engines_are_kept_by_the_shapes_of_the_data():
     """So that a process which trains on many federations does not keep the programs of all of them."""
     method = make_method("fedavg", tiny_model(), **HYPER_PARAMETERS)
