@@ -1,5 +1,7 @@
 """Budgets of differential privacy, against dp-accounting's own accountants; delta, and how often clients take part."""
 
+from typing import Literal
+
 import jax
 import numpy as np
 import optax
@@ -135,9 +137,10 @@ def of_networks(model, training=LocalTraining(), *, depth: int = 1):
     return METHODS["fedavg"](model.with_depth(depth), training)
 
 
-def keeps_to_itself(model, training=LocalTraining(), *, secret: bool = False):
+def keeps_to_itself(model, training=LocalTraining(), *, secret: Literal["nothing", "all", "clients"] = "nothing"):
     method = METHODS["fedavg"](model, training)
-    return method._replace(privacy=None if secret else method.privacy)
+    said = {"nothing": method.privacy, "all": None, "clients": method.privacy._replace(clients=None)}
+    return method._replace(privacy=said[secret])
 
 
 def test_a_clip_without_a_budget_is_an_unknown_budget():
@@ -150,10 +153,12 @@ def test_a_clip_without_a_budget_is_an_unknown_budget():
     assert example.spent(2).startswith(told)
     assert example.record(2)["sampling"] == example.spent(2).removeprefix("epsilon is ")
     # Whether a method says it may depend on its options.
-    example, client = of(keeps_to_itself, **EXAMPLE, client_clip=1.0, client_noise=1.0, secret=True)
+    example, client = of(keeps_to_itself, **EXAMPLE, client_clip=1.0, client_noise=1.0, secret="all")
     assert (example.unit, client.unit, client.clip, client.noise) == ("example", "client", 1.0, 1.0)
-    for one in (example, client):
-        assert one.spent(1) == "epsilon is unknown: the method does not say how it uses the data"
+    unknown = "epsilon is unknown: the method does not say how it uses the data"
+    assert example.spent(1) == client.spent(1) == unknown
+    example, client = of(keeps_to_itself, **EXAMPLE, client_clip=1.0, client_noise=1.0, secret="clients")
+    assert (example.unknown, client.spent(1)) == ("", unknown)
 
 
 def own_clip(model, training=LocalTraining(), *, client_clip=3.0):

@@ -60,9 +60,13 @@ def of_equal_clients(message):
 def test_a_wrapped_method_is_right_or_refused(name, texts):
     method, (server, clients, results) = made(name), trained(name)
     aggregate, applied = jax.jit(method.aggregate), {}
+    changeable = any(map(may_change, parts(results.message)))
     for option, values in WRAPPERS.items():
         words = refusal(name, option)
         assert "\n" not in words
+        if option in ("--compress", "--server-mean", "--attack"):
+            # An option that would change nothing is not ignored.
+            assert bool(words) != changeable
         for text in [one for one in values if one in texts]:
             # With trimmed:0 nothing is wrapped.
             if not words or text == "trimmed:0":
@@ -77,7 +81,7 @@ def test_a_wrapped_method_is_right_or_refused(name, texts):
         if text in NEUTRAL:
             assert close(got, of_equal_clients(results.message) if option == "--client-clip" else unchanged), where
             continue
-        assert close(got, unchanged) != any(map(may_change, parts(results.message))), f"{where} changes nothing"
+        assert close(got, unchanged) != changeable, f"{where} changes nothing"
         for sent, one, other in zip(*map(parts, (results.message, got, unchanged)), strict=True):
             if not may_change(sent):
                 assert all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other))), where
@@ -86,16 +90,20 @@ def test_a_wrapped_method_is_right_or_refused(name, texts):
 
 
 def test_what_may_not_change_is_in_its_range():
-    """Shares of classes, which are one in all, and a distribution for each class that somebody holds."""
-    ((shares,), (outputs,)) = (at_server(name, [plain]) for name in ("fedgen", "fd"))
-    shares = shares.shares
-    assert isinstance(shares, Mean)
-    np.testing.assert_allclose(shares.value.sum(), 1, rtol=1e-6)
-    np.testing.assert_allclose(outputs.value.sum(axis=1), outputs.weight > 0, rtol=1e-6)
+    """Shares of classes, which are one in all, and a distribution for each class with the number of its holders."""
+    changing = [WRAPPERS["--compress"]["sign"], WRAPPERS["--server-mean"]["median"], WRAPPERS["--attack"]["noise"]]
+    for message in at_server("fedgen", [plain, *changing]):
+        assert (message.shares.value >= 0).all()
+        np.testing.assert_allclose(message.shares.value.sum(), 1, rtol=1e-6)
+    for outputs in at_server("fd", [plain, WRAPPERS["--buffer"]["late"]]):
+        np.testing.assert_array_equal(outputs.weight, np.round(outputs.weight))
+        np.testing.assert_allclose(outputs.value.sum(axis=1), outputs.weight > 0, rtol=1e-6)
 
 
 WHOLE = (16, 8, 24, 16)
 """Examples of clients whose mini-batches of 8 are all whole: the sum of a private step is divided by 8."""
+WITH_HELD_OUT = (20, 10, 30, 20)
+"""The same where a fifth of them is held out."""
 
 
 @pytest.mark.parametrize(
@@ -107,7 +115,7 @@ def test_private_steps_with_a_clip_that_is_never_reached_are_ordinary_ones(name)
         assert words.startswith(f"{name} cannot train with dp_clip: ")
         return
     ordinary, private = (make_method(name, model, **HYPER_PARAMETERS, dp_clip=clip) for clip in (None, 1e9))
-    data = tiny_federation(WHOLE).with_frozen(model.frozen)
+    data = tiny_federation(WITH_HELD_OUT if name == "fedfomo" else WHOLE).with_frozen(model.frozen)
     want, got = (jax.jit(partial(first_round, method))(data)[2] for method in (ordinary, private))
     for leaf, other in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
         np.testing.assert_allclose(other, leaf, rtol=1e-3, atol=1e-5)
