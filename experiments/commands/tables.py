@@ -108,7 +108,10 @@ class Tables(MeasuredBatch):
     def _spec(self, row: Published) -> Spec:
         """Run of a place of the table with seed 0."""
         known = {name: row.options[name] for name in SELECTION if name in row.options}
-        return batch.one_of_many(row.dataset, self.options(row.dataset, **known) | row.options)
+        asked = self.options(row.dataset, **known)
+        # How often a run is evaluated defines no place; of the row it is only the usual value.
+        often = {"eval_every": asked["eval_every"]} if "eval_every" in asked else {}
+        return batch.one_of_many(row.dataset, asked | row.options | often)
 
     def jobs(self, console: Console) -> list[batch.Job]:
         if (path := self.folder / comparison.JSON).exists():
