@@ -142,12 +142,10 @@ class ClientData(NamedTuple):
 
 
 Loss: TypeAlias = Callable[[PyTree, ClientData, PRNGKey], jax.Array]
-"""(params, mini-batch of B examples, key) -> scalar, the mean over the real examples of the mini-batch. The key, which
-differs in every step, is of what is random in the loss, such as dropout."""
+"""(params, mini-batch of B examples, key of this step's dropout) -> scalar, the mean over the real examples."""
 
 TrainingLoss: TypeAlias = Callable[[PyTree, ClientData, PRNGKey], tuple[jax.Array, PyTree]]
-"""(params, mini-batch of B examples, key) -> (scalar as of `Loss`, new running statistics of batch normalization), for
-`has_aux=True` of `jax.grad`. Without batch normalization there are no statistics."""
+"""(params, mini-batch, key) -> (scalar as of `Loss`, new running statistics), for `has_aux=True` of `jax.grad`."""
 
 KeylessLoss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
 """(params, mini-batch of B examples) -> scalar as of `Loss`, of a model as it is deployed, or with a fixed key."""
@@ -231,18 +229,20 @@ class Survey(NamedTuple):
 class HandOver(NamedTuple):
     """Turns of clients before their training: each passes a state of the server on to the next one of its cohort.
 
-    Clients take turns in the order of their numbers. The first one receives the server's state. Each computes another
-    one by `local`, which the next client receives. Then all clients of the cohort train at once: `Method.local` gets
-    the state that the client itself has computed. An absent client passes on the state that it received.
+    Clients take turns in the order of their numbers; the first one receives the server's state. Each computes another
+    one, which the next receives, or if it is absent passes on what it received. Then all train at once, from their own.
 
     Attributes:
       local: (key, Server, Client, ClientData) -> Server, before local training. The key is that of `Method.local`.
-      personalize: the same before `Method.personalize`, with its key, in cohorts of the usual size, each of which
-        begins with the server's state. None: all clients deploy from the server's state.
+      personalize: the same before `Method.personalize`, with its key, in cohorts of the usual size; None for no turns.
     """
 
     local: Callable[[PRNGKey, Server, Client, ClientData], Server]
     personalize: Callable[[PRNGKey, Server, Client, ClientData], Server] | None = None
+
+    def changed(self, change: Callable[[Any], Any]) -> "HandOver":
+        """The same with `change` of each function."""
+        return HandOver(change(self.local), self.personalize and change(self.personalize))
 
 
 class TrainingCost(NamedTuple):

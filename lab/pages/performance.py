@@ -13,7 +13,8 @@ from lab.pages.sizes import each_method
 def texts(root: Path) -> dict[Path, str]:
     """The page of a checkout, with its tables; InvalidInput if a measurement is missing."""
     sections = stored(root / ROOT.name / "benchmark.jsonl")
-    parts = {name: part(section) for name, section in sections.items()} | {"gpu": gpu(sections), "sizes": each_method()}
+    parts = {"head-weights": UNMEASURED} | {name: part(section) for name, section in sections.items()}
+    parts |= {"gpu": gpu(sections), "sizes": each_method()}
     page = root / "docs/performance.md"
     return {page: filled(page, parts)}
 
@@ -24,6 +25,7 @@ def gpu(sections: Mapping[str, Section]) -> str:
     return "\n".join(tables) or UNTESTED
 
 
+UNMEASURED = "Not measured yet.\n"
 UNTESTED = (
     "No GPU has been measured yet: the form of the convolutions, the chunk and the precision that one gets are "
     "untested choices.\n"

@@ -50,8 +50,8 @@ def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
     def counted(part):
         if not is_mean(part):
             return part
-        encoded = method.encoded is not None and may_change(part)
-        value = jax.eval_shape(method.encoded, part.value) if encoded else part.value
+        encoded = method.encoded if may_change(part) else None
+        value = part.value if encoded is None else jax.eval_shape(encoded, part.value)
         return (value, part.weight) if part.weight.ndim else value
 
     up = byte_count(jax.tree.map(counted, message, is_leaf=is_mean))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.random import fold_in
 
-from pfl_jax.base import Client, HandOver, Message, Method, PRNGKey, Server
+from pfl_jax.base import Client, Message, Method, PRNGKey, Server
 from pfl_jax.messages import map_means, needs_changeable, trained_from
 from pfl_jax.streams import ATTACK
 
@@ -51,8 +51,6 @@ def attacked(
             return data._replace(y=jnp.where(attacks, num_classes - 1 - data.y, data.y))
 
         def misled(pass_on):
-            if pass_on is None:
-                return None
             return lambda key, server, client, data: pass_on(key, server, client, flipped(data))
 
         survey = method.survey
@@ -64,7 +62,7 @@ def attacked(
             local=lambda key, server, client, data: method.local(key, server, client, flipped(data)),
             personalize=lambda key, server, client, data: method.personalize(key, server, client, flipped(data)),
             survey=survey,
-            hand_over=None if method.hand_over is None else HandOver(*map(misled, method.hand_over)),
+            hand_over=None if method.hand_over is None else method.hand_over.changed(misled),
         )
 
     def local(key, server, client, data):

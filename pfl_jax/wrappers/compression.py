@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.random import fold_in
 
-from pfl_jax.base import Client, HandOver, LocalResult, Mean, Method, PRNGKey, PyTree
+from pfl_jax.base import Client, LocalResult, Mean, Method, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import MEAN_OF_UPDATES, Update, bases, downloaded, map_means, needs_changeable, trained_from
 from pfl_jax.primitives import compressors
@@ -127,8 +127,6 @@ def compressed(method: Method, recipe: Compression) -> Method:
         return method.personalize(key, server, client.state, data)
 
     def of_plain(pass_on):
-        if pass_on is None:
-            return None
         return lambda key, server, client, data: pass_on(key, server, client.state, data)
 
     return method._replace(
@@ -139,7 +137,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
         download=lambda server, client: downloaded(method, server, client.state),
         trained_from=lambda server, client: bases(method, server, client.state),
         encoded=encoding.encoded,
-        hand_over=None if method.hand_over is None else HandOver(*map(of_plain, method.hand_over)),
+        hand_over=None if method.hand_over is None else method.hand_over.changed(of_plain),
     )
 
 

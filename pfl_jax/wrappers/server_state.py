@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pfl_jax.base import HandOver, Method, PyTree, Server, Survey
+from pfl_jax.base import Method, PyTree, Server, Survey
 from pfl_jax.messages import bases, downloaded
 
 
@@ -69,8 +69,6 @@ def with_server_state(
         )
 
     def begun_by(pass_on):
-        if pass_on is None:
-            return None
         return lambda key, server, client, data: server._replace(plain=pass_on(key, server.plain, client, data))
 
     return method._replace(
@@ -83,6 +81,6 @@ def with_server_state(
         trained_from=lambda server, client: bases(method, server.plain, client),
         survey=None if method.survey is None else wrapped(method.survey),
         server_is_mean=False,
-        hand_over=None if method.hand_over is None else HandOver(*map(begun_by, method.hand_over)),
+        hand_over=None if method.hand_over is None else method.hand_over.changed(begun_by),
         privacy=method.privacy,
     )
