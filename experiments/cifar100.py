@@ -2,8 +2,8 @@
 
     python -m experiments.cifar100 --method fedas
 
-FedAS's setting: 20 clients, beta 0.1, a fifth of them in each round, 40 rounds.
-Alignment as printed, batches of the released code; `experiments.tables --paper fedas --table 2` runs either whole.
+FedAS's setting: 20 clients, beta 0.1, a fifth of them in each round, 40 rounds. The algorithm is the paper's own; with
+`--procedure release` it is that of the released code, as in `experiments.tables --paper fedas --table 2`.
 The paper: 52.41 %.
 Without CIFAR-100's files: digit pairs in its shape, whose accuracy says nothing about CIFAR-100.
 """

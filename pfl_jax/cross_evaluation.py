@@ -8,7 +8,8 @@ from pfl_jax.base import Method, Scores, State
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine.body import chain_of
 from pfl_jax.engine.cohort import RoundSettings
-from pfl_jax.engine.rounds import RoundProgram, checked_predict
+from pfl_jax.engine.rounds import RoundProgram
+from pfl_jax.engine.scoring import checked_predict
 from pfl_jax.primitives.metrics import score
 from pfl_jax.schedules import MethodSchedule, at_round
 
@@ -52,7 +53,7 @@ def cross_scores(
         network, server, chain = chain_of(method, settings, state, data.num_clients, client)
         if network not in programs:
             programs[network] = jax.jit(_scores_of_client(method, settings, network))
-        rows.append(programs[network](data, on, server, state.key, state.round, *chain))
+        rows.append(programs[network](data, on, server, state.key, state.round, chain))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 

@@ -103,7 +103,7 @@ def client_params(
     settings = settings or RoundSettings()
     network, server, chain = chain_of(method, settings, state, data.num_clients, client)
     personal = jax.jit(RoundProgram(method, settings, network=network).personal)
-    own = personal(data, server, state.key, state.round, *chain)
+    own = personal(data, server, state.key, state.round, chain)
     return as_params(own, at_round(method, 0, network or 0))
 
 

@@ -32,8 +32,8 @@ def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[st
     Shares such as accuracies are in [0, 1], also those from files. A client without a score has no row.
 
     Args:
-      results: what `pfl_jax.run` or `pfl_jax.sweep.run` yields, all of it or a list of some rounds; or a run's folder,
-        or one above the folders of runs, such as a sweep's.
+      results: rounds that `pfl_jax.run` or `pfl_jax.sweep.run` yields, all or a list of some; or a run's folder, or one
+        above the folders of runs, such as a sweep's.
       clients: names [N] of the clients, such as those of a `FederatedData`; () for their numbers.
       **columns: further columns: a value for all rows; with results of a sweep also a sequence [R], a value for each
         run, as in `frame(results, seed=[0, 1], lr=[0.1, 0.2])`.
@@ -61,7 +61,7 @@ def mean_scores(result: "RoundResult") -> dict[str, float]:
     """Means over clients of a round's scores by names such as "received/accuracy", for trackers of experiments.
 
     Args:
-      result: what `pfl_jax.run` yields; a round without an evaluation gives {}.
+      result: a round that `pfl_jax.run` yields; one without an evaluation gives {}.
 
     Returns:
       Name -> mean over the clients that have the score; shares such as accuracies are in [0, 1]. Means on validation

@@ -28,6 +28,8 @@ INTERNAL = {
     "safe_read",
     "networks.adapted_layers",
     "networks.passes",
+    "networks.torch_graph",
+    "networks.torch_operations",
     "primitives.loops",
     "networks.vit_modules",
     "networks.weights",

@@ -19,7 +19,6 @@ from experiments.folder.run_folder import lock_folder, slug
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
-from experiments.papers import settings
 from experiments.papers.settings import Measure
 from experiments.spec.choices import Average, ProcedureName, Protocol, ReportedRound
 from experiments.spec.identity import relevant_options
@@ -49,7 +48,8 @@ class Progress(NamedTuple):
 
 def one_of_many(dataset: str, options: Mapping[str, Any], seed: int = 0) -> Spec:
     """Run of a command of many runs, checked; without its final state, of which many would fill the disk."""
-    spec = _checked(dataset, tuple(sorted(options.items())))
+    hashable = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    spec = _checked(dataset, tuple(sorted(hashable.items())))
     if spec.distributed:
         raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
     keep = spec.keep_state if "keep_state" in spec.given else "never"
@@ -206,11 +206,6 @@ class MeasuredBatch(Batch):
     """What the mean is over, clients or test examples; by default the paper's choice."""
     procedure: ProcedureName | None = None
     """Of FedAS's tables and figures: as its code was released, or as its paper says; by default release."""
-
-    @property
-    def measure(self) -> Measure:
-        """Definition of the accuracy: the paper's, with the requested changes."""
-        return self.asked(settings.PAPERS[self.paper].measure)
 
     def asked(self, measure: Measure) -> Measure:
         """A measure with the requested changes."""

@@ -12,6 +12,7 @@ from experiments.folder import load
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import VALIDATION, score_text
 from experiments.folder.stored_runs import Group, short
+from experiments.folder.version import note_on_code
 from experiments.papers.settings import Measure
 from experiments.show import draw
 from experiments.show.curves import chosen_on, goodness
@@ -49,6 +50,7 @@ class Compared(NamedTuple):
       notes: on runs that are left out, and options that differ and are in no name.
       reference: name of the best method on validation examples; None without such examples.
       protocol: evaluation protocol of the scores.
+      baseline: name of the method `local`.
     """
 
     data: str
@@ -59,6 +61,7 @@ class Compared(NamedTuple):
     notes: Sequence[str] = ()
     reference: str | None = None
     protocol: Protocol = "received"
+    baseline: str = BASELINE
 
     @property
     def seeds(self) -> list[int]:
@@ -143,13 +146,17 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         raise InvalidInput(f"no client is scored by all runs of seed {unscored.all().idxmax()}")
     for seed, many in unscored.sum().items():
         notes += [f"Without {many} clients of seed {seed} that some run does not score."] if many else []
+    behind = [(f"{one.label}, seed {run.seed}", note_on_code(run.config)) for one in groups for run in one.counted]
+    notes += [f"{name}: {note}." for name, note in behind if note]
     if unnamed := _unnamed(groups):
         settings = (" ".join([one.label, *(short(name, one.setting[name]) for name in unnamed)]) for one in groups)
         notes.append(f"Settings that the names leave out: {'; '.join(settings)}.")
     larger, on = load.task_of(groups[0].runs[0].config)["higher_is_better"], chosen_on(groups)
     best = max(groups, key=lambda one: goodness(one, protocol, on)).label if on == VALIDATION else None
     about = groups[0].data_name, groups[0].axis, larger, max(common)
-    return Compared(*about, scores.dropna(), notes, best, protocol)
+    baselines = [one.label for one in groups if one.method == BASELINE]
+    baseline = baselines[0] if len(baselines) == 1 else BASELINE
+    return Compared(*about, scores.dropna(), notes, best, protocol, baseline)
 
 
 def _have_same_clients(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -207,10 +214,10 @@ def table(compared: Compared, reference: str | None = None) -> Table:
             **({"p (Holm)": number(adjusted.get(name), ".3f")} if tests else {}),
             f"worse than {reference}": NOTHING if apart is None else f"{100 * apart.worse:.0f} %",
         }
-        if BASELINE in means and reference != BASELINE:
-            pair = compared.of_runs(name), compared.of_runs(BASELINE)
+        if (baseline := compared.baseline) in means and reference != baseline:
+            pair = compared.of_runs(name), compared.of_runs(baseline)
             share = share_worse(*pair, higher_is_better=compared.higher_is_better)
-            row[f"worse than {BASELINE}"] = NOTHING if name == BASELINE else f"{100 * share:.0f} %"
+            row[f"worse than {baseline}"] = NOTHING if name == baseline else f"{100 * share:.0f} %"
         rows.append(row)
     notes = _notes(compared, reference, rest)
     if is_own and compared.reference is None:
@@ -253,13 +260,15 @@ def with_target(table: Table, groups: Sequence[Group], compared: Compared, targe
     """A table with the rounds until the mean over clients first reaches a target: means over the runs, a dash where one
     does not reach it."""
     named, sign, rounds = {one.label: one for one in groups}, 1 if compared.higher_is_better else -1, []
+
+    def reaches(line: dict[str, Any]) -> bool:
+        mean = line.get(compared.protocol, {}).get("mean")
+        return mean is not None and sign * (mean - target) >= 0
+
     for name, *_ in table.rows:
-        first = []
-        for run in (run for run in named[name].counted if run.seed in compared.seeds):
-            means = ((line, (line.get(compared.protocol) or {}).get("mean")) for line in run.lines)
-            first.append(next((line for line, mean in means if mean is not None and sign * (mean - target) >= 0), None))
-        reached = [line for line in first if line is not None and None not in first]
-        rounds.append(f"{np.mean([line['round'] for line in reached]):.1f}" if reached else NOTHING)
+        runs = [run for run in named[name].counted if run.seed in compared.seeds]
+        first = [next((line["round"] for line in run.lines if reaches(line)), None) for run in runs]
+        rounds.append(NOTHING if None in first else f"{np.mean(first):.1f}")
     rows = [[*row, number] for row, number in zip(table.rows, rounds, strict=True)]
     return table._replace(heads=[*table.heads, f"rounds to {target:g}"], rows=rows)
 
@@ -291,8 +300,8 @@ def _caption(compared: Compared, reference: str, apart: Mapping[str, Difference]
     words = f"{seeds[0]} to {seeds[-1]}" if together else ", ".join(map(str, seeds))
     mean = f"± standard deviation over seeds {words}" if len(seeds) > 1 else f"of seed {words}"
     dagger = "" if all(one.is_clear for one in apart.values()) else " (†: its 95 % interval contains 0)"
-    what = f"{compared.axis[0].upper()}{compared.axis[1:]} on {compared.data} after round {compared.round}"
-    about = f"{what}, {compared.clients} clients, {where}"
+    about = f"{compared.axis[0].upper()}{compared.axis[1:]} on {compared.data} after round {compared.round}, "
+    about += f"{compared.clients} clients, {where}"
     return f"{about}: mean over clients {mean}, and difference to {reference}{dagger}"
 
 

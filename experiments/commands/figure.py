@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ import pandas as pd
 from experiments.commands.batch import Job, jobs_of_seeds, one_of_many, read_options
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import slug
+from experiments.papers import settings
 from experiments.papers.settings import PAPERS, Measure
 from experiments.show.draw import lines, over_runs, rows_of
 from experiments.show.pictures import Panel, Picture
@@ -40,7 +41,7 @@ class Figure:
       variants: options that each run adds to the common `values`, its method included.
       panels: panels from the finished runs on one dataset.
       methods: those that are compared.
-      note: what the paper leaves open, for the caption.
+      note: choices that the paper leaves open, for the caption.
       fixed: common options on which the panels rely, which cannot be given.
       measured: attributes of the paper's `Measure` on which the panels depend.
       procedures: of FedAS that it can follow, the default first.
@@ -71,6 +72,7 @@ class Runs:
     """Runs of a figure on one dataset, and their results once they are finished.
 
     Attributes:
+      asked: a measure of the paper -> the same with what is asked for.
       chosen, rounds_asked, procedure: methods, rounds and procedure in place of the figure's.
       words: of the command line, for all runs; they override `values`.
     """
@@ -78,7 +80,7 @@ class Runs:
     figure: Figure
     dataset: str
     folder: Path
-    measure: Measure
+    asked: Callable[[Measure], Measure]
     seeds: int = 1
     chosen: tuple[str, ...] = ()
     rounds_asked: int | None = None
@@ -102,6 +104,24 @@ class Runs:
         """Options that all these runs share."""
         asked = {"procedure": self.procedure, "rounds": self.rounds_asked}
         return self.usual | {name: value for name, value in asked.items() if value is not None}
+
+    @property
+    def procedure_name(self) -> str:
+        """Name of FedAS's procedure; "" for another paper."""
+        return self.values.get("procedure", "")
+
+    @property
+    def measure(self) -> Measure:
+        """Definition of the accuracies of the paper's own method."""
+        return self.asked(PAPERS[self.figure.paper].measure)
+
+    def measure_of(self, key: Key) -> Measure:
+        """Definition of a run's accuracies."""
+        return self.asked(self.measure_in_paper(key))
+
+    def measure_in_paper(self, key: Key) -> Measure:
+        """The same as the paper has it."""
+        return settings.measure(self.figure.paper, self.variants[key]["method"], self.procedure_name)
 
     @property
     def rounds(self) -> int:
@@ -135,23 +155,38 @@ class Runs:
 
     @property
     def data(self) -> str:
-        """Dataset and source of the data: "cifar100 (embedded digit pairs)"."""
-        return f"{self.dataset} ({self.config(next(iter(self.jobs)))['data']['source']})"
+        """Name of the data: "cifar10, JPEG copy", "cifar100 (embedded digit pairs)"."""
+        return load.data_name(self.config(next(iter(self.jobs))))
 
     def config(self, key: Key) -> dict[str, Any]:
-        """Configuration of a run, that of its first seed."""
+        """Configuration of the first seed of a run."""
         return load.read_config(self.jobs[key][0].folder)
 
     def curves(self, title: str, labels: Mapping[Key, str], main: Key) -> Panel:
         """Accuracy over rounds, a line with its label for each of some runs, the main one over the others."""
         rows = []
         for key in sorted(labels, key=lambda key: key == main):
-            runs = [stored_runs.read(job.folder) for job in self.jobs[key]]
+            runs, measure = [stored_runs.read(job.folder) for job in self.jobs[key]], self.measure_of(key)
             rounds = [line["round"] for line in runs[0].lines]
-            rows.append(
-                rows_of(labels[key], rounds, [run.curve(self.measure.protocol, self.measure.average) for run in runs])
-            )
+            rows.append(rows_of(labels[key], rounds, [run.curve(measure.protocol, measure.average) for run in runs]))
+        title += self.coverage(labels, is_curve=True)
         return Panel(title, functools.partial(lines, main=labels.get(main, "")), over_runs(pd.concat(rows)))
+
+    def coverage(self, keys: Iterable[Key], *, is_curve: bool = False) -> str:
+        """Words for a title where means of some runs are not over all clients: "; over 8 to 10 of 10 clients".
+
+        Args:
+          keys: the runs.
+          is_curve: whether all their rounds are shown, or one.
+        """
+        summaries, everyone = [], load.number_of_clients(self.config(next(iter(self.jobs))))
+        for key in keys:
+            protocol = self.measure_of(key).protocol
+            for job in self.jobs[key]:
+                shown = stored_runs.read(job.folder).lines[0 if is_curve else -1 :]
+                summaries += [line[protocol] for line in shown]
+        words = load.coverage_text(summaries, everyone)
+        return f"; over {words}" if words else ""
 
     def over_values(self, name: str, values: Sequence[float], keys: Mapping[str, Sequence[Key]]) -> pd.DataFrame:
         """Rows for `draw.over_runs`: accuracy in the reported round by the values of an option.
@@ -169,7 +204,7 @@ class Runs:
 
     def reported(self, key: Key) -> list[float | None]:
         """Mean accuracy in percent in the reported round, for each seed."""
-        return [stored_runs.read(job.folder).accuracy(*self.measure) for job in self.jobs[key]]
+        return [stored_runs.read(job.folder).accuracy(*self.measure_of(key)) for job in self.jobs[key]]
 
     def info(self, key: Key, name: str) -> list[dict[int, np.ndarray]]:
         """Vector or matrix of Info by evaluated round, for each seed, in the order of the clients."""
@@ -196,8 +231,9 @@ class Runs:
         """Options that are not as in the paper's figure; "" if none is."""
         key, own = next(iter(self.variants.items()))
         found = differences(self._spec(self.usual, own), self.config(key))
+        others = {} if self.dataset in self.figure.datasets else {"dataset": self.dataset}
         # How often a run is evaluated changes nothing.
-        return assignments({name: had for name, (had, _) in found.items() if name != "eval_every"})
+        return assignments(others | {name: had for name, (had, _) in found.items() if name != "eval_every"})
 
 
 def compose(every: Sequence[Runs]) -> Picture:
@@ -206,20 +242,23 @@ def compose(every: Sequence[Runs]) -> Picture:
     panels: list[Panel] = []
     for runs in every:
         for panel in figure.panels(runs):
-            several = len(every) > 1 and panel.title != runs.data
+            several = len(every) > 1 and runs.data not in panel.title
             panels.append(panel._replace(title=f"{panel.title}, {runs.data}") if several else panel)
     where = f" on {every[0].data}" if len(every) == 1 else ""
     return Picture(f"{figure.title}: {figure.subject}{where}", _caption(every), panels, figure.columns)
 
 
 def _caption(every: Sequence[Runs]) -> str:
-    runs, figure = every[0], every[0].figure
-    usual, sentences = PAPERS[figure.paper].measure, []
-    if names := figure.measured:
-        paper_is = "" if runs.measure == usual else f"; in the paper {usual.in_words(names)}"
-        sentences.append(f"Accuracy in percent {runs.measure.in_words(names)}{paper_is}.")
-    if name := runs.values.get("procedure"):
+    runs, figure, sentences = every[0], every[0].figure, []
+    if figure.measured:
+        ours, paper = _measures(runs, runs.measure_of), _measures(runs, runs.measure_in_paper)
+        paper_is = "" if ours == paper else f"; in the paper {paper}"
+        sentences.append(f"Accuracy in percent {ours}{paper_is}.")
+    if name := runs.procedure_name:
         sentences.append(f"Procedure {name}, {presets.PROCEDURES[name].title}.")
+    names = {method: settings.method_name(method, runs.procedure_name) for method in runs.methods}
+    if replaced := [f"{name} in place of {method}" for method, name in names.items() if name != method]:
+        sentences.append(f"As released: {', '.join(replaced)}.")
     sentences += [f"{one.data}: {one.setting}." for one in every]
     over = f"Means over seeds 0 to {runs.seeds - 1}; bands are their range."
     sentences.append("Seed 0." if runs.seeds == 1 else over)
@@ -227,3 +266,14 @@ def _caption(every: Sequence[Runs]) -> str:
         f"Not the paper's setting, but {words}." for words in dict.fromkeys(one.deviations for one in every) if words
     ]
     return " ".join([*sentences, figure.note]).strip()
+
+
+def _measures(runs: Runs, measure_of: Callable[[Key], Measure]) -> str:
+    """Words for the definitions of the accuracies, of which only the protocol differs between methods."""
+    found: dict[Measure, dict[str, None]] = {}
+    for key in runs.variants:
+        found.setdefault(measure_of(key), {})[key[-1]] = None
+    first, *others = found
+    names = [name for name in runs.figure.measured if not (others and name == "protocol")]
+    own = [f"{measure.in_words(['protocol'])}: {', '.join(methods)}" for measure, methods in found.items()]
+    return "; ".join([first.in_words(names), *(own if others else ())])

@@ -7,7 +7,7 @@ Repeating the command resumes where it stopped: finished runs are kept, an inter
 of `python -m experiments.DATASET` and apply to every run.
 
 On real data the runs have the paper's size and take hours. --source embedded --rounds 5 --num-clients 10 shows in
-minutes what a figure looks like.
+minutes a figure in its form.
 """
 
 from collections.abc import Sequence
@@ -95,9 +95,9 @@ class Figures(MeasuredBatch):
     @property
     def every(self) -> list[Runs]:
         """Runs on each dataset."""
-        asked = (self.seeds, self.method, self.rounds, self.all_words, self.procedure)
+        chosen = (self.seeds, self.method, self.rounds, self.all_words, self.procedure)
         datasets = self.dataset or self.content.datasets
-        return [Runs(self.content, dataset, self.folder, self.measure, *asked) for dataset in datasets]
+        return [Runs(self.content, dataset, self.folder, self.asked, *chosen) for dataset in datasets]
 
     def jobs(self, console: Console) -> list[batch.Job]:
         every = [job for runs in self.every for jobs in runs.jobs.values() for job in jobs]

@@ -71,7 +71,7 @@ def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
 
 
 def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:
-    """Replace the round(share P) of P entries of params with the highest scores by those of `fresh`, all of one
+    """Replace the round(share P) of P entries of params with the highest scores by entries of `fresh`, all of one
     structure."""
     values, rebuild = ravel_pytree(params)
     order = jnp.argsort(-ravel_pytree(scores)[0], stable=True)
@@ -187,12 +187,13 @@ def _hyper_parameter_variants(runs: Runs) -> dict[Key, Values]:
 
 def _hyper_parameters(runs: Runs) -> list[Panel]:
     def panel(title: str, x_label: str, name: str, steps: tuple[int, ...]) -> Panel:
-        rows = runs.over_values(x_label, steps, {"fedas": [(f"{name}={step}",) for step in steps]})
+        keys: list[Key] = [(f"{name}={step}",) for step in steps]
+        rows = runs.over_values(x_label, steps, {"fedas": keys})
         mean = rows[ACCURACY].mean()
         rows[ACCURACY] -= rows.groupby("run")[ACCURACY].transform("mean")
         frame = over_runs(rows.rename(columns={ACCURACY: "accuracy minus the mean, in points"}))
         draw = functools.partial(lines, main="fedas", is_spaced=True, has_zero=True)
-        return Panel(f"{title}; mean {mean:.1f} %", draw, frame)
+        return Panel(f"{title}; mean {mean:.1f} %{runs.coverage(keys)}", draw, frame)
 
     return [
         panel("(a) batch size BS", "batch size", "batch_size", BATCH_SIZES),

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.commands.figure import Figure, Key, Runs, Values
+from experiments.papers import settings
 from experiments.papers.settings import Measure
 from experiments.show.draw import grays, lines, matrix, over_runs
 from experiments.show.pictures import Panel
@@ -31,12 +32,13 @@ def curves(runs: Runs, main: str) -> list[Panel]:
 
 
 def of_methods(runs: Runs) -> dict[Key, Values]:
-    """A run of every method."""
-    return {(method,): {"method": method} for method in runs.methods}
+    """A run of every method, as the paper has it."""
+    paper, procedure = runs.figure.paper, runs.procedure_name
+    return {(method,): settings.method_options(paper, method, procedure) for method in runs.methods}
 
 
 def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., Figure]:
-    """Accuracy of each method over some options: without what the paper leaves open."""
+    """Accuracy of each method over some options; the caller adds methods and the note."""
 
     def variants(runs: Runs) -> dict[Key, Values]:
         steps = [(name, step) for name in names for step in STEPS[name]]
@@ -45,7 +47,8 @@ def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., 
     def panel(runs: Runs, name: str) -> Panel:
         keys = {method: [(f"{name}={step}", method) for step in STEPS[name]] for method in runs.methods}
         frame = over_runs(runs.over_values(LABELS[name], STEPS[name], keys))
-        return Panel(runs.data, functools.partial(lines, main="fedpac", is_spaced=True), frame)
+        over = runs.coverage([key for some in keys.values() for key in some])
+        return Panel(f"{runs.data}{over}", functools.partial(lines, main="fedpac", is_spaced=True), frame)
 
     def panels(runs: Runs) -> list[Panel]:
         return [panel(runs, name) for name in names]

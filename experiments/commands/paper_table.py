@@ -48,7 +48,7 @@ class Entry(NamedTuple):
         `pfl_jax.compare.margin`; the paper's own is unknown. None if the table has no means over clients in the last
         round.
       data: name of the data, "cifar10, JPEG copy"; "" without a result.
-      over: over how many clients the accuracies are, see `load.over`.
+      over: over how many clients the accuracies are, see `load.coverage_text`.
       measure: definition of our accuracies.
     """
 
@@ -161,7 +161,7 @@ def _error(scores: Sequence[dict[str, Any]]) -> float | None:
 def compare(paper: str, number: int, entries: Sequence[Entry], seeds: int) -> Comparison:
     """Combine entries into a table.
 
-    A column with a result on a stand-in shows no figure of the paper, not even where there is no result of ours.
+    A column with a result on a stand-in shows no figure of the paper, also in places without a result of ours.
     """
     kinds: dict[tuple[str, int, str], set[Any]] = {}
     for one in entries:

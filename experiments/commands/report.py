@@ -51,7 +51,7 @@ class Options:
     """Band over the seeds (with --width): the standard deviation, the 95 % interval of the mean, or the range; None is
     deviation."""
     eval_protocol: Protocol | None = None
-    """Accuracy that comes first; None is that of most of the runs."""
+    """Accuracy that comes first; None for the one that most of the runs report."""
     select: Literal["validation"] | None = None
     """Show one setting of each method, the best one on validation examples."""
     name: Annotated[tuple[str, ...], Argument("repeated", "SHORT=NAME")] = ()
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if getattr(options, name) and not getattr(options, needed):
                 raise InvalidInput(f"--{name} needs --{needed}")
         check_new("--plot", options.plot, *ENDINGS)
-        # A page may be overwritten while its runs continue; a picture does not show what made it.
+        # A page may be overwritten while its runs continue; nothing in a picture says that a report made it.
         if options.plot is None and out.exists() and not (out.is_file() and OURS in out.read_bytes()):
             raise InvalidInput(f"{out} is there already and not a report's page: give another name, or remove it")
         groups, repeated = stored_runs.grouped(*options.runs, asked=headline)

@@ -63,7 +63,7 @@ def curves(groups: Sequence[Group]) -> list[Picture]:
     for panel in by_protocol:
         frame = _against(some, panel.frame, _BYTES, ("bytes_up", "bytes_down"), 1e6)
         if frame[_BYTES].any():
-            draw = functools.partial(lines, main=panel.draw.keywords["main"])  # pyright: ignore
+            draw = functools.partial(lines, main=some[0].label if len(some) == 1 else "")
             title = f"{PROTOCOL_TITLES[panel.title]}, by bytes sent"
             charts.append(Picture(title, explained_band(some), [Panel("", draw, frame)]))
     return charts
@@ -215,7 +215,7 @@ def _teachers(title: str, run: StoredRun, number: int) -> list[Picture]:
 
 
 def _descriptions(runs: Sequence[StoredRun]) -> dict[str, str]:
-    """Name of an entry of Info -> its description, those of the papers' figures first."""
+    """Name of an entry of Info -> its description; entries in the papers' figures come first."""
     names = dict.fromkeys(name for run in runs for line in run.lines for name in line.get("info") or {})
     texts = runs[0].config.get("info", {}) if runs else {}
     return {name: texts.get(name, "") for name in sorted(names, key=lambda name: name not in INFO)}

@@ -1,4 +1,4 @@
-"""Report page: what the template page.html.jinja shows, as one self-contained file."""
+"""Report page: values for the template page.html.jinja, and the text of one self-contained file."""
 
 import base64
 import dataclasses
@@ -27,7 +27,7 @@ Maker: TypeAlias = Callable[[Sequence[Group]], list[Picture]]
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _OF_A_TABLE = ("rounds", "eval_clients", "target_accuracy")
 _OF_A_TABLE += tuple(field.name for part in (Data, Federation, Robustness) for field in dataclasses.fields(part))
-"""Options that all runs of a ranking share: those of its clients, and how far they train."""
+"""Options that all runs of a ranking share: about its clients, and how far they train."""
 _CHARTS: dict[str, Maker] = {
     "Curves": charts.curves,
     "Clients": charts.clients,
@@ -48,7 +48,7 @@ def page(
       groups: the settings.
       repeated: runs that are left out, see `stored_runs.group`.
       notes: sentences above the results.
-      more: heading of a further section -> what makes its charts.
+      more: heading of a further section -> maker of its charts.
     """
     by_kind = kinds(groups)
     makers = _CHARTS | dict(more or {})
@@ -89,7 +89,7 @@ def kinds(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def _heading(group: Group, groups: Sequence[Group]) -> str:
-    """What distinguishes the data and clients of a group from those of others."""
+    """Words that tell the data and clients of a group from others."""
     alike = [one for one in groups if one.data == group.data]
     words = [group.axis] if len({one.axis for one in alike}) > 1 else []
     apart = [name for name in _OF_A_TABLE if len({repr(one.setting.get(name)) for one in alike}) > 1]

@@ -6,14 +6,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 from markupsafe import Markup
 
 from experiments.folder import load
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, evaluations, rounded, score_text
 from experiments.folder.stored_runs import Group, plain
-from experiments.papers import settings
+from experiments.folder.version import source_versions, versions_behind
 from experiments.show.curves import chosen_on, goodness, ordered
-from experiments.show.tables import Table, mean_text
+from experiments.show.tables import Table, mean_text, number
 from experiments.spec.choices import FIELD, Protocol
 from experiments.spec.option_notes import flag
 from pfl_jax.compare import MANY_RUNS
@@ -95,29 +96,33 @@ def units(group: Group) -> str:
 
 
 def _difference(group: Group, protocol: Protocol) -> str | None:
-    """Our result minus the paper's: the mean after the last round, or the paper's own measure."""
+    """Our result minus the paper's, by the round and average of the paper's own measure."""
     figure = group.published
     assert figure is not None
-    measure = settings.PAPERS[figure.paper].measure
-    _, table = group.curve(protocol, FIELD[measure.average])
-    if not table.size:
+    measure = figure.measure
+    if not group.curve(protocol, FIELD[measure.average])[0]:
         return None
-    ours = table[:, -1] if measure.score == "last" else table.max(1)
-    words = f"{ours.mean() - figure.accuracy_percent:+.2f}".replace("-", "\N{MINUS SIGN}")
+    ours = [run.accuracy(protocol, measure.score, measure.average) for run in group.counted]
+    words = number(np.mean(ours) - figure.accuracy_percent, "+.2f").replace("-", "\N{MINUS SIGN}")
     return words if measure.score == "last" else Markup("{}<small>best pooled</small>").format(words)
 
 
 def _best(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
     """Accuracy and number of the best round, chosen on validation examples if there are any."""
-    rounds, means = group.curve(protocol)
-    if not rounds:
+    if not group.curve(protocol)[0]:
         return None
-    over = means.mean(0).tolist()
-    validation = [group.values(number, protocol, on=VALIDATION) for number in rounds]
+    rounds = [{line["round"]: line for line in evaluations(run.lines, protocol)} for run in group.counted]
+    common = {at: [of_run[at] for of_run in rounds] for at in sorted(set.intersection(*map(set, rounds)))}
+    validated = all(protocol in line.get(VALIDATION, {}) for lines in common.values() for line in lines)
+
+    def mean(at: int, *, validated: bool) -> float:
+        summaries = [(line[VALIDATION] if validated else line)[protocol]["mean"] for line in common[at]]
+        return math.nan if None in summaries else rounded(statistics.fmean(summaries))
+
     # As the terminal does: the first of those that are equal as they are written.
-    by = [rounded(mean) for mean in (map(statistics.fmean, validation) if all(validation) else over)]
-    best = by.index(load.best_mean(group.runs[0].config, by))
-    return f"{score_text(over[best], percent=percent)} ({rounds[best]})"
+    means = {at: of for at in common if not math.isnan(of := mean(at, validated=validated))}
+    best = next((at for at, of in means.items() if of == load.best_mean(group.runs[0].config, means.values())), None)
+    return None if best is None else f"{score_text(mean(best, validated=False), percent=percent)} ({best})"
 
 
 def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:
@@ -144,7 +149,13 @@ def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[s
     found: dict[str, dict[str, list[str]]] = {}
     for heading, group, run in runs:
         who = f"{group.label}, seed {run.seed}" + (f", {heading}" if len(kinds) > 1 else "")
-        for name, value in [*run.config.get("versions", {}).items(), ("device", run.config.get("device"))]:
+        about = run.config.get("versions", {}) | {"device": run.config.get("device")}
+        # Of a run that went on under other code, all that made it.
+        of_code = {
+            name: dict.fromkeys(str(one[name]) for one in versions_behind(run.config)) for name in source_versions()
+        }
+        about |= {name: ", then ".join(values) for name, values in of_code.items() if name in about}
+        for name, value in about.items():
             found.setdefault(name, {}).setdefault(str(value), []).append(who)
     alike = {name: next(iter(of)) for name, of in found.items() if [len(who) for who in of.values()] == [len(runs)]}
     rows: list[Row] = [

@@ -138,7 +138,7 @@ def _text(value: Any, *, percent: bool) -> str:
 
 def _record(summaries: Sequence[dict[str, Any]], name: str, everyone: int) -> dict[str, Any]:
     """Values, mean and sample standard deviation; None if a run has no value, the latter also for one run; and over how
-    many clients they are, see `load.over`."""
+    many clients they are, see `load.coverage_text`."""
     per_seed: list[float | None] = [one[name] for one in summaries]
     known = [value for value in per_seed if value is not None]
     mean = rounded(statistics.fmean(known)) if len(known) == len(per_seed) else None

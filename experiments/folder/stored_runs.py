@@ -1,6 +1,7 @@
 """Runs found in folders, grouped by setting: runs of a group differ only in their seed."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +75,7 @@ class Group:
         evaluated = [{line["round"] for line in run.lines} for run in self.counted]
         return sorted(set.intersection(*evaluated)) if evaluated else []
 
-    @property
+    @functools.cached_property
     def published(self) -> published.Published | None:
         """Published accuracy for exactly this setting."""
         return published.find(self.runs[0].spec, is_real=self.is_real)
@@ -154,7 +155,7 @@ def group(runs: Sequence[StoredRun]) -> tuple[list[Group], list[StoredRun]]:
 
 
 def labelled(groups: Sequence[Group]) -> list[Group]:
-    """Groups with labels that say what distinguishes them from each other."""
+    """Groups with labels that tell them from each other."""
     names = _labels([one.setting for one in groups])
     return [replace(one, label=name) for one, name in zip(groups, names, strict=True)]
 
@@ -164,7 +165,7 @@ def _progress(run: StoredRun) -> tuple[bool, int]:
 
 
 def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Name of each group: the method, and what distinguishes it from others with the same method."""
+    """Name of each group: the method, and the options in which it differs from others with the same method."""
     whole, brief = [], []
     for setting in settings:
         same = [other for other in settings if other["method"] == setting["method"]]

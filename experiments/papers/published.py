@@ -52,10 +52,8 @@ class Published(NamedTuple):
         # "fedpac -alignment" is without it.
         switches = dict.fromkeys(self.method.split(" -")[1:], False)
         found = {"preset": settings.PAPERS[self.paper].preset, "num_clients": self.clients}
-        found |= {"method": settings.method_name(self.method, self.procedure), **own, **switches}
+        found |= {**settings.method_options(self.paper, self.method, self.procedure), **own, **switches}
         found |= settings.SETTINGS[self.setting] | ({"procedure": self.procedure} if self.procedure else {})
-        if self.measure.protocol == "before_aggregation":
-            found["eval_protocol"] = self.measure.protocol
         if self.measure.score == "best" and self.measure.protocol != "trained":
             # The best of all rounds; training itself gives the scores of `trained` in every round.
             found["eval_every"] = 1
@@ -73,10 +71,8 @@ class Published(NamedTuple):
 
     @property
     def measure(self) -> Measure:
-        """Definition of the accuracy: FedAS's released code does not evaluate all methods alike."""
-        usual, name = settings.PAPERS[self.paper].measure, settings.method_name(self.method, self.procedure)
-        own = settings.FEDAS_PROTOCOLS.get(self.method if " -" in self.method else name)
-        return usual._replace(protocol=own) if own and self.paper == "fedas" else usual
+        """Definition of the accuracy."""
+        return settings.measure(self.paper, self.method, self.procedure)
 
 
 def load() -> list[Published]:

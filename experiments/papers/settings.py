@@ -60,7 +60,7 @@ class Publication(NamedTuple):
     Attributes:
       name: for display.
       preset: with the default settings of its tables.
-      measure: of its tables and figures.
+      measure: of its tables and figures; that of a single method is given by `measure`.
       tables: number -> title, and notes: details that the paper does not state, and the choices made here.
     """
 
@@ -176,3 +176,17 @@ def method_name(method: str, procedure: str = "") -> str:
     """
     released = RELEASED_AS.get(method, method) if procedure == "release" else method
     return ALIASES[released].method if released in ALIASES else released.split()[0]
+
+
+def measure(paper: str, method: str, procedure: str = "") -> Measure:
+    """Definition of a method's accuracies in a paper: FedAS's released code does not evaluate all methods alike."""
+    usual, name = PAPERS[paper].measure, method_name(method, procedure)
+    own = FEDAS_PROTOCOLS.get(method if " -" in method else name)
+    return usual._replace(protocol=own) if own and paper == "fedas" else usual
+
+
+def method_options(paper: str, method: str, procedure: str = "") -> dict[str, Any]:
+    """Options of a method's run in a paper: its name in METHODS, and the protocol where it is not always measured."""
+    protocol = measure(paper, method, procedure).protocol
+    asked = {"eval_protocol": protocol} if protocol == "before_aggregation" else {}
+    return {"method": method_name(method, procedure), **asked}

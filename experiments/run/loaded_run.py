@@ -52,7 +52,7 @@ class LoadedRun:
         """Model that a client would deploy, as in the last evaluation, after fine-tuning if the method has it."""
         self._check_client(client)
         network, server, chain = chain_of(self.method, self.settings, self.state, self.data.num_clients, client)
-        return self._personalize(network, self.data, server, self.state.key, self.state.round, *chain)
+        return self._personalize(network, self.data, server, self.state.key, self.state.round, chain)
 
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:

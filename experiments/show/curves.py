@@ -164,10 +164,11 @@ def left_out(groups: Sequence[Group]) -> str:
 def over_rounds(groups: Sequence[Group], protocol: Protocol) -> pd.DataFrame:
     """Frame of the curves of some groups for `draw.lines`; one without values keeps its color.
 
-    Lines are means over clients and seeds. The band of a single run is the spread over its clients, that of several
-    settings or seeds the range over seeds.
+    Lines are means over clients and seeds. A single run has a band for the spread over its clients,
+    several seeds one from the lowest to the highest.
     """
-    rows = pd.concat([rows_of(one.label, *one.curve(protocol), y_label=one.axis) for one in groups])
+    tables = [rows_of(one.label, *one.curve(protocol), y_label=one.axis) for one in groups]
+    rows = pd.concat([table for table in tables if len(table)] or tables[:1])
     frame = over_runs(rows.assign(line=pd.Categorical(rows.line, [one.label for one in groups])))
     if is_single(groups):
         # Runs of very many clients have no scores of each.

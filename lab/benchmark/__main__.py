@@ -1,6 +1,8 @@
-"""Benchmark of this machine: local training beside PyTorch, and FedPAC's rounds; --out stores the table that it prints.
+"""Benchmark of this machine: local training beside PyTorch, FedPAC's rounds, and its head weights beside those of its
+replication; --out stores the tables that it prints.
 
-python -m lab.benchmark --out results/benchmark.jsonl
+    python -m lab.benchmark --out results/benchmark.jsonl
+    python -m lab.benchmark --only head-weights
 """
 
 import functools
@@ -10,7 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import jax
 from jax.sharding import Mesh
@@ -23,12 +25,14 @@ from experiments.host.exit_codes import exit_code, exit_process
 from experiments.show.tables import Table
 from experiments.spec.option_notes import Argument
 from experiments.spec.spec import Spec
-from lab.benchmark import measure, workload
+from lab.benchmark import head_weights, measure, workload
 from lab.benchmark.jax_rounds import Rounds, local_training, operations
 from lab.benchmark.records import Row, Section, store
 from lab.benchmark.workload import FULL, QUICK, Scale
 from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
+
+SectionName: TypeAlias = Literal["training", "head-weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,9 @@ class Options:
     """Command line of the benchmark."""
 
     out: Annotated[Path | None, Argument(metavar="FILE")] = None
-    """File of measurements, a line of JSON for each section; the section training is replaced."""
+    """File of measurements, a line of JSON for each section; what is measured is replaced."""
+    only: SectionName | None = None
+    """The only section that is measured."""
     quick: bool = False
     """Tiny sizes, which only show that it runs."""
 
@@ -53,10 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_line(console, headline(machine))
         scale = QUICK if options.quick else FULL
         peak = measure.matmul_peak(scale.matmul, mesh)
-        section = training(scale, mesh, peak["peak"])._replace(machine=machine | {"quick": options.quick, "peak": peak})
-        console.print(Table(section.title, section.headings, section.cells).terminal(caption=section.note))
-        if options.out is not None:
-            store(options.out, "training", section)
+        sections: dict[SectionName, Callable[[], Section]] = {
+            "training": lambda: training(scale, mesh, peak["peak"]),
+            "head-weights": lambda: head_weights.section(scale),
+        }
+        for name in sections if options.only is None else (options.only,):
+            section = sections[name]()._replace(machine=machine | {"quick": options.quick, "peak": peak})
+            console.print(Table(section.title, section.headings, section.cells).terminal(caption=section.note))
+            if options.out is not None:
+                store(options.out, name, section)
 
     return exit_code(work)
 

@@ -35,10 +35,12 @@ class Scale:
     lam: float = 1.0
     momentum: float = 0.5
     weight_decay: float = 5e-4
+    cohorts: tuple[int, ...] = (5, 20, 50, 100, 300)
+    """Numbers of clients for whom head weights are computed."""
 
 
 FULL = Scale()
-QUICK = Scale(clients=4, examples=30, epochs=1, repetitions=(2, 1), matmul=128)
+QUICK = Scale(clients=4, examples=30, epochs=1, repetitions=(2, 1), matmul=128, cohorts=(2, 3))
 """For tests: every measurement in seconds, its figures mean nothing."""
 
 

@@ -92,7 +92,7 @@ def page(library: ResultStore, found: Found) -> str:
         finished=finished,
         counts=counts(found),
         by_trained=by_trained(list(itertools.chain(*found.values()))),
-        readings=[_reading(reading, library) for reading in READINGS],
+        readings=[_reading(reading, run) for reading in READINGS if (run := library.find(reading_run(reading).spec))],
         beyond=[sum(one.is_beyond is so for one in itertools.chain(*found.values())) for so in (True, False)],
         close=CLOSE,
         last=LAST,
@@ -102,6 +102,9 @@ def page(library: ResultStore, found: Found) -> str:
         cifar10_data=_data(cifar10),
         cifar10_of_fedas=_cifar10_of_fedas(library),
         collaboration=_collaboration(found[SECTIONS[1]]),
+        cifar10_collaboration=_collaboration(_of_table(cifar10, 2)),
+        proto_on_cifar10=any(one.entry.row.paper == "fedpac_replication" for one in cifar10),
+        measures=lambda there: [_measures(one) for one in there if one.last],
         fedas_methods=[f"`{method}`" for method in FEDAS_METHODS],
         fedas=_fedas(library),
         fields=[_field(Comparison(block, library), library) for block in FIELDS],
@@ -113,7 +116,7 @@ def page(library: ResultStore, found: Found) -> str:
 
 def readme_table(library: ResultStore, found: Found) -> str:
     """Table of README: all rows of the main table, and what the others come to."""
-    heads = ["method", "ours", "paper", "difference, 95 %", f"cause, beyond {CLOSE:g} point"]
+    heads = ["method", "ours", "paper", "difference", f"cause, beyond {CLOSE:g} point"]
     rows = [
         [f"`{one.entry.row.method}`", *_numbers(one.entry), one.verdict if one.is_close is False else ""]
         for one in found[SECTIONS[0]]
@@ -159,7 +162,7 @@ def _data(rows: Sequence[Compared]) -> str:
 
 def _readme_cifar10(rows: Sequence[Compared]) -> str:
     """Sentence of README on the main table's rows on CIFAR-10; "" without a run."""
-    main = [one for one in rows if (one.entry.row.paper, one.entry.row.table) == ("fedpac", 1)]
+    main = _of_table(rows, 1)
     if not main:
         return ""
     found = ", ".join("`{}` {} (paper {}, {})".format(one.entry.row.method, *_numbers(one.entry)) for one in main)
@@ -172,11 +175,10 @@ def round_seconds() -> float:
     return next(row["s"] for row in measured if row["work"].startswith("FedPAC round") and row["by"] == "pfl_jax")
 
 
-def _reading(reading: str, library: ResultStore) -> list[str]:
+def _reading(reading: str, run: StoredRun) -> list[str]:
     """Row of another reading of the replication's equations."""
-    run = library.find(reading_run(reading).spec)
     row, *_ = published_in(Section("fedpac_replication", 1, 20))[::-1]
-    received, trained = (None if run is None else run.accuracy(protocol) for protocol in ALWAYS)
+    received, trained = map(run.accuracy, ALWAYS)
     apart = None if received is None else received - row.accuracy_percent
     return [READINGS[reading], number(received), number(row.accuracy_percent), number(apart, "+.2f"), number(trained)]
 
@@ -190,23 +192,37 @@ def _row(one: Compared) -> list[str]:
 def _cause(one: Compared) -> str:
     if one.is_close is not False:
         return ""
-    if one.cause is None:
-        return "plausible: the paper may measure after local training" if one.fits_trained else one.verdict
-    text = f"{one.verdict}: {one.cause.cause}"
-    if one.without_cause is None:
-        return text
-    ours, _, difference = _numbers(one.without_cause)
-    run = "not run yet" if one.verdict == "plausible" else f"{ours} ({difference})"
-    return f"{text} `{' '.join(option_words(one.cause.options))}`: {run}."
+    parts = []
+    if one.fits_trained and not one.was_tested:
+        parts.append("plausible: the paper may measure after local training")
+    if one.cause is not None:
+        verdict = {None: "plausible", True: "supported", False: "refuted"}[one.was_tested]
+        parts.append(f"{verdict}: {one.cause.cause}")
+        if one.without_cause is not None:
+            ours, _, difference = _numbers(one.without_cause)
+            run = "not run yet" if one.was_tested is None else f"{ours} ({difference})"
+            parts[-1] += f" `{' '.join(option_words(one.cause.options))}`: {run}."
+    return "; ".join(parts) or one.verdict
 
 
 def _collaboration(ablation: Sequence[Compared]) -> tuple[float, float] | None:
     """What the combination of heads adds to the alignment alone, in points: ours and the paper's (FedPAC, Table 2)."""
     by_method = {one.entry.row.method: one.entry for one in ablation}
-    both, alone = by_method["fedpac"], by_method["fedpac -collaboration"]
-    if both.mean is None or alone.mean is None:
+    both, alone = by_method.get("fedpac"), by_method.get("fedpac -collaboration")
+    if both is None or alone is None or both.mean is None or alone.mean is None:
         return None
     return both.mean - alone.mean, both.row.accuracy_percent - alone.row.accuracy_percent
+
+
+def _of_table(rows: Sequence[Compared], number: int) -> list[Compared]:
+    """Rows of a table of FedPAC."""
+    return [one for one in rows if (one.entry.row.paper, one.entry.row.table) == ("fedpac", number)]
+
+
+def _measures(one: Compared) -> str:
+    """Our accuracy minus the paper's by both measures: "`fedpac` -0.66 received, -0.80 trained"."""
+    received, trained = (number(value, "+.2f") for value in (one.entry.difference, one.trained_difference))
+    return f"`{one.entry.row.method}` {received} received, {trained} trained"
 
 
 def _numbers(entry: Entry) -> list[str]:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from lab.benchmark import measure, records, workload
+from lab.benchmark import head_weights, measure, records, workload
 from lab.benchmark.__main__ import main
 from lab.benchmark.jax_rounds import local_training, operations
 
@@ -71,9 +71,31 @@ def test_a_command_stores_what_it_measures(tmp_path, monkeypatch, capsys):
     assert main(["--quick", "--out", str(file)]) == 0
     assert "no GPU: GPU rows need one, lab.gpu" in capsys.readouterr().out
     found = records.stored(file)
-    assert list(found) == ["other", "training"]
+    assert list(found) == ["other", "training", "head-weights"]
     machine, rows = found["training"].machine or {}, found["training"].rows
     assert (machine["quick"], machine["cpu"]) == (True, "A Processor")
     assert ("PyTorch" in {row["by"] for row in rows}) == (importlib.util.find_spec("torch") is not None)
     assert rows[0]["examples/s"] > 0
     assert rows[-1]["work"] == "FedPAC round, E = 1, both evaluations"
+    weights = found["head-weights"]
+    assert [row["clients"] for row in weights.rows] == [2, 3]
+    assert weights.headings == ["clients", "quadratic programs, ms", "prototypes, ms", "ratio"]
+    for row in weights.rows:
+        assert row["ratio"] == row["quadratic programs, ms"] / row["prototypes, ms"] > 0
+    # One section alone leaves the others.
+    assert main(["--quick", "--only", "head-weights", "--out", str(file)]) == 0
+    again = records.stored(file)
+    assert again["training"] == found["training"]
+    assert again["head-weights"].rows != weights.rows
+
+
+def test_both_ways_to_weigh_heads_get_a_cohort_in_groups():
+    """Clients of a group, 5 apart, have the same classes, and heads of others get less weight."""
+    found = head_weights.programs(10, 600)
+    for compute in found.values():
+        weights = np.asarray(compute())
+        np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
+        assert weights.min() >= 0
+    quadratic = np.asarray(found["quadratic programs"]())
+    for client in range(10):
+        assert quadratic[client, client % 5] + quadratic[client, client % 5 + 5] > 0.5

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from pfl_jax.base import Method, PRNGKey, PyTree, Scores, State
 from pfl_jax.engine.body import Outcome, round_programs, sample, train
 from pfl_jax.engine.cohort import RoundSettings
+from pfl_jax.engine.mapping import replicated
 from pfl_jax.engine.remembered import ByIdentity, MakeMethod, is_input, remembered, values_read
-from pfl_jax.engine.rounds import replicated
 from pfl_jax.engine.store import ClientStore, Federation, Places
 from pfl_jax.primitives.tree import choose
 from pfl_jax.schedules import MethodSchedule, mixture

@@ -1,6 +1,7 @@
 """Mapping of a function over clients that take turns: each begins with what the client before it has passed on."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,20 @@ from pfl_jax.primitives.tree import choose, gather
 
 BLOCK = 32
 """Least number of clients whose turns come before their training: enough to keep several devices busy."""
+
+
+class Turns(NamedTuple):
+    """Turns of clients that hand something over, see `pfl_jax.engine.hand_over`.
+
+    Attributes:
+      pass_on: function of one client, with the arguments of the one of `RoundProgram._map`.
+      numbers: [D, W], number of each client's turn.
+      chain: clients after which a new chain begins.
+    """
+
+    pass_on: Callable[..., tuple[PyTree, PyTree]]
+    numbers: jax.Array
+    chain: int
 
 
 def map_in_turn(

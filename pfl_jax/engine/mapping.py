@@ -56,6 +56,11 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return jax.jit(_same, out_shardings=sharding)(tree)
 
 
+def replicated(mesh: Mesh | None) -> NamedSharding | None:
+    """Sharding of what all devices have; None without a mesh."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
 def _same(tree: PyTree) -> PyTree:
     """The tree itself: one function for all calls, so that equal shapes and types are compiled once."""
     return tree

@@ -5,8 +5,7 @@ the cohort of round r has a stream of its own. A result therefore does not depen
 where a run was interrupted, and two methods see the same cohorts.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,14 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.random import fold_in
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from pfl_jax.base import Cohort, Method, Personal, PRNGKey, PyTree, Scores
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.engine.asynchronous import stale, with_versions
 from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, staleness
-from pfl_jax.engine.hand_over import map_in_turn
+from pfl_jax.engine.hand_over import Turns, map_in_turn
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
+from pfl_jax.engine.scoring import checked_predict, deployed, handed_over, score_client
 from pfl_jax.engine.store import BLOCK, Federation, Members, Places
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import use
@@ -30,7 +30,7 @@ from pfl_jax.messages import join, split
 from pfl_jax.primitives.metrics import no_scores, score
 from pfl_jax.primitives.tree import all_finite, choose, gather
 from pfl_jax.schedules import MethodSchedule, at_round, mixture
-from pfl_jax.streams import EVALUATION, INITIALIZATION, NEWCOMERS, SURVEY
+from pfl_jax.streams import INITIALIZATION, NEWCOMERS, SURVEY
 from pfl_jax.wrappers.attacks import attacked
 
 
@@ -45,20 +45,6 @@ class Trained(NamedTuple):
 
     rows: PyTree
     sent: tuple[PyTree, Scores, jax.Array]
-
-
-class Turns(NamedTuple):
-    """Turns of clients that hand something over, see `pfl_jax.engine.hand_over`.
-
-    Attributes:
-      pass_on: function of one client, with the arguments of that of `RoundProgram._map`.
-      numbers: [D, W], number of each client's turn.
-      chain: clients after which a new chain begins.
-    """
-
-    pass_on: Callable[..., tuple[PyTree, PyTree]]
-    numbers: jax.Array
-    chain: int
 
 
 @dataclass(frozen=True)
@@ -196,10 +182,10 @@ class RoundProgram:
         method = self._last_method(rounds)
 
         def evaluate_one(own, data, shared, index, state):
-            return score_client(method, _deployed(own, data, shared, index, state), data, index), ()
+            return score_client(method, deployed(own, data, shared, index, state), data, index), ()
 
         def pass_one_on(own, data, shared, index, state):
-            had = _handed_over(own, data, shared, index, state)
+            had = handed_over(own, data, shared, index, state)
             return had, choose(all_finite(had), had, shared[0])
 
         turns = None
@@ -211,36 +197,25 @@ class RoundProgram:
         return jax.tree.map(lambda leaf, row: leaf.at[places.ids].set(row, mode="drop"), scores, found)
 
     def personal(
-        self,
-        data: FederatedData,
-        server: PyTree,
-        key: PRNGKey,
-        rounds: jax.Array,
-        clients: jax.Array,
-        states: PyTree,
-        place: jax.Array,
+        self, data: FederatedData, server: PyTree, key: PRNGKey, rounds: jax.Array, chain: tuple[PyTree, PyTree, Any]
     ) -> Personal:
-        """Model that a client would deploy after `rounds` rounds.
-
-        It is at `place` among some clients [L], whose states are `states`, leaves [L, ...]: those of its chain, or it
-        alone, see `pfl_jax.engine.body.chain_of`.
-        """
+        """Model that a client would deploy after `rounds` rounds, see `pfl_jax.engine.body.chain_of`."""
         method, attacks = self._last_method(rounds), self.attackers(data, key)
-        clients, states = jax.tree.map(jnp.asarray, (clients, states))
+        clients, states, place = jax.tree.map(jnp.asarray, chain)
 
-        def deployed(of, place, server):
+        def at_place(of, place, server):
             client, state = gather((clients, states), place)
             return of(self._of_client(method, attacks, data, client), data, (server, key, rounds), client, state)
 
         if self.deploys_in_turn:
 
             def pass_on(place, server):
-                had = deployed(_handed_over, place, server)
+                had = at_place(handed_over, place, server)
                 return choose(all_finite(had), had, server)
 
             server = jax.lax.fori_loop(0, place, pass_on, server)
-            server = deployed(_handed_over, place, server)
-        return deployed(_deployed, place, server)
+            server = at_place(handed_over, place, server)
+        return at_place(deployed, place, server)
 
     def evaluate_new(self, data: Federation, server: PyTree, key: PRNGKey, rounds: jax.Array) -> tuple[Scores, Scores]:
         """Scores (received, trained) of clients that never took part, see `pfl_jax.Engine.evaluate_new`."""
@@ -369,54 +344,3 @@ class RoundProgram:
             size=places.size,
             **how,
         )
-
-
-def _deployed(
-    method: Method, data: FederatedData, shared: tuple[PyTree, PRNGKey, jax.Array], client: jax.Array, state: PyTree
-) -> Personal:
-    """Model that a client with this state would deploy; `shared`: server, key and completed rounds."""
-    server, *drawn = shared
-    return method.personalize(_evaluation_key(drawn, client), server, state, client_data(data, client, "train"))
-
-
-def _handed_over(
-    method: Method, data: FederatedData, shared: tuple[PyTree, PRNGKey, jax.Array], client: jax.Array, state: PyTree
-) -> PyTree:
-    """What a client has in an evaluation in which clients take turns; arguments as of `_deployed`."""
-    assert method.hand_over is not None
-    assert method.hand_over.personalize is not None
-    server, *drawn = shared
-    key, train = _evaluation_key(drawn, client), client_data(data, client, "train")
-    return method.hand_over.personalize(key, server, state, train)
-
-
-def _evaluation_key(drawn: Sequence[jax.Array], client: jax.Array) -> PRNGKey:
-    """A client's key in an evaluation, given the run's key and completed rounds."""
-    key, rounds = drawn
-    return fold_in(fold_in(fold_in(key, EVALUATION), rounds), client)
-
-
-def replicated(mesh: Mesh | None) -> NamedSharding | None:
-    """Sharding of what all devices have; None without a mesh."""
-    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
-
-
-def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Array]:
-    """A method's `predict` that raises InvalidInput while it is traced if outputs do not fit the task and the data."""
-
-    def predict(personal, inputs):
-        outputs = method.predict(personal, inputs)
-        method.task.check(outputs.shape, data.num_classes)
-        return outputs
-
-    return predict
-
-
-def score_client(method: Method, personal: Personal, data: FederatedData, client: int | jax.Array) -> Scores:
-    """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
-    predict = checked_predict(method, data)
-    scores = score(predict, personal, client_data(data, client, "test"), method.task)
-    if data.validation_count is None:
-        return scores
-    validation = score(predict, personal, client_data(data, client, "validation"), method.task)
-    return dataclasses.replace(scores, validation=validation)

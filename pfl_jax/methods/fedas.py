@@ -6,20 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
-from pfl_jax.base import (
-    Backbone,
-    ClientData,
-    Cohort,
-    HandOver,
-    Head,
-    LocalResult,
-    Mean,
-    Method,
-    Model,
-    Params,
-    Privacy,
-    PRNGKey,
-)
+from pfl_jax.base import ClientData, Cohort, HandOver, LocalResult, Mean, Method, Model, Privacy, PRNGKey, PyTree
 from pfl_jax.messages import NOT_RECEIVED
 from pfl_jax.methods.factories import method_factory, needs_classes
 from pfl_jax.primitives import losses
@@ -53,8 +40,8 @@ class FedASServer(NamedTuple):
       centroid_counts: examples in each centroid [K], or ().
     """
 
-    backbone: Backbone
-    head: Head
+    backbone: PyTree
+    head: PyTree
     centroids: Any = ()
     centroid_counts: Any = ()
 
@@ -65,11 +52,11 @@ class FedASClient(NamedTuple):
     Attributes:
       backbone: theta_i.
       head: phi_i.
-      trained: bool scalar; False until the first local training, so long as there is no previous backbone.
+      trained: bool scalar; False until the first local training.
     """
 
-    backbone: Backbone
-    head: Head
+    backbone: PyTree
+    head: PyTree
     trained: jax.Array
 
 
@@ -82,13 +69,13 @@ class FedASMessage(NamedTuple):
       centroids: class means under theta_i [K, d] and class counts [K], if clients are aligned with them; or ().
     """
 
-    backbone: Mean | Backbone
+    backbone: Mean | PyTree
     trace: jax.Array
     centroids: Mean | tuple[()] = ()
 
 
 MIN_TRACE = 1e-30
-"""Lower bound on a client's weight, so that clients have equal weights if all traces are zero."""
+"""Lower bound on a client's weight: weights are equal if all traces are zero."""
 
 
 @method_factory
@@ -118,7 +105,6 @@ def fedas(
       3. sends theta_i and alpha_i = tr(diag F_i), the mean over its examples of the squared norm of the gradient of
          log p(y|x), the likelihood of the model's task, with respect to all parameters (Eq. 5-6).
     The server adds sum_i alpha'_i (theta_i - theta) to theta, with alpha' = alpha / sum alpha (Eq. 7-8).
-
     Without alignment and synchronization this is FedPer.
 
     Args:
@@ -129,9 +115,8 @@ def fedas(
       align_epochs: epochs of the alignment.
       alignment: whether to align the received backbone with the client's previous one.
       synchronization: whether clients are weighted by their Fisher trace; if not, by their number of examples.
-      manner: alignment before the training on labels, of each client's own copy of the received backbone (serial) or of
-        one copy that the clients of a cohort align in turn, in the order of their numbers (in_turn); or alignment as an
-        additional term of the training's loss (parallel).
+      manner: alignment before the training on labels, of each client's own copy (serial) or of one copy in turn, by
+        client number (in_turn); or alignment as an additional term of the training's loss (parallel).
       lam: strength of that additional term.
       target: target of the alignment of an example: its own previous embedding, the mean previous embedding of its
         class, or the mean embedding of its class over all clients after the last round (global_class_mean).
@@ -143,9 +128,8 @@ def fedas(
         of the squared norms of mini-batch gradients (batch_means), see `pfl_jax.primitives.fisher`.
 
     Returns:
-      A `Method`. The server keeps a `FedASServer`, a client a `FedASClient`. Under `received` a client deploys the
-      received backbone, aligned unless the manner is parallel, with its own head; under `trained`, its model after
-      local training, which is what the released code evaluates.
+      A `Method` with `FedASServer` and `FedASClient`. Under `received` a client deploys the received backbone, aligned
+      unless the manner is parallel, with its own head; under `trained`, as in the released code, its trained model.
 
     Info:
       trace: [M], Fisher trace of each client's trained model on its own examples.
@@ -157,29 +141,28 @@ def fedas(
     Deviations:
       Eq. 4 is the squared distance itself; here, as in the released code, it is divided by the number d of features.
       Eq. 3 has no learning rate, and the paper names neither batch size nor epochs of the alignment: the defaults are
-      the released code's. Eq. 3 overwrites theta before Algorithm 1 forms Delta theta = theta_i - theta, so Delta theta
-      may contain the alignment or not; here it does, as in the released code. A client without a previous backbone, of
-      which the paper says nothing, does not align. Eq. 5 as printed squares the gradient of the log-likelihood of all
-      of a client's data, in which the gradients of its examples cancel; here the gradient of every example is squared,
-      as in the Fisher information. Eq. 8 also divides by m although the weights already sum to 1, which would make
-      every step m times smaller; left out, as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a
-      are normalized to sum to 1. The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`,
-      `first_alignment=True`, `reduction="batch_means"` and `manner="in_turn"` with `LocalTraining(drop_last=True,
-      shuffle=False)`: the clients of a cohort align the server's own copy of the backbone, in the order of their
-      numbers. It scores clients that never trained with the initial model; here `trained` has no score of them. Without
-      synchronization clients count by their examples, where Eq. 1 counts all alike. Eq. 6 sums over d_w entries, in
-      Section 3.1 those of the head; here over all parameters. Both are as in the released code. Of the other alignments
-      of Fig. 4b the paper gives no equations: here the parallel manner adds lam
-      times the loss above to the cross entropy, and the global targets are those of FedPAC (Eq. 17, 19), without
-      classes that have occurred in no cohort yet. Its "6-layer CNN" is taken to be the released code's, `fedavg_cnn`.
-      The "learning rate decay value" of Section 4.1, whose use is not said, is left out.
+      the released code's. Delta theta of Algorithm 1 contains the alignment, as in the released code; Eq. 3 leaves it
+      open. A client without a previous backbone, of which the paper says nothing, does not align. Eq. 5 as printed
+      squares the gradient of the log-likelihood of all of a client's data, in which the gradients of its examples
+      cancel; here the gradient of every example is squared, as in the Fisher information. Eq. 8 also divides by m
+      although the weights already sum to 1, which would make every step m times smaller; left out, as in the released
+      code. The weights (alpha - min) / (max - min) of Fig. 6a are normalized to sum to 1. The released code corresponds
+      to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True`, `reduction="batch_means"` and
+      `manner="in_turn"` with `LocalTraining(drop_last=True, shuffle=False)`: the clients of a cohort align the server's
+      own copy of the backbone, in the order of their numbers. It scores clients that never trained with the initial
+      model; here `trained` has no score of them. Without synchronization clients count by their examples, where Eq. 1
+      counts all alike. Eq. 6 sums over d_w entries, in Section 3.1 those of the head; here over all parameters. Both
+      are as in the released code. Of the other alignments of Fig. 4b the paper gives no equations: here the parallel
+      manner adds lam times the loss above to the cross entropy, and the global targets are those of FedPAC (Eq. 17,
+      19), without classes that have occurred in no cohort yet. Its "6-layer CNN" is taken to be the released code's,
+      `fedavg_cnn`. Section 4.1's "learning rate decay value" is left out.
     """
     if alignment and (target != "example" or align_loss == "class_sum"):
         needs_classes(model, "fedas", "target and align_loss are given by classes; choose example and mean")
     # The targets are embeddings of the original images.
-    align_training = training.plain(align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
+    before = training.plain(align_lr, batch_size=align_batch_size, epochs=align_epochs, augment=None)
     serial, in_turn, parallel = (alignment and manner == name for name in get_args(Manner))
-    visits = training if parallel else align_training
+    visits = training if parallel else before
     aligner = _Alignment(model, visits, alignment, target, align_loss, lam, first_alignment)
     weighting = _Synchronization(model, training, synchronization, normalization, reduction)
 
@@ -187,8 +170,7 @@ def fedas(
         return server._replace(backbone=aligner.fit(key, server, client, data))
 
     def receive(key, server, client, data):
-        backbone = aligner.fit(key, server, client, data) if serial else server.backbone
-        return merge(backbone, client.head)
+        return merge((align(key, server, client, data) if serial else server).backbone, client.head)
 
     def train(key, server, client, data):
         align_key, train_key = jax.random.split(key)
@@ -198,7 +180,7 @@ def fedas(
             params = training.fit(train_key, params, examples, aligner.joint_loss())
         else:
             params = training.fit(train_key, params, data, losses.supervised_loss(model))
-        # The epochs of the training use the numbers below most_passes.
+        # Training uses the numbers below most_passes.
         trace = weighting.trace(jax.random.fold_in(train_key, training.most_passes), params, data)
         return LocalResult(
             client=FedASClient(params["backbone"], params["head"], jnp.ones((), bool)),
@@ -228,10 +210,8 @@ def fedas(
         privacy=Privacy(
             training.most_passes + (align_epochs if serial or in_turn else 0),
             (
-                "trace of the Fisher information: sent, weight of the client in the mean; without synchronization the "
-                "number of examples",
-                "mean feature of each class: with target class_mean target of the training, with global_class_mean "
-                "sent",
+                "trace of the Fisher information, or number of examples: sent, weight of the client in the mean",
+                "mean feature of each class: with target class_mean a target of training, with global_class_mean sent",
             ),
             refused=aligner.not_private(parallel),
         ),
@@ -262,22 +242,21 @@ class _Alignment:
         """Reason why the steps that align cannot be private; "" if they can."""
         if self.enabled and self.loss == "class_sum":
             return "align_loss class_sum weights an example by the others of its class: use mean"
-        averages = "with manner parallel, target global_class_mean averages over the examples that have a target"
-        return averages if parallel and self.shares_centroids else ""
+        why = "with manner parallel, target global_class_mean averages over the examples that have a target"
+        return why if parallel and self.shares_centroids else ""
 
     @property
     def shares_centroids(self) -> bool:
         """Whether clients are aligned with class means over all clients."""
         return self.enabled and self.target == "global_class_mean"
 
-    def init_server(self, params: Params) -> FedASServer:
+    def init_server(self, params: PyTree) -> FedASServer:
         """State of the server before the first round, without class means."""
-        if not self.shares_centroids:
-            return FedASServer(params["backbone"], params["head"])
-        centroids = jnp.zeros((self.model.num_classes, self.model.num_features))
-        return FedASServer(params["backbone"], params["head"], centroids, jnp.zeros(self.model.num_classes))
+        server, classes = FedASServer(params["backbone"], params["head"]), self.model.num_classes
+        means = {"centroids": jnp.zeros((classes, self.model.num_features)), "centroid_counts": jnp.zeros(classes)}
+        return server._replace(**means) if self.shares_centroids else server
 
-    def message_part(self, params: Params, data: ClientData) -> Mean | tuple[()]:
+    def message_part(self, params: PyTree, data: ClientData) -> Mean | tuple[()]:
         """Class means in a client's message."""
         if not self.shares_centroids:
             return ()
@@ -309,7 +288,7 @@ class _Alignment:
             return losses.classwise_alignment(features, targets, labels, mask, self.model.num_classes)
         return losses.feature_alignment(features, targets, mask)
 
-    def fit(self, key: PRNGKey, server: FedASServer, client: FedASClient, data: ClientData) -> Backbone:
+    def fit(self, key: PRNGKey, server: FedASServer, client: FedASClient, data: ClientData) -> PyTree:
         """Align the received backbone before the training on labels."""
         targets, has_target = self.targets(server, client, data)
 
@@ -348,7 +327,7 @@ class _Synchronization:
     normalization: Normalization
     reduction: Reduction
 
-    def trace(self, key: PRNGKey, params: Params, data: ClientData) -> jax.Array:
+    def trace(self, key: PRNGKey, params: PyTree, data: ClientData) -> jax.Array:
         """Trace of a client's Fisher information, or its replacement in the released code (batch_means)."""
         if not self.enabled:
             return jnp.zeros(())
@@ -356,8 +335,8 @@ class _Synchronization:
             return batch_fisher_trace(key, losses.negative_log_likelihood(self.model), params, data, self.training)
         return fisher_trace(losses.negative_log_likelihood(self.model), params, data, reduction=self.reduction)
 
-    def backbone_part(self, backbone: Backbone, trace: jax.Array, data: ClientData) -> Mean | Backbone:
-        """Backbone in a client's message: a `Mean` if the client's weight does not depend on other clients' traces."""
+    def backbone_part(self, backbone: PyTree, trace: jax.Array, data: ClientData) -> Mean | PyTree:
+        """PyTree in a client's message: a `Mean` if the client's weight does not depend on other clients' traces."""
         if not self.enabled:
             return mean_by_size(backbone, data)
         if self.normalization == "proportional":

@@ -101,7 +101,9 @@ def fedpac_proto(
       round. Eq. 12 names no reduction over the classes of client j. The text asks for one loss of each client, which
       both give, and for weights that tell similar clients apart, which the mean hardly gives: over 10 classes its
       exponents are a tenth of the sum's. The weight of a client with f_ij < 0 is to be zero; a cross entropy is never
-      negative, so that rule is left out.
+      negative, so that rule is left out. The paper does not say which models it measures. Its 92.03 on Fashion-MNIST
+      with 20 clients agrees with the models right after local training, which have 91.1 to 91.2 with all weights that
+      were tried (`trained`); the models that clients deploy have 86.12 (`received`).
     """
     needs_classes(model, "fedpac_proto", "it needs a mean feature for each class, to align with and to judge heads by")
     return align_and_combine(

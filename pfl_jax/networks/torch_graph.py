@@ -215,6 +215,8 @@ class _Reader:
             args, target = argument(node.args), node.target
             if node.op == "output":
                 return args[0]
+            if getattr(target, "_opname", getattr(target, "__name__", "")) in IGNORED:
+                continue
             if isinstance(target, torch._ops.HigherOrderOperator):
                 values[node] = self._inside(target.name(), args)
                 continue
@@ -235,8 +237,6 @@ class _Reader:
                     self._share(values[node], args[0])
                 continue
             name, schema = target._opname, target._schema
-            if name in IGNORED:
-                continue
             if schema.is_mutable and isinstance(args[0], Value):
                 result = args[0]
                 self.changes.append((len(self.steps), result.name, name))
@@ -283,13 +283,14 @@ class _Reader:
         reads = [_names((step.args, step.kwargs)) for step in self.steps] + [_names(outputs)]
         for number, changed, operation in self.changes:
             base = self.base.get(changed, changed)
-            later = set().union(*reads[number + 1 :])
             if base in inputs and base != INPUT and not base.endswith("num_batches_tracked"):
                 raise InvalidInput(f"the module changes {base} when it is called ({operation}), which a Model cannot")
-            if any(self.base.get(name, name) == base for name in later - {changed}):
+            made_later = {f"%{later}" for later in range(number, len(self.steps))}
+            others = set().union(*reads[number + 1 :]) - made_later - {changed}
+            if any(self.base.get(name, name) == base for name in others):
                 raise InvalidInput(
-                    f"the module changes a tensor in its place ({operation}), and reads a view of it afterwards, or "
-                    "reads the tensor after a change of a view: let it make a new tensor"
+                    f"the module changes a tensor in its place ({operation}) and then reads another view of it: let it "
+                    "make a new tensor"
                 )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -175,13 +176,21 @@ def to_torch(params: Params, module: Any, head: str = "fc") -> Any:
 
 
 def is_module_class(found: Any) -> bool:
-    """Whether something is a class of PyTorch modules."""
+    """Whether something is a class of PyTorch modules.
+
+    Args:
+      found: anything.
+    """
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(found, type) and issubclass(found, torch.nn.Module)
 
 
 def is_module(found: Any) -> bool:
-    """Whether something is a PyTorch module; PyTorch is imported only where its user did it."""
+    """Whether something is a PyTorch module; PyTorch is imported only where its user did it.
+
+    Args:
+      found: anything.
+    """
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(found, torch.nn.Module)
 
@@ -323,6 +332,7 @@ def _read(whole: Any, head: str, inputs: jax.ShapeDtypeStruct) -> _Read:
         read_program(_export(parts[head], features[0], training), lambda name: first[f"{head}.{name}"])
         for training in (False, True)
     ]
+    _refuse_dependent_rows(whole, example)
     num_features = features[0].shape[-1] if features[0].ndim else 0
     return _Read(*backbones, *heads, num_features, jax.ShapeDtypeStruct(tuple(features[0].shape), jnp.float32))
 
@@ -373,17 +383,42 @@ def _unchanging(part: Any) -> Iterator[None]:
         del part.forward
 
 
+def _refuse_dependent_rows(whole: Any, example: Any) -> None:
+    """Raise InvalidInput where a deployed module computes a row from others, some of which are padding."""
+    import torch
+
+    others = example.clone()
+    others[1:] = 1
+    results = []
+    for x in (example, others):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            results.append(copy.deepcopy(whole).eval()(x)[0])
+    one, other = results
+    if not torch.allclose(one, other, rtol=1e-4, atol=1e-4):
+        raise InvalidInput("the module computes rows of its output from other rows of its input: a row is an example")
+
+
+@contextlib.contextmanager
+def _exporting() -> Iterator[None]:
+    """Context in which nothing is printed, and no operations are used that only CPUs and CUDA have."""
+    import torch
+
+    fast_path, level = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
+    torch.backends.mha.set_fastpath_enabled(False)
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        logging.disable(level)
+
+
 def _export(module: Any, example: Any, training: bool) -> Any:
     """Graph of a module for any number of examples."""
     import torch
 
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    # Operations of whole layers, which only CPUs and CUDA have.
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            rows = {0: torch.export.Dim.DYNAMIC}
-            return torch.export.export(module.train(training), (example,), dynamic_shapes=(rows,), strict=False)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+    rows = ({0: torch.export.Dim.DYNAMIC},)
+    with _exporting():
+        return torch.export.export(module.train(training), (example,), dynamic_shapes=rows, strict=False)

@@ -214,22 +214,15 @@ def _average_pool(x, kernel, stride=(), padding=0, ceil=False, count_padding=Tru
     return total / (counts.flat[0] if (counts == counts.flat[0]).all() else counts.astype(np.float32))
 
 
-def _adaptive(pool: Callable[..., Any], reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Pooling to a given size."""
-
-    def adaptive_pool(x, sizes):
-        sizes = [size or old for size, old in zip(_each(sizes, x.ndim - 2), x.shape[1:-1], strict=True)]
-        if all(old % size == 0 for size, old in zip(sizes, x.shape[1:-1], strict=True)):
-            return pool(x, [old // size for size, old in zip(sizes, x.shape[1:-1], strict=True)])
-        for axis, size in enumerate(sizes, start=1):
-            old = x.shape[axis]
-            bounds = [(i * old // size, -(-(i + 1) * old // size)) for i in range(size)]
-            x = jnp.concatenate(
-                [reduce(lax.slice_in_dim(x, *bound, axis=axis), axis, keepdims=True) for bound in bounds], axis
-            )
-        return x
-
-    return adaptive_pool
+def _adaptive_average_pool(x, sizes):
+    sizes = [size or old for size, old in zip(_each(sizes, x.ndim - 2), x.shape[1:-1], strict=True)]
+    if all(old % size == 0 for size, old in zip(sizes, x.shape[1:-1], strict=True)):
+        return _average_pool(x, [old // size for size, old in zip(sizes, x.shape[1:-1], strict=True)])
+    for axis, size in enumerate(sizes, start=1):
+        old = x.shape[axis]
+        bounds = [(i * old // size, -(-(i + 1) * old // size)) for i in range(size)]
+        x = jnp.concatenate([lax.slice_in_dim(x, *one, axis=axis).mean(axis, keepdims=True) for one in bounds], axis)
+    return x
 
 
 def _group_norm(x, groups, scale=None, bias=None, epsilon=1e-5, *_):
@@ -278,8 +271,7 @@ SPATIAL: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), _max_pool),
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _average_pool),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _adaptive(_average_pool, jnp.mean)),
-    **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d"), _adaptive(_max_pool, jnp.max)),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _adaptive_average_pool),
     **dict.fromkeys(("upsample_nearest1d", "upsample_nearest2d"), _resized(_nearest)),
     **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d"), _resized(_linear_interpolation)),
     "group_norm": _group_norm,
@@ -420,18 +412,10 @@ def _pad(x, pads, mode="constant", value=None):
     return jnp.pad(x, sides, mode={"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode])
 
 
-def _channel_shuffle(x, groups):
-    return x.reshape(x.shape[0], groups, -1, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
-
-
 def _pixel_shuffle(x, factor):
     y = x.reshape(*x.shape[:-3], -1, factor, factor, *x.shape[-2:])
     y = jnp.moveaxis(y, (-4, -3), (-3, -1))
     return y.reshape(*y.shape[:-4], y.shape[-4] * factor, y.shape[-2] * factor)
-
-
-def _repeat_interleave(x, repeats, axis=None, **_):
-    return jnp.repeat(x, repeats, axis)
 
 
 def _made(value: float) -> Callable[..., Any]:
@@ -444,10 +428,6 @@ def _new(value: float) -> Callable[..., Any]:
 
 def _full(sizes, value, *, dtype=None, **_):
     return jnp.full(sizes, value, dtype)
-
-
-def _scattered(x, axis, index, source, *_):
-    return jnp.put_along_axis(x, index, source, axis, inplace=False)
 
 
 # --- reductions
@@ -507,6 +487,11 @@ def _top(x, count, axis=-1, *_):
 
 def _linear(x, weight, bias=None):
     return _affine(x @ weight.T, None, bias)
+
+
+def _weight_norm(direction, length, axis=0):
+    others = tuple(i for i in range(direction.ndim) if i != axis)
+    return direction * (length / jnp.sqrt(jnp.sum(jnp.square(direction), others, keepdims=True)))
 
 
 def _embedding(weight, index, padding=-1, *_):
@@ -587,20 +572,18 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
     "addmm": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b),
     "baddbmm": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b),
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), jnp.matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm"), jnp.matmul),
     "einsum": lambda text, operands, **_: jnp.einsum(text, *operands),
     "outer": jnp.outer,
     "embedding": _embedding,
+    "_weight_norm": _weight_norm,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "softmax": _softmax(jax.nn.softmax),
     "_softmax": _softmax(jax.nn.softmax),
     "log_softmax": _softmax(jax.nn.log_softmax),
     "glu": lambda x, axis=-1: jax.nn.glu(x, axis),
-    "prelu": lambda x, slope: jnp.where(
-        x > 0, x, x * (slope.reshape(-1, *(1,) * (x.ndim - 2)) if x.ndim > 1 else slope)
-    ),
-    "one_hot": lambda x, classes: jax.nn.one_hot(x, classes, dtype=jnp.int32),
+    "prelu": lambda x, slope: jnp.where(x > 0, x, x * slope.reshape(-1, *(1,) * max(x.ndim - 2, 0))),
     "cumsum": lambda x, axis, *, dtype=None: jnp.cumsum(_cast(x, dtype), axis),
     "mean": _reduction(jnp.mean),
     "sum": _reduction(jnp.sum),
@@ -617,15 +600,9 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "argmax": lambda x, axis=None, keep=False: jnp.argmax(x, axis, keepdims=keep),
     "argmin": lambda x, axis=None, keep=False: jnp.argmin(x, axis, keepdims=keep),
     "linalg_vector_norm": _norm,
-    "norm": _norm,
     "topk": _top,
-    "sort": lambda x, axis=-1, descending=False: (
-        jnp.sort(x, axis, descending=descending),
-        jnp.argsort(x, axis, descending=descending),
-    ),
     "flatten": _flatten,
     **dict.fromkeys(("view", "reshape", "_unsafe_view"), lambda x, sizes: x.reshape(sizes)),
-    "reshape_as": lambda x, y: x.reshape(y.shape),
     "unflatten": lambda x, axis, sizes: x.reshape(*x.shape[: axis % x.ndim], *sizes, *x.shape[axis % x.ndim + 1 :]),
     "transpose": jnp.swapaxes,
     "swapaxes": jnp.swapaxes,
@@ -637,7 +614,6 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "squeeze": _squeeze,
     "expand": _expand,
     "expand_as": lambda x, y: jnp.broadcast_to(x, y.shape),
-    "broadcast_to": jnp.broadcast_to,
     **dict.fromkeys(("cat", "concat"), lambda arrays, axis=0: jnp.concatenate(arrays, axis)),
     "stack": lambda arrays, axis=0: jnp.stack(arrays, axis),
     "unbind": lambda x, axis=0: list(jnp.moveaxis(x, axis, 0)),
@@ -645,28 +621,19 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "split_with_sizes": _split,
     "chunk": lambda x, count, axis=0: _split(x, -(-x.shape[axis] // count), axis),
     "select": lambda x, axis, place: lax.index_in_dim(x, place, axis, keepdims=False),
-    "narrow": lambda x, axis, start, length: lax.slice_in_dim(x, start, start + length, axis=axis),
     "slice": _slice,
     "index": _index,
     "index_select": lambda x, axis, index: jnp.take(x, index, axis),
     "gather": lambda x, axis, index, **_: jnp.take_along_axis(x, index, axis),
-    "scatter": _scattered,
     "repeat": jnp.tile,
-    "tile": jnp.tile,
-    "repeat_interleave": _repeat_interleave,
     "roll": lambda x, shifts, axes=(): jnp.roll(x, shifts, tuple(axes) or None),
     "flip": jnp.flip,
     "tril": jnp.tril,
     "triu": jnp.triu,
-    "diagonal": jnp.diagonal,
     "pad": _pad,
     "constant_pad_nd": lambda x, pads, value=0: _pad(x, pads, "constant", value),
     "pixel_shuffle": _pixel_shuffle,
-    "channel_shuffle": lambda x, groups: (
-        x.reshape(x.shape[0], groups, -1, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
-    ),
     "arange": lambda *bounds, dtype=None, **_: jnp.arange(*bounds, dtype=dtype),
-    "linspace": lambda start, end, count, *, dtype=None, **_: jnp.linspace(start, end, count, dtype=dtype),
     "zeros": _made(0),
     "ones": _made(1),
     "empty": _made(0),
@@ -677,7 +644,6 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "new_full": lambda x, sizes, value, *, dtype=None, **_: jnp.full(sizes, value, dtype or x.dtype),
     "scalar_tensor": lambda value, *, dtype=None, **_: _cast(value, dtype or "float32"),
     "sym_size": lambda x, axis: x.shape[axis],
-    "meshgrid": lambda arrays, *, indexing="ij": jnp.meshgrid(*arrays, indexing=indexing),
 }
 """All other functions."""
 

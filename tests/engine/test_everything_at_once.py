@@ -7,12 +7,12 @@ not arrive, some begin from earlier states of the server, and one client attacks
 import jax
 import numpy as np
 import pytest
-from pfl_jax.engine.clock import Timetable
 from problems import CLASSES, HYPER_PARAMETERS, SHAPE, diverging, tiny_model
 from trees import assert_same, row
 
 from pfl_jax import Settings, make_method, mixed, models, simulate
 from pfl_jax.data import client_data
+from pfl_jax.engine.asynchronous import Timetable
 from pfl_jax.engine.cohort import attackers
 from pfl_jax.primitives import score
 from pfl_jax.streams import INITIALIZATION

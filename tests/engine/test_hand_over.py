@@ -120,7 +120,7 @@ def deployed(method, data, settings):
     found = []
     for client in range(data.num_clients):
         _, server, chain = chain_of(method, settings, result.state, data.num_clients, client)
-        found.append(float(program.personal(data, server, KEY, result.state.round, *chain)))
+        found.append(float(program.personal(data, server, KEY, result.state.round, chain)))
     return found
 
 

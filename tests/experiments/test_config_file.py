@@ -6,8 +6,11 @@ import json
 import math
 
 import pytest
+from rich.console import Console
 
 from experiments.cli.command import main, parse
+from experiments.commands import batch
+from experiments.commands.sweep import Sweep
 from experiments.host.exit_codes import exit_code
 from experiments.run import resume
 from experiments.spec.hyper_parameters import method_options
@@ -46,7 +49,8 @@ def test_a_file_says_what_the_command_line_could(toml):
     assert request.hyper_parameters == same.hyper_parameters
     assert request.given == same.given | {"config"}
     # Also for commands of many runs.
-    assert relevant_options(parse("digits", ["--config", toml, "--seed", "1"])) == relevant_options(same)
+    sweep = batch.read(Sweep, ["--dataset", "digits", "--config", toml, "--seeds", "2"])
+    assert [relevant_options(job.spec) for job in sweep.jobs(Console())] == [relevant_options(same)] * 2
 
 
 def test_what_is_given_beside_it_counts(toml):

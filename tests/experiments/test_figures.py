@@ -17,7 +17,6 @@ from experiments.commands.figures import FIGURES, main
 from experiments.commands.figures_of_fedas import SHARES, equal_steps, replace_first
 from experiments.commands.figures_of_fedpac import by_group, heat_rounds
 from experiments.folder import stored_runs
-from experiments.papers import settings
 from experiments.run import run
 from experiments.show.pictures import draw
 from experiments.spec.option_notes import option_words
@@ -30,7 +29,8 @@ SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--rou
 
 def runs_of(paper, number, dataset=None, folder=None, **more):
     content = FIGURES[paper][number]
-    return Runs(content, dataset or content.datasets[0], folder, settings.PAPERS[paper].measure, **more)
+    asked = more.pop("asked", lambda measure: measure)
+    return Runs(content, dataset or content.datasets[0], folder, asked, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +56,14 @@ def info(clients, number):
     return {"head_weights": rows[::-1, ::-1], "trace": rows[0][::-1], "weights": rows[0][::-1] / 1000}
 
 
-def finished(paper, number, folder, *, is_real=False, accuracies=lambda options: [0.5, 0.4], **more):
+def finished(
+    paper, number, folder, *, is_real=False, accuracies=lambda options: [0.5, 0.4], dataset=None, note=None, **more
+):
     """The figure's runs on each dataset, with made-up results."""
     fake = FakeRuns()
-    fake.is_real, fake.accuracies, fake.info = is_real, accuracies, info
-    every = [runs_of(paper, number, dataset, folder, **more) for dataset in FIGURES[paper][number].datasets]
+    fake.is_real, fake.accuracies, fake.info, fake.note = is_real, accuracies, info, note or {}
+    datasets = [dataset] if dataset else FIGURES[paper][number].datasets
+    every = [runs_of(paper, number, dataset, folder, **more) for dataset in datasets]
     jobs = {job.folder: job for runs in every for of_key in runs.jobs.values() for job in of_key}
     for job in jobs.values():
         fake(job.spec.in_folder(job.folder))
@@ -110,7 +113,7 @@ def test_every_figure_says_what_it_is_and_on_which_data(paper, number, is_real, 
     picture = compose(every)
     assert picture.title.startswith(f"{content.title}: ")
     for dataset in content.datasets:
-        label = f"{dataset} ({'files' if is_real else 'embedded digits'})"
+        label = dataset if is_real else f"{dataset} (embedded digits)"
         assert label in picture.title or any(label in panel.title for panel in picture.panels)
         assert label in picture.caption
     assert ("Not the paper's setting, but --" in picture.caption) == (not is_real)
@@ -122,6 +125,56 @@ def test_every_figure_says_what_it_is_and_on_which_data(paper, number, is_real, 
         assert all(label in words for label in labels)
     # Strict JSON: no NaN.
     json.dumps(picture.record(), allow_nan=False)
+
+
+def test_a_caption_says_how_each_method_is_measured_and_what_runs_in_its_place(tmp_path):
+    def caption(folder, **more):
+        chosen = ("fedavg_ft", "fedper", "fedala", "fedas")
+        return compose(finished("fedas", "5", tmp_path / folder, is_real=True, chosen=chosen, **more)).caption
+
+    measured = (
+        "pooled over all test examples; between local training and aggregation (before_aggregation): fedavg_ft, "
+        "fedper; after aggregation (received): fedala; after local training (trained): fedas"
+    )
+    assert caption("as released").startswith(f"Accuracy in percent {measured}. Procedure release")
+    assert "As released: fedavg in place of fedavg_ft. cifar10: " in caption("as released, again")
+    alike = caption("alike", asked=lambda measure: measure._replace(protocol="received"))
+    words = "after aggregation (received), pooled over all test examples"
+    assert alike.startswith(f"Accuracy in percent {words}; in the paper {measured}. ")
+    printed = caption("as printed", procedure="print")
+    assert "fedavg_ft, fedala" in printed
+    assert "As released" not in printed
+
+
+def test_other_data_than_the_papers_and_a_copy_of_it_are_named(tmp_path):
+    every = [
+        ("fashion_mnist", {}, "fashion_mnist", "--dataset fashion_mnist."),
+        ("cifar10", {"cifar10": "JPEG copy"}, "cifar10, JPEG copy", None),
+    ]
+    for dataset, note, name, deviation in every:
+        (runs,) = finished("fedpac", "5", tmp_path / dataset, is_real=True, dataset=dataset, note=note)
+        picture = compose([runs])
+        assert (picture.panels[0].title, picture.title.partition(" on ")[2]) == (name, name)
+        assert f"{name}: --num-clients 20" in picture.caption
+        assert ("Not the paper's setting, but " in picture.caption) == (deviation is not None)
+        assert deviation is None or f"Not the paper's setting, but {deviation}" in picture.caption
+
+
+# Those of Figure 5 that are measured otherwise have all clients; Figure 7 shows single rounds.
+@pytest.mark.parametrize(("number", "shown"), [("5", "2 to 20 of 20 clients"), ("7", "4 of 20 clients")])
+def test_means_over_some_clients_are_told_apart(number, shown, tmp_path):
+    """Of trained models a round has those of the clients that were drawn until then."""
+    (runs, *_) = finished("fedas", number, tmp_path, is_real=True, accuracies=lambda options: [0.5, 0.5])
+    full = [panel.title for panel in compose([runs]).panels]
+    assert not any("over" in title for title in full)
+    for jobs in runs.jobs.values():
+        for job in jobs:
+            log = [json.loads(line) for line in (job.folder / "metrics.jsonl").read_text().splitlines()]
+            for many, line in zip((2, 4), log, strict=True):
+                line["trained"]["clients"] = many
+            (job.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in log))
+    titles = [panel.title for panel in compose([runs]).panels]
+    assert titles == [f"{title}; over {shown}" for title in full]
 
 
 def test_sweeps_show_the_last_round_of_each_run(tmp_path):
@@ -150,7 +203,7 @@ def test_hyper_parameters_are_shown_about_their_mean(tmp_path):
 def test_replaced_parameters_are_measured_as_the_paper_does(tmp_path):
     (runs,) = finished("fedas", "3", tmp_path)
     for average, factor in (("examples", 1.75), ("clients", 1.5)):
-        runs = dataclasses.replace(runs, measure=runs.measure._replace(average=average))
+        runs = dataclasses.replace(runs, asked=lambda measure, of=average: measure._replace(average=of))
         found = compose([runs]).panels[0].frame.groupby("line", sort=False)["accuracy in %"].first()
         # Of two clients one has three quarters of the examples, and twice the accuracy.
         np.testing.assert_allclose(found, [30 * factor, 10 * factor])
@@ -163,6 +216,11 @@ def test_replaced_parameters_are_measured_as_the_paper_does(tmp_path):
     ("figure", "words", "values"),
     [
         ("fedas 5", "", [62.5, 52.5]),
+        # Its released code measures them before aggregation, and runs the one in place of the other.
+        ("fedas 5", "--method fedper", [52.5, 42.5]),
+        ("fedas 5", "--method fedavg_ft", [52.5, 42.5]),
+        ("fedas 5", "--method fedavg_ft --procedure print", [72.5, 62.5]),
+        ("fedas 5", "--method fedala --eval-protocol trained", [62.5, 52.5]),
         ("fedas 5", "--eval-protocol received", [72.5, 62.5]),
         ("fedpac 1", "--score best", [70] * 5),
     ],
@@ -173,8 +231,8 @@ def test_what_is_drawn_is_what_was_asked_for(figure, words, values, tmp_path, mo
     monkeypatch.setattr(run, "run", fake)
     monkeypatch.setattr(figures, "save", lambda *_: None)
     paper, number = figure.split()
-    chosen = ["--paper", paper, "--figure", number, "--dataset", "digits", "--method", paper, "--out", str(tmp_path)]
-    assert main([*chosen, *words.split()]) == 0
+    chosen = ["--paper", paper, "--figure", number, "--dataset", "digits", "--out", str(tmp_path), *words.split()]
+    assert main([*chosen, *([] if "--method" in words else ["--method", paper])]) == 0
     record = json.loads((tmp_path / f"{paper}-figure-{number}.json").read_text())
     np.testing.assert_allclose([row[2] for row in record["panels"][0]["frame"]["data"]], values)
 

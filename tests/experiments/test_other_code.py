@@ -8,8 +8,8 @@ from rich.console import Console
 from run_folders import FakeRuns, write_run
 
 from experiments.cli.command import main as run_alone
-from experiments.commands import sweep, tables
-from experiments.folder import version
+from experiments.commands import report_tables, sweep, tables
+from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG
 from experiments.run import run
@@ -59,14 +59,14 @@ def test_each_part_of_the_code_is_compared(tmp_path, edit):
     config = read_config(tmp_path / "run")
     assert not any(version.by_other_code(config, compared) for compared in ("sources", "version"))
     for changed, others in (
-        (config | {"versions": {}}, (True, False, False)),
-        (config | {"versions": config["versions"] | {"experiments": "edited"}}, (True, False, False)),
-        (config | {"versions": config["versions"] | {"pfl_jax": "edited"}}, (True, False, False)),
-        (config | {"method_version": 9}, (False, True, False)),
-        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"pfl_jax": "edited"}]}, (True, False, False)),
-        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"method_version": 9}]}, (False, True, False)),
+        (config | {"versions": {}}, (True, False)),
+        (config | {"versions": config["versions"] | {"experiments": "edited"}}, (True, False)),
+        (config | {"versions": config["versions"] | {"pfl_jax": "edited"}}, (True, False)),
+        (config | {"method_version": 9}, (False, True)),
+        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"pfl_jax": "edited"}]}, (True, False)),
+        (config | {version.RESUMED_BY: [version.code_version("fedpac") | {"method_version": 9}]}, (False, True)),
         # The number of a user's own method does not exist.
-        (config | {"options": {"method": "mine.py:mine"}, "versions": {}}, (True, True, False)),
+        (config | {"options": {"method": "mine.py:mine"}, "versions": {}}, (True, True)),
     ):
         assert tuple(version.by_other_code(changed, compared) for compared in ("sources", "version")) == others
 
@@ -115,6 +115,8 @@ def test_a_run_that_is_resumed_by_other_code_says_so(tmp_path, edit, capsys):
     capsys.readouterr()
     assert version.note_on_code(read_config(tmp_path / "run")) == ""
     assert run_alone("digits", ["--resume", str(tmp_path / "run"), "--rounds", "4"]) == 0
+    group = stored_runs.Group("local", (stored_runs.read(tmp_path / "run"),))
+    assert report_tables.versions({"": [group]})[1]["pfl_jax"] == f"{DIGEST}, then edited"
     note = "Note: its last rounds are of other code than its first ones, see resumed_by in"
     assert " ".join(capsys.readouterr().out.split()).count(note) == 2
     config = read_config(tmp_path / "run")

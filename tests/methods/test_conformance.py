@@ -115,22 +115,11 @@ def test_devices_are_several():
     assert jax.device_count() > 1
 
 
-OF_THE_SERVER = {
-    ("fedas", "synchronization=False"),
-    ("fedas", "target=global_class_mean"),
-    ("fedfomo", "fallback=trained"),
-    ("fedpac", "covariance=empirical"),
-}
-"""Options of what a server computes of those that arrived: these run by default; others are of single clients."""
-
-
+# What servers compute of those that arrived, test_absent_rows.py has by default.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "other"),
-    [
-        pytest.param(name, other, marks=() if (name, other) in OF_THE_SERVER else pytest.mark.slow)
-        for name, factory in METHODS.items()
-        for other in conformance.Subject(factory).others()
-    ],
+    [(name, other) for name, factory in METHODS.items() for other in conformance.Subject(factory).others()],
 )
 def test_clients_that_are_absent_do_not_count_with_any_option(name, other):
     conformance.check_absent(conformance.Subject(METHODS[name]).others()[other])

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from pfl_jax.engine.clock import Timetable
 from problems import CLASSES, FEATURES, received, tiny_federation, tiny_method, tiny_model
 from trees import assert_flat, assert_same, flatten, row
 
 from pfl_jax import InvalidInput, Settings, simulate
 from pfl_jax.base import Cohort
 from pfl_jax.data import client_data
+from pfl_jax.engine.asynchronous import Timetable
 from pfl_jax.methods import fedgen, fedmrl
 from pfl_jax.methods.fedkd import low_rank
 from pfl_jax.primitives.fingerprints import fingerprint, fingerprint_key

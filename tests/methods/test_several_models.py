@@ -9,8 +9,10 @@ import reference
 from problems import CLASSES, tiny_federation, tiny_model
 from trees import assert_same, row
 
+from pfl_jax import Cohort
 from pfl_jax.data import client_data
 from pfl_jax.methods import fedem, fedem_ft, fedproto_g, fedproto_l, knn_per, make_method
+from pfl_jax.methods.hypcluster import ClusterMessage
 from pfl_jax.methods.knn_per import Datastore, KNNModel, neighbor_probabilities
 from pfl_jax.primitives import fixed_subset, stratified_folds
 
@@ -178,7 +180,7 @@ def test_knn_per_chooses_the_mixing_weight_on_held_out_examples(neighbors, kerne
         assert sum(a != with_itself for a, with_itself in chosen) == 2
 
 
-@pytest.mark.parametrize("clusters", [pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("clusters", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_hypcluster(clusters):
     # Three clients share two clusters, or leave at least two of five empty.
     clients = full.training_examples()
@@ -198,6 +200,17 @@ def test_hypcluster(clusters):
     chosen = [int(np.argmin([full.losses(w, x, y).mean() for w in models])) for x, y in clients]
     assert any(chosen)
     full.assert_received(last, [models[cluster] for cluster in chosen])
+
+
+def test_a_model_that_nobody_chose_stays():
+    method = make_method("hypcluster", tiny_model(), clusters=3)
+    server, sent = (method.init_server(jax.random.key(seed)) for seed in (0, 1))
+    cohort = Cohort(jnp.arange(3), jnp.array([9, 5, 0]), jnp.array([True, True, False]), 4)
+    # The third client, whose message does not arrive, has zeros: no choice of the first model.
+    after, *_ = method.aggregate(None, server, (), ClusterMessage(sent, jnp.array([1, 1, 0])), cohort)
+    for index in (0, 2):
+        assert_same(row(after, index), row(server, index), rtol=0, atol=0)
+    assert_same(row(after, 1), jax.tree.map(lambda leaf: np.average(leaf[:2], 0, [9, 5]), sent))
 
 
 def test_fedem():

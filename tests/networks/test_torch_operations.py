@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pfl_jax import InvalidInput
@@ -153,7 +153,7 @@ CASES = {
     ),
     **dict.fromkeys(("log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal"), functools.partial(unary, positive=True)),
     **dict.fromkeys(("mul", "add", "sub", "rsub", "div", "true_divide", "eq", "ne", "lt", "le", "gt", "ge"), binary),
-    **dict.fromkeys(("fmod", "remainder", "pow", "floor_divide"), functools.partial(binary, positive=True)),
+    **dict.fromkeys(("fmod", "remainder", "pow"), functools.partial(binary, positive=True)),
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"), of_bools),
     **dict.fromkeys(("__and__", "__or__"), of_bools),
     **{f"conv{n}d": functools.partial(convolution, dimensions=n) for n in (1, 2, 3)},
@@ -161,7 +161,6 @@ CASES = {
     **{f"max_pool{n}d": functools.partial(pooling, dimensions=n, largest=True) for n in (1, 2, 3)},
     **{f"avg_pool{n}d": functools.partial(pooling, dimensions=n, largest=False) for n in (1, 2, 3)},
     **{f"adaptive_avg_pool{n}d": functools.partial(adaptive, dimensions=n) for n in (1, 2)},
-    **{f"adaptive_max_pool{n}d": functools.partial(adaptive, dimensions=n) for n in (1, 2)},
     **{f"upsample_nearest{n}d": functools.partial(resized, dimensions=n, linear=False) for n in (1, 2)},
     "upsample_linear1d": functools.partial(resized, dimensions=1, linear=True),
     "upsample_bilinear2d": functools.partial(resized, dimensions=2, linear=True),
@@ -169,6 +168,7 @@ CASES = {
     **dict.fromkeys(("prod", "any", "all"), functools.partial(reduction, several=False)),
     **dict.fromkeys(("max", "min"), extreme),
     **dict.fromkeys(("var", "std"), spread),
+    "floor_divide": lambda d: [d.integers(9, 2, 3), d.pick(2, 1 + d.integers(4, 3))],
     "maximum": lambda d: [d.array(2, 3), d.array(3)],
     "minimum": lambda d: [d.array(2, 3), d.array(3)],
     "logical_not": lambda d: [d.bools(2, 3)],
@@ -199,29 +199,24 @@ CASES = {
     "matmul": lambda d: [d.array(2, 3, 4), d.array(*d.pick((4, 5), (2, 4, 5), (4,)))],
     "mm": lambda d: [d.array(2, 3), d.array(3, 4)],
     "bmm": lambda d: [d.array(2, 3, 4), d.array(2, 4, 5)],
-    "mv": lambda d: [d.array(2, 3), d.array(3)],
-    "dot": lambda d: [d.array(3), d.array(3)],
     "outer": lambda d: [d.array(3), d.array(4)],
     "einsum": lambda d: ["bij,bjk->bik", [d.array(2, 3, 4), d.array(2, 4, 5)]],
     "embedding": lambda d: [d.array(5, 3), d.integers(5, 2, 4), d.pick(-1, 0, 2)],
+    "_weight_norm": lambda d: [d.array(3, 4), *d.pick((d.positive(3, 1), 0), (d.positive(1, 4), 1))],
     "softmax": lambda d: [d.array(2, 3, 4), d.pick(1, -1)],
     "_softmax": lambda d: [d.array(2, 3, 4), 1, False],
     "log_softmax": lambda d: [d.array(2, 3, 4), d.pick(1, -1)],
     "glu": lambda d: [d.array(2, 4, 6), d.pick(1, -1)],
     "prelu": lambda d: [d.array(2, 3, 4), d.pick(d.array(1), d.array(3))],
-    "one_hot": lambda d: [d.integers(4, 2, 3), 5],
     "cumsum": lambda d: [d.array(2, 3), d.pick(0, -1)],
     "argmax": lambda d: [d.array(2, 3), *d.pick((), (1,), (-1, True))],
     "argmin": lambda d: [d.array(2, 3), *d.pick((), (1,), (-1, True))],
     "linalg_vector_norm": lambda d: [d.array(2, 3, 4), d.pick(1, 2, 3), *d.pick((), ([1],), ([-1], True))],
-    "norm": lambda d: [d.array(2, 3, 4), 2, [1], d.pick(True, False)],
     "topk": lambda d: [d.array(2, 5), 3, d.pick(-1, 1)],
-    "sort": lambda d: [d.array(2, 5), d.pick(0, -1), d.pick(True, False)],
     "flatten": lambda d: [d.array(2, 3, 4, 5), *d.pick((), (1,), (1, 2), (-2, -1))],
     "view": lambda d: [d.array(2, 6, 4), d.pick([2, -1], [4, 3, 4])],
     "reshape": lambda d: [d.array(2, 6, 4), d.pick([2, -1], [4, 3, 4])],
     "_unsafe_view": lambda d: [d.array(2, 6, 4), [2, 24]],
-    "reshape_as": lambda d: [d.array(2, 6), d.array(3, 4)],
     "unflatten": lambda d: [d.array(2, 6, 4), d.pick(1, -2), d.pick([2, 3], [3, -1])],
     "transpose": lambda d: [d.array(2, 3, 4), 1, d.pick(2, -1, 0)],
     "swapaxes": lambda d: [d.array(2, 3, 4), 1, 2],
@@ -233,7 +228,6 @@ CASES = {
     "squeeze": lambda d: [d.array(2, 1, 3, 1), *d.pick((), (1,), (-1,), (0,), ([1, 3],))],
     "expand": lambda d: [d.array(2, 1, 3), d.pick([2, 4, 3], [-1, 4, -1], [5, 2, 1, 3])],
     "expand_as": lambda d: [d.array(2, 1), d.array(2, 4)],
-    "broadcast_to": lambda d: [d.array(2, 1), [2, 4]],
     "cat": lambda d: [[d.array(2, 3), d.array(2, 3)], d.pick(0, 1, -1)],
     "concat": lambda d: [[d.array(2, 3), d.array(2, 3)], d.pick(0, 1, -1)],
     "stack": lambda d: [[d.array(2, 3), d.array(2, 3)], d.pick(0, 1, -1)],
@@ -242,26 +236,19 @@ CASES = {
     "split_with_sizes": lambda d: [d.array(2, 5), [2, 3], 1],
     "chunk": lambda d: [d.array(2, 5), d.pick(2, 3), 1],
     "select": lambda d: [d.array(2, 3, 4), d.pick(1, -1), d.pick(0, -1)],
-    "narrow": lambda d: [d.array(2, 5), 1, 1, 3],
     "slice": lambda d: [d.array(2, 6), 1, *d.pick((1, 4), (0, 2**63 - 1), (-3, 2**63 - 1), (0, -1, 2))],
     "index": lambda d: [d.array(2, 5, 3), d.pick([None, d.integers(5, 4)], [d.integers(2, 3), d.integers(5, 3)])],
     "index_select": lambda d: [d.array(2, 5), 1, d.integers(5, 3)],
     "gather": lambda d: [d.array(2, 5), 1, d.integers(5, 2, 3)],
-    "scatter": lambda d: [d.array(2, 5), 1, np.argsort(d.array(2, 5), 1).astype("int32"), d.array(2, 5)],
     "repeat": lambda d: [d.array(2, 3), d.pick([2, 1], [3, 1, 2])],
-    "tile": lambda d: [d.array(2, 3), [2]],
-    "repeat_interleave": lambda d: [d.array(2, 3), 2, d.pick(0, 1)],
     "roll": lambda d: [d.array(2, 3), *d.pick(([1],), ([1], [1]), ([1, -1], [0, 1]))],
     "flip": lambda d: [d.array(2, 3), d.pick([0], [0, 1])],
     "tril": lambda d: [d.array(3, 4), d.pick(0, 1, -1)],
     "triu": lambda d: [d.array(3, 4), d.pick(0, 1, -1)],
-    "diagonal": lambda d: [d.array(3, 4)],
     "pad": lambda d: [d.array(2, 3, 5, 5), [1, 2, 0, 1], *d.pick((), ("constant", 0.5), ("reflect",), ("replicate",))],
     "constant_pad_nd": lambda d: [d.array(2, 5), [1, -1], 0.5],
     "pixel_shuffle": lambda d: [d.array(2, 8, 3, 4), 2],
-    "channel_shuffle": lambda d: [d.array(2, 6, 3, 4), d.pick(2, 3)],
     "arange": lambda d: [*d.pick((5,), (2, 7), (1, 8, 2))],
-    "linspace": lambda d: [0.0, 1.0, 5],
     "zeros": lambda d: ([[2, 3]], {"dtype": d.pick("float32", "bool")}),
     "ones": lambda d: [[2, 3]],
     "empty": None,
@@ -272,7 +259,6 @@ CASES = {
     "new_full": lambda d: [d.array(2), [2, 3], 2.5],
     "scalar_tensor": lambda d: [2.5],
     "sym_size": lambda d: [d.array(2, 3), d.pick(0, -1)],
-    "meshgrid": lambda d: ([[d.array(2), d.array(3)]], {"indexing": d.pick("ij", "xy")}),
     "dropout": lambda d: [d.array(2, 3), 0.5, False],
     "feature_dropout": lambda d: [d.array(2, 3, 4, 5), 0.5, False],
     "bernoulli": None,
@@ -297,12 +283,19 @@ def to_torch(value):
 
 
 def run_torch(name, args, kwargs):
-    if name == "one_hot":
-        return torch.nn.functional.one_hot(*args)
     if name == "sym_size":
         return args[0].shape[args[1]]
     operation = getattr(torch.ops.aten, name)
     return (operation.vec if name in VECTOR else operation)(*args, **kwargs)
+
+
+def is_float(array):
+    return jnp.issubdtype(array.dtype, jnp.floating)
+
+
+def weights(like):
+    """Numbers by which outputs count in the loss."""
+    return np.random.default_rng(0).normal(size=tuple(like.shape)).astype("float32")
 
 
 def leaves(result):
@@ -314,7 +307,7 @@ def test_every_operation_has_a_case():
 
 
 @pytest.mark.parametrize("name", sorted(name for name, make in CASES.items() if make))
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_an_operation(name, data):
     drawn = CASES[name](Draw(data))
@@ -325,32 +318,25 @@ def test_an_operation(name, data):
     def compute(arrays):
         filled = [arrays[places.index(i)] if i in places else one for i, one in enumerate(flat)]
         result = operations.apply(name, jax.tree.unflatten(structure, filled), kwargs)
-        return leaves(
-            jax.tree.map(operations.channels_first, result, is_leaf=lambda x: isinstance(x, operations.Image))
-        )
+        found = jax.tree.map(operations.channels_first, result, is_leaf=lambda one: isinstance(one, operations.Image))
+        found = [jnp.asarray(one) for one in leaves(found)]
+        return sum(jnp.vdot(weights(one), one) for one in found if is_float(one)), found
 
     tensors = [to_torch(one) for one in flat]
     for i in places:
         tensors[i].requires_grad_()
     wanted = run_torch(name, jax.tree.unflatten(structure, tensors), {k: to_torch(v) for k, v in kwargs.items()})
-    wanted = leaves(list(wanted) if isinstance(wanted, tuple | list) else wanted)
-    found, pull = jax.vjp(compute, [jnp.asarray(flat[i]) for i in places])
+    wanted = [torch.as_tensor(one) for one in leaves(list(wanted) if isinstance(wanted, tuple | list) else wanted)]
+    # One program for each example.
+    program = jax.jit(lambda arrays: (compute(arrays)[1], jax.grad(lambda a: 0.0 + compute(a)[0])(arrays)))
+    found, gradients = program([jnp.asarray(flat[i]) for i in places])
     assert len(found) == len(wanted)
-    cotangents = []
-    loss = torch.zeros(())
     for one, like in zip(found, wanted, strict=True):
-        like = like if isinstance(like, torch.Tensor) else torch.tensor(like)
-        assert np.shape(one) == tuple(like.shape)
-        assert np.issubdtype(jnp.result_type(one), np.floating) == like.is_floating_point()
+        assert one.shape == tuple(like.shape)
+        assert is_float(one) == like.is_floating_point()
         np.testing.assert_allclose(one, like.detach().numpy(), rtol=1e-4, atol=2e-5)
-        weight = np.random.default_rng(0).normal(size=np.shape(one)).astype("float32")
-        is_float = like.is_floating_point()
-        cotangents.append(jnp.asarray(weight) if is_float else np.zeros(np.shape(one), jax.dtypes.float0))
-        if is_float and like.requires_grad:
-            loss = loss + (like * torch.tensor(weight)).sum()
-    if loss.requires_grad:
-        loss.backward()
-    (gradients,) = pull(cotangents)
+    if losses := [(one * torch.tensor(weights(one))).sum() for one in wanted if one.requires_grad]:
+        sum(losses).backward()
     for i, gradient in zip(places, gradients, strict=True):
         like = tensors[i].grad
         np.testing.assert_allclose(gradient, 0 if like is None else like.numpy(), rtol=1e-3, atol=1e-4)

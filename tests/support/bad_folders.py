@@ -73,7 +73,7 @@ def _report() -> list[Row]:
         (before, one, "none of the runs has been evaluated by it"),
         ("report other --client 99", one, "--client 99: the clients of"),
         ("compare other", one, "a comparison needs finished runs of two settings at least"),
-        ("report other --plot x.png", two, "--plot draws one kind of data"),
+        ("report other --plot x.png", two, "runs with different data are not drawn together"),
     ]
 
 

@@ -137,7 +137,7 @@ def test_defaults_of_the_rules(rule, lr, momentum):
     found = []
     for recipe in (ServerOptimizer(rule), ServerOptimizer(rule, lr, momentum, 1e-3)):
         optimizer, state = recipe.transformation(), recipe.transformation().init(jnp.zeros(3))
-        for scale in (1.0, 0.1):
+        for scale in (1.0, 3.0):
             update, state = optimizer.update(scale * jnp.array([0.3, -0.01, 0.0]), state, jnp.zeros(3))
         found.append(update)
     np.testing.assert_array_equal(*found)

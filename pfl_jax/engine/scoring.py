@@ -1,0 +1,58 @@
+"""What clients deploy, and its scores."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.random import fold_in
+
+from pfl_jax.base import Method, Personal, PRNGKey, PyTree, Scores
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.primitives.metrics import score
+from pfl_jax.streams import EVALUATION
+
+
+def deployed(
+    method: Method, data: FederatedData, shared: tuple[PyTree, PRNGKey, jax.Array], client: jax.Array, state: PyTree
+) -> Personal:
+    """Model that a client with this state would deploy; `shared`: server, key and completed rounds."""
+    server, *drawn = shared
+    return method.personalize(_evaluation_key(drawn, client), server, state, client_data(data, client, "train"))
+
+
+def handed_over(
+    method: Method, data: FederatedData, shared: tuple[PyTree, PRNGKey, jax.Array], client: jax.Array, state: PyTree
+) -> PyTree:
+    """What a client has in an evaluation in which clients take turns; arguments as of `deployed`."""
+    assert method.hand_over is not None
+    assert method.hand_over.personalize is not None
+    server, *drawn = shared
+    key, train = _evaluation_key(drawn, client), client_data(data, client, "train")
+    return method.hand_over.personalize(key, server, state, train)
+
+
+def _evaluation_key(drawn: Sequence[jax.Array], client: jax.Array) -> PRNGKey:
+    """A client's key in an evaluation, given the run's key and completed rounds."""
+    key, rounds = drawn
+    return fold_in(fold_in(fold_in(key, EVALUATION), rounds), client)
+
+
+def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Array]:
+    """A method's `predict` that raises InvalidInput while it is traced if outputs do not fit the task and the data."""
+
+    def predict(personal, inputs):
+        outputs = method.predict(personal, inputs)
+        method.task.check(outputs.shape, data.num_classes)
+        return outputs
+
+    return predict
+
+
+def score_client(method: Method, personal: Personal, data: FederatedData, client: int | jax.Array) -> Scores:
+    """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
+    predict = checked_predict(method, data)
+    scores = score(predict, personal, client_data(data, client, "test"), method.task)
+    if data.validation_count is None:
+        return scores
+    validation = score(predict, personal, client_data(data, client, "validation"), method.task)
+    return dataclasses.replace(scores, validation=validation)

@@ -1,0 +1,273 @@
+"""Whole networks of PyTorch: values, gradients and training as there, whole rounds too, and the way back."""
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfl_jax import ClientData, LocalTraining, Settings, files, methods, run
+from pfl_jax.data.federated import client_data
+from pfl_jax.networks import from_torch, to_torch
+from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.testing.problems import tiny_federation
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+class Cnn(nn.Module):
+    """As in PFLlib."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(inplace=True), nn.MaxPool2d((2, 2)))
+        self.conv2 = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(inplace=True), nn.MaxPool2d((2, 2)))
+        self.fc1 = nn.Sequential(nn.Linear(144, 32), nn.ReLU(inplace=True))
+        self.fc = nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.fc(self.fc1(torch.flatten(self.conv2(self.conv1(x)), 1)))
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, width, stride, norm):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False), norm(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), norm(width)
+        self.relu, self.down = nn.ReLU(inplace=True), None
+        if stride > 1 or inputs != width:
+            self.down = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), norm(width))
+
+    def forward(self, x):
+        same = x if self.down is None else self.down(x)
+        y = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
+        y += same
+        return self.relu(y)
+
+
+class ResNet(nn.Module):
+    """ResNet-18 with fewer channels."""
+
+    def __init__(self, norm=nn.BatchNorm2d, width=4):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), norm(width), nn.ReLU(inplace=True))
+        self.pool, layers, inputs = nn.MaxPool2d(3, 2, 1), [], width
+        for stage in range(4):
+            for block in range(2):
+                layers.append(Block(inputs, width * 2**stage, 2 if stage and not block else 1, norm))
+                inputs = width * 2**stage
+        self.layers, self.average, self.fc = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Linear(inputs, 10)
+
+    def forward(self, x):
+        return self.fc(self.average(self.layers(self.pool(self.stem(x)))).flatten(1))
+
+
+class MobileNet(nn.Module):
+    """Inverted residuals with depthwise convolutions, squeeze-and-excitation and hard activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.Hardswish())
+        self.wide = nn.Sequential(nn.Conv2d(8, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU6(inplace=True))
+        self.depthwise = nn.Sequential(nn.Conv2d(24, 24, 5, 1, 2, groups=24), nn.BatchNorm2d(24), nn.Hardswish())
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(24, 6, 1), nn.ReLU(), nn.Conv2d(6, 24, 1))
+        self.narrow = nn.Sequential(nn.Conv2d(24, 8, 1, bias=False), nn.BatchNorm2d(8))
+        self.drop, self.fc = nn.Dropout(0.2), nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.depthwise(self.wide(x))
+        y = y * functional.hardsigmoid(self.squeeze(y))
+        return self.fc(self.drop((x + self.narrow(y)).mean([2, 3])))
+
+
+class Vit(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.token, self.places = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.randn(1, 17, width))
+        layer = nn.TransformerEncoderLayer(width, 2, 24, 0.1, "gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.fc = nn.Linear(width, 10)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
+        return self.fc(self.encoder(x)[:, 0])
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layers = kind(5, 8, num_layers=2, batch_first=True, dropout=0.2, **options)
+        self.fc = nn.Linear(16 if options else 8, 10)
+
+    def forward(self, x):
+        return self.fc(self.layers(x)[0][:, -1])
+
+
+class Text(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(20, width, padding_idx=0), nn.Embedding(12, width)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 2, 24, batch_first=True), 1)
+        self.fc = nn.Linear(width, 10)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x, real = self.encoder(x, src_key_padding_mask=tokens == 0), (tokens != 0)[..., None]
+        return self.fc((x * real).sum(1) / real.sum(1).clamp(min=1))
+
+
+IMAGE, STEPS = (16, 16, 3), (7, 5)
+NETWORKS = {
+    "cnn": (Cnn, (20, 20, 1)),
+    "resnet18, BatchNorm": (ResNet, (32, 32, 3)),
+    "resnet18, GroupNorm": (lambda: ResNet(lambda width: nn.GroupNorm(2, width)), (32, 32, 3)),
+    "mobilenet": (MobileNet, IMAGE),
+    "vit": (Vit, IMAGE),
+    "lstm": (lambda: Recurrent(nn.LSTM), STEPS),
+    "gru, both ways": (lambda: Recurrent(nn.GRU, bidirectional=True), STEPS),
+    "transformer": (Text, (12,)),
+}
+ROWS = 6
+
+
+def without_dropout(net):
+    for part in net.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
+            part.dropout = 0.0
+    return net
+
+
+def made(name):
+    torch.manual_seed(0)
+    make, shape = NETWORKS[name]
+    numbers = np.random.default_rng(0)
+    tokens = len(shape) == 1
+    x = numbers.integers(1, 20, (ROWS, *shape)) if tokens else numbers.normal(size=(ROWS, *shape))
+    x = x.astype("int32" if tokens else "float32")
+    if tokens:
+        x[:, 9:] = 0
+    given = torch.tensor(x.astype("int64") if tokens else x)
+    return make(), x, given.permute(0, 3, 1, 2) if x.ndim == 4 else given
+
+
+def assert_close(found, wanted, tolerance):
+    wanted = wanted.detach().numpy() if isinstance(wanted, torch.Tensor) else np.asarray(wanted)
+    assert np.abs(np.asarray(found) - wanted).max() <= tolerance * max(1e-2, np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["deployed", "training"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network(name, training):
+    """Outputs, gradients and running statistics are PyTorch's, the way back too, and with a client beside it."""
+    net, x, given = made(name)
+    kind = {"input_dtype": x.dtype}
+    model = from_torch(without_dropout(net), x.shape[1:], 10, **kind)
+    params, y = model.init(jax.random.key(0)), np.arange(ROWS) % 10
+    wanted = net.train(training)(given)
+    functional.cross_entropy(wanted, torch.tensor(y)).backward()
+    batch = ClientData(jnp.asarray(x), jnp.asarray(y, jnp.int32), jnp.ones(ROWS, bool))
+
+    def loss(params):
+        if training:
+            return supervised_loss(model)(params, batch, jax.random.key(0))
+        found = jax.nn.log_softmax(model.apply(params, x))
+        return -jnp.mean(found[jnp.arange(ROWS), y]), ()
+
+    gradient, statistics = jax.jit(jax.grad(loss, has_aux=True))(params)
+    if not training:
+        assert_close(jax.jit(model.apply)(params, x), wanted, 1e-5)
+    trained = {**gradient, "backbone": dict(gradient["backbone"])}
+    if "batch_stats" in params["backbone"]:
+        trained["backbone"]["batch_stats"] = params["backbone"]["batch_stats"]
+    holder = to_torch(trained, copy.deepcopy(net))
+    for parameter, there in zip(net.parameters(), holder.parameters(), strict=True):
+        wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert_close(there.detach(), wanted, 1e-4)
+    buffers = dict(net.named_buffers())
+    if training and "batch_stats" in params["backbone"]:
+        flat = jax.tree_util.tree_leaves_with_path(statistics)
+        for path, value in flat:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            assert_close(value, buffers[name], 1e-5)
+    moved = jax.tree.map(lambda leaf: 1.1 * leaf, params)
+    back = to_torch(moved, copy.deepcopy(net)).eval()
+    assert_close(jax.jit(model.apply)(moved, x), back(given), 1e-5)
+    many = jax.tree.map(lambda *leaves: jnp.stack(leaves), params, moved)
+    both = jax.jit(jax.vmap(model.apply, (0, None)))(many, x)
+    assert_close(both[1], back(given), 1e-5)
+
+
+class Small(nn.Module):
+    """For the inputs of `tiny_federation`, with all that methods treat apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, (2, 3), padding=(0, 1)), nn.BatchNorm2d(4)
+        self.hidden, self.fc = nn.Linear(12, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.hidden(torch.relu(self.norm(self.conv(x))).flatten(1))))
+
+
+RECIPE = {"lr": 0.05, "momentum": 0.5, "weight_decay": 5e-4}
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedbn"])
+def test_ten_rounds_are_those_of_a_loop_in_pytorch(name):
+    """The same batches and initial weights: equal to 1e-4 of the change."""
+    torch.manual_seed(0)
+    net, federation = Small(), tiny_federation()
+    model = from_torch(net, (2, 3, 1), 3)
+    training = LocalTraining(batch_size=64, epochs=3, shuffle=False, **RECIPE)
+    method = getattr(methods, name)(model, training)
+    *_, last = run(method, federation, Settings(rounds=10), jax.random.key(0))
+
+    def is_own(key):
+        return key.startswith("fc.") if name == "fedper" else key.startswith("norm.")
+
+    clients = [client_data(federation, i, "train") for i in range(federation.num_clients)]
+    sizes = np.array([int(data.mask.sum()) for data in clients])
+    server, own = copy.deepcopy(net.state_dict()), [copy.deepcopy(net.state_dict()) for _ in clients]
+    for _ in range(10):
+        trained = []
+        for i, data in enumerate(clients):
+            there = copy.deepcopy(net)
+            there.load_state_dict({key: own[i][key] if is_own(key) else value for key, value in server.items()})
+            optimizer = torch.optim.SGD(there.train().parameters(), **RECIPE)
+            x = torch.tensor(np.asarray(data.x, np.float32)[: sizes[i]]).permute(0, 3, 1, 2)
+            y = torch.tensor(np.asarray(data.y)[: sizes[i]].astype("int64"))
+            for _ in range(3):
+                optimizer.zero_grad()
+                functional.cross_entropy(there(x), y).backward()
+                optimizer.step()
+            trained.append(there.state_dict())
+        own = trained
+        server = {
+            key: sum(float(size) * one[key] for size, one in zip(sizes, trained, strict=True)) / sizes.sum()
+            for key in server
+        }
+    for i in range(len(clients)):
+        found = to_torch(files.client_params(method, federation, last.state, client=i), copy.deepcopy(net)).state_dict()
+        for key, start in net.state_dict().items():
+            if not key.endswith("num_batches_tracked"):
+                wanted = own[i][key] if is_own(key) else server[key]
+                change = float((wanted - start).abs().max())
+                np.testing.assert_allclose(found[key], wanted, rtol=0, atol=1e-4 * change, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedpac", "fedas", "fedbn", "ditto"])
+def test_methods_train_a_module(name):
+    model = from_torch(lambda seed: Small(), (2, 3, 1), 3)
+    method = getattr(methods, name)(model, LocalTraining(lr=0.1, batch_size=8, epochs=2))
+    *_, last = run(method, tiny_federation(), Settings(rounds=10), jax.random.key(0))
+    assert last.trained["accuracy"].mean() > 0.7
