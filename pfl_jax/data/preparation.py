@@ -167,7 +167,10 @@ def _tuples(value: Any) -> Any:
 def fit(
     inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: Encode | None
 ) -> tuple[Preparation, np.ndarray]:
-    """Preparation of the columns `inputs` by the rows `train`, a slice or numbers, and the inputs of all rows."""
+    """Preparation of the columns `inputs` by the rows `train`, a slice or numbers, and the inputs of all rows.
+
+    `impute` and `encode` are those of `pfl_jax.data.arrays.from_tables`.
+    """
     prepared = Preparation(tuple(_fitted(name, column, train, impute) for name, column in inputs.items()), encode)
     x = checks.inputs(prepared.side_by_side(inputs), "x")
     return dataclasses.replace(prepared, dtype=x.dtype.name), x
