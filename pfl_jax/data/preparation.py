@@ -66,7 +66,8 @@ class InputColumn:
         elif kind == "numbers" and self.kind == "words":
             column = self._words(column)
         if columns.kind(column) != self.kind:
-            raise self._odd(*odd_value(column)[::-1], self.kind)
+            row, found = odd_value(column)
+            raise self._odd(found, row, self.kind)
         gone = columns.missing(column)
         if gone.any() and (self.fill is None or any(word.lower() in columns.NOTHING for word in self.words)):
             raise self._odd("nothing", int(gone.argmax()) // gone[0].size, "a value in each row, or the word for none")

@@ -7,6 +7,7 @@ label that is no class is an InvalidInput, and within jit, where it is not known
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from pfl_jax.base import Mean
 from pfl_jax.errors import InvalidInput
@@ -157,7 +158,7 @@ def second_moment(features: jax.Array, mask: jax.Array) -> jax.Array:
 def _memberships(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
     """One-hot classes of the real examples: float32 [n, K]; InvalidInput for a label, if it is known, of no class."""
     check_shapes(labels=(labels, "n"), mask=(mask, "n"))
-    if not any(isinstance(one, jax.core.Tracer) for one in (labels, mask)):
+    if not any(isinstance(one, Tracer) for one in (labels, mask)):
         real = np.asarray(labels)[np.asarray(mask, bool)]
         if strange := sorted({*real.tolist()} - {*range(num_classes)}):
             raise InvalidInput(f"there is a label {strange[0]}: labels of {num_classes} classes are 0 to K - 1")

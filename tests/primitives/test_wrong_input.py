@@ -1,6 +1,7 @@
 """Primitives by themselves: wrong shapes, labels and losses are one line, and what is not known is not certified."""
 
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,11 @@ import pytest
 from pfl_jax import ClientData, InvalidInput, models, primitives
 from pfl_jax.primitives import simplex_qp
 
-X, Y, MASK = np.arange(8.0).reshape(4, 2), np.array([0, 1, 2, 1]), np.ones(4, bool)
+X: Any = np.arange(8.0).reshape(4, 2)
+Y: Any = np.array([0, 1, 2, 1])
+MASK: Any = np.ones(4, bool)
 MODEL = models.mlp((2,), 3, hidden=(3,))
+LOSS: Any = primitives.supervised_loss(MODEL)
 DATA = ClientData(jnp.asarray(X), jnp.asarray(Y), jnp.asarray(MASK))
 
 
@@ -37,9 +41,9 @@ DATA = ClientData(jnp.asarray(X), jnp.asarray(Y), jnp.asarray(MASK))
         (lambda: primitives.classwise_alignment(X, X, Y[:2], MASK, 3), "do not fit"),
         (lambda: primitives.balanced_softmax(X, Y, MASK, np.ones(3)), "do not fit"),
         (lambda: primitives.proximal({"w": X}, {"w": X[:2]}), "params and anchor have different shapes"),
-        (lambda: primitives.fisher_trace(primitives.supervised_loss(MODEL), {}, DATA), "such as deployed_loss"),
-        (lambda: primitives.diagonal_fisher(primitives.supervised_loss(MODEL), {}, DATA), "such as deployed_loss"),
-        (lambda: primitives.squared_gradient_norms(primitives.supervised_loss(MODEL), {}, DATA), "deployed_loss"),
+        (lambda: primitives.fisher_trace(LOSS, {}, DATA), "such as deployed_loss"),
+        (lambda: primitives.diagonal_fisher(LOSS, {}, DATA), "such as deployed_loss"),
+        (lambda: primitives.squared_gradient_norms(LOSS, {}, DATA), "deployed_loss"),
     ],
 )
 def test_wrong_input_is_one_line(call, said):
@@ -49,7 +53,7 @@ def test_wrong_input_is_one_line(call, said):
 
 
 def test_padding_may_have_any_label():
-    assert primitives.class_counts(np.array([0, 9]), np.array([True, False]), 2).tolist() == [1, 0]
+    assert primitives.class_counts(jnp.array([0, 9]), jnp.array([True, False]), 2).tolist() == [1, 0]
     assert jax.jit(primitives.class_counts, static_argnums=2)(Y, MASK, 2).tolist() == [1, 2]
 
 
@@ -77,4 +81,5 @@ def test_the_gap_of_a_program_that_is_not_convex_is_infinite(solver):
 def test_float64_of_numpy_is_taken_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert simplex_qp.solve_simplex_qp(np.eye(2)).weights.tolist() == [0.5, 0.5]
+        matrices: Any = np.eye(2)
+        assert simplex_qp.solve_simplex_qp(matrices).weights.tolist() == [0.5, 0.5]
