@@ -48,12 +48,12 @@ from lab.queue.planned import (
     FEDAS_BETAS,
     FEDAS_METHODS,
     FEDAS_PARTICIPATIONS,
+    READINGS,
     SEEDS,
     cifar10_of_fedas,
     fedas_run,
     reading_run,
 )
-from lab.readings import READINGS
 
 TEMPLATE = Path(__file__).with_name("results.md.jinja")
 
@@ -130,11 +130,9 @@ def readme_table(library: ResultStore, found: Found) -> str:
         f"On two cores, FedPAC's 200 rounds take {200 * seconds / 60:.0f} minutes "
         f"([{seconds:.2f} s each](docs/performance.md#training)).\n\n"
         f"{tables.markdown(heads, rows, (0, 4))}\n"
-        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run, from {len(of_runs)} different "
-        f"runs;\n{close} of these runs are within {CLOSE:g} point of all accuracies that they stand for. A cause is "
-        f"supported if a full run without\nit is within {CLOSE:g} point, and plausible if there is no such run; see "
-        "[all accuracies](docs/results.md). "
-        "A dash: no run with the current code yet.\n"
+        f"{len(known)} of {len(every)} published Fashion-MNIST accuracies have a run; {close} of these {len(of_runs)} "
+        f"runs match their published numbers\nwithin {CLOSE:g} point. Supported: a full run without the cause closes "
+        "the gap. Plausible: not tested. A dash: no run yet. See\n[all accuracies](docs/results.md).\n"
     ) + _readme_cifar10(_cifar10(library))
 
 

@@ -18,7 +18,7 @@ from experiments.papers.published import Published
 from experiments.spec.identity import relevant_options
 from experiments.spec.option_notes import option_words
 from experiments.spec.spec import Spec
-from lab import causes, readings
+from lab import causes, later_readings, readings
 
 DATASET, CIFAR10 = "fashion_mnist", "cifar10"
 
@@ -47,6 +47,9 @@ ALL_PROTOCOLS = {"eval_protocol": "before_aggregation"}
 FEDAS_BETAS = (0.1, 0.3, 0.5)
 FEDAS_PARTICIPATIONS = (0.2, 1.0, 0.4, 0.6)
 FEDAS_CLIENTS = 20
+
+READINGS = readings.READINGS | later_readings.READINGS
+"""Reading of the replication's equations -> the same in words."""
 
 BLOCKS = {
     "table-1": "FedPAC's Table 1 and its replication's, 20 clients, seed 0",
@@ -121,7 +124,7 @@ def _all() -> Iterator[PlannedRun]:
     main = [("fedpac", 1), ("fedpac_replication", 1)]
     yield from _of("table-1", _rows(main, 20), 0)
     yield from _without_causes()
-    yield from (reading_run(reading) for reading in readings.READINGS)
+    yield from map(reading_run, READINGS)
     yield from _of("cifar10", _chosen(_rows([*main, ("fedpac", 2)], 20, CIFAR10), CIFAR10_METHODS), 0)
     for row in cifar10_of_fedas():
         name = row.method if row.procedure == "release" else f"{row.method} printed"
@@ -149,7 +152,8 @@ def _without_causes() -> Iterator[PlannedRun]:
 def reading_run(reading: str) -> PlannedRun:
     """Run of the replication's prototype weights by another reading of its equations, beside its Table 1."""
     (row,) = [row for row in _rows([("fedpac_replication", 1)], 20) if row.method.startswith("fedpac_proto")]
-    own = {"method": f"{readings.__file__}:fedpac_proto_reading", "reading": reading}
+    file = readings.__file__ if reading in readings.READINGS else later_readings.__file__
+    own = {"method": f"{file}:fedpac_proto_reading", "reading": reading}
     name = f"{folder_of(row).parent.as_posix()}/fedpac_proto-{slug(reading)}/seed-0"
     return PlannedRun("readings", row.dataset, row.options | own, f"fedpac_proto {reading}", name)
 
