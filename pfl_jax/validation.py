@@ -199,6 +199,21 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         raise InvalidInput(f"{name} must {Range() if is_unbounded else limits}, not {plain:g}")
 
 
+def check_shapes(**given: tuple[Any, str]) -> None:
+    """Raise InvalidInput unless arrays have these axes, of which those of one letter have one size.
+
+    Args:
+      **given: name -> array, and a letter for each of its axes, such as features=(features, "nd").
+    """
+    sizes: dict[str, int] = {}
+    for array, axes in given.values():
+        shape = np.shape(array)
+        if len(shape) != len(axes) or any(sizes.setdefault(*one) != one[1] for one in zip(axes, shape, strict=True)):
+            there = ", ".join(f"{name} {list(np.shape(array))}" for name, (array, _) in given.items())
+            wanted = ", ".join(f"{name} [{', '.join(axes)}]" for name, (_, axes) in given.items())
+            raise InvalidInput(f"shapes {there} do not fit each other: give {wanted}")
+
+
 def _is_unknown(value: Any) -> bool:
     """Whether a value is traced, an array of several numbers, or one of another machine."""
     if isinstance(value, Tracer | jax.ShapeDtypeStruct) or getattr(value, "ndim", 0):

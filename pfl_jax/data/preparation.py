@@ -66,7 +66,8 @@ class InputColumn:
         elif kind == "numbers" and self.kind == "words":
             column = self._words(column)
         if columns.kind(column) != self.kind:
-            raise self._odd(*odd_value(column)[::-1], self.kind)
+            row, found = odd_value(column)
+            raise self._odd(found, row, self.kind)
         gone = columns.missing(column)
         if gone.any() and (self.fill is None or any(word.lower() in columns.NOTHING for word in self.words)):
             raise self._odd("nothing", int(gone.argmax()) // gone[0].size, "a value in each row, or the word for none")
@@ -167,7 +168,10 @@ def _tuples(value: Any) -> Any:
 def fit(
     inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: Encode | None
 ) -> tuple[Preparation, np.ndarray]:
-    """Preparation of the columns `inputs` by the rows `train`, a slice or numbers, and the inputs of all rows."""
+    """Preparation of the columns `inputs` by the rows `train`, a slice or numbers, and the inputs of all rows.
+
+    `impute` and `encode` are those of `pfl_jax.data.arrays.from_tables`.
+    """
     prepared = Preparation(tuple(_fitted(name, column, train, impute) for name, column in inputs.items()), encode)
     x = checks.inputs(prepared.side_by_side(inputs), "x")
     return dataclasses.replace(prepared, dtype=x.dtype.name), x

@@ -60,9 +60,10 @@ def named_columns(source: object, rows: Any) -> Iterator[tuple[str, Any]]:
     """Names and columns of a mapping or a data frame; InvalidInput for anything else."""
     if not isinstance(rows, Mapping) and not hasattr(rows, "columns"):
         raise InvalidInput(f"{source} is a {type(rows).__name__}: give a dict of columns by name, or a data frame")
+    frame: Any = rows
     for place, name in enumerate(getattr(rows, "columns", rows)):
         # By place: of two columns of one name a data frame gives both.
-        yield str(name), rows.iloc[:, place] if hasattr(rows, "iloc") else rows[name]
+        yield str(name), frame.iloc[:, place] if hasattr(rows, "iloc") else frame[name]
 
 
 def sets(source: object, named: Iterable[tuple[Any, Any]]) -> list[Table]:

@@ -133,7 +133,7 @@ def run(
     The compiled programs of the last methods are kept: another run of the same method (the same object, not an equal
     one) compiles nothing, whatever the key, the state, the number of rounds or, with `hyper_parameters`, their values.
     It compiles anew where a NumPy array or a number that the method's functions close over has changed. An `engine` of
-    your own has such values of its first run.
+    your own has such values of its first run; and of an array of float64, which JAX rounds, JAX keeps the first values.
 
     Args:
       method: the method; the method of several networks that `pfl_jax.mixed` makes; or a schedule, a function from the

@@ -1,15 +1,17 @@
 """Combinations of a cohort's trees, stacked along a leading client axis."""
 
-import chex
+from string import ascii_lowercase
+
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import ClientData, Mean, PyTree
 from pfl_jax.primitives.tree import running_statistics
+from pfl_jax.validation import check_shapes
 
 
 def normalize_weights(weights: jax.Array, present: jax.Array | None = None) -> jax.Array:
-    """Nonnegative weights [M] scaled to sum to one; equal weights where all of them are zero.
+    """Nonnegative weights [M] scaled to sum to one; equal weights where all are zero, and NaN where a present one is.
 
     Args:
       weights: [M].
@@ -24,7 +26,9 @@ def normalize_weights(weights: jax.Array, present: jax.Array | None = None) -> j
     present = jnp.ones(weights.shape, bool) if present is None else present
     weights = jnp.where(present, weights, 0.0)
     total = jnp.sum(weights)
-    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), present / jnp.sum(present))
+    # NaN stays: it is no weight that could be replaced.
+    nothing = total <= 0
+    return jnp.where(nothing, present / jnp.sum(present), weights / jnp.where(nothing, 1.0, total))
 
 
 def size_weights(counts: jax.Array) -> jax.Array:
@@ -36,7 +40,7 @@ def size_weights(counts: jax.Array) -> jax.Array:
       >>> print(aggregation.size_weights(jnp.array([10, 30])))
       [0.25 0.75]
     """
-    chex.assert_rank(counts, 1)
+    check_shapes(counts=(counts, "M"))
     return normalize_weights(counts.astype(jnp.float32))
 
 
@@ -75,7 +79,7 @@ def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:
       >>> print(aggregation.weighted_mean(jnp.array([0.25, 0.75]), models)["w"])
       [6. 1.]
     """
-    chex.assert_rank(weights, 1)
+    _check_stacked(trees, weights=(weights, "M"))
     return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1, precision="highest"), trees)
 
 
@@ -107,5 +111,11 @@ def mix(matrix: jax.Array, trees: PyTree) -> PyTree:
       [[0. 4.]
        [4. 2.]]
     """
-    chex.assert_rank(matrix, 2)
+    _check_stacked(trees, matrix=(matrix, "NM"))
     return jax.tree.map(lambda leaf: jnp.tensordot(matrix, leaf, axes=1, precision="highest"), trees)
+
+
+def _check_stacked(trees: PyTree, **given: tuple[jax.Array, str]) -> None:
+    """Raise InvalidInput unless all leaves of `trees` have the first axis M of what is given."""
+    for leaf in jax.tree.leaves(trees):
+        check_shapes(**given, leaf=(leaf, f"M{ascii_lowercase[: jnp.ndim(leaf) - 1]}"))

@@ -1,13 +1,17 @@
 """Feature statistics of a client: class counts, class centroids, FedPAC's mean terms and variance.
 
-All functions but `merge_centroids` take one client's labels and mask [n] and features [n, d], and ignore padding.
+All functions but `merge_centroids` take one client's labels and mask [n] and features [n, d], and ignore padding. A
+label that is no class is an InvalidInput, and within jit, where it is not known, counts for no class.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from pfl_jax.base import Mean
+from pfl_jax.errors import InvalidInput
+from pfl_jax.validation import check_shapes
 
 
 def class_counts(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
@@ -57,7 +61,7 @@ def class_centroids(
     Reference:
       FedPAC, Eq. 17.
     """
-    chex.assert_rank([features, labels, mask], [2, 1, 1])
+    check_shapes(features=(features, "nd"), labels=(labels, "n"), mask=(mask, "n"))
     memberships = _memberships(labels, mask, num_classes)
     counts = jnp.sum(memberships, axis=0)
     sums = jnp.einsum("nk,nd->kd", memberships, features, precision="highest")
@@ -146,11 +150,16 @@ def second_moment(features: jax.Array, mask: jax.Array) -> jax.Array:
       >>> print(feature_statistics.second_moment(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([True, True, False])))
       [[5.]]
     """
-    chex.assert_rank([features, mask], [2, 1])
+    check_shapes(features=(features, "nd"), mask=(mask, "n"))
     real = features * mask[:, None]
     return jnp.einsum("nd,ne->de", real, real, precision="highest") / jnp.maximum(jnp.sum(mask), 1)
 
 
 def _memberships(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
-    """One-hot classes of the real examples: float32 [n, K]."""
+    """One-hot classes of the real examples: float32 [n, K]; InvalidInput for a label, if it is known, of no class."""
+    check_shapes(labels=(labels, "n"), mask=(mask, "n"))
+    if not any(isinstance(one, Tracer) for one in (labels, mask)):
+        real = np.asarray(labels)[np.asarray(mask, bool)]
+        if strange := sorted({*real.tolist()} - {*range(num_classes)}):
+            raise InvalidInput(f"there is a label {strange[0]}: labels of {num_classes} classes are 0 to K - 1")
     return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32) * mask[:, None]

@@ -3,6 +3,7 @@
 The trace does not need individual gradients, only their squared norms; see `pfl_jax.primitives.per_example`.
 """
 
+import inspect
 from typing import Literal
 
 import jax
@@ -14,7 +15,7 @@ from pfl_jax.primitives.aggregation import normalize_weights
 from pfl_jax.primitives.examples import map_examples
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.per_example import add_norms, have_closed_form, replace_operations
-from pfl_jax.validation import Count, check_value
+from pfl_jax.validation import Count, check_shapes, check_value
 
 MICROBATCH = 16
 """Examples whose gradients are computed at once; 16 was the fastest of 8 to 64 on a CPU, for both papers' networks."""
@@ -40,8 +41,23 @@ def squared_gradient_norms(loss: KeylessLoss, params: PyTree, batch: ClientData)
       >>> print(squared_gradient_norms(lambda w, b: jnp.mean(w * b.x - b.y), jnp.array(5.0), batch))
       [1. 4.]
     """
+    _check_loss(loss)
     batch = batch._replace(mask=jnp.ones_like(batch.mask))
     return _norms(loss, params, batch, closed=have_closed_form(loss, params, batch, batch.mask.shape[0]))
+
+
+def _check_loss(loss: KeylessLoss) -> None:
+    """Raise InvalidInput for a loss that needs a key."""
+    try:
+        inspect.signature(loss).bind(None, None)
+    except TypeError:
+        raise InvalidInput(
+            "Fisher information is of a loss (params, batch) -> scalar, such as deployed_loss(model), not of one of "
+            "local training, which takes a key"
+        ) from None
+    except ValueError:
+        # A function without a signature.
+        pass
 
 
 def _norms(loss: KeylessLoss, params: PyTree, batch: ClientData, *, closed: bool) -> jax.Array:
@@ -111,6 +127,7 @@ def fisher_trace(
     if reduction not in ("mean", "sum"):
         raise InvalidInput(f"reduction must be mean or sum, not {reduction!r}")
     check_value("microbatch", microbatch, Count)
+    _check_loss(loss)
 
     closed = have_closed_form(loss, params, data, min(microbatch, data.mask.shape[0]))
 
@@ -198,6 +215,7 @@ def diagonal_fisher(loss: KeylessLoss, params: PyTree, data: ClientData, *, micr
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Eq. 5-6, Fig. 3a.
     """
     check_value("microbatch", microbatch, Count)
+    _check_loss(loss)
 
     def gradient(example):
         return jax.grad(loss)(params, jax.tree.map(lambda leaf: leaf[None], example))
@@ -223,7 +241,11 @@ def trace_weights(
       normalization: "proportional": alpha / sum alpha (Eq. 7); "softmax": softmax(alpha); "min_max":
         alpha - min alpha, normalized to sum to 1. If all traces are equal, so are the weights.
       present: [M], bool; absent clients get weight zero. None means that all are present.
+
+    Returns:
+      [M]; NaN where the trace of a present client is.
     """
+    check_shapes(traces=(traces, "M"))
     present = jnp.ones(traces.shape, bool) if present is None else present
     if normalization == "proportional":
         return normalize_weights(traces, present)
@@ -231,4 +253,4 @@ def trace_weights(
         return jax.nn.softmax(jnp.where(present, traces, -jnp.inf))
     if normalization == "min_max":
         return normalize_weights(traces - jnp.min(jnp.where(present, traces, jnp.inf)), present)
-    raise ValueError(f"normalization must be proportional, softmax or min_max, not {normalization!r}")
+    raise InvalidInput(f"normalization must be proportional, softmax or min_max, not {normalization!r}")

@@ -2,12 +2,12 @@
 
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.primitives.float64 import in_float64
 from pfl_jax.primitives.simplex_qp import SimplexSolution, Solver, map_simplex_qp
+from pfl_jax.validation import check_shapes
 
 RIDGE = 1e-3
 """Share of its mean eigenvalue that is added to an empirical covariance matrix, which has no inverse where a client has
@@ -63,7 +63,8 @@ def solve_head_weights(
     Args:
       mu, spread, counts, solver: see `head_weights`.
     """
-    chex.assert_rank([mu, spread, counts], [3, {1, 3}, 1])
+    axes = "M" if jnp.ndim(spread) == 1 else "Mde"
+    check_shapes(mu=(mu, "MKd"), spread=(spread, axes), counts=(counts, "M"))
     solve = _weights_by_variances if spread.ndim == 1 else _weights_by_second_moments
     solution = in_float64(functools.partial(solve, solver=solver))(mu, spread, counts)
     return solution._replace(weights=_drop_negligible(solution.weights))

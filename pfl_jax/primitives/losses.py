@@ -1,15 +1,17 @@
 """Losses over the real examples of a mini-batch, and penalties on parameters."""
 
 from collections.abc import Callable
+from string import ascii_lowercase
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from pfl_jax.base import Backbone, ClientData, KeylessLoss, Model, Params, PyTree, TrainingLoss
+from pfl_jax.errors import InvalidInput
 from pfl_jax.outputs import cross_entropy, masked_mean
 from pfl_jax.primitives.tree import map_statistics
+from pfl_jax.validation import check_shapes
 
 ABSENT_CLASS = -1e9
 """Replacement of log 0 in `balanced_softmax`: finite, but below any logit."""
@@ -90,7 +92,7 @@ def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) 
       >>> print(losses.feature_alignment(features, centroids[labels], jnp.array([True, True])))
       1.0
     """
-    chex.assert_equal_shape([features, targets])
+    _check_alike(features, targets, mask=mask)
     distance = jnp.mean(jnp.square(features - targets), axis=range(1, features.ndim))
     return masked_mean(distance, mask)
 
@@ -117,7 +119,7 @@ def classwise_alignment(
       >>> print(losses.classwise_alignment(features, jnp.zeros((3, 2)), labels, jnp.ones(3, bool), 2))  # 2 / 2 + 1
       2.0
     """
-    chex.assert_equal_shape([features, targets])
+    _check_alike(features, targets, mask=mask, labels=labels)
     distance = jnp.mean(jnp.square(features - targets), axis=-1)
     weights = mask.astype(distance.dtype)
     counts = jnp.zeros(num_classes, weights.dtype).at[labels].add(weights)
@@ -149,7 +151,7 @@ def balanced_softmax(logits: jax.Array, labels: jax.Array, mask: jax.Array, coun
     Reference:
       Ren et al. Balanced Meta-Softmax for Long-Tailed Visual Recognition. NeurIPS 2020.
     """
-    chex.assert_equal_shape_suffix([logits, counts], 1)
+    check_shapes(logits=(logits, "BK"), counts=(counts, "K"), labels=(labels, "B"), mask=(mask, "B"))
     prior = jnp.where(counts > 0, jnp.log(jnp.maximum(counts, 1)), ABSENT_CLASS)
     return cross_entropy(logits + prior, labels, mask)
 
@@ -163,6 +165,13 @@ def proximal(params: PyTree, anchor: PyTree) -> jax.Array:
       >>> print(losses.proximal({"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([1.0, 0.0])}))
       2.0
     """
-    chex.assert_trees_all_equal_shapes(params, anchor)
+    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, anchor):
+        raise InvalidInput("params and anchor have different shapes")
     squares = jax.tree.map(lambda leaf, other: jnp.sum(jnp.square(leaf - other)), params, anchor)
     return 0.5 * jax.tree.reduce(jnp.add, map_statistics(jnp.zeros_like, squares))
+
+
+def _check_alike(features: jax.Array, targets: jax.Array, **rows: jax.Array) -> None:
+    """Raise InvalidInput unless features and targets have one shape, and all as many rows."""
+    axes = f"B{ascii_lowercase[: jnp.ndim(features) - 1]}"
+    check_shapes(features=(features, axes), targets=(targets, axes), **{name: (one, "B") for name, one in rows.items()})

@@ -5,6 +5,7 @@ import io
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -111,7 +112,7 @@ SITES = ["u"] * 12 + ["v"] * 12
 USUAL = {"a": np.arange(24.0), "b": np.arange(24) % 5, "flag": ["yes", "no", "1"] * 8}
 
 
-def trained(encode="one_hot", **columns):
+def trained(encode: Any = "one_hot", **columns: Any):
     table = {"y": [0, 1] * 12, "client": SITES, **columns}
     return from_clients(pandas.DataFrame(table), encode=encode, normalize=True).preparation
 

@@ -290,7 +290,7 @@ FACTOR = 1.0
 
 class Weight:
     def __init__(self):
-        self.array, self.listed, self.named = np.ones(()), [1.0], {"factor": 1.0}
+        self.array, self.listed, self.named = np.ones(1, np.float32), [1.0], {"factor": 1.0}
 
 
 def change_global(_):
@@ -301,7 +301,7 @@ def change_global(_):
 @pytest.mark.parametrize(
     ("read", "change"),
     [
-        (lambda weight: weight.array, lambda weight: weight.array.fill(3)),
+        (lambda weight: jnp.asarray(weight.array)[0], lambda weight: weight.array.fill(3)),
         (lambda weight: weight.listed[0], lambda weight: weight.listed.append(weight.listed.pop() + 2)),
         (lambda weight: weight.named["factor"], lambda weight: weight.named.update(factor=3.0)),
         (lambda _: FACTOR, change_global),
