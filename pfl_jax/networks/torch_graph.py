@@ -1,5 +1,6 @@
 """Graphs that `torch.export` writes of a module, and their results in JAX."""
 
+import importlib
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class Program:
 
     def __call__(
         self,
-        values: Mapping[str, jax.Array],
+        values: Mapping[str, Any],
         x: jax.Array | Image,
         mask: jax.Array | None = None,
         key: jax.Array | None = None,
@@ -187,8 +188,7 @@ class _Reader:
 
     def read(self, module: Any, given: list[Any]) -> Any:
         """Read a graph with these inputs; what it returns."""
-        import torch
-
+        torch: Any = importlib.import_module("torch")
         values: dict[Any, Any] = {}
         inputs = iter(given)
 

@@ -78,7 +78,7 @@ def from_torch(
     imported("torch", MISSING)
     head, is_image = head.replace("/", "."), len(input_shape) == 3
     inputs = jax.ShapeDtypeStruct((ROWS, *input_shape), input_dtype)
-    with module_checks.applied(inputs, "the module cannot be read for inputs"):
+    with module_checks.applied(inputs, "the module cannot be read for inputs"), _quiet():
         whole = _made(module, 0)
         places = _places(whole, head)
         _refuse_shared(whole, head)
@@ -99,7 +99,7 @@ def from_torch(
         return {"backbone": {}, "head": {}} | unflatten_dict(flat)
 
     def values(part: str, params: Any) -> dict[str, Any]:
-        flat = flatten_dict({part: params})
+        flat: dict[Any, Any] = dict(flatten_dict({part: params}))
         found = {
             name: flat[place.path].transpose(np.argsort(place.axes))
             for name, place in places.items()
@@ -132,8 +132,9 @@ def from_torch(
     def classify(head, features):
         return read.head(values("head", head), features)[0]
 
+    num_features = read.features.shape[-1] if read.features.shape else 0
     in_training = None if read.backbone.same(read.backbone_in_training) else batch_features
-    model = Model(init, features, classify, read.num_features, num_classes, in_training, task, frozen)
+    model = Model(init, features, classify, num_features, num_classes, in_training, task, frozen)
     check_model(model, input_shape, num_classes, input_dtype=input_dtype)
     return model
 
@@ -197,13 +198,12 @@ def is_module(found: Any) -> bool:
 
 def _made(module: Any, seed: int) -> Any:
     """Module of a seed, on the host and of float32: a copy of the module, or what the function makes."""
-    import torch
-
+    torch = imported("torch", MISSING)
     if isinstance(module, type):
         raise InvalidInput(
             f"{module.__name__} is a class: give a function seed -> module, such as lambda seed: {module.__name__}()"
         )
-    made = module
+    made: Any = module
     if not is_module(module):
         if not callable(module):
             raise InvalidInput(f"{describe_value(module)} is neither a torch.nn.Module nor a function seed -> module")
@@ -218,8 +218,7 @@ def _made(module: Any, seed: int) -> Any:
 
 def _refuse_hooks(module: Any) -> None:
     """Raise InvalidInput for what changes gradients, which no graph has, and for what a graph cannot have."""
-    import torch
-
+    torch = imported("torch", MISSING)
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
             raise InvalidInput(f"{name or 'the module'} has hooks of gradients, which are not supported")
@@ -245,8 +244,7 @@ class _Place(NamedTuple):
 
 def _places(module: Any, head: str) -> dict[str, _Place]:
     """Place of each parameter that is trained, by its first name."""
-    import torch
-
+    torch = imported("torch", MISSING)
     convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
     found = {}
     for name, parameter in module.named_parameters():
@@ -284,14 +282,13 @@ def _refuse_shared(module: Any, head: str) -> None:
 
 
 class _Read(NamedTuple):
-    """Programs of a module, and the number of its features."""
+    """Programs of a module, and the shape of the features of ROWS inputs."""
 
     backbone: Program
     backbone_in_training: Program
     head: Program
     head_in_training: Program
-    num_features: int
-    features_shape: jax.ShapeDtypeStruct
+    features: jax.ShapeDtypeStruct
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -302,15 +299,14 @@ class _Read(NamedTuple):
         if self.head_in_training.statistics:
             raise InvalidInput(f"the head {name} has BatchNorm, which only a backbone can have")
         try:
-            jax.eval_shape(lambda x: self.head_in_training(values, x)[0], self.features_shape)
+            jax.eval_shape(lambda x: self.head_in_training(values, x)[0], self.features)
         except InvalidInput:
             module_checks.refuse_dropout(name, there=True)
 
 
 def _read(whole: Any, head: str, inputs: jax.ShapeDtypeStruct) -> _Read:
     """Read a module; it is changed."""
-    import torch
-
+    torch = imported("torch", MISSING)
     parts = dict(whole.named_modules())
     names = [name for name, part in parts.items() if name and next(part.parameters(), None) is not None]
     module_checks.require_part([head], names, there=head in names)
@@ -318,7 +314,7 @@ def _read(whole: Any, head: str, inputs: jax.ShapeDtypeStruct) -> _Read:
     if len(shape) == 4:
         shape = (shape[0], shape[3], *shape[1:3])
     is_float = jnp.issubdtype(inputs.dtype, jnp.floating)
-    example = torch.zeros(shape, dtype=torch.float32 if is_float else torch.int64)
+    example = torch.ones(shape, dtype=torch.float32 if is_float else torch.int64)
     tensors = {}
     for name, value in (*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)):
         tensors.setdefault(id(value), []).append(name)
@@ -333,14 +329,13 @@ def _read(whole: Any, head: str, inputs: jax.ShapeDtypeStruct) -> _Read:
         for training in (False, True)
     ]
     _refuse_dependent_rows(whole, example)
-    num_features = features[0].shape[-1] if features[0].ndim else 0
-    return _Read(*backbones, *heads, num_features, jax.ShapeDtypeStruct(tuple(features[0].shape), jnp.float32))
+    shape = jax.ShapeDtypeStruct(tuple(features[0].shape), jnp.float32)
+    return _Read(backbones[0], backbones[1], heads[0], heads[1], shape)
 
 
 def _features(whole: Any, head: str, example: Any) -> Any:
     """What goes into the head, once, whose output is the module's."""
-    import torch
-
+    torch = imported("torch", MISSING)
     calls: list[tuple[Any, Any]] = []
     handle = whole.get_submodule(head).register_forward_hook(lambda _, given, output: calls.append((given, output)))
     output = whole(example)
@@ -359,8 +354,7 @@ def _features(whole: Any, head: str, example: Any) -> Any:
 
 def _refuse_own_gradients(output: Any) -> None:
     """Raise InvalidInput for a function with a gradient of its own, which no graph has."""
-    import torch
-
+    torch = imported("torch", MISSING)
     left, seen = [output.grad_fn], set()
     while left:
         function = left.pop()
@@ -385,24 +379,22 @@ def _unchanging(part: Any) -> Iterator[None]:
 
 def _refuse_dependent_rows(whole: Any, example: Any) -> None:
     """Raise InvalidInput where a deployed module computes a row from others, some of which are padding."""
-    import torch
-
+    torch = imported("torch", MISSING)
     others = example.clone()
-    others[1:] = 1
+    others[1:] = 0
     results = []
     for x in (example, others):
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             results.append(copy.deepcopy(whole).eval()(x)[0])
     one, other = results
-    if not torch.allclose(one, other, rtol=1e-4, atol=1e-4):
+    if not torch.allclose(one, other, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise InvalidInput("the module computes rows of its output from other rows of its input: a row is an example")
 
 
 @contextlib.contextmanager
-def _exporting() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Context in which nothing is printed, and no operations are used that only CPUs and CUDA have."""
-    import torch
-
+    torch = imported("torch", MISSING)
     fast_path, level = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
     torch.backends.mha.set_fastpath_enabled(False)
     logging.disable(logging.CRITICAL)
@@ -417,8 +409,6 @@ def _exporting() -> Iterator[None]:
 
 def _export(module: Any, example: Any, training: bool) -> Any:
     """Graph of a module for any number of examples."""
-    import torch
-
+    torch = imported("torch", MISSING)
     rows = ({0: torch.export.Dim.DYNAMIC},)
-    with _exporting():
-        return torch.export.export(module.train(training), (example,), dynamic_shapes=rows, strict=False)
+    return torch.export.export(module.train(training), (example,), dynamic_shapes=rows, strict=False)

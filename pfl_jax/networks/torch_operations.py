@@ -167,7 +167,7 @@ def _layout(dimensions: int) -> tuple[str, str, str]:
 class _Window(NamedTuple):
     """Windows of pooling along one axis: number, length, distance, padding before and after, steps inside."""
 
-    count: int
+    number: int
     side: int
     stride: int
     before: int
@@ -207,7 +207,7 @@ def _average_pool(x, kernel, stride=(), padding=0, ceil=False, count_padding=Tru
         return total / divisor
     counts = np.ones((1,) * x.ndim)
     for axis, (one, size) in enumerate(zip(windows, x.shape[1:-1], strict=True), start=1):
-        start = np.arange(one.count) * one.stride - one.before
+        start = np.arange(one.number) * one.stride - one.before
         low, high = (-one.before, size + one.before) if count_padding else (0, size)
         lengths = np.minimum(start + one.side, high) - np.maximum(start, low)
         counts = counts * lengths.reshape([-1 if i == axis else 1 for i in range(x.ndim)])

@@ -146,7 +146,7 @@ CASES = {
             *("abs", "ceil", "cos", "exp", "expm1", "floor", "isfinite", "isinf", "isnan", "round", "sign", "sin"),
             *("square", "tan", "tanh", "trunc", "relu", "relu6", "sigmoid", "silu", "mish", "log_sigmoid", "selu"),
             *("neg", "atan", "erf", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu", "gelu", "softplus"),
-            *("zeros_like", "ones_like", "detach", "contiguous", "clone", "alias", "lift_fresh_copy", "lift_fresh"),
+            *("zeros_like", "ones_like", "detach", "contiguous", "clone", "alias"),
             *("softsign", "zero"),
         ),
         unary,
@@ -168,6 +168,9 @@ CASES = {
     **dict.fromkeys(("prod", "any", "all"), functools.partial(reduction, several=False)),
     **dict.fromkeys(("max", "min"), extreme),
     **dict.fromkeys(("var", "std"), spread),
+    # Of constants.
+    "lift_fresh": lambda d: [d.integers(5, 2, 3)],
+    "lift_fresh_copy": lambda d: [d.integers(5, 2, 3)],
     "floor_divide": lambda d: [d.integers(9, 2, 3), d.pick(2, 1 + d.integers(4, 3))],
     "maximum": lambda d: [d.array(2, 3), d.array(3)],
     "minimum": lambda d: [d.array(2, 3), d.array(3)],
