@@ -136,7 +136,6 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "elu": _elu,
     "gelu": _gelu,
     "softplus": _softplus,
-    "softsign": jax.nn.soft_sign,
     "add": _with_alpha(operator.add),
     "sub": _with_alpha(operator.sub),
     "rsub": _with_alpha(lambda x, y: y - x),
