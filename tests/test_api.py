@@ -28,7 +28,7 @@ INTERNAL = {
     "safe_read",
     "networks.adapted_layers",
     "networks.passes",
-    "networks.torch_graph",
+    *(f"networks.torch_{name}" for name in ("graph", "layers", "reading", "spatial")),
     "networks.torch_operations",
     "primitives.loops",
     "networks.vit_modules",

@@ -1,7 +1,6 @@
 """Graphs that `torch.export` writes of a module, and their results in JAX."""
 
-import builtins
-import math
+import importlib
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,7 +90,7 @@ class Program:
 
     def __call__(
         self,
-        values: Mapping[str, jax.Array],
+        values: Mapping[str, Any],
         x: jax.Array | Image,
         mask: jax.Array | None = None,
         key: jax.Array | None = None,
@@ -189,8 +188,7 @@ class _Reader:
 
     def read(self, module: Any, given: list[Any]) -> Any:
         """Read a graph with these inputs; what it returns."""
-        import torch
-
+        torch: Any = importlib.import_module("torch")
         values: dict[Any, Any] = {}
         inputs = iter(given)
 
@@ -206,52 +204,46 @@ class _Reader:
             return value
 
         for node in module.graph.nodes:
+            args, target = argument(node.args), node.target
+            kwargs = {key: argument(value) for key, value in node.kwargs.items() if key not in ("device", "layout")}
             if node.op == "placeholder":
                 values[node] = next(inputs)
-                continue
-            if node.op == "get_attr":
-                values[node] = getattr(module, node.target)
-                continue
-            args, target = argument(node.args), node.target
-            if node.op == "output":
+            elif node.op == "get_attr":
+                values[node] = getattr(module, target)
+            elif node.op == "output":
                 return args[0]
-            if getattr(target, "_opname", getattr(target, "__name__", "")) in IGNORED:
-                continue
-            if isinstance(target, torch._ops.HigherOrderOperator):
-                values[node] = self._inside(target.name(), args)
-                continue
-            kwargs = {key: argument(value) for key, value in node.kwargs.items() if key not in ("device", "layout")}
-            if target is operator.getitem and isinstance(args[0], list):
+            elif isinstance(target, torch._ops.OpOverload):
+                values[node] = self._operation(target, args, kwargs)
+            elif target is operator.getitem and isinstance(args[0], list):
                 values[node] = args[0][args[1]]
-                continue
-            if not isinstance(target, torch._ops.OpOverload):
-                is_plain = target.__module__ in (operator.add.__module__, math.__name__, builtins.__name__)
-                self._add(
-                    f"%{len(self.steps)}",
-                    target if is_plain else getattr(target, "__name__", str(target)),
-                    args,
-                    kwargs,
-                )
-                values[node] = Value(f"%{len(self.steps) - 1}")
-                if target is operator.getitem:
-                    self._share(values[node], args[0])
-                continue
-            name, schema = target._opname, target._schema
-            if schema.is_mutable and isinstance(args[0], Value):
-                result = args[0]
-                self.changes.append((len(self.steps), result.name, name))
-                name = name.removesuffix("_")
+            elif target is operator.getitem:
+                values[node] = self._add(target, args, kwargs)
+                self._share(values[node], args[0])
+            elif isinstance(target, torch._ops.HigherOrderOperator):
+                values[node] = self._inside(target.name(), args)
             else:
-                result = Value(f"%{len(self.steps)}")
-                if name in MAY_ALIAS or any(one.alias_info is not None for one in schema.returns):
-                    self._share(result, args[0])
-            # Recurrent networks of sequences that are packed take other arguments.
-            self._add(result.name, f"{name}.data" if target._overloadname == "data" else name, args, kwargs)
-            values[node] = result
+                # Of numbers, such as the number of rows.
+                values[node] = self._add(target, args, kwargs)
         return None
 
-    def _add(self, result: str, operation: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        self.steps.append(Step(result, operation, tuple(args), kwargs))
+    def _add(self, operation: Any, args: Any, kwargs: dict[str, Any], result: Value | None = None) -> Value:
+        """A further step; what it gives."""
+        result = result or Value(f"%{len(self.steps)}")
+        self.steps.append(Step(result.name, operation, tuple(args), kwargs))
+        return result
+
+    def _operation(self, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Value | None:
+        name, schema = target._opname, target._schema
+        if name in IGNORED:
+            return None
+        if schema.is_mutable and isinstance(args[0], Value):
+            self.changes.append((len(self.steps), args[0].name, name))
+            return self._add(name.removesuffix("_"), args, kwargs, args[0])
+        # Recurrent networks of sequences that are packed take other arguments.
+        result = self._add(f"{name}.data" if target._overloadname == "data" else name, args, kwargs)
+        if name in MAY_ALIAS or any(one.alias_info is not None for one in schema.returns):
+            self._share(result, args[0])
+        return result
 
     def _share(self, result: Value, of: Any) -> None:
         if isinstance(of, Value):
@@ -267,16 +259,9 @@ class _Reader:
                 raise InvalidInput("the module computes in lower precision (torch.autocast): leave that out")
             enabled = True
         else:
-            self._add(f"%{len(self.steps)}", name, (), {})
-            return [Value(f"%{len(self.steps) - 1}")] * 64
+            raise InvalidInput(f"the module has operations that are not supported: {name}")
         results = self.read(inner, rest)
-        if enabled:
-            return results
-        stopped = []
-        for one in results:
-            stopped.append(Value(f"%{len(self.steps)}"))
-            self._add(stopped[-1].name, "stop_gradient", (one,), {})
-        return stopped
+        return results if enabled else [self._add("stop_gradient", [one], {}) for one in results]
 
     def refuse_changed_views(self, inputs: set[str], outputs: Any) -> None:
         """Raise InvalidInput where a value is read whose memory another value was changed through."""

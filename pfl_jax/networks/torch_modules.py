@@ -1,11 +1,8 @@
-"""A `Model` from a PyTorch module: `torch.export` writes what it computes as a graph, which runs in JAX."""
+"""A `Model` from a PyTorch module: PyTorch's export writes what it computes as a graph, which runs in JAX."""
 
-import contextlib
 import copy
-import logging
 import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,14 +15,10 @@ from pfl_jax.errors import InvalidInput, describe_value, imported
 from pfl_jax.frozen import Frozen
 from pfl_jax.networks import module_checks
 from pfl_jax.networks.flax_modules import check_model
-from pfl_jax.networks.torch_graph import Program, read_program, to_array
+from pfl_jax.networks.torch_graph import to_array
 from pfl_jax.networks.torch_operations import Image
+from pfl_jax.networks.torch_reading import MISSING, ROWS, quiet, read_module
 from pfl_jax.tasks import CLASSIFICATION, Task
-
-MISSING = "a PyTorch module needs PyTorch: pip install torch --index-url https://download.pytorch.org/whl/cpu"
-
-ROWS = 3
-"""Examples of the calls with which a module is read; its graphs hold for any number."""
 
 
 def from_torch(
@@ -78,12 +71,12 @@ def from_torch(
     imported("torch", MISSING)
     head, is_image = head.replace("/", "."), len(input_shape) == 3
     inputs = jax.ShapeDtypeStruct((ROWS, *input_shape), input_dtype)
-    with module_checks.applied(inputs, "the module cannot be read for inputs"):
+    with module_checks.applied(inputs, "the module cannot be read for inputs"), quiet():
         whole = _made(module, 0)
         places = _places(whole, head)
         _refuse_shared(whole, head)
         initial = _arrays(whole)
-        read = _read(whole, head, inputs)
+        read = read_module(whole, head, inputs)
     if unknown := set().union(*(program.unknown for program in read.programs)):
         raise InvalidInput(f"the module has operations that are not supported: {', '.join(sorted(unknown))}")
     read.refuse_random_head(head, initial)
@@ -99,7 +92,7 @@ def from_torch(
         return {"backbone": {}, "head": {}} | unflatten_dict(flat)
 
     def values(part: str, params: Any) -> dict[str, Any]:
-        flat = flatten_dict({part: params})
+        flat: dict[Any, Any] = dict(flatten_dict({part: params}))
         found = {
             name: flat[place.path].transpose(np.argsort(place.axes))
             for name, place in places.items()
@@ -132,8 +125,9 @@ def from_torch(
     def classify(head, features):
         return read.head(values("head", head), features)[0]
 
+    num_features = read.features.shape[-1] if read.features.shape else 0
     in_training = None if read.backbone.same(read.backbone_in_training) else batch_features
-    model = Model(init, features, classify, read.num_features, num_classes, in_training, task, frozen)
+    model = Model(init, features, classify, num_features, num_classes, in_training, task, frozen)
     check_model(model, input_shape, num_classes, input_dtype=input_dtype)
     return model
 
@@ -197,13 +191,12 @@ def is_module(found: Any) -> bool:
 
 def _made(module: Any, seed: int) -> Any:
     """Module of a seed, on the host and of float32: a copy of the module, or what the function makes."""
-    import torch
-
+    torch = imported("torch", MISSING)
     if isinstance(module, type):
         raise InvalidInput(
             f"{module.__name__} is a class: give a function seed -> module, such as lambda seed: {module.__name__}()"
         )
-    made = module
+    made: Any = module
     if not is_module(module):
         if not callable(module):
             raise InvalidInput(f"{describe_value(module)} is neither a torch.nn.Module nor a function seed -> module")
@@ -218,8 +211,7 @@ def _made(module: Any, seed: int) -> Any:
 
 def _refuse_hooks(module: Any) -> None:
     """Raise InvalidInput for what changes gradients, which no graph has, and for what a graph cannot have."""
-    import torch
-
+    torch = imported("torch", MISSING)
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
             raise InvalidInput(f"{name or 'the module'} has hooks of gradients, which are not supported")
@@ -245,8 +237,7 @@ class _Place(NamedTuple):
 
 def _places(module: Any, head: str) -> dict[str, _Place]:
     """Place of each parameter that is trained, by its first name."""
-    import torch
-
+    torch = imported("torch", MISSING)
     convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
     found = {}
     for name, parameter in module.named_parameters():
@@ -281,144 +272,3 @@ def _refuse_shared(module: Any, head: str) -> None:
         first, in_head = owners.setdefault(id(parameter), (name, name.startswith(f"{head}.")))
         if in_head != name.startswith(f"{head}."):
             raise InvalidInput(f"{first} and {name} are the same parameter, in the backbone and in the head {head}")
-
-
-class _Read(NamedTuple):
-    """Programs of a module, and the number of its features."""
-
-    backbone: Program
-    backbone_in_training: Program
-    head: Program
-    head_in_training: Program
-    num_features: int
-    features_shape: jax.ShapeDtypeStruct
-
-    @property
-    def programs(self) -> tuple[Program, ...]:
-        return self[:4]
-
-    def refuse_random_head(self, name: str, values: Mapping[str, np.ndarray]) -> None:
-        """Raise InvalidInput for a head with dropout or BatchNorm."""
-        if self.head_in_training.statistics:
-            raise InvalidInput(f"the head {name} has BatchNorm, which only a backbone can have")
-        try:
-            jax.eval_shape(lambda x: self.head_in_training(values, x)[0], self.features_shape)
-        except InvalidInput:
-            module_checks.refuse_dropout(name, there=True)
-
-
-def _read(whole: Any, head: str, inputs: jax.ShapeDtypeStruct) -> _Read:
-    """Read a module; it is changed."""
-    import torch
-
-    parts = dict(whole.named_modules())
-    names = [name for name, part in parts.items() if name and next(part.parameters(), None) is not None]
-    module_checks.require_part([head], names, there=head in names)
-    shape = inputs.shape
-    if len(shape) == 4:
-        shape = (shape[0], shape[3], *shape[1:3])
-    is_float = jnp.issubdtype(inputs.dtype, jnp.floating)
-    example = torch.zeros(shape, dtype=torch.float32 if is_float else torch.int64)
-    tensors = {}
-    for name, value in (*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)):
-        tensors.setdefault(id(value), []).append(name)
-    first = {name: same[0] for same in tensors.values() for name in same}
-    features = [_features(whole.train(training), head, example) for training in (False, True)]
-    with _unchanging(parts[head]):
-        backbones = [
-            read_program(_export(whole, example, training), lambda name: first[name]) for training in (False, True)
-        ]
-    heads = [
-        read_program(_export(parts[head], features[0], training), lambda name: first[f"{head}.{name}"])
-        for training in (False, True)
-    ]
-    _refuse_dependent_rows(whole, example)
-    num_features = features[0].shape[-1] if features[0].ndim else 0
-    return _Read(*backbones, *heads, num_features, jax.ShapeDtypeStruct(tuple(features[0].shape), jnp.float32))
-
-
-def _features(whole: Any, head: str, example: Any) -> Any:
-    """What goes into the head, once, whose output is the module's."""
-    import torch
-
-    calls: list[tuple[Any, Any]] = []
-    handle = whole.get_submodule(head).register_forward_hook(lambda _, given, output: calls.append((given, output)))
-    output = whole(example)
-    handle.remove()
-    if not isinstance(output, torch.Tensor):
-        raise InvalidInput(
-            f"the module gives a {type(output).__name__}, not a tensor of logits: wrap it in a module that does"
-        )
-    module_checks.require_one_last_call(head, len(calls), bool(calls) and calls[-1][1] is output)
-    given, _ = calls[0]
-    if len(given) != 1 or not isinstance(given[0], torch.Tensor):
-        raise InvalidInput(f"{head} takes other arguments than the features: a head has one input")
-    _refuse_own_gradients(output)
-    return given[0].detach()
-
-
-def _refuse_own_gradients(output: Any) -> None:
-    """Raise InvalidInput for a function with a gradient of its own, which no graph has."""
-    import torch
-
-    left, seen = [output.grad_fn], set()
-    while left:
-        function = left.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        if isinstance(function, torch.autograd.function.BackwardCFunction):
-            name = type(function).__name__.removesuffix("Backward")
-            raise InvalidInput(f"the module uses {name}, an autograd.Function with a gradient of its own")
-        left += [before for before, _ in function.next_functions]
-
-
-@contextlib.contextmanager
-def _unchanging(part: Any) -> Iterator[None]:
-    """Context in which a part of a module gives its input."""
-    part.forward = lambda x: x
-    try:
-        yield
-    finally:
-        del part.forward
-
-
-def _refuse_dependent_rows(whole: Any, example: Any) -> None:
-    """Raise InvalidInput where a deployed module computes a row from others, some of which are padding."""
-    import torch
-
-    others = example.clone()
-    others[1:] = 1
-    results = []
-    for x in (example, others):
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            results.append(copy.deepcopy(whole).eval()(x)[0])
-    one, other = results
-    if not torch.allclose(one, other, rtol=1e-4, atol=1e-4):
-        raise InvalidInput("the module computes rows of its output from other rows of its input: a row is an example")
-
-
-@contextlib.contextmanager
-def _exporting() -> Iterator[None]:
-    """Context in which nothing is printed, and no operations are used that only CPUs and CUDA have."""
-    import torch
-
-    fast_path, level = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
-    torch.backends.mha.set_fastpath_enabled(False)
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        logging.disable(level)
-
-
-def _export(module: Any, example: Any, training: bool) -> Any:
-    """Graph of a module for any number of examples."""
-    import torch
-
-    rows = ({0: torch.export.Dim.DYNAMIC},)
-    with _exporting():
-        return torch.export.export(module.train(training), (example,), dynamic_shapes=rows, strict=False)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from pfl_jax.errors import InvalidInput
+from pfl_jax.networks.torch_layers import LAYERS, RANDOM, cast
+from pfl_jax.networks.torch_spatial import SPATIAL
 
 
 class Image(NamedTuple):
@@ -70,216 +70,6 @@ def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any], key: jax.Array
     return (ELEMENTWISE.get(name) or OTHERS[name])(*args, **kwargs)
 
 
-def drop(key: jax.Array | None, x: jax.Array, rate: float, shared: int = 0) -> jax.Array:
-    """Dropout.
-
-    Args:
-      key: None where there must not be any.
-      x: any shape.
-      rate: share of the values that become 0.
-      shared: number of last axes whose values are dropped together.
-    """
-    if rate == 0:
-        return x
-    kept = bernoulli(key, jnp.zeros(x.shape[: x.ndim - shared] + (1,) * shared, x.dtype), 1 - rate)
-    return x * kept / (1 - rate) if rate < 1 else x * 0
-
-
-def bernoulli(key: jax.Array | None, like: jax.Array, probability: float = 0.5, **_: Any) -> jax.Array:
-    """Random zeros and ones in the shape of an array."""
-    if key is None:
-        raise InvalidInput(
-            "the module draws random numbers where it is deployed too: let it do so in training alone, as "
-            "functional.dropout(x, p, training=self.training) does"
-        )
-    return jax.random.bernoulli(key, probability, like.shape).astype(like.dtype)
-
-
-# --- helpers
-
-
-def _each(value: Any, dimensions: int) -> list[int]:
-    """A number for each dimension."""
-    value = [value] if isinstance(value, int) else list(value)
-    return value * dimensions if len(value) == 1 else value
-
-
-def _cast(x: Any, dtype: Any = None) -> jax.Array:
-    """Array of a type; of its own type for anything that is no type."""
-    return jnp.asarray(x) if not isinstance(dtype, str) else jnp.asarray(x).astype(dtype)
-
-
-def _affine(x: jax.Array, scale: Any, bias: Any) -> jax.Array:
-    return (x if scale is None else x * scale) + (0 if bias is None else bias)
-
-
-def _normalized(x: jax.Array, axes: Sequence[int], epsilon: float) -> jax.Array:
-    """Mean 0 and variance 1 over some axes."""
-    centered = x - x.mean(axes, keepdims=True)
-    return centered * lax.rsqrt(jnp.square(centered).mean(axes, keepdims=True) + epsilon)
-
-
-# --- convolution and pooling, channels last
-
-
-def _convolution(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-    n = weight.ndim - 2
-    pads = padding.upper() if isinstance(padding, str) else [(pad, pad) for pad in _each(padding, n)]
-    y = lax.conv_general_dilated(
-        x,
-        weight.transpose(*range(2, n + 2), 1, 0),
-        _each(stride, n),
-        pads,
-        rhs_dilation=_each(dilation, n),
-        dimension_numbers=_layout(n),
-        feature_group_count=groups,
-    )
-    return _affine(y, None, bias)
-
-
-def _transposed_convolution(x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    n = weight.ndim - 2
-    inputs, outputs, *sides = weight.shape
-    # [in, out / groups, ...] -> [..., in / groups, out], the groups beside each other, mirrored.
-    kernel = weight.reshape(groups, inputs // groups, outputs, *sides)
-    kernel = jnp.flip(kernel.transpose(*range(3, n + 3), 1, 0, 2), range(n))
-    kernel = kernel.reshape(*sides, inputs // groups, groups * outputs)
-    more = zip(sides, _each(dilation, n), _each(padding, n), _each(output_padding, n), strict=True)
-    pads = [(step * (side - 1) - pad, step * (side - 1) - pad + out) for side, step, pad, out in more]
-    y = lax.conv_general_dilated(
-        x,
-        kernel,
-        (1,) * n,
-        pads,
-        lhs_dilation=_each(stride, n),
-        rhs_dilation=_each(dilation, n),
-        dimension_numbers=_layout(n),
-        feature_group_count=groups,
-    )
-    return _affine(y, None, bias)
-
-
-def _layout(dimensions: int) -> tuple[str, str, str]:
-    sides = "DHW"[3 - dimensions :]
-    return f"N{sides}C", f"{sides}IO", f"N{sides}C"
-
-
-class _Window(NamedTuple):
-    """Windows of pooling along one axis: number, length, distance, padding before and after, steps inside."""
-
-    count: int
-    side: int
-    stride: int
-    before: int
-    after: int
-    dilation: int
-
-
-def _windows(x, kernel, stride, padding, ceil, dilation=1) -> list[_Window]:
-    n = x.ndim - 2
-    kernel = _each(kernel, n)
-    options = (kernel, _each(stride, n) if stride else kernel, _each(padding, n), _each(dilation, n))
-    found = []
-    for size, side, step, pad, spread in zip(x.shape[1:-1], *options, strict=True):
-        reach = spread * (side - 1) + 1
-        count = (size + 2 * pad - reach + (step - 1 if ceil else 0)) // step + 1
-        # A window that begins behind the image and its first padding is none.
-        count -= bool(ceil) and (count - 1) * step >= size + pad
-        found.append(_Window(count, side, step, pad, (count - 1) * step + reach - size - pad, spread))
-    return found
-
-
-def _reduced(x, initial, reduce, windows: list[_Window]):
-    # Left over at the end is nothing: reduce_window leaves out windows that do not fit.
-    pads = [(0, 0), *((one.before, max(one.after, 0)) for one in windows), (0, 0)]
-    sides, steps, spread = ([1, *(getattr(one, kind) for one in windows), 1] for kind in ("side", "stride", "dilation"))
-    return lax.reduce_window(x, initial, reduce, sides, steps, pads, window_dilation=spread)
-
-
-def _max_pool(x, kernel, stride=(), padding=0, dilation=1, ceil=False):
-    return _reduced(x, -jnp.inf, lax.max, _windows(x, kernel, stride, padding, ceil, dilation))
-
-
-def _average_pool(x, kernel, stride=(), padding=0, ceil=False, count_padding=True, divisor=None):
-    windows = _windows(x, kernel, stride, padding, ceil)
-    total = _reduced(x, 0.0, lax.add, windows)
-    if divisor:
-        return total / divisor
-    counts = np.ones((1,) * x.ndim)
-    for axis, (one, size) in enumerate(zip(windows, x.shape[1:-1], strict=True), start=1):
-        start = np.arange(one.count) * one.stride - one.before
-        low, high = (-one.before, size + one.before) if count_padding else (0, size)
-        lengths = np.minimum(start + one.side, high) - np.maximum(start, low)
-        counts = counts * lengths.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
-    return total / (counts.flat[0] if (counts == counts.flat[0]).all() else counts.astype(np.float32))
-
-
-def _adaptive_average_pool(x, sizes):
-    sizes = [size or old for size, old in zip(_each(sizes, x.ndim - 2), x.shape[1:-1], strict=True)]
-    if all(old % size == 0 for size, old in zip(sizes, x.shape[1:-1], strict=True)):
-        return _average_pool(x, [old // size for size, old in zip(sizes, x.shape[1:-1], strict=True)])
-    for axis, size in enumerate(sizes, start=1):
-        old = x.shape[axis]
-        bounds = [(i * old // size, -(-(i + 1) * old // size)) for i in range(size)]
-        x = jnp.concatenate([lax.slice_in_dim(x, *one, axis=axis).mean(axis, keepdims=True) for one in bounds], axis)
-    return x
-
-
-def _group_norm(x, groups, scale=None, bias=None, epsilon=1e-5, *_):
-    split = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
-    return _affine(_normalized(split, (1, 3), epsilon).reshape(x.shape), scale, bias)
-
-
-def _instance_norm(x, scale, bias, mean, variance, use_input_stats, momentum, epsilon, *_):
-    if mean is not None:
-        raise InvalidInput("InstanceNorm with running statistics is not supported: make it without them")
-    return _affine(_normalized(x, tuple(range(1, x.ndim - 1)), epsilon), scale, bias)
-
-
-def _resized(weights: Callable[..., np.ndarray]) -> Callable[..., Any]:
-    """Interpolation by a matrix for each axis; weights: (old size, new size, scale or None, corners) -> [new, old]."""
-
-    def resize(x, sizes, *options):
-        corners, scales = options if len(options) == 2 else (False, *options)
-        for axis in range(1, x.ndim - 1):
-            old, scale = x.shape[axis], scales and scales[axis - 1]
-            new = sizes[axis - 1] if sizes else math.floor(old * scale)
-            matrix = jnp.asarray(weights(old, new, scale, corners), x.dtype)
-            x = jnp.moveaxis(jnp.tensordot(x, matrix, (axis, 1)), -1, axis)
-        return x
-
-    return resize
-
-
-def _nearest(old, new, scale, _):
-    places = np.floor(np.arange(new) * (np.float32(1 / scale) if scale else np.float32(old / new)))
-    return np.eye(old)[np.minimum(places.astype(int), old - 1)]
-
-
-def _linear_interpolation(old, new, scale, corners):
-    if corners:
-        places = np.arange(new) * ((old - 1) / (new - 1) if new > 1 else 0)
-    else:
-        places = np.maximum((np.arange(new) + 0.5) * (1 / scale if scale else old / new) - 0.5, 0)
-    low = np.minimum(places.astype(int), old - 1)
-    rest = (places - low)[:, None]
-    return (1 - rest) * np.eye(old)[low] + rest * np.eye(old)[np.minimum(low + 1, old - 1)]
-
-
-SPATIAL: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution),
-    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), _max_pool),
-    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _average_pool),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _adaptive_average_pool),
-    **dict.fromkeys(("upsample_nearest1d", "upsample_nearest2d"), _resized(_nearest)),
-    **dict.fromkeys(("upsample_linear1d", "upsample_bilinear2d"), _resized(_linear_interpolation)),
-    "group_norm": _group_norm,
-    "instance_norm": _instance_norm,
-}
-"""Functions whose first argument and result have channels last."""
-
-
 # --- elementwise
 
 
@@ -312,7 +102,7 @@ def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
 
 def _to(x, *args, dtype=None, **_):
     found = (str(one.dtype) if hasattr(one, "dtype") else one for one in args)
-    return _cast(x, dtype or next((one for one in found if isinstance(one, str)), None))
+    return cast(x, dtype or next((one for one in found if isinstance(one, str)), None))
 
 
 def _like(value: float) -> Callable[..., Any]:
@@ -346,7 +136,6 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "elu": _elu,
     "gelu": _gelu,
     "softplus": _softplus,
-    "softsign": jax.nn.soft_sign,
     "add": _with_alpha(operator.add),
     "sub": _with_alpha(operator.sub),
     "rsub": _with_alpha(lambda x, y: y - x),
@@ -436,7 +225,7 @@ def _full(sizes, value, *, dtype=None, **_):
 def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
     def reduce(x, axes=None, keep=False, *, dtype=None):
         axes = axes if isinstance(axes, int) else tuple(axes or ()) or None
-        return function(_cast(x, dtype), axis=axes, keepdims=keep)
+        return function(cast(x, dtype), axis=axes, keepdims=keep)
 
     return reduce
 
@@ -482,109 +271,9 @@ def _top(x, count, axis=-1, *_):
     return jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis)
 
 
-# --- layers
-
-
-def _linear(x, weight, bias=None):
-    return _affine(x @ weight.T, None, bias)
-
-
-def _weight_norm(direction, length, axis=0):
-    others = tuple(i for i in range(direction.ndim) if i != axis)
-    return direction * (length / jnp.sqrt(jnp.sum(jnp.square(direction), others, keepdims=True)))
-
-
-def _embedding(weight, index, padding=-1, *_):
-    rows = weight[index]
-    # The row of padding has no gradient.
-    return rows if padding < 0 else jnp.where((index == padding)[..., None], lax.stop_gradient(rows), rows)
-
-
-def _layer_norm(x, shape, scale=None, bias=None, epsilon=1e-5, *_):
-    return _affine(_normalized(x, tuple(range(-len(shape), 0)), epsilon), scale, bias)
-
-
-def _rms_norm(x, shape, scale=None, epsilon=None):
-    squares = jnp.square(x).mean(tuple(range(-len(shape), 0)), keepdims=True)
-    return _affine(x * lax.rsqrt(squares + (np.finfo(np.float32).eps if epsilon is None else epsilon)), scale, None)
-
-
-def _softmax(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, axis, dtype=None, *_: function(_cast(x, dtype), axis)
-
-
-def _attention(key, q, k, v, mask=None, dropout=0.0, causal=False, *, scale=None, enable_gqa=False):
-    if enable_gqa:
-        k, v = (jnp.repeat(one, q.shape[-3] // one.shape[-3], -3) for one in (k, v))
-    scores = q @ jnp.swapaxes(k, -1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if causal:
-        mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
-    return drop(key, jax.nn.softmax(scores, -1), dropout) @ v
-
-
-def _recurrent(cell: Callable[..., Any]) -> Callable[..., Any]:
-    """Layers of a recurrent network; cell: (states, from the input, from the last output) -> states."""
-
-    def layers(key, x, hidden, params, biases, depth, dropout, train, both_ways, batch_first=False):
-        hidden = list(hidden) if isinstance(hidden, list | tuple) else [hidden]
-        x, ways, ends = jnp.swapaxes(x, 0, 1) if batch_first else x, 2 if both_ways else 1, []
-        each = len(params) // (depth * ways)
-        for layer in range(depth):
-            outputs = []
-            for way in range(ways):
-                number = layer * ways + way
-                own = list(params[number * each :][:each])
-                projection = own.pop() if each in (3, 5) else None
-                of_input, of_output = own[2:] if biases else (0.0, 0.0)
-
-                def step(states, inputs, weight=own[1], bias=of_output, projection=projection):
-                    states = cell(states, inputs, states[0] @ weight.T + bias)
-                    states = states if projection is None else (states[0] @ projection.T, *states[1:])
-                    return states, states[0]
-
-                start = tuple(one[number] for one in hidden)
-                end, output = lax.scan(step, start, x @ own[0].T + of_input, reverse=bool(way))
-                ends.append(end)
-                outputs.append(output)
-            x = jnp.concatenate(outputs, -1)
-            if train and layer < depth - 1:
-                x = drop(None if key is None else jax.random.fold_in(key, layer), x, dropout)
-        return jnp.swapaxes(x, 0, 1) if batch_first else x, *map(jnp.stack, zip(*ends, strict=True))
-
-    return layers
-
-
-def _lstm_cell(states, own, back):
-    i, f, g, o = jnp.split(own + back, 4, -1)
-    memory = jax.nn.sigmoid(f) * states[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(o) * jnp.tanh(memory), memory
-
-
-def _gru_cell(states, own, back):
-    (r, z, n), (r_back, z_back, n_back) = jnp.split(own, 3, -1), jnp.split(back, 3, -1)
-    z, n = jax.nn.sigmoid(z + z_back), jnp.tanh(n + jax.nn.sigmoid(r + r_back) * n_back)
-    return ((1 - z) * n + z * states[0],)
-
-
 OTHERS: dict[str, Callable[..., Any]] = {
-    "linear": _linear,
-    "addmm": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b),
-    "baddbmm": lambda x, a, b, *, beta=1, alpha=1: beta * x + alpha * (a @ b),
-    **dict.fromkeys(("matmul", "mm", "bmm"), jnp.matmul),
-    "einsum": lambda text, operands, **_: jnp.einsum(text, *operands),
-    "outer": jnp.outer,
-    "embedding": _embedding,
-    "_weight_norm": _weight_norm,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
-    "softmax": _softmax(jax.nn.softmax),
-    "_softmax": _softmax(jax.nn.softmax),
-    "log_softmax": _softmax(jax.nn.log_softmax),
-    "glu": lambda x, axis=-1: jax.nn.glu(x, axis),
-    "prelu": lambda x, slope: jnp.where(x > 0, x, x * slope.reshape(-1, *(1,) * max(x.ndim - 2, 0))),
-    "cumsum": lambda x, axis, *, dtype=None: jnp.cumsum(_cast(x, dtype), axis),
+    **LAYERS,
+    "cumsum": lambda x, axis, *, dtype=None: jnp.cumsum(cast(x, dtype), axis),
     "mean": _reduction(jnp.mean),
     "sum": _reduction(jnp.sum),
     "prod": _reduction(jnp.prod),
@@ -642,22 +331,10 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "new_ones": _new(1),
     "new_empty": _new(0),
     "new_full": lambda x, sizes, value, *, dtype=None, **_: jnp.full(sizes, value, dtype or x.dtype),
-    "scalar_tensor": lambda value, *, dtype=None, **_: _cast(value, dtype or "float32"),
+    "scalar_tensor": lambda value, *, dtype=None, **_: cast(value, dtype or "float32"),
     "sym_size": lambda x, axis: x.shape[axis],
 }
 """All other functions."""
-
-RANDOM: dict[str, Callable[..., Any]] = {
-    "dropout": lambda key, x, rate, train: drop(key, x, rate if train else 0.0),
-    "feature_dropout": lambda key, x, rate, train: drop(key, x, rate if train else 0.0, x.ndim - 2),
-    "bernoulli": bernoulli,
-    "scaled_dot_product_attention": _attention,
-    "lstm": _recurrent(_lstm_cell),
-    "gru": _recurrent(_gru_cell),
-    "rnn_tanh": _recurrent(lambda _, own, back: (jnp.tanh(own + back),)),
-    "rnn_relu": _recurrent(lambda _, own, back: (jax.nn.relu(own + back),)),
-}
-"""Functions of a key, or None, before their arguments."""
 
 NAMES = SPATIAL.keys() | ELEMENTWISE.keys() | OTHERS.keys() | RANDOM.keys() | {"batch_norm"}
 """Names of all operations. That of batch normalization is in `torch_graph`: it has new running statistics."""

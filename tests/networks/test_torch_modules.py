@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pages import blocks, executed
 
 from experiments.cli.command import main
 from pfl_jax import ClientData, InvalidInput, LocalTraining, Settings, methods, run
 from pfl_jax.methods.fedbn import is_normalization
 from pfl_jax.networks import from_torch, to_torch
+from pfl_jax.primitives.per_example import have_closed_form
 from pfl_jax.testing.problems import CLASSES, SHAPE, tiny_federation
 
 torch = pytest.importorskip("torch")
@@ -309,3 +311,26 @@ def test_a_command_with_a_module(name, head, tmp_path, monkeypatch):
     with is_one if name == "shared" else contextlib.nullcontext():
         assert main("digits", words) == 0
     assert json.loads((tmp_path / "run/config.json").read_text())["options"]["model"] == f"my_net.py:{name}"
+
+
+def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
+    """With a network in a file, a federation, and the way back into PyTorch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module, program = blocks("docs/torch.md")
+    (tmp_path / "my_net.py").write_text(module)
+    names = executed(program)
+    wanted = names["model"].apply(names["params"], names["x"])
+    np.testing.assert_allclose(names["logits"].detach(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_squared_norms_of_single_gradients_come_from_one_pass():
+    """As for the networks of this library: fedas and differential privacy are as fast."""
+    layers = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(36, 3)]
+    model = from_torch(nn.Sequential(*layers), (8, 8, 1), 3, head="5")
+    batch = ClientData(jnp.ones((5, 8, 8, 1)), jnp.zeros(5, jnp.int32), jnp.ones(5, bool))
+
+    def loss(params, batch):
+        return -jnp.sum(jax.nn.log_softmax(model.apply(params, batch.x))[:, 0])
+
+    assert have_closed_form(loss, model.init(KEY), batch, 5)

@@ -146,8 +146,8 @@ CASES = {
             *("abs", "ceil", "cos", "exp", "expm1", "floor", "isfinite", "isinf", "isnan", "round", "sign", "sin"),
             *("square", "tan", "tanh", "trunc", "relu", "relu6", "sigmoid", "silu", "mish", "log_sigmoid", "selu"),
             *("neg", "atan", "erf", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu", "gelu", "softplus"),
-            *("zeros_like", "ones_like", "detach", "contiguous", "clone", "alias", "lift_fresh_copy", "lift_fresh"),
-            *("softsign", "zero"),
+            *("zeros_like", "ones_like", "detach", "contiguous", "clone", "alias"),
+            "zero",
         ),
         unary,
     ),
@@ -168,6 +168,9 @@ CASES = {
     **dict.fromkeys(("prod", "any", "all"), functools.partial(reduction, several=False)),
     **dict.fromkeys(("max", "min"), extreme),
     **dict.fromkeys(("var", "std"), spread),
+    # Of constants.
+    "lift_fresh": lambda d: [d.integers(5, 2, 3)],
+    "lift_fresh_copy": lambda d: [d.integers(5, 2, 3)],
     "floor_divide": lambda d: [d.integers(9, 2, 3), d.pick(2, 1 + d.integers(4, 3))],
     "maximum": lambda d: [d.array(2, 3), d.array(3)],
     "minimum": lambda d: [d.array(2, 3), d.array(3)],
@@ -181,7 +184,7 @@ CASES = {
     "fill": lambda d: [d.array(2, 3), 2.5],
     "copy": lambda d: [d.array(2, 3), d.array(3)],
     "full_like": lambda d: [d.array(2, 3), 2],
-    "empty_like": lambda d: [d.array(2, 3)],
+    "empty_like": None,
     "to": lambda d: [d.array(2, 3), d.pick("float32", "int32", "bool")],
     "_to_copy": lambda d: ([d.array(2, 3)], {"dtype": d.pick("float32", "int32")}),
     "type_as": lambda d: [d.array(2, 3), d.integers(3, 2)],
@@ -285,6 +288,8 @@ def to_torch(value):
 def run_torch(name, args, kwargs):
     if name == "sym_size":
         return args[0].shape[args[1]]
+    if name == "copy":
+        return args[0].clone().copy_(args[1])
     operation = getattr(torch.ops.aten, name)
     return (operation.vec if name in VECTOR else operation)(*args, **kwargs)
 
