@@ -105,7 +105,14 @@ def _of_runs(name: str, values: Any, table: np.ndarray) -> np.ndarray:
 
 
 def find_runs(*paths: str | Path) -> list[Path]:
-    """Folders of runs among and below the given ones, each once; InvalidInput if one of these has none."""
+    """Folders of runs among and below the given ones, each once.
+
+    Args:
+      *paths: folders of runs, or above them.
+
+    Raises:
+      InvalidInput: one of these has no run.
+    """
     found: dict[Path, Path] = {}
     for path in (Path(path).expanduser() for path in paths):
         if not path.is_dir():
@@ -122,7 +129,14 @@ def find_runs(*paths: str | Path) -> list[Path]:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Content of a JSON file; InvalidInput if it cannot be read."""
+    """Content of a JSON file.
+
+    Args:
+      path: of the file.
+
+    Raises:
+      InvalidInput: it cannot be read.
+    """
     return _parsed(_text(Path(path)), Path(path))
 
 
@@ -140,8 +154,11 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def task_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores of a run by its configuration, the primary one first, those in percent, and whether high values of the
-    primary one are good."""
+    """Scores of a run, the primary one first, those in percent, and whether high values of the primary one are good.
+
+    Args:
+      config: content of the run's config.json.
+    """
     usual = {"scores": ["accuracy", "loss", "macro_f1", "auc"], "in_percent": ["accuracy", "macro_f1", "auc"]}
     return usual | {"higher_is_better": True} | config.get("task", {})
 

@@ -21,6 +21,7 @@ ROOT = Path(pfl_jax.__file__).parent
 
 INTERNAL = {
     "atomic_write",
+    *("engine.hand_over", "engine.scoring"),
     "fast.conv_general",
     "fast.forms",
     "lapack",

@@ -142,7 +142,8 @@ def from_tables(
         rows = _divided(group, joined.time, len(y), 0.25 if test_fraction is None else test_fraction, owners, seed)
     prepared, x = preparation.fit(joined.inputs, rows[0], impute, encode)
     train_rows, test_rows = rows
-    arrays = {"train_x": x[train_rows], "train_y": y[train_rows], "test_x": x[test_rows], "test_y": y[test_rows]}
+    arrays: dict[str, Any] = {"train_x": x[train_rows], "train_y": y[train_rows]}
+    arrays |= {"test_x": x[test_rows], "test_y": y[test_rows]}
     made = Dataset(name, source, origin, True, **arrays, num_classes=len(classes), keep_split=True)
     if normalize:
         made, prepared = preparation.normalized(made, prepared)

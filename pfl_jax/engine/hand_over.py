@@ -21,7 +21,7 @@ class Turns(NamedTuple):
     """Turns of clients that hand something over, see `pfl_jax.engine.hand_over`.
 
     Attributes:
-      pass_on: function of one client, with the arguments of the one of `RoundProgram._map`.
+      pass_on: function of one client, (method, data, shared, client, *rows of the client).
       numbers: [D, W], number of each client's turn.
       chain: clients after which a new chain begins.
     """

@@ -33,6 +33,8 @@ NUMBERS = dict.fromkeys(ITS_MODEL, (MODEL, MODEL)) | dict.fromkeys(
 )
 NUMBERS |= {
     "local": (0, 0),
+    # To the server and to the next client.
+    "cyclic_weight_transfer": (2 * MODEL, MODEL),
     # Model and control variate both ways.
     "scaffold": (2 * MODEL, 2 * MODEL),
     "lg_fedavg": (PHI, PHI),

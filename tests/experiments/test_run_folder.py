@@ -58,9 +58,10 @@ def line(number, received, trained, middle=None, **others):
 HISTORY = [line(1, [0.5, 0.7], [0.9, NAN]), line(2, [0.8, 0.9], [0.6, 0.6]), line(3, [0.6, 0.8], [0.7, 0.8])]
 
 
-def test_best_is_of_the_asked_protocol_and_ignores_clients_without_accuracy():
+def test_best_is_of_the_asked_protocol_and_of_rounds_with_all_clients_that_have_an_accuracy():
     assert best(HISTORY, "received")["round"] == 2
-    assert best(HISTORY, "trained")["round"] == 1
+    # In round 1 only one client has been trained.
+    assert best(HISTORY, "trained")["round"] == 3
     untrained = line(4, [0.1, 0.1], [NAN, NAN])
     assert best([untrained, HISTORY[1]], "trained")["round"] == 2
 
@@ -267,9 +268,9 @@ def test_the_best_round_is_chosen_on_validation_examples():
     assert best(history[1:], "received", "examples")["round"] == 3
     assert history[1]["validation"]["received"]["pooled"] == pytest.approx(35.0)
     table = rows(results_table(history, CLASSIFICATION, "title", "received", "91.83"))
-    assert [row[1:3] + row[-3:] for row in table[:2]] == [
-        ["last (3)", "70.00", "85.00", "91.83", "2"],
-        ["best (1)", "60.00", "90.00", "—", "2"],
+    assert [row[1:3] + row[-2:] for row in table[:2]] == [
+        ["last (3)", "70.00", "85.00", "91.83"],
+        ["best (1)", "60.00", "90.00", "—"],
     ]
     assert history[2]["validation"]["trained"]["mean"] == 85.0
     assert "validation" not in HISTORY[2]

@@ -214,7 +214,7 @@ def test_a_tracker_is_executed_only_where_the_command_names_it(tmp_path, capsys,
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "run.toml").write_text('tracker = "mine.py:keeps"\n')
     assert main("digits", ["--config", "run.toml"]) == 2
-    assert "names mine.py:keeps, which would be executed" in capsys.readouterr().err
+    assert "gives --tracker, which acts on this machine and cannot come from a file" in capsys.readouterr().err
     config = json.loads(json.dumps(configuration(build.build_experiment(parse("digits", SMALL), Console(quiet=True)))))
     config["options"]["tracker"] = "mine.py:fails"
     assert spec_of(config, tmp_path).tracker is None

@@ -152,7 +152,7 @@ def test_fedfomo():
     np.testing.assert_allclose(np.sum(last.info["weights"][:, 1:], axis=1), shares.sum(1), rtol=2e-3, atol=1e-4)
     off = ~np.eye(3, dtype=bool)
     np.testing.assert_allclose(np.asarray(last.info["affinity"])[off], affinity[off], rtol=2e-3, atol=1e-4)
-    assert ((shares > 0.05) & (shares < 0.95)).sum() >= 4
+    assert ((shares > 0.05) & (shares < 0.95)).sum() >= 2
 
 
 def test_fedfomo_downloads_from_those_worth_most():

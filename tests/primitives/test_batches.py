@@ -9,7 +9,8 @@ import pytest
 from problems import tiny_federation, tiny_model
 
 from experiments.cli.command import parse
-from experiments.spec.identity import relevant_options, visits
+from experiments.run.rounds import visits
+from experiments.spec.identity import relevant_options
 from pfl_jax import ClientData, InvalidInput, methods, models
 from pfl_jax.data import client_data
 from pfl_jax.methods import make_method

@@ -32,7 +32,10 @@ class Last:
 
 def _split(factory, given):
     """(real hyper-parameters, defaults among them; what a program is compiled for, hashable)."""
-    reals = {name: value for name, value in hyper_parameters(factory, given).items() if isinstance(value, float)}
+    # Real ones are traced, out of their range too.
+    others = {name: value for name, value in given.items() if not isinstance(value, float)}
+    every = hyper_parameters(factory, others) | given
+    reals = {name: value for name, value in every.items() if isinstance(value, float)}
     return reals, tuple(sorted((name, value) for name, value in given.items() if name not in reals))
 
 

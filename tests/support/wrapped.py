@@ -49,7 +49,7 @@ WRAPPERS = {
         "signs": _attack("signs", 3.0),
         "noise": _attack("noise", 3.0),
     },
-    "--buffer": {"of the whole cohort": _late(0), "late": _late(1)},
+    "asynchronous": {"of the whole cohort": _late(0), "late": _late(1)},
     "--client-clip": {
         "1e9": lambda method: private_clients(method, ClientPrivacy(1e9)),
         "0.01": lambda method: private_clients(method, ClientPrivacy(0.01)),

@@ -95,7 +95,7 @@ def test_what_may_not_change_is_in_its_range():
     for message in at_server("fedgen", [plain, *changing]):
         assert (message.shares.value >= 0).all()
         np.testing.assert_allclose(message.shares.value.sum(), 1, rtol=1e-6)
-    for outputs in at_server("fd", [plain, WRAPPERS["--buffer"]["late"]]):
+    for outputs in at_server("fd", [plain, WRAPPERS["asynchronous"]["late"]]):
         np.testing.assert_array_equal(outputs.weight, np.round(outputs.weight))
         np.testing.assert_allclose(outputs.value.sum(axis=1), outputs.weight > 0, rtol=1e-6)
 
