@@ -300,8 +300,7 @@ class Method(_Functions):
         for other parts. Attacks, compression, client privacy and asynchronous rounds take differences to them. Without
         it the message is one `Mean` of the download. `_replace` keeps it.
       survey: what the server asks of all clients once, before their states are initialized; None for nothing.
-      encoded: value of a `Mean`, or a message without any -> arrays sent for it, of which only shapes are used, to
-        count bytes; None: the value.
+      encoded: value of a `Mean`, or message without any -> arrays sent for it, to count their bytes; None: the value.
       server_is_mean: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that
         clients send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
       privacy: what differential privacy covers, and what not; None is unknown. It is said of the functions that see a
