@@ -39,18 +39,19 @@ def risk_of(model: Model, params: Params, data: ClientData) -> jax.Array:
 
 
 @method_factory
-def qffl(model: Model, training: LocalTraining = LocalTraining(), *, q: NotNegative = 1.0) -> Method:
+def qffl(model: Model, training: LocalTraining = LocalTraining(), *, q: NotNegative = 0.1) -> Method:
     """q-FedAvg: one model, in whose objective larger losses of clients count more.
 
         minimize  sum_i beta_i F_i^(q+1) / (q + 1),   F_i the mean loss of client i
         w_i = E epochs of SGD from w on client i;   D_i = L (w_i - w),   L = 1 / lr
         w <- w + sum_i beta_i F_i(w)^q D_i / sum_i beta_i (q F_i(w)^(q-1) ||D_i||^2 + L F_i(w)^q)
 
-    With q = 0 this is `fedavg`; the larger q, the more the clients with the largest losses count.
+    With q = 0 this is `fedavg`; the larger q, the more the clients with the largest losses count, and the shorter the
+    step: of a single client it is 1 / (1 + q L ||w_i - w||^2 / F_i) of FedAvg's.
 
     Args:
       training: recipe of local training; its learning rate is also that of L.
-      q: power of the losses, from 0 on: how much fairness counts.
+      q: power of the losses, from 0 on: how much fairness counts. The paper's are 0.001 to 5, by data set.
 
     Returns:
       A `Method` with the global model as server state and no client state.
