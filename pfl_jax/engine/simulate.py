@@ -23,7 +23,7 @@ from pfl_jax.engine.checks import (
     usual_settings,
 )
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
-from pfl_jax.engine.mapping import ClientMesh, client_mesh, replicate
+from pfl_jax.engine.mapping import ClientMesh, client_mesh, note_idle_cores, replicate
 from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.store import Federation, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
@@ -69,8 +69,8 @@ class RoundResult(NamedTuple):
         on_nan. Rows of `info` for other clients are meaningless.
       finite: [M], bool: False for clients that were left out because they diverged. All are False in a run of a sweep
         whose server diverged; such a run is continued all the same.
-      received: Scores [N] of what every client would deploy now, NaN for clients that `Settings.eval_clients` leaves
-        out; None if not evaluated.
+      received: Scores [N] of the model that every client would deploy now, NaN for clients that
+        `Settings.eval_clients` leaves out; None if not evaluated.
       trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
       newcomers: two Scores of clients that never took part, see `Engine.evaluate_new`; None if there are no such
         clients or this round is not evaluated.
@@ -149,7 +149,8 @@ def run(
         compile nothing; whole numbers, texts and what else there is are a part of the programs.
       state: state to continue from, instead of a new one initialized from the key; a state carries its own key.
       mesh: devices to spread the clients over, see `client_mesh`. None uses the default device, or the mesh of
-        `PlacedData`.
+        `PlacedData`. A CPU is one device, whatever cores it has, unless the variable JAX_NUM_CPU_DEVICES says
+        how many; a log record says so once where cores are idle.
       state_on: place of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
         cohort's states to the device for each round, and all clients' states in blocks for each evaluation. The results
         are the same. "disk" is for one process.
@@ -182,6 +183,8 @@ def run(
     if data.mesh is not None and mesh not in (None, data.mesh):
         raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
     mesh = data.mesh or mesh
+    if mesh is None and data.num_clients > 1:
+        note_idle_cores()
     frozen = at_round(made, 0).frozen
     data = data.with_frozen(frozen)
     newcomers = newcomers if newcomers is None else newcomers.with_frozen(frozen)
