@@ -1,5 +1,5 @@
-"""Tables of docs/tasks.md, docs/privacy.md, docs/robustness.md, docs/wrappers.md and docs/methods-at-a-glance.md, from
-what methods say; run it to write them anew."""
+"""Tables of docs/tasks.md, privacy.md, robustness.md, wrappers.md, methods.md and methods-at-a-glance.md, from what
+methods say; run it to write them anew."""
 
 import re
 import sys
@@ -20,6 +20,7 @@ from pfl_jax.messages import has_means, is_mean, may_change
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import arguments, on_linear_model
 from pfl_jax.tasks import TASKS
+from pfl_jax.testing import state_trees
 
 
 def refusal(name, task):
@@ -83,7 +84,12 @@ def _at_a_glance(name):
     return [*written, ", ".join(own) or "—"]
 
 
+def _states(name):
+    return [*state_trees(METHODS[name])]
+
+
 TABLES = {
+    "methods": (["state of the server", "state of a client"], _states, None),
     "methods-at-a-glance": (["what is shared", "source", "own options and their defaults"], _at_a_glance, None),
     "tasks": ([*TASKS, "otherwise"], _tasks, [*["runs"] * len(TASKS), ""]),
     "robustness": (["received", "not received", "exact"], _received, ["all", "nothing", "nothing"]),
