@@ -12,7 +12,7 @@ class ExtendedServer(NamedTuple):
 
     Attributes:
       plain: state of the server of the plain method, the only part that clients see.
-      extra: what the server keeps besides.
+      extra: further state of the server.
     """
 
     plain: Server
@@ -34,7 +34,7 @@ def with_server_state(
     Args:
       method: the method to derive from; one of this function's own, or any other wrapper's, too.
       init: w at the start -> e.
-      step: (e, w, w') -> (next w, next e). It sees only what the server knows.
+      step: (e, w, w') -> (next w, next e). It sees only the server's knowledge.
 
     Returns:
       A `Method` with an `ExtendedServer`, which keeps more than parameters: it is not `server_is_mean`.

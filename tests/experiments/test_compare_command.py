@@ -92,10 +92,10 @@ def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
 
 def test_of_few_seeds_a_note_says_what_they_allow_to_conclude(runs):
     folder, _ = runs
-    assert any("3 seeds: an interval that contains 0 is no sign" in note for note in table(compared(folder)).notes)
+    assert any("3 seeds: an interval that contains 0 does not show" in note for note in table(compared(folder)).notes)
     for method in LEVELS:
         write_run(folder / f"{method}-3", words(method), seed=3, level=LEVELS[method])
-    assert not any("no sign" in note for note in table(compared(folder)).notes)
+    assert not any("does not show" in note for note in table(compared(folder)).notes)
 
 
 def test_the_digest_of_a_partition_tells_which_examples_its_clients_have():
