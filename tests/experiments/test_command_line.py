@@ -192,6 +192,7 @@ def test_the_terminal_shows_a_bar():
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=160)
     with RoundProgress(console, 4, "received") as progress:
+        progress.refresh()
         assert COMPILING[:40] in text.getvalue()
         logging.getLogger("pfl_jax.primitives").info("a round solves 1,000 quadratic programs")
         progress.refresh()

@@ -220,5 +220,5 @@ def test_the_head_of_a_flax_module_is_named_on_the_command_line(tmp_path, capsys
 def test_all_own_files_that_a_command_must_name_are_said_at_once():
     options = {"method": "a.py:slow", "model": "b.py:net", "loss": None}
     entries = {name: {"file": f"/own/{options[name][:4]}", "digest": ""} for name in ("method", "model")}
-    with pytest.raises(InvalidInput, match=r"add --method /own/a\.py:slow --model /own/b\.py:net \(load_run"):
+    with pytest.raises(InvalidInput, match=r"add --model /own/b\.py:net --method /own/a\.py:slow \(load_run"):
         own_values({"options": options, "own_code": entries}, {})

@@ -1,8 +1,10 @@
 """Tables of docs/tasks.md, privacy.md, robustness.md, wrappers.md, methods.md and methods-at-a-glance.md, from what
-methods say; run it to write them anew."""
+methods say, and the line "Trees" of methods' docstrings; run it to write them anew."""
 
+import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -123,6 +125,26 @@ def renewed(name):
     return before + heading + "".join([*rows, *lines[after:]])
 
 
+def source(name):
+    """File of a method's factory."""
+    return Path(inspect.getsourcefile(inspect.unwrap(METHODS[name])))
+
+
+def with_trees(name):
+    """Text of this file, whose docstring of the factory has the trees of the method's states at the end of Returns."""
+    before, found, rest = source(name).read_text().partition(f"\ndef {name}(")
+    upto, returns, rest = rest.partition("\n    Returns:\n")
+    assert found
+    assert returns
+    section, blank, rest = rest.partition("\n\n")
+    section = section.partition("\n      Trees: ")[0]
+    trees = "Trees: server {}; client {}.".format(*state_trees(METHODS[name]))
+    lines = textwrap.wrap(trees, 114, break_long_words=False, break_on_hyphens=False)
+    return before + found + upto + returns + "\n      ".join([section, *lines]) + blank + rest
+
+
 if __name__ == "__main__":
+    for method in METHODS:
+        source(method).write_text(with_trees(method))
     for table in TABLES:
         page(table).write_text(renewed(table))
