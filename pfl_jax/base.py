@@ -82,7 +82,7 @@ class Model(NamedTuple):
       batch_features: (Backbone, inputs [B, ...], mask [B], key) -> (features [B, d] in training, with batch
         normalization by the mini-batch and dropout by the key, and the backbone's new running statistics); None for a
         model that computes the same in training as otherwise.
-      task: meaning of the outputs: the loss of training and the scores.
+      task: what the outputs mean: the loss of training and the scores.
       frozen: parameters that the functions read and no training changes, see `pfl_jax.frozen.Frozen`; None for
         a model without them.
       shared: network of the model that clients share beside their own, for methods with two of them (`fml`, `fedkd`,
@@ -148,7 +148,7 @@ TrainingLoss: TypeAlias = Callable[[PyTree, ClientData, PRNGKey], tuple[jax.Arra
 """(params, mini-batch, key) -> (scalar as of `Loss`, new running statistics), for `has_aux=True` of `jax.grad`."""
 
 KeylessLoss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
-"""(params, mini-batch of B examples) -> scalar as of `Loss`, of a deployed model, or with a fixed key."""
+"""(params, mini-batch of B examples) -> scalar as of `Loss`, of a model as it is deployed, or with a fixed key."""
 
 
 @jax.tree_util.register_dataclass
@@ -194,7 +194,7 @@ class Exact(Mean):
     """`Mean` of values that no wrapper may change, such as shares of classes, probabilities and counts.
 
     Compression, a median or an attacker's noise would take them out of their range, or the method takes a client's own
-    value out of the sum. Attacks, compression, robust means and late messages leave value and weight unchanged.
+    value out of the sum. Attacks, compression, robust means and late messages leave value and weight as they are.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -299,7 +299,7 @@ class Method(_Functions):
         to the value, in place of each `Mean` (zeros if the value is a change), and None for what it measures anew and
         for other parts. Attacks, compression, client privacy and asynchronous rounds take differences to them. Without
         it the message is one `Mean` of the download. `_replace` keeps it.
-      survey: the question of the server to all clients, once, before their states are initialized; None for nothing.
+      survey: what the server asks of all clients once, before their states are initialized; None for nothing.
       encoded: value of a `Mean` -> arrays sent for it, of which only shapes are used, to count bytes; None: the value.
       server_is_mean: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that
         clients send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
@@ -307,7 +307,7 @@ class Method(_Functions):
         client's data (`init_client`, `local`, `personalize`, `survey`, `hand_over`): `_replace` of one of them drops
         it, unless it is said anew.
       work: what local training costs, which `pfl_jax.methods.factories.method_factory` adds; None is unknown.
-      hand_over: the state that a client passes on to the next client of its cohort before it trains; None for nothing.
+      hand_over: what a client passes on to the next client of its cohort before it trains; None for nothing.
     """
 
     __slots__: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ def difference(
 
         mean +- t_{(1 + confidence) / 2, R - 1} s / sqrt(R),   s: sample standard deviation of the R runs' means
 
-    With a single run the interval is over its clients instead, and other seeds may differ more. With two or three runs
+    With a single run the interval is over its clients instead, and says nothing of other seeds. With two or three runs
     it is so wide that it finds only differences far larger than s. Where some seeds fail, or are far better than most,
     it contains the mean over all seeds less often than it says; `median_interval` does not depend on that.
 

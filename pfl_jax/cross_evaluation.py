@@ -24,7 +24,7 @@ def cross_scores(
     """Scores of the model that each client would deploy now, on the test examples of every client.
 
     Args:
-      method, data: of the run, of N clients.
+      method, data: those of the run, of N clients.
       state: a state of it, such as `RoundResult.state`.
       on: federation of M clients on whose test examples the models are scored, with the inputs and classes of the
         run, such as one of `pfl_jax.data.corruption.corrupted`; None for `data`.

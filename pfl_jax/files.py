@@ -33,7 +33,7 @@ class SavedModel(NamedTuple):
 
     Attributes:
       params: {"backbone": ..., "head": ...}, nested dictionaries of arrays; see `pfl_jax.networks.to_flax`.
-      mean, std: float32 [C], of uint8 pixels divided by 255; None for inputs that are not rescaled.
+      mean, std: float32 [C], those of uint8 pixels divided by 255; None for inputs that are not rescaled.
       class_names: names of the classes 0 to K - 1; () if the names are the numbers.
       about: all other texts of the file.
       preparation: how rows of the table become inputs that the model was trained on; None for data of another kind.
@@ -78,7 +78,7 @@ def client_params(
     """Parameters of the model that a client would deploy now, after fine-tuning if the method has it.
 
     Args:
-      method, data: of the run.
+      method, data: those of the run.
       settings: of the run, if it had attackers, which deploy what they trained, or clients that take turns.
       state: a state of it, such as `RoundResult.state`.
       client: number of the client, from 0.
@@ -128,7 +128,7 @@ def as_params(personal: Personal, method: Method) -> Params:
 
 
 def save_model(path: str | Path, params: Params, dataset: Any = None, **about: str) -> None:
-    """Write one client's model with everything that its use needs.
+    """Write one client's model with what its use needs.
 
     Args:
       path: the file, which is replaced if it is there.

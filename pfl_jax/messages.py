@@ -90,7 +90,7 @@ def needs_changeable(message: Message, wrapper: str, hint: str = "") -> None:
 
 
 def split(message: Message, present: jax.Array) -> tuple[PyTree, PyTree]:
-    """Split one client's message into the part that is sent unchanged and the terms that are summed over clients.
+    """Split one client's message into the part that is sent as it is and the terms that are summed over clients.
 
     Args:
       message: message of one client.

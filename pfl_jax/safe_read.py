@@ -27,7 +27,7 @@ def open_npz(path: str | Path) -> Iterator[np.lib.npyio.NpzFile]:
 def mapped(path: str | Path, name: str) -> np.ndarray:
     """An array of the .npz file at `path`: memory-mapped if it is stored as `np.savez` does, otherwise in memory.
 
-    Errors come from BAD_NPZ.
+    Errors are those of BAD_NPZ.
     """
     with open_npz(path) as stored, open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         member = archive.getinfo(f"{name}.npy")

@@ -41,7 +41,7 @@ def from_arrays(
         most 32 bits; booleans are integers 0 and 1. Images are [P, H, W, C].
       y: labels [P] of classes, integers or strings, at least two different ones; they become 0 to K - 1 in sorted
         order. Floats [P] are values to predict, as float32, and K is 0; but whole numbers as floats, at most half as
-        many different ones as rows, are classes, with a warning. Numbers [P, ...] are targets that stay unchanged, as
+        many different ones as rows, are classes, with a warning. Numbers [P, ...] are targets that stay as they are, as
         float32 or int32, and K is 0.
       test_x: test inputs [P_test, ...]; without them a share of the rows is the test set.
       test_y: test labels [P_test], all of them among those of y; or targets [P_test, ...].
@@ -58,7 +58,7 @@ def from_arrays(
       normalize: subtract the mean of the training rows and divide by their deviation, for each feature, or for each
         channel of images; what does not vary becomes 0. uint8 images stay uint8, with mean and std of pixels / 255.
       num_classes: K, where labels are integers (or whole floats) from 0 to K - 1 of which some may be missing; by
-        default the labels there are. 0 for targets that are not classes although they are whole numbers.
+        default the labels there are. 0 for targets that are no classes although they are whole numbers.
       name: of the data set.
       source: what kind of data this is.
       origin: where it came from.
@@ -69,7 +69,7 @@ def from_arrays(
 
     Raises:
       InvalidInput: arrays of unequal length or of a wrong type or shape, NaN or infinite numbers, missing labels, one
-        class only, labels that are not classes, test labels or clients unknown in training, a client without training
+        class only, labels that are no classes, test labels or clients unknown in training, a client without training
         or test rows.
 
     Example:

@@ -25,7 +25,7 @@ NOTHING = (*NO_VALUE, "#n/a", "#n/a n/a", "#na", "-nan", "<na>", "1.#ind", "-1.#
 
 
 def plain(values: Any, what: str = "a column") -> np.ndarray:
-    """A column as an array of its kind, pictures as of `pictures.stack`; objects of several types stay unchanged."""
+    """A column as an array of its kind, pictures as of `pictures.stack`; objects of several types stay as they are."""
     if isinstance(values, np.ma.MaskedArray):
         gone = np.ma.getmaskarray(values)
         values = without(values.data, gone) if gone.any() else values.data

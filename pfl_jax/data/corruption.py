@@ -39,7 +39,7 @@ def corrupted(
       seed: of the noise.
 
     Raises:
-      InvalidInput: the inputs are not such images; the kind or the severity is unknown.
+      InvalidInput: the inputs are no such images; the kind or the severity is unknown.
 
     Example:
       >>> import numpy as np

@@ -44,7 +44,7 @@ class FederatedData(NamedTuple):
       train_index, train_count: int32 [N, n_max] and [N].
       test_index, test_count: int32 [N, t_max] and [N].
       num_classes: K of the dataset.
-      mean, std: float32 [C], of uint8 pixels divided by 255; None for inputs that are not rescaled.
+      mean, std: float32 [C], those of uint8 pixels divided by 255; None for inputs that are not rescaled.
       label_map: int32 [N, K], the label that each client has for class k; None for the dataset's labels.
       rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
       noise: float32 [N], standard deviation of the noise on each client's inputs; None for no noise.
@@ -161,8 +161,8 @@ def federate(
       shift: "labels" permutes the labels, "rotation" rotates the images, "noise" adds noise to the inputs, "missing"
         sets some of their numbers to zero, differently for each group of clients.
       num_groups: number of groups G of the shift; client i belongs to group i mod G.
-      seed: seed of the shift, and of the division into training and test rows of anything but a `Dataset`.
-      **columns: other arguments of `from_clients`, for anything but a `Dataset`.
+      seed: seed of the shift, and of the division into training and test rows of what is no `Dataset`.
+      **columns: other arguments of `from_clients`, for what is no `Dataset`.
 
     Raises:
       InvalidInput: what `from_clients` refuses, inputs or labels that are not as in `Dataset`, NaN among them, a

@@ -40,7 +40,7 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
 
     Args:
       data: see the module.
-      limits: of the rows that are read.
+      limits: what is read of it.
 
     Raises:
       InvalidInput: no such files, or they are damaged, or have fewer clients.
@@ -90,7 +90,7 @@ def stackoverflow_tags(data: str | Path, limits: Limits = A_HUNDRED) -> Dataset:
 
     Args:
       data: TFF's files, see `femnist`.
-      limits: of the rows that are read; all would be 135,818,730 examples.
+      limits: what is read of it; all would be 135,818,730 examples.
 
     Raises:
       InvalidInput: see `femnist`.

@@ -121,7 +121,7 @@ class Preparation:
         """Inputs [P, ...] of new rows: those of a training row are what they were in training, bit for bit.
 
         Args:
-          rows: a mapping from names to columns, or a data frame; other columns are left alone. Numbers may
+          rows: a mapping from names to columns, or a data frame; columns that are no inputs are left alone. Numbers may
             be texts, as in csv.DictReader, and words that read as numbers or True may be these, as in pandas.
 
         Raises:
@@ -170,7 +170,7 @@ def fit(
 ) -> tuple[Preparation, np.ndarray]:
     """Preparation of the columns `inputs` by the rows `train`, a slice or numbers, and the inputs of all rows.
 
-    `impute` and `encode` as of `pfl_jax.data.arrays.from_tables`.
+    `impute` and `encode` are those of `pfl_jax.data.arrays.from_tables`.
     """
     prepared = Preparation(tuple(_fitted(name, column, train, impute) for name, column in inputs.items()), encode)
     x = checks.inputs(prepared.side_by_side(inputs), "x")
@@ -209,7 +209,7 @@ def _fill(name: str, there: np.ndarray, strategy: str) -> Any:
 def normalized(made: Dataset, prepared: Preparation) -> tuple[Dataset, Preparation]:
     """The data set `made`, normalized by its training rows, and the preparation `prepared` that does so too.
 
-    uint8 images stay unchanged, and the data set has the mean and deviation of pixels / 255.
+    uint8 images stay as they are, and the data set has the mean and deviation of pixels / 255.
     """
     train_x = made.train_x
     axes = (0, 1, 2) if train_x.ndim == 4 else (0,)

@@ -30,8 +30,8 @@ class Dataset(NamedTuple):
       is_real: False for synthetic images in place of the dataset.
       train_x, test_x: [P, ...], both float32 or integers of at most 32 bits; images are uint8 [P, H, W, C].
       train_y, test_y: int32 [P], the classes; or other targets, float32 [P] or numbers [P, ...].
-      num_classes: K; 0 for targets that are not classes.
-      mean, std: of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
+      num_classes: K; 0 for targets that are no classes.
+      mean, std: those of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
       keep_split: whether training and test examples must not be mixed, as for scikit-learn's digits, which are split by
         writer.
       class_names: names of the classes 0 to K - 1; () if the names are the numbers.

@@ -44,7 +44,7 @@ def folder_or_default(data_dir: Path | None) -> Path:
 def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str] | None:
     """Examples and version of the dataset as prepared by tfds, or as cached by an earlier run; None without either.
 
-    Arguments as of `pfl_jax.data.sources.load`. Prepared data that cannot be read is an InvalidInput.
+    Arguments are those of `pfl_jax.data.sources.load`. Prepared data that cannot be read is an InvalidInput.
     """
     folder = folder_or_default(data_dir)
     kept = _newest((folder / "pfl_jax").glob(f"{spec.name}-*.npz"))
@@ -69,7 +69,7 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
 
 
 def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str]:
-    """Download and prepare the dataset with tfds; arguments and results as of `find`.
+    """Download and prepare the dataset with tfds; arguments and results are those of `find`.
 
     A host that does not answer within HOST_TIMEOUT, and whatever fails in tfds, is an InvalidInput.
     """

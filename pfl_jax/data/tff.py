@@ -53,7 +53,7 @@ A value is a text as bytes, a whole number, or an array of floats."""
 def read(path: Path, splits: Sequence[str], features: Sequence[str], number: int | None) -> Iterator[Features]:
     """The first clients, by their names' order, that have training and test examples.
 
-    Errors come from the packages that read the file.
+    Errors are those of the packages that read the file.
 
     Args:
       path: the SQLite file, or the folder of HDF5 files.

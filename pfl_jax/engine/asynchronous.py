@@ -38,7 +38,7 @@ class Devices:
 
     Attributes:
       seconds_per_example: [N], seconds of training on one example.
-      bytes_per_second: [N], of messages that a client receives and sends.
+      bytes_per_second: [N], of what a client receives and sends.
       available: `Availability` of each client, None for always. A client that has begun also finishes.
 
     Raises:
@@ -72,7 +72,7 @@ class Devices:
 
         Args:
           examples: [n], examples that each visits, an example of several epochs in each of them.
-          bytes_up, bytes_down: sizes of a client's messages and downloads, see `pfl_jax.engine.communication.traffic`.
+          bytes_up, bytes_down: what a client sends and receives, see `pfl_jax.engine.communication.traffic`.
         """
         number = len(examples)
         moved = (bytes_up + bytes_down) / np.asarray(self.bytes_per_second[:number], np.float64)
@@ -239,7 +239,7 @@ def with_versions(method: Method, versions: int) -> Method:
 
     Args:
       method: the method to derive from.
-      versions: S; with none the method is returned unchanged.
+      versions: S; with none the method is returned as it is.
 
     Returns:
       A `Method` with an `ExtendedServer`, whose `extra` has leaves [S, ...], the latest of the earlier states first.
@@ -266,7 +266,7 @@ def stale(method: Method, staleness: jax.Array) -> Method:
     where r' are the parameters that it received and r those that it would receive now, see `trained_from` of
     `pfl_jax.base.Method`. A `Mean` without received parameters, such as class means, has s times its weight instead.
     Arrays without any, beside others that were received, exact means (`pfl_jax.base.Exact`) and parts that are no
-    `Mean` are sent unchanged. A client that is not stale sends what that of `method` does, bit for bit.
+    `Mean` are sent as they are. A client that is not stale sends what that of `method` does, bit for bit.
 
     Args:
       method: one of `with_versions`, as a client follows it.

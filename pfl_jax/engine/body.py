@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 def round_programs(
     method: Method | MethodSchedule, settings: RoundSettings, mesh: Mesh | None
 ) -> tuple[RoundProgram, ...]:
-    """RoundProgram for each network of a method: one, or those of a `Mixed`; settings and mesh belong to a run."""
+    """RoundProgram for each network of a method: one, or those of a `Mixed`; settings and mesh are those of a run."""
     mixed, chunk = mixture(method), settings.chunk
     if mixed is None:
         return (RoundProgram(method, settings, mesh),)
@@ -83,7 +83,7 @@ def sample(
 ) -> tuple[Cohort, tuple[Places, ...]]:
     """Cohort of `size` clients of a round, and their places for each of the programs.
 
-    data, key and round_index belong to the run.
+    data, key and round_index are those of the run.
     """
     cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings)
     return cohort, tuple(one.assign_devices(data, cohort.clients)[-1] for one in programs)

@@ -32,7 +32,7 @@ class Engine(NamedTuple):
       evaluate: (Federation, State) -> Scores [N] of the model that each client would deploy now (protocol `received`).
       evaluate_new: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of the model
         they would deploy given the server's state, and of that model after one round of local training.
-      method, settings, mesh, store: of the engine.
+      method, settings, mesh, store: what the engine was built with.
     """
 
     init: Callable[[Federation, PRNGKey], State]

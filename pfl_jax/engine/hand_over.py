@@ -55,7 +55,7 @@ def map_in_turn(
       fn: (shared, client, what the client has) -> (row, terms).
       pass_on: (shared, what the client gets, client) -> (what it has, what the next one gets), trees like `first`.
       shared: first argument of all calls.
-      first: state that the first client of a chain gets.
+      first: what the first client of a chain gets.
       clients: leaves [D, W, ...]: row d is for device d.
       turns: int32 [D, W]: consecutive numbers of the clients in these places, from a multiple of `chain`; arbitrary in
         free places.

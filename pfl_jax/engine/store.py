@@ -101,7 +101,7 @@ class ClientStore:
         return rows if ids is None else scatter(clients, ids, rows)
 
     def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        """States that came from outside, in this place; the given ones stay unchanged.
+        """States that came from outside, in this place; the given ones stay as they are.
 
         Args:
           data: the federation.

@@ -1,7 +1,7 @@
 """Functions whose convolutions and pooling are computed in a way that is fast for federated simulation.
 
 What a function computes is read off its jaxpr, so it may come from flax.linen, flax.nnx, equinox, haiku or plain
-`jax.lax`. Everything else in the jaxpr stays unchanged.
+`jax.lax`. Everything else in the jaxpr stays as it is.
 """
 
 import functools

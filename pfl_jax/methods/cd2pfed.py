@@ -123,7 +123,7 @@ def cd2pfed(
       a symmetric KL divergence; lambda = 1; which channels are personal (the last ones, with their incoming weights; in
       a fully connected layer the weights from personal to shared channels are shared); a teacher without gradient; no
       temperature. Left out: the paper's moving average of the weights over time (here the weights after training are
-      taken unchanged), and a moving average in the teacher.
+      taken as they are), and a moving average in the teacher.
     """
     needs_classes(model, "cd2pfed", "its two paths learn each other's probabilities of classes")
     return decouple_channels(

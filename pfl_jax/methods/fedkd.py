@@ -49,7 +49,7 @@ def low_rank(change: PyTree, energy: float | jax.Array) -> tuple[PyTree, jax.Arr
     """Changes with the smallest ranks that keep a share of each array's energy, and the numbers that are then sent.
 
     The energy is the sum of the squared singular values. Arrays [..., m, n] count as matrices of n columns; vectors,
-    and matrices whose factors are no smaller, are sent unchanged.
+    and matrices whose factors are no smaller, are sent as they are.
 
     Args:
       change: tree of arrays.

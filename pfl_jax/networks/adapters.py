@@ -74,7 +74,7 @@ def lora(
       rank: r, columns of A and rows of B.
       alpha: scale of the adapters, times rank.
       targets: regular expression that is searched for in the paths of layers, such as "encoder/layer_5/query".
-      frozen_a: key of the A if these stay unchanged drawn, and clients train the B alone (FFA-LoRA): then the mean of
+      frozen_a: key of the A if these stay as they are drawn, and clients train the B alone (FFA-LoRA): then the mean of
         the clients' adapters is exactly that of their merged kernels. None trains both.
       input_dtype: int32 for tokens.
       frozen_dtype: of the frozen parameters, float32 or bfloat16.
@@ -84,7 +84,7 @@ def lora(
       "residual" [inputs, outputs], is added to A B where a method puts one there.
 
     Raises:
-      InvalidInput: targets is not a regular expression, or matches no layer that can have an adapter; rank is below 1.
+      InvalidInput: targets is no regular expression, or no layer that can have an adapter matches it; rank is below 1.
 
     Example:
       >>> import jax
@@ -223,7 +223,7 @@ def adapted(
     """Model whose backbone is the adapters of some layers; the model's own backbone is frozen.
 
     Args:
-      adapter: of each layer.
+      adapter: what each layer gets.
       called: layer, or any part of the network -> name of the method whose outputs get the adapter; None for a layer
         that cannot have one. By default layers with a kernel.
       model, input_shape, targets, input_dtype, frozen_dtype: see `lora`; with None for targets no layer gets one.

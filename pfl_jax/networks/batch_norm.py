@@ -17,7 +17,7 @@ and they are counted in messages. Three things differ:
   them beside its value (`has_aux` of `jax.grad`), and a step writes them into the parameters after the optimizer, see
   `pfl_jax.primitives.tree.with_statistics`. So no optimizer moves them, neither does weight decay.
 - Penalties on parameters and similarities between models (`proximal`, `feddyn`, `fedamp`, `fedfomo`, `pfedgraph`) leave
-  them out, and an optimizer of the server takes their mean unchanged. Elsewhere they count as parameters: among the
+  them out, and an optimizer of the server takes their mean as it is. Elsewhere they count as parameters: among the
   channels of `cd2pfed`, in the models that `pfedhn` generates.
 - FedBN keeps them at the client with scale and bias, FedCAC keeps them there alone: its critical entries are none of
   them.

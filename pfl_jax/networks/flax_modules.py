@@ -42,7 +42,7 @@ def from_flax(
       num_classes: K, or the number of outputs of another task.
       head: name of the part, "Dense_2" or "classifier"; slashes lead into parts of parts: "decoder/out".
       input_dtype: int32 for tokens.
-      task: meaning of the outputs.
+      task: what the outputs mean.
 
     Returns:
       The model; its parameters keep the module's own names and structure.

@@ -80,7 +80,7 @@ def last_state(width: int, x: jax.Array, real: jax.Array) -> jax.Array:
     Args:
       width: of the state.
       x: see there.
-      real: bool [B, T]; the other steps, before, between and after these, leave the state unchanged.
+      real: bool [B, T]; the other steps, before, between and after these, leave the state as it is.
     """
 
     def step(cell, state, inputs):

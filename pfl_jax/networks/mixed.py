@@ -31,7 +31,7 @@ def mixed(
     `fedkd`, `fedmrl`), which has the first network unless theirs name another, `Model.shared`. For others, a run says
     that they need equal parameters. All networks begin with the head of the first one, if theirs have the same shapes.
 
-    Random numbers of a client do not depend on its network, and with one network the results equal those of
+    Random numbers of a client do not depend on its network, and with one network the results are those of
     `make(models[0])`, bit for bit.
 
     Args:
@@ -84,7 +84,7 @@ def with_features(model: Model, features: int, layer: str = LAYER) -> Model:
     """Model with another number of features: a dense layer with ReLU on top of its backbone, below a new dense head.
 
     Args:
-      model: any model whose backbone is a dictionary; one that has this number already is returned unchanged.
+      model: any model whose backbone is a dictionary; one that has this number already is returned as it is.
       features: number of features d of the new model.
       layer: key of the layer in the backbone.
 

@@ -129,7 +129,7 @@ def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (6
 
 
 def lenet5(input_shape: Sequence[int], num_classes: int) -> Model:
-    """LeNet-5 in today's form: 6 and 16 filters (5x5) with max-pooling, 120 and 84 units, ReLU.
+    """LeNet-5 as it is trained today: 6 and 16 filters (5x5) with max-pooling, 120 and 84 units, ReLU.
 
     61,706 parameters for images of 28x28x1 and ten classes, which are padded to 32x32; 62,006 for 32x32x3.
 

@@ -72,7 +72,7 @@ class _Part(NamedTuple):
         Args:
           values: parameters, with the running statistics under `STATISTICS` where there are any.
           mask: [B], the real examples, in training.
-          key: of all random streams; None for a deployed module.
+          key: of all random streams; None for a module as it is deployed.
         """
         values = dict(values)
         statistics = jax.lax.stop_gradient(values.pop(STATISTICS, {}))
@@ -195,7 +195,7 @@ def _without_head(module: Any, path: Sequence[str], record: Callable[[jax.Array]
     """An nnx module with `_Pass` in the place of its head, and the head.
 
     Raises:
-      InvalidInput: it is not a module, or has no such part.
+      InvalidInput: it is no module, or has no such part.
     """
     if not isinstance(module, nnx.Module):
         raise InvalidInput(f"the function of rngs gives a {type(module).__name__}, not a flax.nnx module")

@@ -79,7 +79,7 @@ def apply_backbone(
       module: its call takes inputs alone.
       backbone: from `init_backbone`.
       x: inputs [B, ...].
-      mask: [B], the real examples, in training; None to use the running statistics, which then stay unchanged.
+      mask: [B], the real examples, in training; None to use the running statistics, which then stay as they are.
       key: of dropout in training; None for no dropout.
     """
     params = dict(backbone)

@@ -95,7 +95,7 @@ def resnet8(input_shape: Sequence[int], num_classes: int, groups: int = 8) -> Mo
       groups: of each group normalization.
 
     Raises:
-      InvalidInput: the inputs are not images, or the groups do not divide the channels.
+      InvalidInput: the inputs are no images, or the groups do not divide the channels.
 
     Reference:
       He, Zhang, Ren, Sun. Deep Residual Learning for Image Recognition. CVPR 2016, Section 4.2 with n = 1; shortcuts
@@ -116,7 +116,7 @@ def resnet18(input_shape: Sequence[int], num_classes: int, groups: int = 8) -> M
       groups: of each group normalization.
 
     Raises:
-      InvalidInput: the inputs are not images, or the groups do not divide the channels.
+      InvalidInput: the inputs are no images, or the groups do not divide the channels.
 
     Reference:
       He, Zhang, Ren, Sun. Deep Residual Learning for Image Recognition. CVPR 2016, Table 1, with the changes that
@@ -135,7 +135,7 @@ def resnet8_bn(input_shape: Sequence[int], num_classes: int) -> Model:
       num_classes: K.
 
     Raises:
-      InvalidInput: the inputs are not images.
+      InvalidInput: the inputs are no images.
     """
     return _resnet(*SMALL, None, input_shape, num_classes)
 
@@ -150,6 +150,6 @@ def resnet18_bn(input_shape: Sequence[int], num_classes: int) -> Model:
       num_classes: K.
 
     Raises:
-      InvalidInput: the inputs are not images.
+      InvalidInput: the inputs are no images.
     """
     return _resnet(*LARGE, None, input_shape, num_classes)

@@ -108,7 +108,7 @@ def series_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
       num_classes: K, or the number of forecast values.
 
     Raises:
-      InvalidInput: the inputs are not series, or too short.
+      InvalidInput: the inputs are no series, or too short.
 
     Reference:
       The layers of HARCNN in PFLlib (github.com/TsingZ0/PFLlib, commit d832e76), for UCI-HAR.
@@ -128,7 +128,7 @@ def series_gru(input_shape: Sequence[int], num_classes: int, width: int = 64) ->
       width: of the state, d.
 
     Raises:
-      InvalidInput: the inputs are not series.
+      InvalidInput: the inputs are no series.
 
     Reference:
       Cho et al. Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation. EMNLP
@@ -153,7 +153,7 @@ def series_transformer(
       layers: number of blocks.
 
     Raises:
-      InvalidInput: the inputs are not series, or the heads do not divide the width.
+      InvalidInput: the inputs are no series, or the heads do not divide the width.
 
     Reference:
       Vaswani et al. Attention Is All You Need. NeurIPS 2017, with normalization before each part (Xiong et al. On Layer

@@ -24,7 +24,7 @@ def split(model: Model, *, personal: str) -> Model:
       The model; its parameters are {"backbone": {path: leaf}, "head": {path: leaf}}.
 
     Raises:
-      InvalidInput: personal is not a regular expression, or it finds no parameter, or all; the model has running
+      InvalidInput: personal is no regular expression, or it finds no parameter, or all; the model has running
         statistics that its training changes.
 
     Example:

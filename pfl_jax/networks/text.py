@@ -106,7 +106,7 @@ def text_mean(input_shape: Sequence[int], num_classes: int, vocabulary: int = VO
       width: of the embedding and of the features, d.
 
     Raises:
-      InvalidInput: the inputs are not sequences, or there are no words.
+      InvalidInput: the inputs are no sequences, or there are no words.
     """
     _check(input_shape, vocabulary, width)
     return assemble(MeanOfWords(vocabulary, width), width, input_shape, num_classes, jnp.int32)
@@ -124,7 +124,7 @@ def text_gru(input_shape: Sequence[int], num_classes: int, vocabulary: int = VOC
       width: of the embedding and of the state, d.
 
     Raises:
-      InvalidInput: the inputs are not sequences, or there are no words.
+      InvalidInput: the inputs are no sequences, or there are no words.
 
     Reference:
       Cho et al. Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation. EMNLP
@@ -170,7 +170,7 @@ def char_lstm(
       width: of the layers and the features, d.
 
     Raises:
-      InvalidInput: the inputs are not sequences, or there are no symbols.
+      InvalidInput: the inputs are no sequences, or there are no symbols.
 
     Reference:
       McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017, Section 3.
@@ -191,7 +191,7 @@ def bag_of_words(input_shape: Sequence[int], num_classes: int, vocabulary: int =
       vocabulary: number of features, d; larger words share them.
 
     Raises:
-      InvalidInput: the inputs are not sequences, or there are no words.
+      InvalidInput: the inputs are no sequences, or there are no words.
 
     Reference:
       Reddi et al. Adaptive Federated Optimization. ICLR 2021, Appendix C.5 (tag prediction).

@@ -47,7 +47,7 @@ def from_torch(
       num_classes: K, or the number of outputs of another task.
       head: name of the part that gives the logits, "fc" or "classifier.1": the last step, called once.
       input_dtype: int32 for tokens, which reach the module as int64.
-      task: meaning of the outputs.
+      task: what the outputs mean.
 
     Returns:
       The model. Its parameters have PyTorch's names, but "kernel" is the weight of a dense layer [in, out] or of a
@@ -137,7 +137,7 @@ def to_torch(params: Params, module: Any, head: str = "fc") -> Any:
 
     Args:
       params: {"backbone": ..., "head": ...}, with the running statistics of BatchNorm.
-      module: a torch.nn.Module, which is changed; frozen parameters and other buffers stay unchanged.
+      module: a torch.nn.Module, which is changed; frozen parameters and other buffers stay as they are.
       head: the `head` of `from_torch`.
 
     Returns:

@@ -40,7 +40,7 @@ def channels_last(x: Any, ndim: int = 0) -> Any:
     """Array of an `Image`, or an array of PyTorch with its channels last.
 
     Args:
-      x: [B, C, ...]; numbers stay unchanged.
+      x: [B, C, ...]; numbers stay as they are.
       ndim: axes of the result; the missing ones are the first of x.
     """
     if isinstance(x, Image) or not hasattr(x, "ndim") or not x.ndim:

@@ -43,7 +43,7 @@ class WeightsFile:
 
     Args:
       path: see `read_weights`.
-      kind: expected kind of file, for errors.
+      kind: what the file is expected to be, for errors.
 
     Attributes:
       path: of the file.
@@ -68,7 +68,7 @@ class WeightsFile:
           *shape: its shape, None where any size is right.
 
         Raises:
-          InvalidInput: no such array, another shape, numbers that are not floats, or NaN or infinite.
+          InvalidInput: no such array, another shape, numbers that are no floats, or NaN or infinite.
         """
         if name not in self.arrays:
             raise InvalidInput(f"{self.path} has no {name}: it is not {self._kind}")

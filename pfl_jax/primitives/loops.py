@@ -20,7 +20,7 @@ def differentiated_by(
 
     Args:
       loop, scan: functions of `fn` and of further arguments, which close over no traced arrays.
-      fn: body of both; may close over traced arrays.
+      fn: what they repeat; may close over traced arrays.
       *examples: arguments of `fn`, or their shapes and types, for each set of shapes that it is called with.
 
     Returns:

@@ -53,7 +53,7 @@ def supervised_loss(model: Model, penalty: Callable[[Params], ArrayLike] | None 
 
 
 def deployed_loss(model: Model) -> KeylessLoss:
-    """Loss of a whole model in deployment, not in training.
+    """Loss of a whole model as it would be deployed, not as it is in training.
 
     Args:
       model: the architecture.

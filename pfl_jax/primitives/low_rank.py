@@ -22,7 +22,7 @@ def is_adapter(tree: PyTree) -> bool:
 
 
 def map_adapters(fn: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
-    """Copy of a tree of parameters in which fn has been applied to each adapter, and everything else is unchanged.
+    """Copy of a tree of parameters in which fn has been applied to each adapter, and all else is as it was.
 
     Args:
       fn: (adapter of tree, the same place in each other tree) -> what stands in its place.
@@ -115,7 +115,7 @@ def adapter_squared_norm(adapter: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def mix_adapters(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTree:
-    """Parameters whose adapters add share A_l B_l + (1 - share) A_r B_r, of twice the rank; others are interpolated.
+    """Parameters whose adapters add share A_l B_l + (1 - share) A_r B_r, of twice the rank; all else is interpolated.
 
     Args:
       share: of the left parameters.

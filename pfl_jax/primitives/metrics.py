@@ -108,7 +108,7 @@ def summarize(scores: Scores, test_counts: np.ndarray | jax.Array, task: Task = 
     Args:
       scores: [N]; those on validation examples are not part of the summary.
       test_counts: [N], test examples of each client.
-      task: of the scores.
+      task: says what the scores are.
 
     Example:
       >>> import numpy as np

@@ -2,7 +2,7 @@
 
 A loss is the mean over a mini-batch of a term of each example, plus terms that depend on no example (proximal terms,
 regularizers). Only the first part depends on the data: only it is clipped and noised, and the gradient of the second
-part is added unchanged.
+part is added as it is.
 """
 
 import functools

@@ -104,8 +104,8 @@ def with_statistics(tree: PyTree, statistics: PyTree) -> PyTree:
     """Copy of trained parameters with new running statistics of batch normalization.
 
     Args:
-      tree: the parameters. A tree without statistics, such as a head, is returned unchanged.
-      statistics: second result of a loss of local training, in the order of `running_statistics`.
+      tree: the parameters. A tree without statistics, such as a head, is returned as it is.
+      statistics: what a loss of local training gives beside its value, in the order of `running_statistics`.
 
     Raises:
       InvalidInput: the tree has statistics, and not as many.

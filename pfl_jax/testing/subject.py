@@ -27,7 +27,7 @@ class Subject:
     """Method under test on the tiny problem, with what has been compiled for it so far.
 
     Args:
-      factory: of the method, such as one of `pfl_jax.METHODS`.
+      factory: of the method, as those of `pfl_jax.METHODS`.
       task: of the problem, one of `pfl_jax.tasks.TASKS`.
       model: for the problem's inputs [2, 3, 1] and three classes; None for a perceptron.
       **values: hyper-parameters in place of the problem's own and the factory's defaults.
@@ -144,7 +144,7 @@ def play(
       seed: of the run.
       rounds: how many.
       size: of the cohort.
-      state: to continue from; it stays unchanged.
+      state: to continue from; it stays as it is.
     """
     state = engine.init(data, jax.random.key(seed)) if state is None else _copy(state)
     for _ in range(rounds):

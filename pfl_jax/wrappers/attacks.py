@@ -36,7 +36,7 @@ def attacked(
 
     Args:
       method: the method to derive from.
-      attack: of the client.
+      attack: what the client does.
       attacks: bool scalar; without it the client is honest.
       scale: factor of the update or noise.
       num_classes: K, for "labels".

@@ -42,7 +42,7 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
       method: the method to derive from. Its message is one `Mean`, or has a field `backbone` that is one; other fields
         are sent unchanged. By `Method.trained_from`, the whole value of this `Mean` was received, and by every client
         the same.
-      recipe: clipping and noise; without clipping the method is returned unchanged.
+      recipe: clipping and noise; without clipping the method is returned as it is.
 
     Raises:
       InvalidInput: noise without clipping, or a `Method.hand_over`, which nothing clips; a message without such a

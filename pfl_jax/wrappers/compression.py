@@ -67,7 +67,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
     Args:
       method: the method to derive from. One whose messages have no `Mean`, or only exact ones, is refused when it runs.
       recipe: the encoding, see `pfl_jax.primitives.compressors`; with none, and with quantize:32, the method is
-        returned unchanged.
+        returned as it is.
 
     Returns:
       A `Method` with a `CompressedClient`; the rest is as in `method`.

@@ -47,7 +47,7 @@ def robust(method: Method, recipe: ServerMean) -> Method:
 
     Args:
       method: the method to derive from. One whose messages have no `Mean`, or only exact ones, is refused when it runs.
-      recipe: the statistic; with mean, and with trimmed:0, the method is returned unchanged.
+      recipe: the statistic; with mean, and with trimmed:0, the method is returned as it is.
 
     Returns:
       A `Method` with the states of `method`.

@@ -61,7 +61,7 @@ class ServerOptimizer:
 
     Attributes:
       server_optimizer: optimizer of the server, for which the difference between its parameters and the clients' mean
-        is a gradient: sgd (with momentum this is FedAvgM), adam, yogi or adagrad. None takes the mean unchanged.
+        is a gradient: sgd (with momentum this is FedAvgM), adam, yogi or adagrad. None takes the mean as it is.
       server_lr: learning rate of the server's optimizer; None for 1 with sgd and 0.01 with the others.
       server_momentum: momentum of the server's sgd, or the decay of the first moment of the others; None for 0.9 with
         adam and yogi and 0 with sgd and adagrad.
@@ -105,7 +105,7 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
 
     Args:
       method: the method to derive from, one that is `server_is_mean`.
-      recipe: the optimizer; without one the method is returned unchanged.
+      recipe: the optimizer; without one the method is returned as it is.
 
     Returns:
       A `Method` with the optimizer's state besides, see `pfl_jax.wrappers.server_state`.

@@ -12,7 +12,7 @@ class ExtendedServer(NamedTuple):
 
     Attributes:
       plain: state of the server of the plain method, the only part that clients see.
-      extra: further state of the server.
+      extra: what the server keeps besides.
     """
 
     plain: Server
@@ -34,7 +34,7 @@ def with_server_state(
     Args:
       method: the method to derive from; one of this function's own, or any other wrapper's, too.
       init: w at the start -> e.
-      step: (e, w, w') -> (next w, next e). It sees only the server's knowledge.
+      step: (e, w, w') -> (next w, next e). It sees only what the server knows.
 
     Returns:
       A `Method` with an `ExtendedServer`, which keeps more than parameters: it is not `server_is_mean`.
