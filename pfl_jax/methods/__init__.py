@@ -1,9 +1,9 @@
 """Registry of all methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
 
-A new method needs one file in this folder and one line in METHODS. The name of a method is always its factory, whatever
-was imported: `import pfl_jax.methods.fedper as one`, `from pfl_jax.methods import fedper` and
-`from pfl_jax.methods.fedper import fedper` give the same function. So other names of such a file, for example FedPAC's
-prototype weights, come from the file alone: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
+A new method needs one file in this folder and one line in METHODS. The name of a method always refers to its factory,
+whichever way it is imported: `import pfl_jax.methods.fedper as one`, `from pfl_jax.methods import fedper` and
+`from pfl_jax.methods.fedper import fedper` give the same function. Other names in these files, such as FedPAC's
+prototype weights, are imported from the file itself: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ Each raises InvalidInput for a value of a wrong type or out of its range, see `p
 
 
 def factory_of(method: str | Callable[..., Method]) -> Callable[..., Method]:
-    """Factory of a `method` by its name in METHODS, InvalidInput for another name; a factory as it is."""
+    """Factory of a `method` by its name in METHODS, InvalidInput for an unknown one; a factory itself, unchanged."""
     if not isinstance(method, str):
         return method
     if method not in METHODS:
@@ -106,8 +106,8 @@ def make_method(
     Args:
       method: a name in METHODS, or a factory with the same kind of signature.
       model: the model that clients train.
-      training: recipe of local training; None for the method's own. Fields among `values` replace its fields.
-      **values: hyper-parameters, see `hyper_parameters`; those left out have the method's defaults.
+      training: recipe of local training; None for the method's default. Fields among `values` replace its fields.
+      **values: hyper-parameters, see `hyper_parameters`; the others have the method's defaults.
 
     Raises:
       InvalidInput: an unknown method or hyper-parameter, or a value of a wrong type or out of its range.
@@ -126,7 +126,7 @@ def make_method(
     recipe = {field.name for field in fields(LocalTraining)} & values.keys()
     check_value("training", training, LocalTraining | None)
     training = training or default_training(factory)
-    # Of LocalTraining(), the default of a method that wraps another, a copy would say what nobody said.
+    # Copied only for changes: a copy no longer counts as a plain LocalTraining(), of which factories warn.
     training = training.replace(**{name: values.pop(name) for name in recipe}) if recipe else training
     recipes = [
         recipe(**{field.name: values.pop(field.name) for field in fields(recipe) if field.name in values})
