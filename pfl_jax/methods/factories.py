@@ -68,7 +68,7 @@ def method_factory(factory: Any = None, *, version: int = 1, adapters: bool = Fa
         for wrapper in RECIPES:
             if strange := next((field.name for field in fields(wrapper) if field.name in others), None):
                 raise InvalidInput(
-                    f"{strange} is of a wrapper: give it to make_method, or wrap the method by "
+                    f"{strange} belongs to a wrapper: give it to make_method, or wrap the method by "
                     f"{RECIPES[wrapper].__module__}.{RECIPES[wrapper].__name__}(method, {wrapper.__name__}(...))"
                 )
         check_hyper_parameters(factory, {"epochs": recipe.most_passes} | values, _own_annotations(factory))
@@ -191,16 +191,17 @@ RECIPES: dict[type, Callable[[Method, Any], Method]] = {
     ServerMean: robust,
     ServerOptimizer: server_optimized,
 }
-"""Recipes of wrappers and the wrappers, in the order in which `pfl_jax.make_method` applies them. The optimizer of the
-server is outermost: its steps are made of what the server learns."""
+"""Recipes of wrappers and the wrappers, in the order in which `pfl_jax.make_method` applies them. The server's
+optimizer is outermost: it steps toward the mean that all the others made."""
 
 
 def recipes_of(factory: Callable[..., Method]) -> list[type]:
-    """Recipes of RECIPES whose fields are hyper-parameters of a factory's methods.
+    """Recipes of RECIPES that apply to a factory's methods, whose hyper-parameters include the recipes' fields.
 
-    `Compression` and `ServerMean` are among them: whether messages have the `Mean` that they need shows only when a
-    method runs. A recipe with a field that is also an argument of the factory is left out. So are `ClientPrivacy` and
-    `ServerOptimizer` if the factory cannot make a method for a linear model, where its properties could be read.
+    `privacy` and `server_is_mean` of a method for a linear model decide on `ClientPrivacy` and `ServerOptimizer`, which
+    are left out if the factory cannot make one. `Compression` and `ServerMean` always apply: whether messages have the
+    `Mean` that they need shows only when a method runs. A recipe with a field that is also an argument of the factory
+    is left out.
     """
     own = arguments(factory).keys()
     try:
@@ -223,7 +224,7 @@ def default_training(factory: Callable[..., Method]) -> LocalTraining:
     if not isinstance(recipe, LocalTraining):
         raise InvalidInput(
             f"{_name(factory)} has no argument training with a default recipe: a method is made by NAME(model, "
-            "training: LocalTraining = LocalTraining(), *, ...), one that wraps fedas with its recipe, "
+            "training: LocalTraining = LocalTraining(), *, ...); one that wraps fedas has training: LocalTraining = "
             "default_training(fedas)"
         )
     return recipe
@@ -236,8 +237,8 @@ def _tell_of_own_recipe(factory: Callable[..., Method], recipe: LocalTraining) -
         names = [field.name for field in fields(recipe) if getattr(recipe, field.name) != getattr(own, field.name)]
         general, usual = (", ".join(f"{name} {getattr(one, name)}" for name in names) for one in (recipe, own))
         warnings.warn(
-            f"{_name(factory)} trains with {general}, as LocalTraining() says, and not with {usual}, its own: give "
-            f"what is meant, or default_training({_name(factory)})",
+            f"{_name(factory)} trains with {general}, as in LocalTraining(), and not with its defaults {usual}: give "
+            f"these fields, or default_training({_name(factory)})",
             stacklevel=3,
         )
 

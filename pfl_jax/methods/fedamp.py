@@ -90,8 +90,8 @@ def fedamp(
       they sum to more than 1; the paper assumes that they do not. HeurFedAMP is left out. The defaults are not the
       paper's, which could not be verified. An equal model has a weight of 10 %. The weights distinguish models only if
       their squared distances, which depend on the network, are of the order of sigma (see `attention` in the Info).
-      Reimplementations also decrease alpha_k during a run. Mixtures of three clients agree with those of PFLlib's
-      server (github.com/TsingZ0/PFLlib, commit d832e76) to 1e-6. The authors have no code on GitHub.
+      Reimplementations also decrease alpha_k during a run. Mixtures of three clients agree with PFLlib's server
+      (github.com/TsingZ0/PFLlib, commit d832e76) to 1e-6. The authors have no code on GitHub.
     """
 
     def train(key, server, client, data):

@@ -160,8 +160,8 @@ def fedcac(
       In the released code all clients take part in every round. With partial participation, overlaps are computed
       within the round's cohort, and other clients get the current mean as described above; a port in PFLlib does the
       same. As in the released code, the mean over collaborators is unweighted, and every client keeps its own running
-      statistics; here these start from w's in its first round. Compared with that code (kxzxvbk/Fling, commit f6c6f1e):
-      three rounds of full batches give the same models to 1e-5.
+      statistics; here these start from the statistics of w in its first round. Compared with that code (kxzxvbk/Fling,
+      commit f6c6f1e): three rounds of full batches give the same models to 1e-5.
     """
     loss = supervised_loss(model)
 
