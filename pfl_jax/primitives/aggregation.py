@@ -116,6 +116,6 @@ def mix(matrix: jax.Array, trees: PyTree) -> PyTree:
 
 
 def _check_stacked(trees: PyTree, **given: tuple[jax.Array, str]) -> None:
-    """Raise InvalidInput unless all leaves of `trees` have the first axis M of what is given."""
+    """Raise InvalidInput unless all leaves of `trees` have the first axis M of the given arrays."""
     for leaf in jax.tree.leaves(trees):
         check_shapes(**given, leaf=(leaf, f"M{ascii_lowercase[: jnp.ndim(leaf) - 1]}"))
