@@ -161,7 +161,7 @@ REFUSED = {
     ),
     "a target NaN": (lambda: data.from_arrays(TRAIN_X, at(TRAIN_Y, 2, np.nan)), "y has nan in row 2 (counted"),
     "no targets": (lambda: data.from_arrays(TRAIN_X, []), "the data has 24 rows in x, and 0 in y"),
-    "class_table without classes": (lambda: data.class_table(data.federate(several(), whole(several()))), "not classes"),
+    "class_table without classes": (lambda: data.class_table(data.federate(several(), whole(several()))), "to count"),
     "labels shifted without classes": (lambda: data.federate(several(), parts(), shift="labels"), "are not classes"),
     "a model of other inputs": (lambda: run(method=made(shape=(5, 5, 1))), "does not take"),
     "a number for the recipe": (lambda: methods.fedavg(model(), 0.1), "training must be a LocalTraining"),
