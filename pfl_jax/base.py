@@ -193,8 +193,8 @@ class Mean(NamedTuple):
 class Exact(Mean):
     """`Mean` of values that no wrapper may change, such as shares of classes, probabilities and counts.
 
-    Compression, a median or an attacker's noise would move them out of their range, or the method subtracts a client's
-    own value from the sum. Attacks, compression, robust means and late messages leave value and weight unchanged.
+    Compression, a median or an attacker's noise would move them out of their range, or break a method that subtracts
+    a client's own value from the sum. Attacks, compression, robust means and late messages leave them unchanged.
     """
 
     __slots__: tuple[str, ...] = ()

@@ -26,8 +26,8 @@ def cross_scores(
     Args:
       method, data: method and data of the run, with N clients.
       state: a state of the run, such as `RoundResult.state`.
-      on: federation of M clients on whose test examples the models are scored. Inputs and classes are those of the
-        run's data, as in the result of `pfl_jax.data.corruption.corrupted`; None for `data`.
+      on: federation of M clients on whose test examples the models are scored. Inputs and classes must be like
+        the run's, as in the result of `pfl_jax.data.corruption.corrupted`; None for `data`.
       settings: settings of the run, if it had attackers, which deploy what they trained, or clients that take turns.
 
     Returns:

@@ -84,8 +84,8 @@ def client_params(
       client: number of the client, from 0.
 
     Raises:
-      InvalidInput: there is no such client, or the method's clients deploy anything but one set of the model's
-        parameters: then use `Method.predict`.
+      InvalidInput: there is no such client, or the method's clients deploy something else than one set of
+        the model's parameters: then use `Method.predict`.
 
     Example:
       >>> import jax

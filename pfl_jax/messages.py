@@ -183,7 +183,7 @@ def trained_from(method: Method, server: Server, client: Client, message: Messag
         fits = False
     if not fits:
         raise InvalidInput(
-            "what a client receives is not like its message: Method.trained_from must give a tree like the message, "
+            "received parameters do not match the message: Method.trained_from must give a tree like the message, "
             "with the received parameters in place of each Mean, and None where there are none"
         )
     return known, fill(lambda base: True, lambda value: False)

@@ -220,7 +220,7 @@ def budgets(
     privacy, unknown = None, "the method does not say how it uses the data"
     try:
         privacy = on_linear_model(factory, values).privacy
-    except Exception as error:  # whatever a factory of one's own needs of a model
+    except Exception as error:  # any error of a user's own factory
         unknown = f"the method cannot be made for a linear model, to ask how it uses the data ({one_line(error)})"
     rounds = participations(settings, np.asarray(counts), key)
     return [make(privacy, unknown, every, settings, np.asarray(counts), rounds, delta) for make in found]

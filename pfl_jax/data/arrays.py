@@ -205,13 +205,13 @@ def _of_large_clients(joined: Columns, min_rows: int, *, has_test: bool) -> Colu
     """Rows of clients with at least `min_rows`, and with training and test rows; warns about the clients left out."""
     check_value("min_rows", min_rows, Count)
     if joined.client is None:
-        raise InvalidInput("a least number of a client's rows is for data with clients: name their column")
+        raise InvalidInput("min_rows is for data with clients: name their column")
     owners, numbers = np.unique(checks.names(joined.client, "client", "client"), return_inverse=True)
     counts = np.stack([np.bincount(part, minlength=len(owners)) for part in np.split(numbers, [joined.num_train])])
     # One row cannot be both a training and a test row.
     large = (counts.sum(axis=0) >= max(min_rows, 2)) & (not has_test or (counts > 0).all(axis=0))
     if not large.any():
-        raise InvalidInput(f"none of {len(owners)} clients has {min_rows} rows, of both kinds if there is a test set")
+        raise InvalidInput(f"none of {len(owners)} clients has {min_rows} rows (of both kinds, with a test set)")
     if gone := int(np.sum(~large)):
         warnings.warn(
             f"{gone} of {len(owners)} clients have fewer than {max(min_rows, 2)} rows, and are left out", stacklevel=3

@@ -37,7 +37,7 @@ CIFAR = {
 def missing(spec: DatasetSpec, data_dir: Path | None) -> str:
     """Message for the case that `find` finds nothing."""
     if not spec.folders:
-        return f"{spec.name} comes through tensorflow-datasets alone: use source tfds or auto"
+        return f"{spec.name} comes only through tensorflow-datasets: use source tfds or auto"
     names = _sets_of_files(spec)[0][1][0] + ("" if spec.name in CIFAR else "[.gz] and its companions")
     searched = ", ".join(map(str, _search_folders(spec, data_dir)[:3]))
     return (

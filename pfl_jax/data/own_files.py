@@ -74,7 +74,7 @@ def from_file(
                 raise InvalidInput(f"{data} has test rows of its own: leave out either them or {test_data}")
             tests, *_ = _read(test_data, label, roles)
             if any(one.is_test for one in tests):
-                raise InvalidInput(f"{test_data} has training and test rows: give a file with the test rows alone")
+                raise InvalidInput(f"{test_data} has training and test rows: give a file with only the test rows")
             tables += [dataclasses.replace(one, is_test=True) for one in tests]
         path = str(data)
         name = path[len(HUB) :] if path.startswith(HUB) else Path(data).expanduser().resolve().stem

@@ -255,7 +255,7 @@ def domains(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     names, classes = np.unique(domain), np.unique(label)
     number = len(names) if limits.clients is None else limits.clients
     if number % len(names):
-        raise InvalidInput(f"{data} has {len(names)} domains: the number of clients is a multiple of it, not {number}")
+        raise InvalidInput(f"{data} has {len(names)} domains: the number of clients must be a multiple, not {number}")
 
     def clients() -> Iterator[Client]:
         y = np.searchsorted(classes, label)

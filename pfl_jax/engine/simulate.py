@@ -180,7 +180,7 @@ def run(
     made: Method | MethodSchedule = make if hyper_parameters is None else make(**values)
     check_run(made, data, settings, mesh, state, state_on, state_folder, newcomers)
     if data.mesh is not None and mesh not in (None, data.mesh):
-        raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
+        raise InvalidInput("mesh: the data is already on the mesh of placement.place; leave mesh out")
     mesh = data.mesh or mesh
     frozen = at_round(made, 0).frozen
     data = data.with_frozen(frozen)

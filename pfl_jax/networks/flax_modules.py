@@ -64,7 +64,7 @@ def from_flax(
     if _is_nnx_module(module):
         raise InvalidInput(
             "a flax.nnx module has its parameters already: give a function rngs -> module, so that each seed starts "
-            "from parameters of its own"
+            "from its own parameters"
         )
     if isinstance(module, type) and issubclass(module, nn.Module):
         raise InvalidInput(f"{module.__name__} is a class: give an instance of it, such as {module.__name__}()")

@@ -150,9 +150,7 @@ def from_nnx(
         calls.append((len(seen), bool(seen) and seen[-1] is result))
         after = jax.tree.leaves(nnx.state(module, nnx.RngCount))
         if any(new is not old for new, old in zip(after, before, strict=True)):
-            raise InvalidInput(
-                "the module draws random numbers where it is deployed too: let its dropout be deterministic"
-            )
+            raise InvalidInput("the module draws random numbers when deployed too: let its dropout be deterministic")
         return result
 
     params = jax.eval_shape(init, jax.random.key(0))

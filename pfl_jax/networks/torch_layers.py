@@ -36,7 +36,7 @@ def bernoulli(key: jax.Array | None, like: jax.Array, probability: float = 0.5, 
     """Random zeros and ones in the shape of an array."""
     if key is None:
         raise InvalidInput(
-            "the module draws random numbers where it is deployed too: let it do so in training alone, as "
+            "the module draws random numbers when deployed too: let it do so only in training, as "
             "functional.dropout(x, p, training=self.training) does"
         )
     return jax.random.bernoulli(key, probability, like.shape).astype(like.dtype)

@@ -103,7 +103,7 @@ def _refuse_own_gradients(output: Any) -> None:
         seen.add(function)
         if isinstance(function, torch.autograd.function.BackwardCFunction):
             name = type(function).__name__.removesuffix("Backward")
-            raise InvalidInput(f"the module uses {name}, an autograd.Function with a gradient of its own")
+            raise InvalidInput(f"the module uses {name}, an autograd.Function with its own gradient")
         left += [before for before, _ in function.next_functions]
 
 
