@@ -247,7 +247,7 @@ def play(
             number, size = index + 1, settings.cohort_size(num_clients, index)
             evaluated = settings.is_evaluated(number)
             all_train = size == num_clients and on_nan == "stop"
-            # Clients outside this cohort are scored with the model they received, perhaps in the previous evaluation.
+            # Clients outside this cohort need scores of the model they received: the previous evaluation may have them.
             if evaluated and settings.before_aggregation and not all_train and received is None:
                 received = _on_host(engine.evaluate(data, state))
             with explains():
