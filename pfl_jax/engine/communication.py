@@ -18,8 +18,8 @@ class Traffic(NamedTuple):
     """Bytes sent by one client and in one round.
 
     Attributes:
-      up: bytes of the message, `LocalResult.message`; and of the download that a client passes on to the next one, if
-        the method has a `Method.hand_over`.
+      up: bytes of the message, `LocalResult.message`, and, if the method has a `Method.hand_over`, of the download that
+        a client passes on to the next one.
       down: bytes of the download, `Method.download`.
     """
 
@@ -30,12 +30,12 @@ class Traffic(NamedTuple):
 def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
     """Bytes that one client sends and receives in a round; scalar weights of a `Mean` are not counted.
 
-    What a client sends is counted as `Method.encoded` sends it, all else uncompressed.
+    A client's message is counted in the form that `Method.encoded` gives it, everything else uncompressed.
 
     Args:
       method: the federation's method.
-      data: the federation's data, of which only shapes are read. If the message grows with the number of examples, the
-        result is that of the largest client.
+      data: the federation's data; only shapes are read. If the message grows with the number of examples, the result is
+        for the largest client.
     """
     method, key = at_round(method, 0), jax.random.key(0)
 
