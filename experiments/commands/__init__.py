@@ -1,1 +1,1 @@
-"""Commands of many runs and of finished ones; each has a page of its name above, as `experiments/sweep.py`."""
+"""What the commands of many runs and of finished ones share and make; each is a page of its name above."""

@@ -17,7 +17,7 @@ from pfl_jax.methods.factories import version_of
 PACKAGE = Path(pfl_jax.__file__).parent
 
 EXPERIMENTS = Path(__file__).parents[1]
-BUILDING = ("cli", "run", "spec", "commands/batch.py", "commands/sweep.py")
+BUILDING = ("cli", "run", "spec", "commands/batch.py", "sweep.py")
 """Folders and files of `experiments` that say what a run is, build and train it; all others read runs."""
 
 ComparedCode: TypeAlias = Literal["sources", "version"]

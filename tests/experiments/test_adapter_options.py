@@ -11,11 +11,11 @@ from safetensors.numpy import save_file
 from tiny_bert import write_bert
 
 from experiments.cli.command import main, parse
-from experiments.commands.sweep import main as sweep
 from experiments.export import main as export
 from experiments.run import build, pretrained
 from experiments.run.loaded_run import load_run
 from experiments.run.records import check_identity, identity
+from experiments.sweep import main as sweep
 from pfl_jax import InvalidInput
 from pfl_jax.networks.pretrained import read_weights
 

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from run_folders import FakeRuns
 
-from experiments.commands import figures
+from experiments import figures
 from experiments.commands import figures_of_fedas as fedas
 from experiments.commands.figure import Runs, compose
-from experiments.commands.figures import FIGURES, main
 from experiments.commands.figures_of_fedas import SHARES, equal_steps, replace_first
 from experiments.commands.figures_of_fedpac import by_group, heat_rounds
+from experiments.figures import FIGURES, main
 from experiments.folder import stored_runs
 from experiments.run import run
 from experiments.show.pictures import draw

@@ -110,7 +110,7 @@ def command(words, here, cache, kill):
 # Children are forked from a process that has imported everything and computed nothing.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["experiments.cli.command", "experiments.commands.sweep", "experiments.commands.tables", "experiments.run.run"]
+    ["experiments.cli.command", "experiments.sweep", "experiments.tables", "experiments.run.run"]
 )
 
 

@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, write_run
 
+from experiments import sweep, tables
 from experiments.cli.command import main as run_alone
-from experiments.commands import report_tables, sweep, tables
+from experiments.commands import report_tables
 from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG

@@ -16,9 +16,9 @@ from run_folders import SMALL, write_run
 from experiments.commands import report_charts as charts
 from experiments.commands import report_page as page
 from experiments.commands import report_tables as tables
-from experiments.commands.report import main
 from experiments.folder import stored_runs
 from experiments.folder.stored_runs import grouped as groups_of
+from experiments.report import main
 from experiments.show import curves
 from experiments.show.curves import ordered, picture, plot_curves, shown
 from experiments.show.pictures import draw

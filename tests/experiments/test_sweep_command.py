@@ -9,11 +9,11 @@ from rich.console import Console
 from run_folders import FakeRuns, log, summary, untimed
 
 from experiments.commands import batch, sweep_results
-from experiments.commands.sweep import Sweep, main
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import lock_folder
 from experiments.run import together
 from experiments.run.run import run_cell
+from experiments.sweep import Sweep, main
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER
 

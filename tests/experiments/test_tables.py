@@ -12,8 +12,9 @@ import scipy.stats
 from rich.console import Console
 from run_folders import FakeRuns
 
+from experiments import tables
 from experiments.cli.command import parse
-from experiments.commands import batch, tables
+from experiments.commands import batch
 from experiments.commands.paper_table import Entry, _error, compare
 from experiments.folder import reuse
 from experiments.folder.run_folder import CONFIG, SUMMARY

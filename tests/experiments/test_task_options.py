@@ -15,10 +15,10 @@ from sklearn.datasets import load_diabetes
 from experiments.cli.command import main, parse
 from experiments.commands import report_charts as charts
 from experiments.commands import report_tables as tables
-from experiments.commands.report import main as report
 from experiments.commands.report_page import kinds
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import ExampleCounts, evaluation
+from experiments.report import main as report
 from experiments.run import build
 from experiments.show.curves import picture
 from experiments.show.tables import results_table

@@ -127,11 +127,10 @@ def make_run(run: Path) -> None:
 
 def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     """Exit code and stderr, with paths from there, in an empty folder with a copy of `run`."""
-    from experiments import compare, export, partition
+    from experiments import compare, export, partition, sweep, tables
     from experiments.cli import command as cli
-    from experiments.commands import sweep, tables
-    from experiments.commands.figures import main as figure
-    from experiments.commands.report import main as report
+    from experiments.figures import main as figure
+    from experiments.report import main as report
     from pfl_jax.data import idx_and_cifar, tfds
 
     commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}
