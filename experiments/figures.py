@@ -19,10 +19,9 @@ from rich.console import Console
 
 from experiments.cli.parser import Names, choose
 from experiments.commands import batch
-from experiments.commands import figures_of_fedas as fedas
-from experiments.commands import figures_of_fedpac as fedpac
 from experiments.commands.batch import MeasuredBatch
 from experiments.commands.figure import Figure, Runs, compose
+from experiments.commands.paper_figures import FIGURES
 from experiments.folder.run_folder import RunFolder
 from experiments.host.console import print_line
 from experiments.host.exit_codes import exit_process
@@ -32,12 +31,6 @@ from pfl_jax.data.specs import SPECS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
 from pfl_jax.validation import Count
-
-FIGURES: dict[str, dict[str, Figure]] = {"fedpac": {}, "fedas": {}, "fedpac_replication": {}}
-"""paper -> number, as users write it -> figure. FedAS's Figures 1 and 2 are drawings."""
-
-for _figure in (*fedpac.FIGURES, *fedas.FIGURES):
-    FIGURES[_figure.paper][str(_figure.number)] = _figure
 
 NUMBERS = "; ".join(f"{paper}: {', '.join(figures)}" for paper, figures in FIGURES.items())
 

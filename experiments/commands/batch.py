@@ -14,7 +14,7 @@ from rich.console import Console
 
 from experiments.cli import command as words_of_a_run
 from experiments.cli.parser import Folder, Hidden, parse
-from experiments.folder import reuse, stored_runs
+from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import lock_folder, slug
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, duration, print_line
@@ -139,9 +139,9 @@ class Batch(abc.ABC):
         for job in jobs:
             run_cell(job.spec, job.folder, console, self.compared_code)
 
-    def inspect(self, job: Job) -> reuse.State:
+    def inspect(self, job: Job) -> load.State:
         """Content of a job's folder; InvalidInput if it holds something else."""
-        return reuse.inspect(job.spec, job.folder, self.compared_code)
+        return load.inspect(job.spec, job.folder, self.compared_code)
 
     def progress(self, job: Job) -> Progress:
         """What there is of a job, "round 120 of 200"; InvalidInput if its folder holds something else."""

@@ -236,6 +236,17 @@ class Runs:
         return assignments(others | {name: had for name, (had, _) in found.items() if name != "eval_every"})
 
 
+def of_methods(runs: Runs) -> dict[Key, Values]:
+    """Variants: a run of every method, as the paper has it."""
+    paper, procedure = runs.figure.paper, runs.procedure_name
+    return {(method,): settings.method_options(paper, method, procedure) for method in runs.methods}
+
+
+def curves(runs: Runs) -> list[Panel]:
+    """Panel of accuracy over rounds, a line for each method, the paper's own over the others."""
+    return [runs.curves(runs.data, {(method,): method for method in runs.methods}, (runs.figure.methods[-1],))]
+
+
 def compose(every: Sequence[Runs]) -> Picture:
     """Picture of a figure from its finished runs on each dataset."""
     figure = every[0].figure

@@ -1,10 +1,11 @@
-"""Reading of a run's files."""
+"""Reading of a run's files, and whether a folder already holds a run."""
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from experiments.folder.run_folder import (
     CONFIG,
@@ -12,14 +13,18 @@ from experiments.folder.run_folder import (
     METRICS,
     SUMMARY,
     VALIDATION,
+    RunFolder,
     digest,
     digest_of_content,
     evaluations,
+    lock_run,
 )
+from experiments.folder.version import ComparedCode, by_other_code
 from experiments.spec.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, ReportedRound
-from experiments.spec.identity import relevant_options
+from experiments.spec.identity import difference, relevant_options
 from experiments.spec.own_code import read as read_file
 from experiments.spec.spec import Spec
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frames import read_json, read_metrics, task_of
 
@@ -195,3 +200,40 @@ def read(folder: Path, asked: Protocol | None = None) -> StoredRun:
     if not all("round" in line and "received" in line for line in run.lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
     return run
+
+
+State = Literal["absent", "unfinished", "finished", "of other code"]
+
+
+def inspect(spec: Spec, folder: str | Path, compared: ComparedCode = "sources") -> State:
+    """Content of a folder with respect to a run; InvalidInput if it holds another run, or cannot be read."""
+    folder = Path(folder)
+    is_finished = (folder / SUMMARY).exists()
+    if not (folder / CONFIG).exists() and not is_finished:
+        return "unfinished" if (folder / METRICS).exists() else "absent"
+    config = read_config(folder)
+    try:
+        differs = difference(spec, config, finished=is_finished)
+    except KeyError as error:
+        raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
+    if differs:
+        raise InvalidInput(f"{folder} holds another run ({differs}), which is never overwritten: give --out another")
+    if by_other_code(config, compared):
+        return "of other code"
+    if is_finished and spec.keep_state == "always" and not Checkpoints(folder / FOLDER).rounds():
+        raise InvalidInput(f"{folder} holds the run, which kept no state: --keep-state always needs another --out")
+    return "finished" if is_finished else "unfinished"
+
+
+def continued(spec: Spec) -> Spec:
+    """A run that is absent or unfinished in its folder, `out`: it goes on from its checkpoints, or begins anew."""
+    folder = Path(str(spec.out))
+    if Checkpoints(folder / FOLDER).rounds():
+        return dataclasses.replace(spec, resume=str(folder))
+    if (folder / METRICS).exists():
+        try:
+            with lock_run(folder):
+                RunFolder(folder).clear()
+        except OSError as error:
+            raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None
+    return spec

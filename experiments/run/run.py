@@ -67,7 +67,7 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, compared: Compare
       KeyboardInterrupt: after SIGINT; the next call resumes from the run's last checkpoint, if it has one.
     """
     # Imported now: a run alone does without it.
-    from experiments.folder.reuse import continued, inspect
+    from experiments.folder.load import continued, inspect
 
     state = inspect(spec, folder, compared)
     if state == "of other code":

@@ -11,11 +11,10 @@ import pytest
 from run_folders import FakeRuns
 
 from experiments import figures
-from experiments.commands import figures_of_fedas as fedas
+from experiments.commands import paper_figures
 from experiments.commands.figure import Runs, compose
-from experiments.commands.figures_of_fedas import SHARES, equal_steps, replace_first
-from experiments.commands.figures_of_fedpac import by_group, heat_rounds
-from experiments.figures import FIGURES, main
+from experiments.commands.paper_figures import FIGURES, SHARES, by_group, equal_steps, heat_rounds, replace_first
+from experiments.figures import main
 from experiments.folder import stored_runs
 from experiments.run import run
 from experiments.show.pictures import draw
@@ -47,7 +46,7 @@ def without_folder(monkeypatch, tmp_path):
             rows[:, :2] = np.nan
         return [found | {"test_count": np.where(large, 30, 10)}]
 
-    monkeypatch.setattr(fedas, "replaced", replaced)
+    monkeypatch.setattr(paper_figures, "replaced", replaced)
 
 
 def info(clients, number):

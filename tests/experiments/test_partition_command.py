@@ -8,7 +8,7 @@ from rich.console import Console
 from trees import assert_same
 
 from experiments.cli.command import main, parse
-from experiments.folder.reuse import inspect
+from experiments.folder.load import inspect
 from experiments.partition import main as partition
 from experiments.partition import picture
 from experiments.run import build

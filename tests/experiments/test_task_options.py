@@ -14,8 +14,7 @@ from sklearn.datasets import load_diabetes
 
 from experiments.cli.command import main, parse
 from experiments.commands import report_charts as charts
-from experiments.commands import report_tables as tables
-from experiments.commands.report_page import kinds
+from experiments.commands import report_page as page
 from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import ExampleCounts, evaluation
 from experiments.report import main as report
@@ -255,7 +254,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert "received_accuracy" not in row
     groups, _ = stored_runs.grouped(here / "run")
     assert all("mse" in panel.frame for panel in picture(groups).panels)
-    columns = tables.results(groups)["received"].heads
+    columns = page.results(groups)["received"].heads
     assert columns[columns.index("Jain") + 1 :][:2] == ["mae", "r2"]
     (chart,) = charts.clients(groups)
     assert chart.panels[0].frame["mse"].max() == max(log(here / "run")[-1]["received_per_client"])
@@ -275,12 +274,12 @@ def test_runs_with_different_scores_on_the_same_data_share_no_table(tmp_path, ca
         task = {} if scores is None else {"task": {"scores": scores, "in_percent": scores[:1] * (name == "of shares")}}
         config.write_text(json.dumps(json.loads(config.read_text()) | task))
     groups, _ = stored_runs.grouped(*(tmp_path / name for name in ("errors", "of shares", "usual")))
-    assert {heading: len(some) for heading, some in kinds(groups).items()} == {
+    assert {heading: len(some) for heading, some in page.kinds(groups).items()} == {
         "digits (files), mse": 1,
         "digits (files), accuracy in %": 2,
     }
     # The runs of accuracies have other scores beside it.
-    rows = tables.results(kinds(groups)["digits (files), accuracy in %"])["received"]
+    rows = page.results(page.kinds(groups)["digits (files), accuracy in %"])["received"]
     column = rows.heads.index("macro F1")
     assert [row[column] for row in rows.rows] == ["—", "71.50"]
     assert report([str(tmp_path), "--plot", str(tmp_path / "p.svg")]) == 2
