@@ -15,7 +15,16 @@ from experiments.folder.run_folder import ExampleCounts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
-from experiments.run.models import check_scores, model_of, models_of, networks_file, own_task
+from experiments.run.models import (
+    check_scores,
+    model_of,
+    models_of,
+    networks_file,
+    own_task,
+    texts,
+    weights_digest,
+    with_states,
+)
 from experiments.spec import identity
 from experiments.spec.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
 from experiments.spec.hyper_parameters import parse_schedule, scheduled
@@ -97,9 +106,7 @@ class Experiment:
         """Digest of the file of pretrained weights, which no checkpoint has; None without."""
         if self.spec.model not in PRETRAINED:
             return None
-        from experiments.run import pretrained
-
-        return pretrained.digest(self.spec)
+        return weights_digest(self.spec)
 
     def state_shapes(self) -> Any:
         """Shapes and types of the state's leaves."""
@@ -129,10 +136,7 @@ def load_data(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     """
     spec, dataset = load_examples(spec, console)
     if spec.model in PRETRAINED:
-        # Imported now, as own_data below: most runs have neither.
-        from experiments.run import pretrained
-
-        dataset = pretrained.with_states(spec, dataset, console)
+        dataset = with_states(spec, dataset, console)
     return spec, dataset
 
 
@@ -148,9 +152,7 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
         with warnings_as_notes(console):
             dataset = own_data.load(spec.dataset, own_data.with_installed(spec))
     elif spec.dataset == TEXTS:
-        from experiments.run import pretrained
-
-        dataset = pretrained.texts(spec)
+        dataset = texts(spec)
     else:
         dataset = sources.load(
             *(spec.dataset, spec.source, spec.data_dir),
