@@ -25,7 +25,7 @@ from experiments.run.models import (
     weights_digest,
     with_states,
 )
-from experiments.spec import identity
+from experiments.spec import identity, own_data
 from experiments.spec.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
 from experiments.spec.hyper_parameters import parse_schedule, scheduled
 from experiments.spec.option_notes import assignments, flag, is_own, is_partition_file, label
@@ -147,8 +147,6 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     if folder is not None and spec.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
     if spec.dataset in WITH_FILES:
-        from experiments.spec import own_data
-
         with warnings_as_notes(console):
             dataset = own_data.load(spec.dataset, own_data.with_installed(spec))
     elif spec.dataset == TEXTS:
@@ -172,8 +170,6 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
 def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
     """Run adapted to this data, and the defaults that are smaller because the data is embedded."""
     if spec.dataset in WITH_FILES:
-        from experiments.spec import own_data
-
         return own_data.fitted(own_data.with_installed(spec), dataset), {}
     return (spec, {}) if dataset.is_real else spec.on_embedded_data()
 
@@ -183,8 +179,6 @@ def _notes(spec: Spec, dataset: Dataset) -> list[str]:
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
     if spec.dataset == CUSTOM:
-        from experiments.spec import own_data
-
         notes += own_data.notes(dataset)
     if is_own(spec.model) and spec.task is not None:
         own = own_task(spec.model, dataset.input_shape, model_of(spec, dataset).num_classes)
