@@ -243,10 +243,10 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert main("digits", ["--resume", "run", "--rounds", "4", *OF_DIGITS[:2]]) == 0
     assert [line["received"] for line in log(here / "run")[:3]] == [line["received"] for line in lines]
     assert report(["run", "--out", "report.html"]) == 0
-    page = (here / "report.html").read_text()
-    assert "Values are of mse; in percent: none." in page
-    assert "Clients in order of their mse (received)" in page
-    text = re.sub("<(style|svg|pre|code).*?</\\1>", "", page, flags=re.DOTALL)
+    written = (here / "report.html").read_text()
+    assert "Values are of mse; in percent: none." in written
+    assert "Clients in order of their mse (received)" in written
+    text = re.sub("<(style|svg|pre|code).*?</\\1>", "", written, flags=re.DOTALL)
     assert "accuracy" not in text.replace("--target-accuracy", "")
     (row,) = stored_runs.load_runs(here / "run").to_dict("records")
     assert row["received_mse"] == log(here / "run")[-1]["received"]["mean"]
