@@ -12,7 +12,6 @@ from experiments.folder.run_folder import (
     DIGESTS,
     METRICS,
     SUMMARY,
-    VALIDATION,
     RunFolder,
     digest,
     digest_of_content,
@@ -90,15 +89,14 @@ def best_mean(config: dict[str, Any], means: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A stored run, in its folder or as a committed result; its results depend on the setting, and on the seed.
+    """A stored run; its results depend on the setting, and on the seed.
 
     Attributes:
-      path: its folder, or the file of its committed result.
+      path: its folder.
       config: content of config.json.
-      lines: its evaluations in order; a committed result has the scores of single clients in the last one alone.
+      lines: its evaluations in order.
       summary: content of summary.json; None of a run that is not finished.
       asked: protocol that is reported first; None for the run's own.
-      commit, version: of a committed result.
     """
 
     path: Path
@@ -106,8 +104,6 @@ class StoredRun:
     lines: list[dict[str, Any]]
     summary: dict[str, Any] | None
     asked: Protocol | None = None
-    commit: str | None = None
-    version: int | None = None
 
     @functools.cached_property
     def spec(self) -> Spec:
@@ -161,14 +157,6 @@ class StoredRun:
         known = [mean for mean in compared if mean is not None]
         return best_mean(self.config, known) if known else None
 
-    def clients(
-        self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients"
-    ) -> dict[str, int]:
-        """Number of the clients of `accuracy`, as "clients"; none where it is not known."""
-        # The best round has as many as the last one.
-        summary = self.lines[-1][protocol]
-        return {"clients": summary["clients"]} if "clients" in summary else {}
-
     def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
         """Mean accuracies [R] in percent, as in `accuracy`."""
         name = FIELD[average]
@@ -176,14 +164,6 @@ class StoredRun:
             what = f"{protocol}, {name}" if protocol in self.lines[-1] else protocol
             raise InvalidInput(f"{self.path} has no accuracies {what}: remove it, with its folder, and run it again")
         return [line[protocol][name] for line in self.lines]
-
-    def validation(self, protocol: Protocol) -> float | None:
-        """Mean accuracy over clients on validation examples at the last evaluation; None without such examples."""
-        return self.lines[-1][VALIDATION][protocol]["mean"] if VALIDATION in self.lines[-1] else None
-
-    def at_round(self, number: int, protocol: Protocol) -> float | None:
-        """Mean over clients after a round; None if the round was not evaluated."""
-        return next((line[protocol]["mean"] for line in self.lines if line["round"] == number), None)
 
 
 def read(folder: Path, asked: Protocol | None = None) -> StoredRun:
