@@ -16,11 +16,9 @@ from experiments.cli.command import main, parse
 from experiments.commands import report_charts as charts
 from experiments.commands import report_page as page
 from experiments.folder import load, stored_runs
-from experiments.folder.run_folder import ExampleCounts, evaluation
 from experiments.report import main as report
 from experiments.run import build
 from experiments.show.curves import picture
-from experiments.show.tables import results_table
 from experiments.spec.choices import TARGETS
 from pfl_jax import InvalidInput, tasks
 
@@ -147,13 +145,6 @@ def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     assert model.num_classes == outputs
     # Rows without classes are divided at random.
     assert made.spec.partition == ("iid" if task in TARGETS else "dirichlet")
-
-
-def test_a_task_in_the_place_of_the_models_own_is_told(capsys):
-    words = ["--data", "arrays.npz", "--label", "yes", "--num-clients", "3", "--method", "fedavg"]
-    for model, task, told in (("regressor", ["--task", "binary"], True), ("regressor", [], False)):
-        build.build_experiment(parse("custom", [*words, "--model", f"own.py:{model}", *task]), Console(width=200))
-        assert ("--task binary takes the place of the model's own task, regression" in capsys.readouterr().out) == told
 
 
 def test_targets_that_are_no_numbers_are_named(here):
@@ -284,13 +275,3 @@ def test_runs_with_different_scores_on_the_same_data_share_no_table(tmp_path, ca
     assert [row[column] for row in rows.rows] == ["—", "71.50"]
     assert report([str(tmp_path), "--plot", str(tmp_path / "p.svg")]) == 2
     assert "different scores are not drawn together: mse; accuracy in %" in capsys.readouterr().err
-
-
-def test_a_pooled_auc_is_called_a_weighted_mean():
-    auc = tasks.Scores({one.name: np.array([0.5, 0.9], np.float32) for one in tasks.MULTI_LABEL.scores})
-    counts = ExampleCounts(np.array([30, 10]), task=tasks.MULTI_LABEL)
-    last = evaluation(1, {"received": auc}, counts)
-    assert last["received"]["pooled"] == 60.0
-    assert str(results_table([last], tasks.MULTI_LABEL, "title", "received").caption).startswith(
-        "mean auc over clients; pooled: weighted by their test examples"
-    )
