@@ -17,7 +17,6 @@ from experiments.commands.comparison import for_paper, ranks, read, reference_of
 from experiments.folder import stored_runs
 from experiments.host.console import Terminal, print_text
 from experiments.host.exit_codes import exit_code, exit_process
-from experiments.show.curves import best_setting_per_method
 from experiments.show.pictures import ENDINGS, save
 from experiments.spec.choices import Protocol
 from experiments.spec.option_notes import Argument
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups, _ = stored_runs.grouped(*options.runs)
         chosen_by = ""
         if options.select is not None:
-            groups, chosen_by = best_setting_per_method(groups, options.eval_protocol)
+            groups, chosen_by = stored_runs.best_setting_per_method(groups, options.eval_protocol)
         groups = stored_runs.renamed(groups, options.name)
         compared = read(groups, options.eval_protocol)
         made = table(compared, options.reference)

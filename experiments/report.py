@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         notes, of_kinds = [], page.kinds(groups)
         if options.select is not None:
             for heading, some in of_kinds.items():
-                of_kinds[heading], which = curves.best_setting_per_method(some, curves.headline(some))
+                of_kinds[heading], which = stored_runs.best_setting_per_method(some, stored_runs.headline(some))
                 notes.append(f"{heading}: {which}" if len(of_kinds) > 1 else which)
         elif options.plot is None:
             of_kinds = {heading: stored_runs.labelled(some) for heading, some in of_kinds.items()}

@@ -12,9 +12,9 @@ import pandas as pd
 
 from experiments.folder import load
 from experiments.folder.load import StoredRun
-from experiments.folder.stored_runs import Group
+from experiments.folder.stored_runs import Group, headline
 from experiments.show import curves as by_round
-from experiments.show.curves import explained_band, headline, shown
+from experiments.show.curves import explained_band, shown
 from experiments.show.draw import MARKERS, ROUND, bars, grays, lines, matrix, over_runs, rows_of, scatter
 from experiments.show.pictures import Panel, Picture
 from experiments.spec.option_notes import label

@@ -17,10 +17,10 @@ from experiments.commands import report_charts as charts
 from experiments.folder import load
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, evaluations, rounded, score_text, slug
-from experiments.folder.stored_runs import Group, plain, short
+from experiments.folder.stored_runs import Group, chosen_on, goodness, ordered, plain, short
 from experiments.folder.version import source_versions, versions_behind
 from experiments.host.console import duration
-from experiments.show.curves import chosen_on, goodness, left_out, ordered
+from experiments.show.curves import left_out
 from experiments.show.pictures import Panel, Picture, as_svg
 from experiments.show.tables import Table, mean_text, number
 from experiments.show.tables import page as render

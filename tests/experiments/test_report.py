@@ -17,9 +17,10 @@ from experiments.commands import report_charts as charts
 from experiments.commands import report_page as page
 from experiments.folder import stored_runs
 from experiments.folder.stored_runs import grouped as groups_of
+from experiments.folder.stored_runs import ordered
 from experiments.report import main
 from experiments.show import curves
-from experiments.show.curves import ordered, picture, plot_curves, shown
+from experiments.show.curves import picture, plot_curves, shown
 from experiments.show.pictures import draw
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frames import find_runs
