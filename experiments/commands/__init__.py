@@ -1,1 +1,1 @@
-"""What the commands of many runs and of finished ones share and make; each is a page of its name above."""
+"""Code that commands share, and the results that they make; each command is a file of its name above."""

@@ -116,11 +116,11 @@ class Runs:
         return self.asked(PAPERS[self.figure.paper].measure)
 
     def measure_of(self, key: Key) -> Measure:
-        """Definition of a run's accuracies."""
+        """Definition of a run's accuracies, with what is asked for."""
         return self.asked(self.measure_in_paper(key))
 
     def measure_in_paper(self, key: Key) -> Measure:
-        """The same as the paper has it."""
+        """Definition of a run's accuracies in the paper."""
         return settings.measure(self.figure.paper, self.variants[key]["method"], self.procedure_name)
 
     @property

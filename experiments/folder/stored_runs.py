@@ -172,8 +172,8 @@ def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
         same = [other for other in settings if other["method"] == setting["method"]]
         apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
         whole.append(" ".join([setting["method"], *(short(name, setting[name]) for name in apart)]))
-        said = [name for name in apart if not _omitted_from_label(name, setting)]
-        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in said)]))
+        named = [name for name in apart if not _omitted_from_label(name, setting)]
+        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in named)]))
     return [full if brief.count(name) > 1 else name for full, name in zip(whole, brief, strict=True)]
 
 

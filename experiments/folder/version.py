@@ -50,7 +50,7 @@ def method_version(method: str) -> int | None:
 
 
 def code_version(method: str) -> dict[str, Any]:
-    """Today's code for a method: what is compared with the code behind a run."""
+    """Today's code for a method, for comparison with the code behind a run."""
     return source_versions() | {"method_version": method_version(method)}
 
 

@@ -175,7 +175,7 @@ def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
 
 
 def _notes(spec: Spec, dataset: Dataset) -> list[str]:
-    """What may not have been meant by a run on this data."""
+    """Remarks on options of a run on this data that may be mistakes."""
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
     if spec.dataset == CUSTOM:

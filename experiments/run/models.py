@@ -123,7 +123,7 @@ def own_model(
 
 
 def _made(name: str, input_shape: Sequence[int], outputs: int) -> Any:
-    """What FILE.py:NAME makes; a PyTorch class gets the argument num_classes, if it has one."""
+    """Model or module that FILE.py:NAME makes; a PyTorch class gets the argument num_classes, if it has one."""
     make = function("model", name)
     if not torch_modules.is_module_class(make):
         return make(tuple(input_shape), outputs)

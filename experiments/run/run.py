@@ -254,7 +254,7 @@ class RunDriver(abc.ABC):
         return summaries
 
     def last_words(self) -> str:
-        """What remains of interrupted runs; folders without a result are removed."""
+        """Message after an interruption: which results stay, and how to go on; folders without a result are removed."""
         self._discard()
         if len(self.specs) > 1:
             return "interrupted"

@@ -47,8 +47,7 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Values with what they stand for: `finetune_epochs` None for the epochs of training, an attack without attackers
-    for none."""
+    """Values without stand-ins: `finetune_epochs` None is the epochs of training; without attackers no attack."""
     resolved = dict(values)
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         resolved["finetune_epochs"] = values["epochs"]
