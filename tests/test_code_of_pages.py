@@ -25,10 +25,10 @@ from trees import assert_same, row
 
 from experiments import export
 from experiments.cli.command import main, parse
-from experiments.commands.report import main as report
-from experiments.commands.sweep import main as sweep
 from experiments.export import load_runs
+from experiments.report import main as report
 from experiments.run import build
+from experiments.sweep import main as sweep
 from pfl_jax import Cohort, LocalTraining, primitives, simulate
 from pfl_jax.engine.asynchronous import read_devices
 from pfl_jax.files import load_model

@@ -158,7 +158,7 @@ def of_a_run(folder: Path, prefix: str = "--resume ") -> Iterator[None]:
 
 
 def add_rounds(folder: RunFolder, experiment: Experiment, done: int, notify: Callable[[str], None]) -> None:
-    """Write a larger number of rounds into a run's configuration; what it left at its earlier end is removed."""
+    """Write a larger number of rounds into a run's configuration; the summary of its earlier end is removed."""
     config, rounds = read_config(folder.path), experiment.settings.rounds
     if config["options"]["rounds"] == rounds:
         return

@@ -1,4 +1,4 @@
-"""Rounds of one run, or of several runs that share a program, and what is recorded of them."""
+"""Rounds of one run, or of several runs that share a program, and their records."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ from pfl_jax.errors import InvalidInput
 
 @dataclass
 class Totals:
-    """What is counted in the completed rounds of a run; a checkpoint has it.
+    """Counts over the completed rounds of a run, which a checkpoint has.
 
     Attributes:
       diverged: how often a client was left out because it had diverged.
@@ -104,7 +104,7 @@ class ActiveRun:
         return found or [line["examples_per_second"] for line in self.lines]
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint has of the run, for JSON."""
+        """Entries of a checkpoint about the run, for JSON."""
         log = (self.folder.path / METRICS).read_bytes()
         counts = dataclasses.asdict(self.counts)
         return {"counts": counts, "log": [len(log), digest(log)], "identity": identity(self.experiment)}
@@ -185,10 +185,10 @@ class ActiveRun:
             clients = np.flatnonzero(is_scored & ~np.isfinite(scores[losses[0]]))
             if clients.size and not self.has_warned:
                 self.has_warned = True
-                told = f"round {result.round}: the test loss of client {clients[0]}"
-                told += f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
-                told += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
-                print_notice(console, told)
+                text = f"round {result.round}: the test loss of client {clients[0]}"
+                text += f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
+                text += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
+                print_notice(console, text)
 
     def has_reached_target(self) -> bool:
         """Whether the latest evaluation has --target-accuracy, so that the run may stop early."""
