@@ -16,7 +16,11 @@ from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
 from pfl_jax.methods.cyclic_weight_transfer import cyclic_weight_transfer as cyclic_weight_transfer
+from pfl_jax.methods.dfedavgm import dfedavgm as dfedavgm
+from pfl_jax.methods.dfedpgp import dfedpgp as dfedpgp
+from pfl_jax.methods.dispfl import dispfl as dispfl
 from pfl_jax.methods.ditto import ditto as ditto
+from pfl_jax.methods.dsgd import dsgd as dsgd
 from pfl_jax.methods.factories import RECIPES, annotations, check_hyper_parameters, default_training, recipes_of
 from pfl_jax.methods.fd import fd as fd
 from pfl_jax.methods.fedala import fedala as fedala
@@ -65,6 +69,7 @@ from pfl_jax.methods.knn_per import knn_per as knn_per
 from pfl_jax.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from pfl_jax.methods.local import local as local
 from pfl_jax.methods.moon import moon as moon
+from pfl_jax.methods.osgp import osgp as osgp
 from pfl_jax.methods.pefll import pefll as pefll
 from pfl_jax.methods.per_fedavg import per_fedavg as per_fedavg
 from pfl_jax.methods.pfedfda import pfedfda as pfedfda
@@ -80,7 +85,8 @@ _FACTORIES = (
     *(fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme, ditto),
     *(fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd, fml),
     *(fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
-    *(fedpac_proto, pfedfda, fedas, fedas_cd2, feddpa, fedex_lora, hetlora, fedsa_lora, flora, flexlora),
+    *(fedpac_proto, pfedfda, fedas, fedas_cd2, dsgd, dfedavgm, osgp, dispfl, dfedpgp, feddpa, fedex_lora, hetlora),
+    *(fedsa_lora, flora, flexlora),
 )
 
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in _FACTORIES}

@@ -51,6 +51,8 @@ MESSAGES = {
         "--resume absent": "--resume absent: there is no run in it",
         "--resume run --method fedas": "--resume run: the run has --method local, not fedas",
         "--method mine.py:mine": "cannot read mine.py: No such file or directory",
+        "--method dsgd --topology rings": "topology must be ring, torus, exponential, full or erdos_renyi:NUMBER",
+        "--method dsgd --topology erdos_renyi:2": "must be above 0 and at most 1",
         "--zzyzx": "unknown option --zzyzx: see --help",
         "--schedule lr=cosine:0:1": "cosine is cosine or cosine:END",
         "--schedule lr=linear:0:1:2.5": "ROUNDS must be a whole number of at least 1, not 2.5",
