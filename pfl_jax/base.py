@@ -295,13 +295,13 @@ class Method(_Functions):
         server's state and its own; fine-tuning belongs here. Evaluation protocol `received`.
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K]; outputs of the model's task.
       download: (Server, Client) -> message of the server to one client before local training; None: the whole state.
-<<<<<<< HEAD
       trained_from: (Server, Client) -> tree like the message, in which each `Mean` is replaced by the parameters that
         the client received and trained to the value (zeros if the value is a change), and all other parts by None, also
         a `Mean` that clients measure anew. Attacks, compression, client privacy and asynchronous rounds use differences
         from it. If it is None, the message must be one `Mean` of the download. `_replace` keeps it.
       survey: statistics that the server asks of all clients once, before their states are initialized; None: nothing.
-      encoded: value of a `Mean` -> arrays sent for it; only their shapes are used, to count bytes. None: the value.
+      encoded: value of a `Mean`, or a message without any -> arrays sent for it; only their shapes are used, to count
+        bytes. None: the value.
       server_is_mean: whether the server keeps only parameters, which a round takes from the single `Mean` that clients
         send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
       privacy: which uses of the data differential privacy covers, and which not; None if unknown. It describes the
@@ -309,22 +309,6 @@ class Method(_Functions):
         of one of them drops it, unless `privacy` is given too.
       work: cost of local training, added by `pfl_jax.methods.factories.method_factory`; None if unknown.
       hand_over: turns in which clients pass a state on to the next client before they train; None for no turns.
-=======
-      trained_from: (Server, Client) -> tree like the message, with the parameters that the client received, and trained
-        to the value, in place of each `Mean` (zeros if the value is a change), and None for what it measures anew and
-        for other parts. Attacks, compression, client privacy and asynchronous rounds take differences to them. Without
-        it the message is one `Mean` of the download. `_replace` keeps it.
-      survey: what the server asks of all clients once, before their states are initialized; None for nothing.
-      encoded: value of a `Mean`, or a message without any -> arrays sent for it, of which only shapes are used, to
-        count bytes; None: the value.
-      server_is_mean: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that
-        clients send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
-      privacy: what differential privacy covers, and what not; None is unknown. It is said of the functions that see a
-        client's data (`init_client`, `local`, `personalize`, `survey`, `hand_over`): `_replace` of one of them drops
-        it, unless it is said anew.
-      work: what local training costs, which `pfl_jax.methods.factories.method_factory` adds; None is unknown.
-      hand_over: what a client passes on to the next client of its cohort before it trains; None for nothing.
->>>>>>> topology
     """
 
     __slots__: tuple[str, ...] = ()

@@ -129,7 +129,7 @@ GRAPH_METHODS = (
     *("local", "fedavg", "fedrep", "dsgd", "dsgd_torus", "dsgd_exponential", "dsgd_random", "dsgd_full"),
     *("dfedavgm_8bit", "osgp", "dispfl", "dfedpgp"),
 )
-"""Methods without a server, on a ring (`dsgd`, `dispfl`, `dfedavgm`) or directed exponential graph unless they say it."""
+"""Methods without a server, on a ring (`dsgd`, `dispfl`, `dfedavgm`) or directed exponential graph unless said."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "ffa_lora": {"method": "fedavg", "adapter": "ffa_lora:8"},
