@@ -29,6 +29,7 @@ from experiments.run.records import identity, info_record
 from experiments.spec.choices import FIELD
 from experiments.spec.spec import Spec
 from pfl_jax.base import Scores, State
+from pfl_jax.engine.communication import bytes_of_round
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
 
@@ -129,8 +130,8 @@ class ActiveRun:
         """Count a round of so many seconds, that ended so long after the run began."""
         counts, sent = self.counts, self.experiment.traffic
         counts.round, counts.elapsed = result.round, elapsed
-        counts.bytes_up += sent.up * int(result.arrived.sum())
-        counts.bytes_down += sent.down * len(result.arrived)
+        up, down = bytes_of_round(sent, result.arrived, result.info)
+        counts.bytes_up, counts.bytes_down = counts.bytes_up + up, counts.bytes_down + down
         counts.diverged += len(result.diverged)
         counts.visits += self.visits(result)
         counts.seconds += seconds

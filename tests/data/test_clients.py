@@ -102,7 +102,7 @@ def with_tests(**changes):
         (
             changed(y=[0.5] * 8 + [np.nan]),
             {},
-            r"y has nan in row \d+ .*, which is no finite float32: leave such rows out$",
+            r"y has nan in row \d+ .*, which is not a finite float32: leave such rows out$",
         ),
         (
             changed(x=X["clinic"][:1], y=[0]),

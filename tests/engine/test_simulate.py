@@ -370,7 +370,7 @@ def test_a_classifier_of_targets_that_are_no_classes_is_refused():
     rows = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     numbers = federate(dict.fromkeys("ab", (rows, rows[:, 0])))
     method = make_method("fedavg", models.mlp((6,), 3, hidden=(4,)), **HYPER_PARAMETERS)
-    with pytest.raises(InvalidInput, match="targets are no classes: give it another task"):
+    with pytest.raises(InvalidInput, match="targets are not classes: give it another task"):
         next(simulate.run(method, numbers, Settings(rounds=1), jax.random.key(0)))
 
 
