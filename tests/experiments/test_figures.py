@@ -201,6 +201,8 @@ def test_what_is_drawn_is_what_was_asked_for(figure, words, values, tmp_path, mo
     assert main([*chosen, *([] if "--method" in words else ["--method", paper])]) == 0
     record = json.loads((tmp_path / f"{paper}-figure-{number}.json").read_text())
     np.testing.assert_allclose([row[2] for row in record["panels"][0]["frame"]["data"]], values)
+    # The paper's own method stands out.
+    assert record["panels"][0]["main"] == ("" if "--method" in words else paper)
 
 
 def test_stragglers_and_online_clients_stand_apart(tmp_path, monkeypatch):

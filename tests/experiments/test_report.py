@@ -75,6 +75,9 @@ def test_a_mean_over_some_of_the_clients_says_so(runs):
     assert "clients" not in made["received"].heads
     curve = next(one for one in charts.curves([group]) if one.title == charts.PROTOCOL_TITLES["trained"])
     assert curve.caption.startswith("Means over 3 to 5 of 5 clients.")
+    # Over the megabytes that all clients sent and received until then.
+    *_, by_bytes = charts.curves([group])
+    assert by_bytes.panels[0].frame.iloc[:, 1].tolist() == [6, 12]
 
 
 class Reader(HTMLParser):
