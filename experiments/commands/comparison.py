@@ -11,11 +11,10 @@ import pandas as pd
 from experiments.folder import load
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import VALIDATION, score_text
-from experiments.folder.stored_runs import Group, short
+from experiments.folder.stored_runs import Group, chosen_on, goodness, short
 from experiments.folder.version import note_on_code
 from experiments.papers.settings import Measure
 from experiments.show import draw
-from experiments.show.curves import chosen_on, goodness
 from experiments.show.pictures import Panel, Picture
 from experiments.show.tables import NOTHING, Table, markdown, mean_text, number
 from experiments.spec.choices import Protocol

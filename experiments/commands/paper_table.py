@@ -144,7 +144,10 @@ def entry(row: Published, results: Sequence[StoredRun], measure: Measure) -> Ent
         if measure[1:] == ("last", "clients")
         else None,
         "; ".join(dict.fromkeys(data_name(result.config) for result in results)),
-        load.coverage_text((one.clients(*measure) for one in results), load.number_of_clients(results[0].config)),
+        # The best round has as many as the last one.
+        load.coverage_text(
+            (one.lines[-1][measure.protocol] for one in results), load.number_of_clients(results[0].config)
+        ),
     )
 
 

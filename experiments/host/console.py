@@ -52,10 +52,10 @@ def print_notice(console: Console, text: str) -> None:
 @contextlib.contextmanager
 def warnings_as_notes(console: Console) -> Iterator[None]:
     """Context in which warnings are notices."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    for warning in told:
+    for warning in caught:
         print_notice(console, f"Note: {warning.message}.")
 
 
@@ -122,12 +122,12 @@ class RoundProgress(Progress):
         self._durations.append(seconds)
         percent, name = self._score.percent, self._score.name
         shown = "—" if accuracy is None else f"{score_text(accuracy, percent=percent)}{' %' * percent} {name}"
-        said = [f"{self._headline} {shown}{f' over {over}' if over else ''}", f"{examples_per_second:,.0f} examples/s"]
+        parts = [f"{self._headline} {shown}{f' over {over}' if over else ''}", f"{examples_per_second:,.0f} examples/s"]
         # The first round, with compilation, says nothing about the others.
         if len(self._durations) > 1:
             left = statistics.median(self._durations[1:][-10:]) * (self._rounds - number)
-            said.append(f"{duration(left)} left")
-        status = " · ".join(said)
+            parts.append(f"{duration(left)} left")
+        status = " · ".join(parts)
         self.update(self._bar, completed=number, status=status)
         now = time.monotonic()
         if not self.console.is_terminal and (now - self._shown >= LINE_EVERY or number in (1, self._rounds)):

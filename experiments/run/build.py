@@ -15,8 +15,17 @@ from experiments.folder.run_folder import ExampleCounts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
-from experiments.run.models import check_scores, model_of, models_of, networks_file, own_task
-from experiments.spec import identity
+from experiments.run.models import (
+    check_scores,
+    model_of,
+    models_of,
+    networks_file,
+    own_task,
+    texts,
+    weights_digest,
+    with_states,
+)
+from experiments.spec import identity, own_data
 from experiments.spec.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
 from experiments.spec.hyper_parameters import parse_schedule, scheduled
 from experiments.spec.option_notes import assignments, flag, is_own, is_partition_file, label
@@ -97,9 +106,7 @@ class Experiment:
         """Digest of the file of pretrained weights, which no checkpoint has; None without."""
         if self.spec.model not in PRETRAINED:
             return None
-        from experiments.run import pretrained
-
-        return pretrained.digest(self.spec)
+        return weights_digest(self.spec)
 
     def state_shapes(self) -> Any:
         """Shapes and types of the state's leaves."""
@@ -136,10 +143,7 @@ def load_data(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     """
     spec, dataset = load_examples(spec, console)
     if spec.model in PRETRAINED:
-        # Imported now, as own_data below: most runs have neither.
-        from experiments.run import pretrained
-
-        dataset = pretrained.with_states(spec, dataset, console)
+        dataset = with_states(spec, dataset, console)
     return spec, dataset
 
 
@@ -150,14 +154,10 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     if folder is not None and spec.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
     if spec.dataset in WITH_FILES:
-        from experiments.spec import own_data
-
         with warnings_as_notes(console):
             dataset = own_data.load(spec.dataset, own_data.with_installed(spec))
     elif spec.dataset == TEXTS:
-        from experiments.run import pretrained
-
-        dataset = pretrained.texts(spec)
+        dataset = texts(spec)
     else:
         dataset = sources.load(
             *(spec.dataset, spec.source, spec.data_dir),
@@ -177,19 +177,15 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
 def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
     """Run adapted to this data, and the defaults that are smaller because the data is embedded."""
     if spec.dataset in WITH_FILES:
-        from experiments.spec import own_data
-
         return own_data.fitted(own_data.with_installed(spec), dataset), {}
     return (spec, {}) if dataset.is_real else spec.on_embedded_data()
 
 
 def _notes(spec: Spec, dataset: Dataset) -> list[str]:
-    """What may not have been meant by a run on this data."""
+    """Remarks on options of a run on this data that may be mistakes."""
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
     if spec.dataset == CUSTOM:
-        from experiments.spec import own_data
-
         notes += own_data.notes(dataset)
     if is_own(spec.model) and spec.task is not None:
         own = own_task(spec.model, dataset.input_shape, model_of(spec, dataset).num_classes)

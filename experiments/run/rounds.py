@@ -1,4 +1,4 @@
-"""Rounds of one run, or of several runs that share a program, and what is recorded of them."""
+"""Rounds of one run, or of several runs that share a program, and their records."""
 
 import contextlib
 import dataclasses
@@ -30,13 +30,14 @@ from experiments.run.records import identity, info_record
 from experiments.spec.choices import FIELD
 from experiments.spec.spec import Spec
 from pfl_jax.base import Scores, State
+from pfl_jax.engine.communication import bytes_of_round
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
 
 
 @dataclass
 class Totals:
-    """What is counted in the completed rounds of a run; a checkpoint has it.
+    """Counts over the completed rounds of a run, which a checkpoint has.
 
     Attributes:
       diverged: how often a client was left out because it had diverged.
@@ -105,7 +106,7 @@ class ActiveRun:
         return found or [line["examples_per_second"] for line in self.lines]
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint has of the run, for JSON."""
+        """Entries of a checkpoint about the run, for JSON."""
         log = (self.folder.path / METRICS).read_bytes()
         counts = dataclasses.asdict(self.counts)
         return {"counts": counts, "log": [len(log), digest(log)], "identity": identity(self.experiment)}
@@ -142,8 +143,8 @@ class ActiveRun:
         """Count a round of so many seconds, that ended so long after the run began."""
         counts, sent = self.counts, self.experiment.traffic
         counts.round, counts.elapsed = result.round, elapsed
-        counts.bytes_up += sent.up * int(result.arrived.sum())
-        counts.bytes_down += sent.down * len(result.arrived)
+        up, down = bytes_of_round(sent, result.arrived, result.info)
+        counts.bytes_up, counts.bytes_down = counts.bytes_up + up, counts.bytes_down + down
         counts.diverged += len(result.diverged)
         counts.visits += self.visits(result)
         counts.seconds += seconds
@@ -198,10 +199,10 @@ class ActiveRun:
             clients = np.flatnonzero(is_scored & ~np.isfinite(scores[losses[0]]))
             if clients.size and not self.has_warned:
                 self.has_warned = True
-                told = f"round {result.round}: the test loss of client {clients[0]}"
-                told += f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
-                told += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
-                print_notice(console, told)
+                text = f"round {result.round}: the test loss of client {clients[0]}"
+                text += f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
+                text += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
+                print_notice(console, text)
 
     @property
     def is_complete(self) -> bool:

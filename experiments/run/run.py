@@ -12,16 +12,17 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.folder.load import read_summary
+from experiments.folder.load import continued, inspect, read_summary
 from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, print_line, print_notice, print_text
 from experiments.host.distributed import LOST, EndedAlone, Processes, lost
 from experiments.host.exit_codes import INTERRUPTED, INVALID, stoppable
 from experiments.host.jax_config import devices, prepare
-from experiments.run import build
+from experiments.run import build, outcome
 from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
+from experiments.run.resume import add_rounds, check_data, record_code, refuse_finished, resumed
 from experiments.run.rounds import ActiveRun, run_rounds
 from experiments.spec.option_notes import flag, identifier
 from experiments.spec.own_code import CODE
@@ -51,9 +52,6 @@ def run(spec: Spec, console: Console | None = None, processes: Processes | None 
     console = console or Terminal(quiet=not processes.is_first)
     with processes.synchronized():
         if "resume" in spec.given:
-            # Imported now: other runs do without it.
-            from experiments.run.resume import resumed
-
             spec = resumed(spec)
     prepare(spec)
     return drive(SingleRun([spec], processes), console)[0]
@@ -66,9 +64,6 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, compared: Compare
       InvalidInput: the folder holds something else or cannot be written, or the run is refused.
       KeyboardInterrupt: after SIGINT; the next call resumes from the run's last checkpoint, if it has one.
     """
-    # Imported now: a run alone does without it.
-    from experiments.folder.reuse import continued, inspect
-
     state = inspect(spec, folder, compared)
     if state == "of other code":
         raise InvalidInput(
@@ -182,16 +177,12 @@ class RunDriver(abc.ABC):
         held.enter_context(lock_run(folder.path))
         self.folders.append(folder)
         if spec.resume:
-            from experiments.run.resume import refuse_finished
-
             # Another process may have finished it since it was looked at.
             refuse_finished(folder.path, spec.rounds)
             folder.tidy()
 
     def _go_back(self, console: Console) -> State | None:
         """Go back to the newest good checkpoint that all runs have; None for runs killed before the first one."""
-        from experiments.run.resume import add_rounds, check_data, record_code
-
         notify, processes = functools.partial(print_notice, console), self.processes
         with processes.synchronized():
             for run in self.runs:
@@ -254,8 +245,6 @@ class RunDriver(abc.ABC):
 
     def finish(self, state: State | None, console: Console) -> list[dict[str, Any]]:
         """Keep the final states if that is asked for, write the summaries and return them; None is an unknown state."""
-        from experiments.run import outcome
-
         summaries, notify = [], functools.partial(print_notice, console)
         states = [None] * len(self.runs) if state is None else self.states(state)
         for run, own in zip(self.runs, states, strict=True):
@@ -268,7 +257,7 @@ class RunDriver(abc.ABC):
         return summaries
 
     def last_words(self) -> str:
-        """What remains of interrupted runs; folders without a result are removed."""
+        """Message after an interruption: which results stay, and how to go on; folders without a result are removed."""
         self._discard()
         if len(self.specs) > 1:
             return "interrupted"
@@ -306,9 +295,7 @@ class RunDriver(abc.ABC):
             # All processes raise it, and the first one reports it.
             return SystemExit(INVALID if isinstance(error, Diverged) else INTERRUPTED)
         if isinstance(error, Diverged):
-            from experiments.run.outcome import run_diverged
-
-            return run_diverged(error, self.specs[0], go_on)
+            return outcome.run_diverged(error, self.specs[0], go_on)
         if isinstance(error, CannotWrite | EndedAlone):
             return type(error)(f"{error}{go_on}")
         if is_shortage(error):

@@ -69,12 +69,12 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     sharding = NamedSharding(mesh, PartitionSpec())
     if not mesh.is_multi_process:
         return jax.device_put(tree, sharding)
-    # device_put reaches only devices of this process; inputs of a program are taken to be equal in all processes.
+    # device_put reaches only devices of this process; inputs of a program are assumed to be equal in all processes.
     return jax.jit(_same, out_shardings=sharding)(tree)
 
 
 def replicated(mesh: Mesh | None) -> NamedSharding | None:
-    """Sharding of what all devices have; None without a mesh."""
+    """Sharding of arrays that all devices have; None without a mesh."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
@@ -100,8 +100,8 @@ def map_places(
         memory of one chunk, and devices exchange only their sums.
       shared: first argument of all calls.
       clients: leaves [D, W, ...]: row d is for device d.
-      is_real: [D, W], bool: False for free places, which are the last ones of a device. A NumPy array is known while
-        the program is traced, which saves what free places cost.
+      is_real: [D, W], bool: False for free places, which are the last ones of a device. If it is a NumPy array, its
+        values are known while the program is traced, and free places cost nothing.
       chunk: clients under one vmap on a device; 1 maps one after another, None all at once.
       mesh: mesh with the single axis "clients"; None uses the default device, and D is 1.
       specs: sharding of `shared`, a prefix of its tree.
@@ -144,7 +144,7 @@ def in_client_order(places: jax.Array | np.ndarray, size: int, rows: PyTree, mes
 
 
 def on_every_device(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Tree that is replicated on all devices of a mesh from here on, in a program that is traced.
+    """Tree that is replicated on all devices of a mesh from here on, inside a traced program.
 
     The partitioner could otherwise shard the computations that follow, with collectives inside loops, which can
     deadlock on CPUs with few threads.
@@ -165,7 +165,7 @@ def map_chunks(
 
     def map_chunk(index):
         if width == 1:
-            # Without vmap, a loop keeps the client's own trip count; vmap would run it as often as the largest one.
+            # Without vmap, a loop keeps the client's own trip count; vmap would run it as often as the largest count.
             return jax.tree.map(lambda leaf: leaf[None], fn(shared, gather(clients, index)))
         ranks = index * width + jnp.arange(width)
         # Copies of the last real client fill the last chunk: clients are sorted, so they cost no further steps.

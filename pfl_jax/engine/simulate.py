@@ -47,35 +47,35 @@ __all__ = [
 
 
 StateOn: TypeAlias = Literal["device", "host", "disk"]
-"""Place of the clients' states between rounds."""
+"""Storage of the clients' states between rounds."""
 
 OnNaN: TypeAlias = Literal["stop", "skip-client"]
 """Treatment of a client that diverges: end the run with `Diverged`, or leave the client out of the round."""
 
 
 class RoundResult(NamedTuple):
-    """Result of one round; of R runs at once (`pfl_jax.sweep`), arrays have a leading axis R.
+    """Result of one round; for R runs at once (`pfl_jax.sweep`), arrays have a leading axis R.
 
     Attributes:
       round: number of the round, counted from 1.
-      state: state after the round; with donate=True usable until the next round only. With state_on="host" the clients'
-        leaves are NumPy arrays; with several processes, each process has only the rows of its own clients. With "disk"
-        they are NumPy arrays of mapped files, into which the next round writes. Of a sweep, rows after the first R pad
-        the devices' shares of the runs, here and in `info`.
-      info: the method's `Info`, on the device. Rows of clients are those of `cohort`: row j of `info["head_weights"]`
+      state: state after the round; with donate=True it can be used only until the next round. With state_on="host" the
+        clients' leaves are NumPy arrays; of several processes, each has only the rows of its own clients. With "disk"
+        they are NumPy arrays of mapped files, into which the next round writes. In a sweep, rows after the first
+        R pad the devices' shares of the runs, here and in `info`.
+      info: the method's `Info`, on the device. Its rows follow `cohort`: row j of `info["head_weights"]`
         belongs to client `cohort[j]`. If all clients take part, row i is client i, as in `received` and `trained`.
       cohort: [M], the numbers of the clients that took part, ascending, as NumPy integers.
       arrived: [M], bool: whether the server received the client's message, see `Settings.drop_rate` and `run`'s
         on_nan. Rows of `info` for other clients are meaningless.
       finite: [M], bool: False for clients that were left out because they diverged. All are False in a run of a sweep
-        whose server diverged; such a run is continued all the same.
-      received: Scores [N] of the model that every client would deploy now, NaN for clients that
-        `Settings.eval_clients` leaves out; None if not evaluated.
+        whose server diverged; such a run continues all the same.
+      received: Scores [N] of the model that each client would deploy now, NaN for clients left out by
+        `Settings.eval_clients`; None if not evaluated.
       trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
-      newcomers: two Scores of clients that never took part, see `Engine.evaluate_new`; None if there are no such
-        clients or this round is not evaluated.
-      examples: training examples of the cohort, each counted once: int, or a list of R numbers.
-      seconds: wall time of the round and its evaluation, including compilation if there was any.
+      newcomers: two Scores of clients that never took part, see `Engine.evaluate_new`; None without such clients, or if
+        this round is not evaluated.
+      examples: training examples of the cohort, each counted once: int, or a list of R numbers in a sweep.
+      seconds: wall time of the round and its evaluation, including any compilation.
       before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
         `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
     """
@@ -132,8 +132,8 @@ def run(
 
     The compiled programs of the last methods are kept: another run of the same method (the same object, not an equal
     one) compiles nothing, whatever the key, the state, the number of rounds or, with `hyper_parameters`, their values.
-    It compiles anew where a NumPy array or a number that the method's functions close over has changed. An `engine` of
-    your own has such values of its first run; and of an array of float64, which JAX rounds, JAX keeps the first values.
+    If a NumPy array or a number that the method's functions close over has changed, it compiles anew. An `engine` of
+    your own keeps such values from its first run. JAX keeps the first values of a float64 array, which it rounds.
 
     Args:
       method: the method; the method of several networks that `pfl_jax.mixed` makes; or a schedule, a function from the
@@ -144,29 +144,29 @@ def run(
         process or several.
       settings: rounds, participation, chunk, evaluation interval.
       key: the run's key. The same key gives the same result.
-      hyper_parameters: values for a function of them to a method, which is given in the place of the method, as in
-        `pfl_jax.sweep`. Real numbers (float or an array) are inputs of the compiled programs, and other values of them
-        compile nothing; whole numbers, texts and what else there is are a part of the programs.
+      hyper_parameters: hyper-parameters by name; `method` is then a function of them that gives a method, as in
+        `pfl_jax.sweep`. Real numbers (float or an array) are inputs of the compiled programs, so other values compile
+        nothing; all other values, such as whole numbers and texts, are constants of the programs.
       state: state to continue from, instead of a new one initialized from the key; a state carries its own key.
       mesh: devices to spread the clients over, see `client_mesh`. None uses the default device, or the mesh of
         `PlacedData`. A CPU is one device, whatever cores it has, unless the variable JAX_NUM_CPU_DEVICES says
         how many; a log record says so once where cores are idle.
-      state_on: place of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
+      state_on: storage of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
         cohort's states to the device for each round, and all clients' states in blocks for each evaluation. The results
         are the same. "disk" is for one process.
-      state_folder: existing folder where the files of state_on="disk", which end with the process, take room; None for
+      state_folder: existing folder for the files of state_on="disk", which are removed when the process ends; None for
         the system's folder of temporary files.
       on_nan: treatment of clients whose state or message becomes NaN or infinite: "stop" ends the run, "skip-client"
-        leaves them out of the round as if they had not been drawn. A score that is not finite stays one.
+        leaves them out of the round as if they had not been drawn. A score that is not finite stays so.
       newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`. Each evaluation also scores the
-        models that the method gives them.
-      donate: whether a round takes over the memory of the state before it, so that the state of a `RoundResult` can no
+        models that the method gives these clients.
+      donate: whether a round takes over the memory of the previous state, so that the state of a `RoundResult` can no
         longer be used once the next round begins. This saves the memory of one state while a round runs, and no time.
         By default the state of every result that you keep stays usable, and takes its memory; with state_on="disk" the
         clients' part of it is always taken over.
-      engine: compiled engine of this method and these settings, such as `pfl_jax.build(method, settings).jit()`, from a
-        caller who has one. It says where the states are: state_on, state_folder and donate are left out then. None
-        builds one.
+      engine: your own compiled engine of this method and these settings, such as
+        `pfl_jax.build(method, settings).jit()`. It fixes where the states are: leave out state_on, state_folder and
+        donate. None builds an engine.
       progress: whether to show a bar with the rounds and their time, in a terminal or a notebook.
 
     Raises:
@@ -181,7 +181,7 @@ def run(
     made: Method | MethodSchedule = make if hyper_parameters is None else make(**values)
     check_run(made, data, settings, mesh, state, state_on, state_folder, newcomers)
     if data.mesh is not None and mesh not in (None, data.mesh):
-        raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
+        raise InvalidInput("mesh: the data is already on the mesh of placement.place; leave mesh out")
     mesh = data.mesh or mesh
     if mesh is None and data.num_clients > 1:
         note_idle_cores()
@@ -215,7 +215,7 @@ def run(
     results = play(engine, data, settings, begin, newcomers, explains, on_nan)
     if not progress:
         return results
-    # Imported now: most runs show none.
+    # Imported only here: most runs show no bar.
     from rich.progress import track
 
     return iter(track(results, "rounds", total=settings.rounds - (0 if state is None else int(state.round))))
@@ -233,11 +233,11 @@ def play(
     """Loop over rounds and their evaluations, of one run or of several whose arrays have a leading axis.
 
     Args:
-      engine: compiled.
+      engine: compiled engine.
       data, settings, newcomers: see `run`.
       begin: function that makes the first state.
       explains: context in which a model that does not fit the data becomes an InvalidInput.
-      on_nan: see `run`; None continues whatever diverges.
+      on_nan: see `run`; None continues even if clients or the server diverge.
     """
     with usual_settings():
         with explains():
@@ -245,17 +245,17 @@ def play(
         num_clients, completed = state.trained.shape[-1], int(np.ravel(state.round)[0])
     start, received = time.perf_counter(), None
     for index in range(completed, settings.rounds):
-        # The caller's own settings hold between rounds.
+        # Between rounds the caller's own settings apply.
         with usual_settings():
             number, size = index + 1, settings.cohort_size(num_clients, index)
             evaluated = settings.is_evaluated(number)
             all_train = size == num_clients and on_nan == "stop"
-            # Clients outside this cohort are scored with what they received, which the previous evaluation may have.
+            # Clients outside this cohort need scores of the model they received: the previous evaluation may have them.
             if evaluated and settings.before_aggregation and not all_train and received is None:
                 received = _on_host(engine.evaluate(data, state))
             with explains():
                 state, outcome = engine.round(data, state, size)
-            # A number of the method may have been traced.
+            # A number in the method may have been traced.
             check_not_traced(outcome.finite)
             if on_nan is not None:
                 _check_finite(number, outcome, on_nan)
@@ -287,17 +287,17 @@ def play(
 
 
 def _in_the_middle(received: Scores | None, trained: Scores, outcome: Outcome) -> Scores:
-    """Scores of a round by the protocol `before_aggregation`; `received` are those before it, None if all trained."""
+    """Scores of a round by the protocol `before_aggregation`; `received` is from before it, None if all trained."""
     members = np.zeros(trained.shape, bool)
     np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
     return before_aggregation(trained if received is None else received, trained, members)
 
 
 def committed(tree: PyTree) -> PyTree:
-    """The tree, with its arrays of JAX bound to their device.
+    """The tree, with its JAX arrays bound to their device.
 
-    What a round returns is, if it calls exported functions (`pfl_jax.primitives.float64`); JAX would compile the second
-    round anew if the first state were not.
+    The result of a round is bound already if the round calls exported functions (`pfl_jax.primitives.float64`). If the
+    first state were not, JAX would compile the second round anew.
     """
     return jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding) if isinstance(leaf, jax.Array) else leaf, tree)
 

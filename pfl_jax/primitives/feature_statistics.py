@@ -1,7 +1,7 @@
 """Feature statistics of a client: class counts, class centroids, FedPAC's mean terms and variance.
 
 All functions but `merge_centroids` take one client's labels and mask [n] and features [n, d], and ignore padding. A
-label that is not a class is an InvalidInput, and within jit, where it is not known, counts for no class.
+label that is not a class raises InvalidInput; within jit, where labels are not known, it counts for no class.
 """
 
 import jax
@@ -156,7 +156,7 @@ def second_moment(features: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _memberships(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
-    """One-hot classes of the real examples: float32 [n, K]; InvalidInput for a label, if it is known, of no class."""
+    """One-hot classes of the real examples: float32 [n, K]; InvalidInput for a known label that is not a class."""
     check_shapes(labels=(labels, "n"), mask=(mask, "n"))
     if not any(isinstance(one, Tracer) for one in (labels, mask)):
         real = np.asarray(labels)[np.asarray(mask, bool)]

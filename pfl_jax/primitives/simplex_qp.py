@@ -52,12 +52,12 @@ def solve_simplex_qp(
 
     Solvers:
 
-    - "auto": "projected_gradient" for what it solves to a Frank-Wolfe gap of at most `tolerance`, "interior_point" for
-      all others, and for everything if jaxopt is not installed.
+    - "auto": "projected_gradient" for programs that it solves to a Frank-Wolfe gap of at most `tolerance`,
+      "interior_point" for all others, and for everything if jaxopt is not installed.
     - "projected_gradient": jaxopt.ProjectedGradient for the support and an exact solve on it, see
       `pfl_jax.primitives.simplex_solvers.projected_gradient`.
     - "osqp": jaxopt.BoxOSQP with LU factorizations; slow for more than a few dozen clients, and the gap may stay far
-      above `tolerance`: 1e-2 to 7e-2 with 40 clients and a condition number of 1e5. Look at it.
+      above `tolerance`: 1e-2 to 7e-2 with 40 clients and a condition number of 1e5. Check it.
     - "interior_point": `pfl_jax.primitives.simplex_solvers.interior_point`, to a gap of 1e-9 or `tolerance`, whichever
       is smaller.
 
@@ -76,8 +76,8 @@ def solve_simplex_qp(
 
     Returns:
       Weights [..., m] and gaps [...] in P's dtype, in float32 for a type of lower precision; NaN for a program with NaN
-      or infinite entries. The derivatives of the weights are those of the minimizer, by the implicit function theorem,
-      where it is unique and no weight is just becoming positive. The gaps' are zero.
+      or infinite entries. The derivatives of the weights are the minimizer's, by the implicit function theorem, where
+      it is unique and no weight is just becoming positive. The derivatives of the gaps are zero.
 
     Raises:
       InvalidInput: the solver is unknown or needs jaxopt, which is not installed; or the shapes do not fit.
@@ -132,7 +132,7 @@ def map_simplex_qp(
     Args:
       program_fn: row of `inputs` -> P [m, m] and q [m].
       inputs: leaves [b, ...].
-      dtype: of the results.
+      dtype: type of the results.
       solver, tolerance: see `solve_simplex_qp`.
 
     Returns:
@@ -198,7 +198,7 @@ def _is_convex(matrix: jax.Array, floor: float) -> jax.Array:
     centered = matrix - jnp.mean(matrix, axis=0)
     centered = centered - jnp.mean(centered, axis=1, keepdims=True)
     factor = jnp.linalg.cholesky(centered + len(matrix) * floor * jnp.eye(len(matrix)), symmetrize_input=True)
-    # Of NaN, which has no weights either, the gap is NaN.
+    # For NaN, which gives no weights either, the gap is NaN.
     return jnp.isfinite(factor).all() | ~jnp.isfinite(matrix).all()
 
 

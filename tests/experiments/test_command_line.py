@@ -94,17 +94,6 @@ def test_a_run_leaves_its_files(finished):
     assert config["given"] == ["epochs", "eval_every", "method", "num_clients", "rounds", "test_size", "train_size"]
 
 
-def test_a_run_says_what_it_does(finished):
-    folder, out, err = finished
-    assert err == ""
-    assert out.startswith("digits (scikit-learn digits), preset fedpac: fedavg(")
-    assert "round 1/3 · received" in out
-    assert "examples/s" in out
-    assert "left" in out
-    assert "worst 10%" in out
-    assert f"results in {folder.relative_to(folder.parents[1])}" in out
-
-
 def test_a_run_ends_at_its_target(tmp_path, capsys):
     out = tmp_path / "run"
     words = ["--method", "fedproto_g", "--rounds", "30", *SMALL, "--eval-every", "1", "--target-accuracy", "1"]

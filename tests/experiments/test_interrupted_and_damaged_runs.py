@@ -12,11 +12,11 @@ from interrupts import ask_to_stop
 from rich.console import Console
 
 from experiments.cli.command import main, parse
-from experiments.commands.sweep import main as sweep
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
 from experiments.run import build, memory, outcome, records, resume, run, together
 from experiments.run.run import run_cell
+from experiments.sweep import main as sweep
 from pfl_jax import InvalidInput, simulate
 
 WORDS = [*RUN.split(), "--checkpoint-every", "1"]

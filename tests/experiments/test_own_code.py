@@ -10,9 +10,9 @@ import pytest
 
 from experiments import export
 from experiments.cli.command import main, parse
-from experiments.commands.report import main as report
 from experiments.folder import stored_runs
-from experiments.folder.reuse import inspect
+from experiments.folder.load import inspect
+from experiments.report import main as report
 from experiments.run.models import own_model
 from experiments.run.resume import own_values, resumed
 from experiments.spec import own_code

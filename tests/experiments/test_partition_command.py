@@ -8,9 +8,9 @@ from rich.console import Console
 from trees import assert_same
 
 from experiments.cli.command import main, parse
-from experiments.commands.partition import main as partition
-from experiments.commands.partition import picture
-from experiments.folder.reuse import inspect
+from experiments.folder.load import inspect
+from experiments.partition import main as partition
+from experiments.partition import picture
 from experiments.run import build
 from experiments.spec.identity import relevant_options
 from pfl_jax.data import load, partition_files

@@ -84,7 +84,7 @@ SLOW = pytest.mark.slow
         ("trained_from", altered(message=lambda sent, _: (sent, sent.weight)), "must give a tree like the message"),
         ("seeds", altered(server=lambda state, _: jax.tree.map(jnp.zeros_like, state)), "another seed gives"),
         pytest.param("vmap", altered(refuses=lambda share: share > 1), "TracerBoolConversionError", marks=SLOW),
-        pytest.param("chunks_and_padding", READS_PADDING, "Neither clients under one vmap nor more", marks=SLOW),
+        pytest.param("chunks_and_padding", READS_PADDING, "Clients under one vmap, and more padding", marks=SLOW),
     ],
 )
 def test_a_broken_method_fails_with_the_rule_it_breaks(check, factory, message):

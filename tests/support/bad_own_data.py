@@ -104,7 +104,7 @@ MESSAGES: dict[str, list[tuple[str, str, Prepare]]] = {
     f"{CSV} --client-column label": [("that is the label", "label is named for two things", text(table()))],
     CSV: [
         ("two columns of words", "sex ('f' in row 0), town ('Rome' in row 0). Leave columns out (--drop)", WORDS),
-        ("a quote is not closed", "my.csv: line 14 is no CSV (unexpected end of data)", last('7,1,"no,A')),
+        ("a quote is not closed", "my.csv: line 14 is not CSV (unexpected end of data)", last('7,1,"no,A')),
         ("an index", "like the row numbers that pandas writes", text(table(",dose,label,hospital"))),
         ("semicolons", "separate columns by commas", text(table().replace(",", ";"))),
         ("no text", "'utf-8' codec can't decode byte 0xff in position 8", text(b"label,a\n\xff\xfe,1\n")),
