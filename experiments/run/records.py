@@ -152,7 +152,7 @@ def _digits(array: np.ndarray) -> Any:
     return float(f"{array:.6g}") if array.dtype.kind == "f" else array.item()
 
 
-_IN_THE_HEADLINE = ("method", "model", "preset", "rounds", "num_clients", "participation", "partition", "seed")
+_IN_HEADLINE = ("method", "model", "preset", "rounds", "num_clients", "participation", "partition", "seed")
 """Options that the headline names in its own words."""
 
 
@@ -164,7 +164,7 @@ def headline(experiment: Experiment) -> str:
     values = {k: v for k, v in spec.hyper_parameters.items() if v is not None and k not in unread}
     own = ", ".join(f"{name}={value}" for name, value in values.items())
     others = {
-        name: spec.options[name] for name in sorted(spec.given & KINDS.keys() - RESULT_NEUTRAL - {*_IN_THE_HEADLINE})
+        name: spec.options[name] for name in sorted(spec.given & KINDS.keys() - RESULT_NEUTRAL - set(_IN_HEADLINE))
     }
     procedure = f", procedure {spec.procedure}" if spec.procedure else ""
     return (
