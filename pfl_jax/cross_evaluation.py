@@ -28,7 +28,7 @@ def cross_scores(
       state: a state of the run, such as `RoundResult.state`.
       on: federation of M clients on whose test examples the models are scored. Inputs and classes must be like
         the run's, as in the result of `pfl_jax.data.corruption.corrupted`; None for `data`.
-      settings: settings of the run, if it had attackers, which deploy what they trained, or clients that take turns.
+      settings: settings of the run, if it had attackers (they deploy the models they trained) or clients took turns.
 
     Returns:
       `Scores` with leaves [N, M], NumPy arrays: row i for the model of client i, column j for the examples of client j.

@@ -79,7 +79,7 @@ def client_params(
 
     Args:
       method, data: method and data of the run.
-      settings: settings of the run, if it had attackers, which deploy what they trained, or clients that take turns.
+      settings: settings of the run, if it had attackers (they deploy the models they trained) or clients took turns.
       state: a state of the run, such as `RoundResult.state`.
       client: number of the client, from 0.
 
@@ -133,7 +133,7 @@ def save_model(path: str | Path, params: Params, dataset: Any = None, **about: s
     Args:
       path: the file; an existing one is replaced.
       params: result of `client_params`; a parameter's name is its path, "backbone.conv1.kernel".
-      dataset: the `pfl_jax.data.Dataset` of the run, for its normalization, preparation and class names; None for none.
+      dataset: the `pfl_jax.data.Dataset` of the run, for its normalization, preparation and class names; None without.
       **about: further texts, such as the method.
 
     Raises:

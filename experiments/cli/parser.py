@@ -1,4 +1,4 @@
-"""Command lines with argparse: a table of options, each of which converts and checks its values (`fields.Option`).
+"""Command lines with argparse: a table of options, each of which checks its values (`option_notes.Option`).
 
 The texts of the help are docstrings after the fields of a class.
 """

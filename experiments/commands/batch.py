@@ -109,7 +109,7 @@ class Batch(abc.ABC):
         return self.words
 
     def options(self, dataset: str, **known: Any) -> dict[str, Any]:
-        """Options of every run, read as the method and preset of a run that is known so far have them."""
+        """Options that every run has; `known` are the options that decide defaults, such as method and preset."""
         return read_options(dataset, self.all_words, **known)
 
     @abc.abstractmethod

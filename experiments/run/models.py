@@ -72,7 +72,9 @@ def _model_of(options: Options, dataset: Dataset) -> Model:
         model = with_features(model, options.features)
     if options.adapter != "none" or options.personal is not None:
         model = adapted(options, model, shape, dtype)
-    return model if options.loss is None else _with_loss(options.loss, model, shape, dtype, dataset.train_y)
+    if options.loss is not None:
+        model = _with_loss(options.loss, model, shape, dtype, dataset.train_y)
+    return model
 
 
 def _num_outputs(task: str | None, dataset: Dataset) -> int:

@@ -20,8 +20,8 @@ from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 
 _OF_A_COMMAND: dict[str, Any] = {"resume": None, "out": None, "config": None, "tracker": None}
-"""Options that a run has of the command which began it, with their values in another one. A tracker too is executed
-only where the command itself names it."""
+"""Options that are not taken from the stored run, with the values used unless the resuming command gives its own: a
+tracker, for example, is executed only if that command names it."""
 
 
 def resumed(spec: Spec) -> Spec:

@@ -34,7 +34,7 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     unused = (
         unread_options(spec).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
     )
-    # The data determines the one; the other stands for options.
+    # `vocabulary` follows from the data, and `procedure` from the options that it sets.
     unused |= {"vocabulary"} - spec.given | {"procedure"}
     if (spec.partition == "natural" and spec.dataset == CUSTOM) or is_partition_file(spec.partition):
         unused.add("num_clients")
@@ -99,8 +99,8 @@ def notes(spec: Spec, given: Iterable[str], backend: str) -> list[str]:
 def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> str:
     """First difference between a stored and a requested configuration, in words; "" if they agree.
 
-    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
-    that goes on must be measured alike to its end.
+    The protocol before_aggregation is measured only on request. A finished run with it also serves requests without it;
+    a run that goes on keeps the protocols that it began with.
     """
     is_real = bool(config["data"]["is_real"])
     source = spec.source

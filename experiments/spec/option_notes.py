@@ -69,8 +69,10 @@ def noted(kinds: dict[str, Any], note: type[Note]) -> dict[str, tuple[Note, ...]
 
 
 class Argument(NamedTuple):
-    """How a field of a command's dataclass is given, in its `Annotated`: `form` may be an argument without a name, or
-    "none" for a field that is none of the command line's; a repeated option has all values.
+    """How the command line gives a field of a command's dataclass, in its `Annotated`.
+
+    `form`: an option; an option that may be repeated, whose values the field collects; an argument without a name; or
+    "none", a field that the command line does not give.
     """
 
     form: Literal["option", "repeated", "positional", "none"] = "option"

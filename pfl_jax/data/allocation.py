@@ -15,7 +15,7 @@ Sizes: TypeAlias = int | Sequence[int] | np.ndarray
 class Partition(NamedTuple):
     """Examples of each client, as indices into the dataset's training and test examples.
 
-    Clients may share examples, but nobody is tested on what anybody trains on.
+    Clients may share examples, but no client is tested on an example that any client trains on.
 
     Attributes:
       train: distinct indices of each client's training examples, int64 [n_i].

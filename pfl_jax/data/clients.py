@@ -23,8 +23,9 @@ def from_clients(
     """Data set of clients, each with its own rows.
 
     Args:
-      given: a mapping from clients to their rows, a list of the clients' rows, or a table with a column of clients: a
-        pandas DataFrame, or a Hugging Face dataset, whose split "test" has the test rows. The rows of a client are a
+      given: a mapping from clients to their rows, a list of the clients' rows, a partitioner of Flower (anything with
+        `load_partition` and `num_partitions`), or a table with a column of clients: a pandas DataFrame, or a Hugging
+        Face dataset, whose split "test" has the test rows. The rows of a client are a
         tuple (x, y), a dict of arrays (by default x and y; test_x and test_y are its test rows), or a table. Columns of
         clients are matched by their names; the first client's columns give the order.
       x: name or names of the inputs. By default the only array of rank 2 or more that is not y; without such an array,
@@ -57,8 +58,10 @@ def from_clients(
     roles = Roles(x, y, client, time, drop)
     if _is_table(given):
         return from_tables(_tables("the table", given, roles), roles, **options)
+    if hasattr(given, "load_partition") and hasattr(given, "num_partitions"):
+        given = [given.load_partition(number) for number in range(given.num_partitions)]
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
-        raise InvalidInput(f"clients are a mapping, a list or a table, not a {type(given).__name__}")
+        raise InvalidInput(f"clients are a mapping, a list, a table or a partitioner, not a {type(given).__name__}")
     clients = given if isinstance(given, Mapping) else dict(enumerate(given))
     if not clients:
         raise InvalidInput("there are no clients")

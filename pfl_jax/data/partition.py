@@ -1,6 +1,6 @@
 """Partitions of a dataset over clients.
 
-A partition is a function of a data set, of which it reads labels or clients, and a seed. Its indices count through the
+A partition is a function of a seed and of the labels or clients of a data set. Its indices count through the
 training examples and on through the test examples, the order of the pool in `pfl_jax.data.federated`.
 
 Sources: FedPAC (Xu, Tong & Huang 2023, "Personalized federated learning with feature alignment and classifier

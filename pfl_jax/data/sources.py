@@ -123,9 +123,9 @@ def load(
     folder = None if data_dir is None else Path(data_dir).expanduser()
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InvalidInput(f"the data folder {folder} is not a folder")
-    if spec.tfds_name is None and source not in ("auto", "embedded"):
+    if spec.in_scikit_learn and source not in ("auto", "embedded"):
         raise InvalidInput(f"{name} comes from inside scikit-learn: use source embedded or auto")
-    if spec.tfds_name is None or source == "embedded":
+    if spec.in_scikit_learn or source == "embedded":
         return _embedded(spec, seed)
     # Unusable data is an error; only missing data is skipped.
     if source != "files" and (prepared := tfds.find(spec, folder, notify)) is not None:
@@ -150,11 +150,11 @@ def load(
 
 def _embedded(spec: DatasetSpec, seed: int) -> Dataset:
     """scikit-learn's digits, or images composed of them in place of the dataset."""
-    is_digits = spec.tfds_name is None
-    arrays = embedded.digits() if is_digits else _composed(spec, seed)
+    is_real = spec.in_scikit_learn
+    arrays = embedded.digits() if is_real else _composed(spec, seed)
     composed = "embedded digit pairs" if embedded.is_pairs(spec.num_classes) else "embedded digits"
-    source = "scikit-learn digits" if is_digits else composed
-    return Dataset(spec.name, source, "", is_digits, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=True)
+    source = "scikit-learn digits" if is_real else composed
+    return Dataset(spec.name, source, "", is_real, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=True)
 
 
 @functools.lru_cache(maxsize=1)

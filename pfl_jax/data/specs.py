@@ -35,13 +35,13 @@ class DatasetSpec(NamedTuple):
       std: standard deviation of pixels, per channel.
       fedpac: (mean, std) of FedPAC's released code if they differ from `mean` and `std`; None if they are the same, or
         that code does not use the dataset.
-        does not use the dataset.
       published: numbers of (training, test) examples of the complete dataset; outputs report missing examples.
       tfds_name: name (and configuration) in tensorflow-datasets; None if it is not available there.
       url: one of the files that tensorflow-datasets downloads; its host must answer.
       folders: possible names of a folder with the dataset's files, inside `data_dir` or a system folder; empty if the
         dataset can only be loaded through tensorflow-datasets.
       transposed: whether the published files store images with rows and columns exchanged.
+      in_scikit_learn: whether the dataset is scikit-learn's digits, which are always there.
     """
 
     name: str
@@ -55,6 +55,7 @@ class DatasetSpec(NamedTuple):
     url: str = ""
     folders: tuple[str, ...] = ()
     transposed: bool = False
+    in_scikit_learn: bool = False
 
     def normalized(self, paper: PixelNormalization) -> "DatasetSpec":
         """Specification with the mean and standard deviation of a paper's released code."""
@@ -117,7 +118,7 @@ _ALL = (
         transposed=True,
     ),
     # Mean and deviation of scikit-learn's 1797 digits (4.884 and 6.017 of 16).
-    DatasetSpec("digits", (8, 8, 1), 10, (0.305,), (0.376,)),
+    DatasetSpec("digits", (8, 8, 1), 10, (0.305,), (0.376,), in_scikit_learn=True),
 )
 
 SPECS: dict[str, DatasetSpec] = {spec.name: spec for spec in _ALL}

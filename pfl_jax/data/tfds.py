@@ -74,7 +74,8 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
     A host that does not answer within HOST_TIMEOUT, and any failure in tfds, is an InvalidInput.
     """
     folder = folder_or_default(data_dir)
-    if reason := _unreachable(spec.url):
+    reason = _unreachable(spec.url) if spec.tfds_name else "it is not in tensorflow-datasets"
+    if reason:
         raise InvalidInput(
             f"{spec.name} cannot be downloaded: {reason}; give data_dir (--data-dir) a folder that has it, or "
             "use source embedded"

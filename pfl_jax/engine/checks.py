@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Cohort, Method, PyTree, State
 from pfl_jax.data.federated import FederatedData, client_data, select_run
+from pfl_jax.engine.batch_rows import check_rows
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.store import Federation
@@ -49,6 +50,7 @@ def check_run(
     if (mixed := mixture(method)) is not None:
         check_networks(mixed, data, state_on, newcomers)
     check_turns(method, settings)
+    check_rows(at_round(method, 0), _first(data))
     if state is not None:
         check_state(method, data, settings, state)
 
@@ -164,6 +166,7 @@ def check_sweep(
             check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
     method = make_method(**{name: value[0] for name, value in values.items()})
     check_turns(method, settings)
+    check_rows(at_round(method, 0), _first(data))
     if states is None:
         return
     rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size

@@ -178,7 +178,18 @@ def _direct_input_gradient(padding: Padding, g: jax.Array, kernel: jax.Array) ->
 
 
 def _direct_kernel_gradient(padding: Padding, x: jax.Array, g: jax.Array) -> jax.Array:
-    """K as a convolution whose batch is the input channels and whose channels are the batch."""
+    """K as a convolution whose batch is the input channels and whose channels are the batch.
+
+    With few input channels it is one along examples and rows instead: the columns of g are its channels, and the shifts
+    of the image along the columns its batch. Then g, the largest array of a first layer, stays in its own order.
+    """
+    columns = g.shape[2]
+    if x.shape[3] < _CHANNELS <= columns:
+        x = _pad(x, padding)
+        width, channels = x.shape[2] - columns + 1, x.shape[3]
+        shifted = jnp.stack([x[:, :, j : j + columns] for j in range(width)]).transpose(0, 4, 1, 2, 3)
+        kernel = _correlate(shifted.reshape(width * channels, *x.shape[:2], columns), g)
+        return kernel.reshape(width, channels, -1, g.shape[3]).transpose(2, 0, 1, 3)
     # Transposed by hand: with the same order in its dimension numbers, XLA takes its slow path.
     return _correlate(x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3), padding).transpose(1, 2, 0, 3)
 

@@ -39,6 +39,22 @@ def test_clients_arrays():
     check(from_clients(tables, y="ill"))
 
 
+class Partitioner:
+    """As those of flwr-datasets."""
+
+    num_partitions = len(SIZES)
+
+    def load_partition(self, partition_id):
+        here = TABLE["where"] == list(SIZES)[partition_id]
+        return Split({name: TABLE[name][here] for name in ("age", "dose", "pulse", "ill")})
+
+
+def test_a_partitioner_of_flower():
+    dataset = from_clients(Partitioner(), y="ill")
+    assert dataset.client_names == ("0", "1", "2")
+    check(dataset._replace(client_names=tuple(SIZES)))
+
+
 @pytest.mark.parametrize("kind", [Frame, Split])
 def test_tables_with_a_column_of_clients(kind):
     table = kind(TABLE)

@@ -266,7 +266,7 @@ def test_other_values_of_hyper_parameters_compile_nothing(state_on):
     assert not np.allclose(changed, play(make, {"lr": 0.03, "lam": 2.0, "epochs": 2}), rtol=1e-3)
     with pytest.raises(InvalidInput, match="lam must not be negative, not -1"):
         play(make, {"lam": -1.0})
-    with pytest.raises(InvalidInput, match="of lr, batch_size one changes shapes"):
+    with pytest.raises(InvalidInput, match="one of lr, batch_size changes shapes"):
         play(make, {"lr": 0.1, "batch_size": np.array(3)})
 
 
