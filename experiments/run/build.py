@@ -124,6 +124,13 @@ def build_experiment(spec: Spec, console: Console, processes: Processes | None =
         with jax.default_device(on_host):
             parts, shift = divide_and_tell(spec, dataset, console), shift_of(spec, dataset)
             data = federated.federate(dataset, parts, **shift, seed=spec.seed)
+        largest, batch_size = max(map(len, parts.train)), spec.hyper_parameters.get("batch_size", 0)
+        if "batch_size" in spec.given and batch_size > largest:
+            print_notice(
+                console,
+                f"Note: --batch-size {batch_size} is more than the {largest} training examples of any client: each "
+                "step takes all of a client's examples (whole-batch gradient descent, one step per epoch).",
+            )
         if not spec.distributed:
             return assemble(spec, dataset, data, parts)
         return assemble(spec, placement.without_inputs(dataset), data, parts, simulate.client_mesh(devices(spec)))

@@ -1,5 +1,6 @@
 """Rounds of one run, or of several runs that share a program, and their records."""
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -126,6 +127,18 @@ class ActiveRun:
         for line in content.splitlines():
             self._add(json.loads(line))
 
+    def restore_from_log(self) -> bool:
+        """Go to the end of a run that lacks its summary alone, as after a full disk; whether it is such a run."""
+        # A damaged log is of no run that could end.
+        with contextlib.suppress(InvalidInput):
+            self.lines = load.read_metrics(self.folder.path)
+        if not self.is_complete:
+            self.lines = []
+            return False
+        last = self.lines[-1]
+        self.counts = Totals(last["round"], diverged=last.get("diverged", 0), elapsed=last["seconds"])
+        return True
+
     def add(self, result: RoundResult, seconds: float, elapsed: float) -> None:
         """Count a round of so many seconds, that ended so long after the run began."""
         counts, sent = self.counts, self.experiment.traffic
@@ -191,6 +204,12 @@ class ActiveRun:
                 text += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
                 print_notice(console, text)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no round is left."""
+        done = self.lines[-1]["round"] if self.lines else 0
+        return done == self.experiment.spec.rounds or self.has_reached_target()
+
     def has_reached_target(self) -> bool:
         """Whether the latest evaluation has --target-accuracy, so that the run may stop early."""
         target = self.experiment.spec.target_accuracy
@@ -225,7 +244,7 @@ def run_rounds(
     """
     first, before = runs[0].experiment, runs[0].counts.elapsed
     spec = first.spec
-    if all(run.has_reached_target() for run in runs):
+    if all(run.is_complete for run in runs):
         # Only the summary was missing.
         return state
     every = spec.checkpoint_every

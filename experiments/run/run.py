@@ -189,9 +189,12 @@ class RunDriver(abc.ABC):
                 check_data(run.folder.path, run.experiment.dataset.description)
             found = self._newest(notify)
             for run, checkpoint in zip(self.runs, found, strict=True):
-                if checkpoint is None:
-                    notify(f"No checkpoint was written to {run.folder.path / FOLDER}: the run begins anew.")
-                run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
+                if checkpoint is None and len(self.runs) == 1 and run.restore_from_log():
+                    notify(f"{METRICS} has all rounds, and the summary alone is missing. No final state was kept.")
+                else:
+                    if checkpoint is None:
+                        notify(f"No checkpoint was written to {run.folder.path / FOLDER}: the run begins anew.")
+                    run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
                 if processes.is_first:
                     add_rounds(run.folder, run.experiment, run.counts.round, notify)
                     record_code(run.folder, notify)
@@ -273,7 +276,10 @@ class RunDriver(abc.ABC):
         saved = self.checkpoints(folders[0]).rounds() if len(self.specs) == len(folders) == 1 else []
         # Own code runs only where the command names it.
         named = "".join(f" {flag(kind)} {getattr(spec, kind)}" for kind in CODE if kind in spec.own_code)
-        return f"; --resume {folders[0].path}{named} goes on after round {saved[-1]}" if saved else ""
+        resume = f"; --resume {folders[0].path}{named}" if folders else ""
+        if not saved and len(self.runs) == 1 and self.runs[0].is_complete:
+            return f"{resume} writes the summary, without the final state"
+        return f"{resume} goes on after round {saved[-1]}" if saved else ""
 
     def _discard(self) -> None:
         """Remove the folders of runs without a result, unless they can be resumed."""

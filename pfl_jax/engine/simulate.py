@@ -23,7 +23,7 @@ from pfl_jax.engine.checks import (
     usual_settings,
 )
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
-from pfl_jax.engine.mapping import ClientMesh, client_mesh, replicate
+from pfl_jax.engine.mapping import ClientMesh, client_mesh, note_idle_cores, replicate
 from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.store import Federation, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
@@ -149,7 +149,8 @@ def run(
         nothing; all other values, such as whole numbers and texts, are constants of the programs.
       state: state to continue from, instead of a new one initialized from the key; a state carries its own key.
       mesh: devices to spread the clients over, see `client_mesh`. None uses the default device, or the mesh of
-        `PlacedData`.
+        `PlacedData`. A CPU is one device, whatever cores it has, unless the variable JAX_NUM_CPU_DEVICES says
+        how many; a log record says so once where cores are idle.
       state_on: storage of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
         cohort's states to the device for each round, and all clients' states in blocks for each evaluation. The results
         are the same. "disk" is for one process.
@@ -182,6 +183,8 @@ def run(
     if data.mesh is not None and mesh not in (None, data.mesh):
         raise InvalidInput("mesh: the data is already on the mesh of placement.place; leave mesh out")
     mesh = data.mesh or mesh
+    if mesh is None and data.num_clients > 1:
+        note_idle_cores()
     frozen = at_round(made, 0).frozen
     data = data.with_frozen(frozen)
     newcomers = newcomers if newcomers is None else newcomers.with_frozen(frozen)
