@@ -69,6 +69,8 @@ EXAMPLES = {
     "validation and a comparison": ("docs/evaluation.md", ["with_validation(", "import difference"]),
     "virtual time": ("docs/time.md", ["asynchronous.timetable("]),
     "sweep": ("docs/sweeps.md", ["sweep.run("]),
+    "fairness": ("docs/fairness.md", ['"weight_lr": 0.1']),
+    "graphs": ("docs/decentralized.md", ["erdos_renyi:0.1"]),
 }
 """Name -> page, and a text in each of its blocks that runs and prints."""
 

@@ -19,7 +19,7 @@ from experiments.run.models import (
     check_scores,
     model_of,
     models_of,
-    networks_file,
+    network_positions,
     own_task,
     texts,
     weights_digest,
@@ -246,7 +246,7 @@ def _values(spec: Spec) -> dict[str, Any]:
 def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
     """Method of a run, a schedule where hyper-parameters change with the round; `values` are in their place."""
     models, factory = models_of(spec, dataset), method_factory(spec.method)
-    positions = networks_file(spec)
+    positions = network_positions(spec)
     hyper_parameters = _values(spec) | values
     augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if spec.augment else None
 

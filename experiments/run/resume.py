@@ -45,7 +45,7 @@ def resumed(spec: Spec) -> Spec:
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
     config = read_config(folder)
     # All that can refuse the run comes before its own code is executed.
-    with of_a_run(folder):
+    with errors_of_config(folder):
         dataset = config["dataset"]
     if dataset != spec.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {dataset}, not {spec.dataset}")
@@ -107,7 +107,7 @@ def spec_of(
     Raises:
       InvalidInput: it was edited, a file of the user's own has another text now, or may not be executed.
     """
-    with of_a_run(folder, prefix):
+    with errors_of_config(folder, prefix):
         values = stored_options(config) | config["hyper_parameters"] | _OF_A_COMMAND
         for kind, entry in config.get("own_code", {}).items():
             if kind not in CODE:
@@ -153,7 +153,7 @@ class CodeNotNamed(InvalidInput):
 
 
 @contextlib.contextmanager
-def of_a_run(folder: Path, prefix: str = "--resume ") -> Iterator[None]:
+def errors_of_config(folder: Path, prefix: str = "--resume ") -> Iterator[None]:
     """Say of which configuration an error is."""
     try:
         yield

@@ -12,6 +12,7 @@ from typing import Any
 
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput
+from pfl_jax.methods.afl import afl as afl
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
@@ -76,15 +77,16 @@ from pfl_jax.methods.pfedfda import pfedfda as pfedfda
 from pfl_jax.methods.pfedgraph import pfedgraph as pfedgraph
 from pfl_jax.methods.pfedhn import pfedhn as pfedhn
 from pfl_jax.methods.pfedme import pfedme as pfedme
+from pfl_jax.methods.qffl import qffl as qffl
 from pfl_jax.methods.scaffold import scaffold as scaffold
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import check_value, unknown
 
 _FACTORIES = (
-    *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, per_fedavg),
-    *(fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme, ditto),
-    *(fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd, fml),
-    *(fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
+    *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, qffl, afl),
+    *(per_fedavg, fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme),
+    *(ditto, fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd),
+    *(fml, fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
     *(fedpac_proto, pfedfda, fedas, fedas_cd2, dsgd, dfedavgm, osgp, dispfl, dfedpgp, feddpa, fedex_lora, hetlora),
     *(fedsa_lora, flora, flexlora),
 )

@@ -87,6 +87,9 @@ NUMBERS |= {
     "osgp": (MODEL + 1, 0),
     "dispfl": (MODEL + MODEL / 4, 0),
     "dfedpgp": (THETA + 1, 0),
+    # A number goes up besides: the loss's curvature, or the loss; a weight goes down.
+    "qffl": (MODEL + 1, MODEL),
+    "afl": (MODEL + 1, MODEL + 1),
     # A trace goes up besides.
     "fedas": (THETA + 1, THETA),
 }
