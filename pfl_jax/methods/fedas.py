@@ -130,6 +130,7 @@ def fedas(
     Returns:
       A `Method` with `FedASServer` and `FedASClient`. Under `received` a client deploys the received backbone, aligned
       unless the manner is parallel, with its own head; under `trained`, as in the released code, its trained model.
+      Trees: server FedASServer(backbone, head); client FedASClient(backbone, head, trained: flag).
 
     Info:
       trace: [M], Fisher trace of each client's trained model on its own examples.

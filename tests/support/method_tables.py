@@ -136,7 +136,8 @@ def with_trees(name):
     upto, returns, rest = rest.partition("\n    Returns:\n")
     assert found
     assert returns
-    section, blank, rest = rest.partition("\n\n")
+    # To the next section, or to the end of the docstring.
+    section, blank, rest = re.split(r'(\n\n|\n    """)', rest, maxsplit=1)
     section = section.partition("\n      Trees: ")[0]
     trees = "Trees: server {}; client {}.".format(*state_trees(METHODS[name]))
     lines = textwrap.wrap(trees, 114, break_long_words=False, break_on_hyphens=False)
