@@ -25,7 +25,7 @@ Maker: TypeAlias = Callable[[Sequence[Group]], list[Picture]]
 """Makes the charts of groups that stand side by side."""
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
-_OF_A_TABLE = ("rounds", "eval_clients", "target_accuracy")
+_OF_A_TABLE = ("rounds", "eval_clients", "target_accuracy", "patience")
 _OF_A_TABLE += tuple(field.name for part in (Data, Federation, Robustness) for field in dataclasses.fields(part))
 """Options that all runs of a ranking share: about its clients, and how far they train."""
 _CHARTS: dict[str, Maker] = {

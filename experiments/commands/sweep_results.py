@@ -55,9 +55,10 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     else:
         choice = CHOSEN_ON[on].format(score=score, protocol=protocol)
     values = [{"setting": one.label} | _values(one, protocol, validated=on == VALIDATION) for one in groups]
+    when = "of the kept round" if any(one.keeps for one in groups) else "after the last round"
     explained = (
-        f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: weighted by their test "
-        "examples); mean and deviation over seeds."
+        f"{axis[0].upper()}{axis[1:]} {when}, means over clients (pooled: weighted by their test examples); mean and "
+        "deviation over seeds."
     )
     rows = [[_text(value, percent=axis.endswith("percent")) for value in row.values()] for row in values]
     if best is not None:
@@ -118,7 +119,7 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, dict[str, Any]]:
     """Column -> record of the values after the last round; on test examples, but for the column "validation"."""
-    last, everyone = [run.lines[-1] for run in group.runs], load.number_of_clients(group.runs[0].config)
+    last, everyone = [run.final for run in group.runs], load.number_of_clients(group.runs[0].config)
     found = {VALIDATION: _record([line[VALIDATION][main] for line in last], "mean", everyone)} if validated else {}
     # Finished runs may have a protocol that was not asked for.
     for protocol in sorted({*ALWAYS, main}, key=lambda name: (name != main, PROTOCOLS.index(name))):

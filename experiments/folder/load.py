@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.folder.best_round import evaluations, final
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
@@ -14,7 +15,6 @@ from experiments.folder.run_folder import (
     VALIDATION,
     digest,
     digest_of_content,
-    evaluations,
 )
 from experiments.spec.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, ReportedRound
 from experiments.spec.identity import relevant_options
@@ -136,6 +136,12 @@ class StoredRun:
         return self.lines[-1]["round"] if self.lines else 0
 
     @property
+    def final(self) -> dict[str, Any]:
+        """Evaluation whose scores are the results, see `best_round.final`."""
+        higher = task_of(self.config)["higher_is_better"]
+        return final(self.lines, self.spec.eval_protocol, self.spec.patience, higher_is_better=higher)
+
+    @property
     def state(self) -> str:
         if self.summary is not None:
             return "finished"
@@ -147,11 +153,13 @@ class StoredRun:
         return (self.summary or {}).get("seconds", 0.0) / self.config.get("runs_together", 1)
 
     def accuracy(self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients") -> float | None:
-        """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
-        one."""
-        means = self.curve(protocol, average)
-        if score == "last":
-            return means[-1]
+        """Mean accuracy in percent, or other primary score, in the last or the best round; None if no client has one.
+
+        Of a run with --patience it is that of the round that it kept.
+        """
+        means, line = self.curve(protocol, average), self.final
+        if score == "last" or line is not self.lines[-1]:
+            return means[self.lines.index(line)]
         compared = [line[protocol][FIELD[average]] for line in evaluations(self.lines, protocol)]
         known = [mean for mean in compared if mean is not None]
         return best_mean(self.config, known) if known else None
@@ -161,7 +169,7 @@ class StoredRun:
     ) -> dict[str, int]:
         """Number of the clients of `accuracy`, as "clients"; none where it is not known."""
         # The best round has as many as the last one.
-        summary = self.lines[-1][protocol]
+        summary = self.final[protocol]
         return {"clients": summary["clients"]} if "clients" in summary else {}
 
     def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
@@ -173,8 +181,8 @@ class StoredRun:
         return [line[protocol][name] for line in self.lines]
 
     def validation(self, protocol: Protocol) -> float | None:
-        """Mean accuracy over clients on validation examples at the last evaluation; None without such examples."""
-        return self.lines[-1][VALIDATION][protocol]["mean"] if VALIDATION in self.lines[-1] else None
+        """Mean accuracy over clients on validation examples in the end; None without such examples."""
+        return self.final[VALIDATION][protocol]["mean"] if VALIDATION in self.final else None
 
     def at_round(self, number: int, protocol: Protocol) -> float | None:
         """Mean over clients after a round; None if the round was not evaluated."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.folder.load import read_config
-from experiments.folder.run_folder import CONFIG, METRICS, SUMMARY, RunFolder, lock_run
+from experiments.folder.run_folder import CONFIG, KEPT, METRICS, SUMMARY, RunFolder, lock_run
 from experiments.folder.version import ComparedCode, by_other_code
 from experiments.spec.identity import difference
 from experiments.spec.spec import Spec
@@ -30,7 +30,8 @@ def inspect(spec: Spec, folder: str | Path, compared: ComparedCode = "sources") 
         raise InvalidInput(f"{folder} holds another run ({differs}), which is never overwritten: give --out another")
     if by_other_code(config, compared):
         return "of other code"
-    if is_finished and spec.keep_state == "always" and not Checkpoints(folder / FOLDER).rounds():
+    is_kept = any(Checkpoints(folder / name).rounds() for name in (FOLDER, KEPT))
+    if is_finished and spec.keep_state == "always" and not is_kept:
         raise InvalidInput(f"{folder} holds the run, which kept no state: --keep-state always needs another --out")
     return "finished" if is_finished else "unfinished"
 

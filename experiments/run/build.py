@@ -180,6 +180,8 @@ def _notes(spec: Spec, dataset: Dataset) -> list[str]:
     """What may not have been meant by a run on this data."""
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
+    if spec.target_accuracy is not None and spec.val_fraction is None and not is_partition_file(spec.partition):
+        notes.append("--target-accuracy is compared with scores on test examples: --val-fraction 0.1 sets others apart")
     if spec.dataset == CUSTOM:
         from experiments.spec import own_data
 
@@ -217,6 +219,8 @@ def assemble(
     counts = np.asarray(data.train_count)
     method = make_method(spec, dataset)
     check_scores(at_round(method, 0).task, spec.target_accuracy)
+    if spec.patience is not None and is_partition_file(spec.partition) and data.validation_count is None:
+        raise InvalidInput("--patience needs validation examples, and the partition has none: give --val-fraction 0.1")
     factory, key = method_factory(spec.method), jax.random.key(spec.seed)
     prepared = [flag(name) for name in ("normalize", "impute", "encode") if getattr(spec, name)]
     own = (f"inputs: prepared from the rows of all clients ({', '.join(prepared)})",) if prepared else ()

@@ -94,7 +94,7 @@ class Together(RunDriver):
         ):
             # Alone, such a run would end here.
             for run, finite in zip(self.runs, result.finite, strict=True):
-                if not (np.any(finite) if skips else np.all(finite)) and not run.counts.ended:
+                if not (np.any(finite) if skips else np.all(finite)) and not run.counts.ended and not run.has_ended():
                     run.counts.ended = True
                     print_notice(console, f"round {result.round}: the run in {run.folder.path} has diverged")
             yield [_of_run(result, index, ended=run.counts.ended) for index, run in enumerate(self.runs)]

@@ -109,8 +109,8 @@ def chosen_on(groups: Sequence[Group]) -> str:
 
 
 def goodness(one: Group, protocol: Protocol, on: str) -> float:
-    """Mean over clients and seeds after the last round, of errors minus it; a setting without it is the worst."""
-    values = one.values(one.rounds[-1], protocol, on=on) if one.rounds else []
+    """Mean over clients and seeds in the end, of errors minus it; a setting without it is the worst."""
+    values = one.values(None, protocol, on=on) if one.rounds else []
     if not values or len(values) < len(one.counted):
         return -math.inf
     mean = float(np.mean(values))

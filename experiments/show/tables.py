@@ -13,8 +13,9 @@ import rich.table
 from rich import box
 
 from experiments.folder import load
+from experiments.folder.best_round import best
 from experiments.folder.load import measured
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best, score_text
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, score_text
 from experiments.spec.choices import Protocol
 from pfl_jax.atomic_write import write_text
 from pfl_jax.tasks import Task

@@ -261,7 +261,10 @@ class Evaluation:
     after local training and all other clients with the model that they received in the previous round."""
     target_accuracy: Annotated[float | None, NotInSweeps("its runs end together")] = None
     """Stop after the first evaluation whose mean accuracy in percent, or other primary score of the task, by
-    --eval-protocol, is at least as good as this."""
+    --eval-protocol, is at least as good as this; on validation examples if there are any."""
+    patience: Count | None = None
+    """Stop at the first evaluation this many rounds or more after the best one, by --eval-protocol on validation
+    examples (with --val-fraction); the results of the run are then those of that best round."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from pfl_jax.data.specs import SPECS
 
 def result_neutral(options: Mapping[str, Any]) -> frozenset[str]:
     """Options that do not change the results of a run with these options: --eval-protocol may say when the run ends."""
-    return RESULT_NEUTRAL - ({"eval_protocol"} if options.get("target_accuracy") is not None else set())
+    ends = any(options.get(name) is not None for name in ("target_accuracy", "patience"))
+    return RESULT_NEUTRAL - ({"eval_protocol"} if ends else set())
 
 
 def relevant_options(spec: Spec) -> dict[str, Any]:
@@ -30,9 +31,8 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     """
     values = resolve_defaults(spec.values)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
-    unused = (
-        unread_options(spec).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
-    )
+    unused = unread_options(spec).keys() - {"attack"} | unread_by_wrappers(values).keys()
+    unused |= result_neutral({name: value for name, value in values.items() if name not in unused}) | {"seed"}
     # The data determines the one; the other stands for options.
     unused |= {"vocabulary"} - spec.given | {"procedure"}
     if (spec.partition == "natural" and spec.dataset == CUSTOM) or is_partition_file(spec.partition):
@@ -79,6 +79,8 @@ def unread_options(spec: Spec) -> dict[str, str]:
     if spec.participation == 1:
         # Nobody is drawn where all take part.
         whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), "with --participation 1")
+    if spec.val_fraction is None and not is_partition_file(spec.partition):
+        whys["patience"] = "without --val-fraction"
     if not (spec.dataset in SPECS and SPECS[spec.dataset].fedpac):
         how = "--normalize normalizes" if spec.dataset == CUSTOM else "both papers' settings normalize alike"
         whys["pixel_normalization"] = f"on {spec.dataset}, which {how}"

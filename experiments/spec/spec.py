@@ -260,6 +260,8 @@ def stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
 def settings_of(options: Options) -> Settings:
     """The library's settings of a run; InvalidInput where they do not fit together."""
     named = {name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__}
+    # A run that is resumed has to know all its evaluations, so its log decides when it ends, see `best_round.final`.
+    named["patience"] = None
     return Settings(before_aggregation=options.eval_protocol == "before_aggregation", **named)
 
 

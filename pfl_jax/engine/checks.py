@@ -49,6 +49,7 @@ def check_run(
     if (mixed := mixture(method)) is not None:
         check_networks(mixed, data, state_on, newcomers)
     check_turns(method, settings)
+    check_patience(data, settings)
     if state is not None:
         check_state(method, data, settings, state)
 
@@ -62,6 +63,14 @@ def check_turns(method: Method | MethodSchedule, settings: RoundSettings) -> Non
             raise InvalidInput(
                 f"{name} cannot be given: clients of this method take turns, so each needs the one before it"
             )
+
+
+def check_patience(data: Federation, settings: Settings) -> None:
+    """Raise InvalidInput for early stopping without validation examples: test examples decide nothing."""
+    if settings.patience is not None and data.validation_count is None:
+        raise InvalidInput(
+            "patience needs validation examples: data.partition.with_validation(parts, 0.1) sets some apart"
+        )
 
 
 def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Federation | None = None) -> None:
@@ -164,6 +173,7 @@ def check_sweep(
             check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
     method = make_method(**{name: value[0] for name, value in values.items()})
     check_turns(method, settings)
+    check_patience(data, settings)
     if states is None:
         return
     rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size

@@ -90,6 +90,9 @@ class Settings(RoundSettings):
       eval_every: rounds between two evaluations of `received`; the last round is always evaluated.
       before_aggregation: also evaluate by the protocol `pfl_jax.primitives.metrics.before_aggregation`. With partial
         participation this costs a second evaluation in every evaluated round whose previous round was not evaluated.
+      patience: end the run at the first evaluation this many rounds or more after the best one, by the mean over
+        clients of the primary score of `received` on validation examples, which the federation must have; None trains
+        all rounds. A run that continues from a state begins to count there.
 
     Example:
       >>> from pfl_jax import Settings
@@ -102,6 +105,7 @@ class Settings(RoundSettings):
     full_last_round: bool = False
     eval_every: Count = 1
     before_aggregation: bool = False
+    patience: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,6 +25,7 @@ from pfl_jax.engine.checks import (
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.mapping import ClientMesh, client_mesh, replicate
 from pfl_jax.engine.remembered import MakeMethod
+from pfl_jax.engine.stopping import Patience, without_ended
 from pfl_jax.engine.store import Federation, OnDisk, OnHost
 from pfl_jax.errors import Diverged, InvalidInput
 from pfl_jax.primitives.metrics import before_aggregation
@@ -78,6 +79,8 @@ class RoundResult(NamedTuple):
       seconds: wall time of the round and its evaluation, including compilation if there was any.
       before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
         `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
+      kept: with `Settings.patience` the number of the best evaluated round so far, 0 before the first; None without.
+        A run of a sweep whose patience has ended has NaN for all scores of later rounds, while others go on.
     """
 
     round: int
@@ -92,6 +95,7 @@ class RoundResult(NamedTuple):
     examples: Any
     seconds: float
     before_aggregation: Scores | None = None
+    kept: Any = None
 
     def __repr__(self) -> str:
         """Round and means over clients, instead of all numbers."""
@@ -240,7 +244,8 @@ def play(
         with explains():
             state = begin()
         num_clients, completed = state.trained.shape[-1], int(np.ravel(state.round)[0])
-    start, received = time.perf_counter(), None
+    start, received, primary = time.perf_counter(), None, at_round(engine.method, 0).task.primary
+    waiting = Patience.begin(state.trained.shape[:-1])
     for index in range(completed, settings.rounds):
         # The caller's own settings hold between rounds.
         with usual_settings():
@@ -264,6 +269,11 @@ def play(
             received = _on_host(engine.evaluate(data, state)) if evaluated else None
             if evaluated and newcomers is not None:
                 new = _on_host(engine.evaluate_new(newcomers, state))
+            ended = waiting.ended
+            if received is not None and settings.patience is not None:
+                waiting = waiting.after(number, received, primary, settings.patience)
+            if np.any(ended):
+                received, trained, before = (without_ended(one, ended) for one in (received, trained, before))
             cohort, finite = outcome.cohort, np.asarray(outcome.finite)
             result = RoundResult(
                 round=number,
@@ -278,8 +288,11 @@ def play(
                 examples=np.asarray(outcome.examples).tolist(),
                 seconds=time.perf_counter() - start,
                 before_aggregation=before,
+                kept=None if settings.patience is None else waiting.kept.tolist(),
             )
         yield result
+        if np.all(waiting.ended):
+            return
         start = time.perf_counter()
 
 

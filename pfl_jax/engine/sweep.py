@@ -146,7 +146,8 @@ def _without_padding(number: int, result: RoundResult) -> RoundResult:
     """Result without the rows that pad the devices' shares of the runs, except in `state` and `info`."""
     names = ("cohort", "arrived", "finite", "received", "trained", "before_aggregation")
     own = {name: jax.tree.map(lambda leaf: leaf[:number], getattr(result, name)) for name in names}
-    return result._replace(**own, examples=result.examples[:number])
+    kept = result.kept and result.kept[:number]
+    return result._replace(**own, examples=result.examples[:number], kept=kept)
 
 
 def _on_devices(
