@@ -50,12 +50,14 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Values with what they stand for: `finetune_epochs` None for the epochs of training, an attack without attackers
-    for none."""
+    for none, a uniform draw of clients for no selection."""
     resolved = dict(values)
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         resolved["finetune_epochs"] = values["epochs"]
     if "attack" in values and not values["attackers"]:
         resolved["attack"] = None
+    if values.get("select_clients") == "uniform":
+        resolved["select_clients"] = None
     return resolved
 
 
@@ -78,7 +80,9 @@ def unread_options(spec: Spec) -> dict[str, str]:
         whys["momentum"] = f"with --optimizer {spec.optimizer}, which has its own"
     if spec.participation == 1:
         # Nobody is drawn where all take part.
-        whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), "with --participation 1")
+        whys |= dict.fromkeys(
+            ("straggler_fraction", "straggler_rate", "full_last_round", "select_clients"), "with --participation 1"
+        )
     if spec.val_fraction is None and not is_partition_file(spec.partition):
         whys["patience"] = "without --val-fraction"
     if not (spec.dataset in SPECS and SPECS[spec.dataset].fedpac):

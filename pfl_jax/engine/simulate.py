@@ -1,5 +1,6 @@
 """Simulation of a federation, round by round."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -300,6 +301,7 @@ def _in_the_middle(received: Scores | None, trained: Scores, outcome: Outcome) -
     """Scores of a round by the protocol `before_aggregation`; `received` are those before it, None if all trained."""
     members = np.zeros(trained.shape, bool)
     np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
+    trained = dataclasses.replace(trained, train=None)
     return before_aggregation(trained if received is None else received, trained, members)
 
 
