@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from experiments.folder import load
-from experiments.folder.best_round import evaluations
+from experiments.folder.best_round import evaluations, phase_summary
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text
 from experiments.folder.stored_runs import Group, plain
 from experiments.folder.version import source_versions, versions_behind
@@ -19,6 +19,7 @@ from experiments.show.tables import Table, mean_text, number
 from experiments.spec.choices import FIELD, Protocol
 from experiments.spec.option_notes import flag
 from pfl_jax.compare import MANY_RUNS
+from pfl_jax.primitives.metrics import Transfer
 
 _HEADINGS = {"std": "std over clients", "worst_decile": "worst decile", "jain": "Jain"}
 _HEADINGS |= {"macro_f1": "macro F1", "auc": "AUC"}
@@ -70,6 +71,10 @@ def _result(group: Group, protocol: Protocol) -> Row:
     for heading, entry in _SUBSETS.items():
         means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in lines]
         row[heading] = text([mean for mean in means if mean is not None])
+    if protocol == "received":
+        higher = load.task_of(config)["higher_is_better"]
+        over = [phase_summary(run.lines, higher_is_better=higher) for run in group.counted]
+        row |= {name: text([one[name] for one in over if one]) for name in Transfer._fields}
     row["by network"] = _by_network(group, protocol, percent="mean" in percents)
     if (figure := group.published) is not None:
         row["paper"] = Markup("{:.2f}<small>{}</small>").format(figure.accuracy_percent, figure.source)

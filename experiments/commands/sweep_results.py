@@ -11,6 +11,7 @@ from rich.console import Console
 
 from experiments.commands.batch import Job
 from experiments.folder import load
+from experiments.folder.best_round import phase_summary
 from experiments.folder.load import read
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
 from experiments.folder.stored_runs import Group
@@ -21,6 +22,7 @@ from experiments.show.tables import Table, with_deviation
 from experiments.spec.choices import ALWAYS, FIELD, PROTOCOLS, Protocol
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.metrics import Transfer
 
 NAME = "sweep"
 CHOSEN_ON = {
@@ -126,7 +128,9 @@ def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, dict[
         for average, name in FIELD.items():
             column = protocol if average == "clients" else f"{protocol}_pooled"
             found[column] = _record([line[protocol] for line in last], name, everyone)
-    return found
+    higher = load.task_of(group.runs[0].config)["higher_is_better"]
+    over = [phase_summary(run.lines, higher_is_better=higher) for run in group.runs]
+    return found | {name: _record(over, name, everyone) for name in Transfer._fields if all(over)}
 
 
 def _text(value: Any, *, percent: bool) -> str:

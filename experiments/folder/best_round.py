@@ -3,8 +3,15 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from experiments.folder.run_folder import TRAINED_BETWEEN, VALIDATION, Line
 from experiments.spec.choices import FIELD, Average, Protocol
+from pfl_jax.primitives.metrics import transfer
+
+PHASE, PHASES, UNTRAINED = "phase", "phases", "phases_untrained"
+"""Entries of an evaluation: number of the phase, from 0; means of `received` on the test examples of each phase; and
+the same before the first round."""
 
 
 def best(
@@ -48,3 +55,16 @@ def evaluations(lines: Sequence[Line], protocol: Protocol) -> list[Line]:
         )
     clients = lines[-1][protocol].get("clients")
     return [line for line in found if line[protocol].get("clients") == clients]
+
+
+def phase_summary(lines: Sequence[Line], *, higher_is_better: bool) -> dict[str, float]:
+    """Average, forgetting and forward transfer over the phases by name, see `pfl_jax.primitives.metrics.transfer`; none
+    of a run whose data do not change."""
+    ends = {line[PHASE]: line[PHASES] for line in lines if PHASE in line}
+    if not ends:
+        return {}
+    after, (untrained,) = (
+        [[math.nan if one is None else one for one in row] for row in rows]
+        for rows in (ends.values(), [lines[-1][UNTRAINED]])
+    )
+    return transfer(np.array(after), np.array(untrained), higher_is_better=higher_is_better)._asdict()

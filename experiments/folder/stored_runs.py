@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.folder import load
+from experiments.folder.best_round import phase_summary
 from experiments.folder.load import StoredRun, read
 from experiments.folder.run_folder import VALIDATION
 from experiments.papers import published
@@ -240,6 +241,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row = {"folder": str(run.path), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
     last = run.final if run.lines else {}
     row["round"] = last.get("round", 0)
+    row |= phase_summary(run.lines, higher_is_better=load.task_of(run.config)["higher_is_better"])
     primary, *others = load.task_of(run.config)["scores"]
     for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
         for protocol in load.measured(line):

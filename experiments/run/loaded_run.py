@@ -124,7 +124,7 @@ def load_run(
     )
     if found is None or int(found.state.round) != last:
         raise InvalidInput(f"{folder}: the checkpoint of round {last} cannot be read: make the run again")
-    data, spec = experiment.data, experiment.spec
+    data, spec = experiment.data_in(int(found.state.round)), experiment.spec
     # Only the processes of --distributed place clients on devices.
     assert isinstance(data, FederatedData)
     return LoadedRun(

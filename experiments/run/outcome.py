@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.folder.best_round import best
+from experiments.folder.best_round import best, phase_summary
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import ATTACKERS, CONFIG, HONEST, VALIDATION, Line
 from experiments.folder.version import note_on_code
@@ -66,6 +66,7 @@ def summary(run: ActiveRun) -> dict[str, Any]:
         **_means(final, primary.name, "clients"),
         **{name: final[name] for name in _REPEATED if name in final},
         **{name: last[name] for name in _COUNTED if name in last},
+        **phase_summary(run.lines, higher_is_better=primary.higher_is_better),
         **({"best_round_chosen_on": VALIDATION} if VALIDATION in last else {}),
         "best": {"round": top["clients"]["round"], **_means(top["clients"], primary.name, "clients")},
         "best_pooled": {"round": top["examples"]["round"], **_means(top["examples"], primary.name, "examples")},

@@ -28,6 +28,7 @@ from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
 from experiments.run.build import Experiment
+from experiments.run.changing import phase_record
 from experiments.run.records import configuration, identity, info_record
 from experiments.spec.choices import FIELD
 from experiments.spec.spec import Spec
@@ -160,14 +161,16 @@ class ActiveRun:
 
     def visits(self, result: RoundResult) -> int:
         """Training examples that the cohort of a round visited."""
-        counts = np.asarray(self.experiment.data.train_count)
+        counts = np.asarray(self.experiment.data_in(result.round).train_count)
         return int(visits(self.experiment.spec, counts[result.cohort]).sum())
 
     def evaluate(self, result: RoundResult) -> None:
         """Record a round's evaluation, in the log and the trackers too."""
         counts, newcomers = self.counts, result.newcomers
         apart = None if newcomers is None else {"received": newcomers[0], "trained": newcomers[1]}
-        line = evaluation(result.round, _scores(result), self.experiment.counts, apart)
+        counts_now = self.experiment.counts_in(result.round)
+        line = evaluation(result.round, _scores(result), counts_now, apart)
+        line |= phase_record(result, self.experiment.phases, counts_now.task)
         line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
         line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
         line["cohort"] = result.cohort.tolist()

@@ -326,7 +326,7 @@ class SingleRun(RunDriver):
         experiment, spec = run.experiment, run.experiment.spec
         results = simulate.run(
             experiment.method,
-            experiment.data,
+            experiment.phases or experiment.data,
             experiment.settings,
             jax.random.key(spec.seed),
             state=state,

@@ -107,6 +107,11 @@ class Data:
     """Additional difference between groups of clients, in all examples: a permutation of the labels (labels: concept
     shift), a rotation of the images by multiples of 360 degrees / groups (rotation: feature skew), noise that is
     stronger from group to group (noise), or inputs of which groups lack other numbers (missing)."""
+    phases: Annotated[int, Range(2)] | None = None
+    """Number of phases of equal length in the course of which the data change; None for data that stay."""
+    change: Annotated[Literal["classes", "clients", "rotation"], ReadWith("phases")] = "classes"
+    """What changes with each of the --phases: clients have examples of other classes (classes), another share of the
+    clients joins (clients), or images are rotated by further 360 degrees / phases (rotation)."""
     pixel_normalization: PixelNormalization = "fedas"
     """Paper whose released code defines the mean and standard deviation that normalize CIFAR's pixels: 0.5 (fedas), or
     those of CIFAR-10's training pixels (fedpac). No effect on other datasets."""
@@ -128,7 +133,7 @@ class Federation:
     """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
     drop_rate: Annotated[BelowOne, Also("client_drop_rate")] = 0.0
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
-    select_clients: Annotated[str, SELECTIONS] | None = None
+    select_clients: Annotated[str | None, SELECTIONS] = None
     """Draw of a round's clients (with --participation below 1): all alike (uniform, or None), by numbers of examples
     (by_size), by last training losses (by_loss), in turn (round_robin), or those of largest last training loss among D
     drawn by size (power_of_choice:D). With by_size and power_of_choice they count alike in the server's means."""

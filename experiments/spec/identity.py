@@ -66,6 +66,8 @@ def fixed_rounds(options: Options) -> str:
     one."""
     if options.full_last_round and options.participation < 1:
         return "--full-last-round"
+    if options.phases is not None:
+        return "--phases"
     cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
     return f"--schedule {cosine[0]}" if cosine else ""
 

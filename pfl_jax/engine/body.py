@@ -90,7 +90,7 @@ def sample(
 
     data, key and round_index are those of the run, losses as of `sample_cohort`.
     """
-    cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings, losses)
+    cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings, losses, data.active)
     return cohort, tuple(one.assign_devices(data, cohort.clients)[-1] for one in programs)
 
 

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Cohort, Method, PyTree, State
 from pfl_jax.data.federated import FederatedData, client_data, select_run
+from pfl_jax.data.phases import Phases
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.store import Federation
@@ -71,6 +72,18 @@ def check_patience(data: Federation, settings: Settings) -> None:
         raise InvalidInput(
             "patience needs validation examples: data.partition.with_validation(parts, 0.1) sets some apart"
         )
+
+
+def check_phases(phases: Phases | None, settings: Settings, newcomers: Federation | None) -> None:
+    """Raise InvalidInput for what cannot be measured where the data change."""
+    if phases is None:
+        return
+    if settings.patience is not None:
+        raise InvalidInput("patience compares rounds by the same examples, and those of phases change")
+    if newcomers is not None:
+        raise InvalidInput("newcomers cannot be given with phases: hold clients out as a phase in which they join")
+    if settings.rounds <= phases.starts[-1]:
+        raise InvalidInput(f"rounds is {settings.rounds}, and the last phase begins after {phases.starts[-1]} rounds")
 
 
 def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Federation | None = None) -> None:

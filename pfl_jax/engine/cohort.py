@@ -178,6 +178,7 @@ def sample_cohort(
     size: int,
     settings: RoundSettings,
     losses: jax.Array | None = None,
+    active: jax.Array | None = None,
 ) -> Cohort:
     """Draw a round's cohort without replacement, in the order of client numbers; drop-outs are absent.
 
@@ -188,6 +189,7 @@ def sample_cohort(
       size: M.
       settings: fraction and rate of stragglers, the drop rate, and the selection.
       losses: [N], training losses for the selection, NaN before the first; None for none.
+      active: bool [N]; others are drawn only where these do not suffice, and are absent. None for all.
     """
     (num_clients,) = counts.shape
     if not 1 <= size <= num_clients:
@@ -199,7 +201,7 @@ def sample_cohort(
         # Nothing is drawn: random numbers are what takes a small program longest to compile.
         clients, sizes = jnp.arange(num_clients, dtype=jnp.int32), counts
     else:
-        clients = _drawn(key, round_index, counts, size, settings, losses)
+        clients = _drawn(key, round_index, counts, size, settings, losses, active)
         sizes = counts[clients]
     present = jnp.ones(size, bool)
     if settings.arrivals(size) < size:
@@ -207,6 +209,7 @@ def sample_cohort(
         drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
         ranks = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
         present = jnp.zeros(size, bool).at[largest_first(sizes)[ranks]].set(True)
+    present = present if active is None else present & active[clients]
     return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients)
 
 
@@ -233,6 +236,7 @@ def _drawn(
     size: int,
     settings: RoundSettings,
     losses: jax.Array | None,
+    active: jax.Array | None,
 ) -> jax.Array:
     """Clients of a cohort, see `sample_cohort`: int32 [M], ascending."""
     num_clients, selection = len(counts), settings.selection
@@ -250,6 +254,8 @@ def _drawn(
         weights = jnp.asarray(selection.weights(own_key, round_index, counts, known, size), jnp.float32)
         check_shapes(weights=(weights, "N"), counts=(counts, "N"))
         scores += jnp.where(weights > 0, jnp.log(weights), -jnp.inf)
+    if active is not None:
+        scores = jnp.where(active, scores, -jnp.inf)
     _, clients = jax.lax.top_k(scores, size)
     return jnp.sort(clients).astype(jnp.int32)
 

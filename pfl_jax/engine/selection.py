@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Cohort, Method, PRNGKey
+from pfl_jax.data.federated import FederatedData
 from pfl_jax.errors import InvalidInput
 from pfl_jax.messages import Update, map_means
+from pfl_jax.primitives.tree import choose
 from pfl_jax.validation import Count, Words, check_arguments
 
 Weights: TypeAlias = Callable[[PRNGKey, jax.Array, jax.Array, jax.Array, int], jax.Array]
@@ -124,8 +126,12 @@ def named(text: str) -> Selection:
     return PLAIN[name] if number is None else power_of_choice(int(number))
 
 
-def weighed(method: Method, selection: Selection | None, cohort: Cohort) -> Method:
-    """Method of a client of a cohort, with the weights of `Selection.equal`."""
+def drawn(
+    method: Method, selection: Selection | None, cohort: Cohort, data: FederatedData, client: jax.Array | int
+) -> Method:
+    """Method of a client of a cohort: with the weights of `Selection.equal`, and idle if it has no examples."""
+    if data.active is not None:
+        method = _idle(method, data.active[client])
     if selection is None or not selection.equal or len(cohort.clients) == cohort.num_clients:
         return method
 
@@ -136,5 +142,18 @@ def weighed(method: Method, selection: Selection | None, cohort: Cohort) -> Meth
             return part if isinstance(part, Update) else part._replace(weight=part.weight / jnp.maximum(count, 1.0))
 
         return result._replace(message=map_means(divided, result.message, rest=lambda part: part))
+
+    return method._replace(local=local)
+
+
+def _idle(method: Method, active: jax.Array) -> Method:
+    """Method of a client that keeps its state and sends zeros unless it is active, bool scalar."""
+
+    def local(key, server, client, data):
+        result = method.local(key, server, client, data)
+        nothing = jax.tree.map(jnp.zeros_like, result.message)
+        return result._replace(
+            client=choose(active, result.client, client), message=choose(active, result.message, nothing)
+        )
 
     return method._replace(local=local)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PRNGKey, PyTree, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
-from pfl_jax.engine import chunking, simulate
+from pfl_jax.engine import chunking, loop, simulate
 from pfl_jax.engine.build import compiled
 from pfl_jax.engine.checks import check_not_traced, check_sweep, explain_misfit, typed_key, usual_settings
 from pfl_jax.engine.mapping import AXIS, ClientMesh, map_places, replicate
@@ -138,7 +138,7 @@ def run(
         first = engine.init(data, keys) if states is None else states
         return simulate.committed(first) if mesh is None else first
 
-    rounds = simulate.play(engine, data, settings, begin, None, explains, on_nan=None)
+    rounds = loop.play(engine, data, settings, begin, None, explains, on_nan=None)
     return map(partial(_without_padding, number), rounds)
 
 
