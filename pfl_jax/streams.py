@@ -47,7 +47,7 @@ CLIENT_NOISE = LARGEST - 10
 
 # Streams of the key of the server's initialization: FedTGP's generator of prototypes, pFedFDA's class means, GPFL's
 # category embeddings and valve, FedCP's policy, the seeds of Floco's points and of pFedHN's embeddings, FedGen's
-# generator, PeFLL's embedding network, FedMRL's projector.
+# generator, PeFLL's embedding network, FedMRL's projector, Dis-PFL's masks.
 PROTOTYPE_GENERATOR = LARGEST
 CLASS_MEANS = LARGEST - 1
 CATEGORY_EMBEDDINGS = LARGEST - 2
@@ -58,3 +58,4 @@ EMBEDDINGS = LARGEST - 6
 GENERATOR = LARGEST - 7
 DESCRIPTORS = LARGEST - 8
 PROJECTOR = LARGEST - 9
+MASKS = LARGEST - 10

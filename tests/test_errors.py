@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path, full_disk):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])
 def test_only_a_file_is_replaced(tmp_path, make):
     make(tmp_path / "file")
-    with pytest.raises(CannotWrite, match="file: It is no regular file"):
+    with pytest.raises(CannotWrite, match="file: It is not a regular file"):
         write_text(tmp_path / "file", "content")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert not (tmp_path / "file").is_file()

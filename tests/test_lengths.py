@@ -22,13 +22,13 @@ def test_no_file_is_long():
 ALLOWED = {
     "experiments/papers/settings.py": "rows of the papers' tables",
     "experiments/spec/presets.py": "presets of methods with a paper",
-    "experiments/commands/figures_of_fedpac.py": "curves of the papers' figures",
-    "experiments/commands/figures_of_fedas.py": "curves of the papers' figures",
+    "experiments/commands/paper_figures.py": "curves of the papers' figures",
     "lab/queue/planned.py": "runs of the laboratory's queue",
     "lab/queue/field.py": "methods that are compared with adapters",
     "lab/pages/results.py": "methods of the page's picture",
     "lab/pages/sizes.py": "methods of the estimate for a million clients",
     "lab/pages/natural.py": "methods that FLamby has too",
+    "lab/pages/fairness.py": "methods whose fairness is compared",
 }
 """Files that list methods, and why: they choose what is run or shown, and say nothing of what a method is."""
 

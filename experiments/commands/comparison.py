@@ -11,11 +11,10 @@ import pandas as pd
 from experiments.folder import load
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import VALIDATION, score_text
-from experiments.folder.stored_runs import Group, short
+from experiments.folder.stored_runs import Group, chosen_on, goodness, short
 from experiments.folder.version import note_on_code
 from experiments.papers.settings import Measure
 from experiments.show import draw
-from experiments.show.curves import chosen_on, goodness
 from experiments.show.pictures import Panel, Picture
 from experiments.show.tables import NOTHING, Table, markdown, mean_text, number
 from experiments.spec.choices import Protocol
@@ -257,10 +256,10 @@ def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) 
         medians = (f"{name} {text(one.median_low)} to {text(one.median_high)}" for name, one in found.items())
         notes.append(f"95 % interval of the median over seeds, also where some seeds fail: {'; '.join(medians)}.")
     if many == 1:
-        notes.append("One seed: the intervals are over clients alone, and say nothing of other seeds.")
+        notes.append("One seed: the intervals are over clients alone, and other seeds may differ more.")
     elif many < FEWEST_RUNS:
         notes.append(
-            f"{many} seeds: an interval that contains 0 is no sign that methods are alike, since so few find only "
+            f"{many} seeds: an interval that contains 0 does not show that methods are alike, since so few find only "
             f"large differences; run {FEWEST_RUNS} or more."
         )
     return notes

@@ -142,7 +142,8 @@ def entry(row: Published, results: Sequence[StoredRun], measure: Measure) -> Ent
         measure,
         _error([result.final[measure.protocol] for result in results]) if measure[1:] == ("last", "clients") else None,
         "; ".join(dict.fromkeys(data_name(result.config) for result in results)),
-        load.coverage_text((one.clients(*measure) for one in results), load.number_of_clients(results[0].config)),
+        # The best round has as many as the last one.
+        load.coverage_text((one.final[measure.protocol] for one in results), load.number_of_clients(results[0].config)),
     )
 
 

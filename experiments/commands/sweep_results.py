@@ -14,9 +14,9 @@ from experiments.folder import load
 from experiments.folder.best_round import phase_summary
 from experiments.folder.load import read
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
-from experiments.folder.stored_runs import Group
+from experiments.folder.stored_runs import Group, chosen_on, goodness, one_per_method
 from experiments.host.console import print_line, print_text
-from experiments.show.curves import chosen_on, goodness, one_per_method, picture
+from experiments.show.curves import picture
 from experiments.show.pictures import save as save_picture
 from experiments.show.tables import Table, with_deviation
 from experiments.spec.choices import ALWAYS, FIELD, PROTOCOLS, Protocol

@@ -175,7 +175,7 @@ class RunFolder:
         append_line(self.path / METRICS, json.dumps(kept, allow_nan=False))
 
     def tidy(self) -> None:
-        """Remove what a killed process had written of a file, before its rename."""
+        """Remove files that a killed process had half written."""
         for name in (CONFIG, SUMMARY):
             for path in self.path.glob(f".{name}.*"):
                 # What cannot be removed does no harm.

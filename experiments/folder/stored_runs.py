@@ -1,8 +1,9 @@
-"""Runs found in folders, grouped by setting: runs of a group differ only in their seed."""
+"""Runs found in folders, grouped by setting: runs of a group differ only in their seed; the best settings."""
 
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from experiments.folder.best_round import phase_summary
 from experiments.folder.load import StoredRun, read
 from experiments.folder.run_folder import VALIDATION
 from experiments.papers import published
-from experiments.spec.choices import Protocol
+from experiments.spec.choices import ALWAYS, PROTOCOLS, Protocol
 from experiments.spec.hyper_parameters import defaults
 from experiments.spec.option_notes import label
 from experiments.spec.options import Options
@@ -181,8 +182,8 @@ def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
         same = [other for other in settings if other["method"] == setting["method"]]
         apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
         whole.append(" ".join([setting["method"], *(short(name, setting[name]) for name in apart)]))
-        said = [name for name in apart if not _omitted_from_label(name, setting)]
-        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in said)]))
+        named = [name for name in apart if not _omitted_from_label(name, setting)]
+        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in named)]))
     return [full if brief.count(name) > 1 else name for full, name in zip(whole, brief, strict=True)]
 
 
@@ -215,6 +216,64 @@ def plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(plain, value))
     return "—" if value is None else str(value)
+
+
+def headline(groups: Sequence[Group]) -> Protocol:
+    """Main protocol of most runs."""
+    names = [run.headline for group in groups for run in group.runs]
+    return max(PROTOCOLS, key=names.count)
+
+
+def ordered(groups: Sequence[Group]) -> list[Protocol]:
+    """Protocols of some groups, the main one first; received and trained are always among them."""
+    first = headline(groups)
+    lines = [line for group in groups for run in group.counted for line in run.lines]
+    there: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or any(name in line for line in lines)]
+    return sorted(there, key=lambda name: name != first)
+
+
+def chosen_on(groups: Sequence[Group]) -> str:
+    """Examples on which the best settings are chosen: validation, where all counted runs have some, or test."""
+    lines = [run.lines[-1] for group in groups for run in group.counted]
+    return VALIDATION if lines and all(VALIDATION in line for line in lines) else "test"
+
+
+def goodness(one: Group, protocol: Protocol, on: str) -> float:
+    """Mean over clients and seeds after the last round, of errors minus it; a setting without it is the worst."""
+    values = one.values(None, protocol, on=on) if one.rounds else []
+    if not values or len(values) < len(one.counted):
+        return -math.inf
+    mean = float(np.mean(values))
+    return -math.inf if math.isnan(mean) else mean * (1 if load.task_of(one.runs[0].config)["higher_is_better"] else -1)
+
+
+def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
+    """The best group of each method on validation examples, which all counted runs must have, in the methods' order.
+
+    Raises:
+      InvalidInput: a run has no validation examples, or a method no mean on them.
+    """
+    if chosen_on(groups) != VALIDATION:
+        raise InvalidInput("--select validation needs runs with validation examples, made with --val-fraction")
+    methods = dict.fromkeys(one.method for one in groups)
+    best = [
+        max((one for one in groups if one.method == method), key=lambda one: goodness(one, protocol, VALIDATION))
+        for method in methods
+    ]
+    if none := [one.method for one in best if goodness(one, protocol, VALIDATION) == -math.inf]:
+        raise InvalidInput(f"no setting of {none[0]} has a mean on validation examples")
+    return best
+
+
+def best_setting_per_method(groups: Sequence[Group], protocol: Protocol) -> tuple[list[Group], str]:
+    """The best finished setting of each method, see `one_per_method`, named by it; and a sentence that names all.
+
+    Raises:
+      InvalidInput: see `one_per_method`.
+    """
+    best = one_per_method([one for one in groups if one.is_finished], protocol)
+    words = f"Chosen on validation examples of {len(groups)} settings: {', '.join(one.label for one in best)}."
+    return [replace(one, label=one.method) for one in best], words
 
 
 def load_runs(*folders: str | Path) -> "DataFrame":

@@ -16,8 +16,17 @@ from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
 from experiments.run.changing import phases_of
-from experiments.run.models import check_scores, model_of, models_of, networks_file, own_task
-from experiments.spec import identity
+from experiments.run.models import (
+    check_scores,
+    model_of,
+    models_of,
+    network_positions,
+    own_task,
+    texts,
+    weights_digest,
+    with_states,
+)
+from experiments.spec import identity, own_data
 from experiments.spec.choices import CUSTOM, PRETRAINED, TEXTS, WITH_FILES
 from experiments.spec.hyper_parameters import parse_schedule, scheduled
 from experiments.spec.option_notes import assignments, flag, is_own, is_partition_file, label
@@ -111,9 +120,7 @@ class Experiment:
         """Digest of the file of pretrained weights, which no checkpoint has; None without."""
         if self.spec.model not in PRETRAINED:
             return None
-        from experiments.run import pretrained
-
-        return pretrained.digest(self.spec)
+        return weights_digest(self.spec)
 
     def state_shapes(self) -> Any:
         """Shapes and types of the state's leaves."""
@@ -132,6 +139,13 @@ def build_experiment(spec: Spec, console: Console, processes: Processes | None =
             parts, shift = divide_and_tell(spec, dataset, console), shift_of(spec, dataset)
             phases = phases_of(spec, dataset, parts, shift)
             data = federated.federate(dataset, parts, **shift, seed=spec.seed) if phases is None else phases.first
+        largest, batch_size = max(map(len, parts.train)), spec.hyper_parameters.get("batch_size", 0)
+        if "batch_size" in spec.given and batch_size > largest:
+            print_notice(
+                console,
+                f"Note: --batch-size {batch_size} is more than the {largest} training examples of any client: each "
+                "step takes all of a client's examples (whole-batch gradient descent, one step per epoch).",
+            )
         if not spec.distributed:
             return assemble(spec, dataset, data, parts, phases=phases)
         return assemble(spec, placement.without_inputs(dataset), data, parts, simulate.client_mesh(devices(spec)))
@@ -144,10 +158,7 @@ def load_data(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     """
     spec, dataset = load_examples(spec, console)
     if spec.model in PRETRAINED:
-        # Imported now, as own_data below: most runs have neither.
-        from experiments.run import pretrained
-
-        dataset = pretrained.with_states(spec, dataset, console)
+        dataset = with_states(spec, dataset, console)
     return spec, dataset
 
 
@@ -158,14 +169,10 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
     if folder is not None and spec.source == "files" and not Path(folder).expanduser().exists():
         raise InvalidInput(f"the data folder {folder} is not there")
     if spec.dataset in WITH_FILES:
-        from experiments.spec import own_data
-
         with warnings_as_notes(console):
             dataset = own_data.load(spec.dataset, own_data.with_installed(spec))
     elif spec.dataset == TEXTS:
-        from experiments.run import pretrained
-
-        dataset = pretrained.texts(spec)
+        dataset = texts(spec)
     else:
         dataset = sources.load(
             *(spec.dataset, spec.source, spec.data_dir),
@@ -185,21 +192,17 @@ def load_examples(spec: Spec, console: Console) -> tuple[Spec, Dataset]:
 def on_data(spec: Spec, dataset: Dataset) -> tuple[Spec, dict[str, Any]]:
     """Run adapted to this data, and the defaults that are smaller because the data is embedded."""
     if spec.dataset in WITH_FILES:
-        from experiments.spec import own_data
-
         return own_data.fitted(own_data.with_installed(spec), dataset), {}
     return (spec, {}) if dataset.is_real else spec.on_embedded_data()
 
 
 def _notes(spec: Spec, dataset: Dataset) -> list[str]:
-    """What may not have been meant by a run on this data."""
+    """Remarks on options of a run on this data that may be mistakes."""
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
     if spec.target_accuracy is not None and spec.val_fraction is None and not is_partition_file(spec.partition):
         notes.append("--target-accuracy is compared with scores on test examples: --val-fraction 0.1 sets others apart")
     if spec.dataset == CUSTOM:
-        from experiments.spec import own_data
-
         notes += own_data.notes(dataset)
     if is_own(spec.model) and spec.task is not None:
         own = own_task(spec.model, dataset.input_shape, model_of(spec, dataset).num_classes)
@@ -266,7 +269,7 @@ def _values(spec: Spec) -> dict[str, Any]:
 def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
     """Method of a run, a schedule where hyper-parameters change with the round; `values` are in their place."""
     models, factory = models_of(spec, dataset), method_factory(spec.method)
-    positions = networks_file(spec)
+    positions = network_positions(spec)
     hyper_parameters = _values(spec) | values
     augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if spec.augment else None
 

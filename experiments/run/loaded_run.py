@@ -56,7 +56,7 @@ class LoadedRun:
 
     @functools.cached_property
     def _personalize(self) -> Callable[..., Personal]:
-        """What a client does before it deploys, given the position of its network, compiled."""
+        """Compiled step of a client before it deploys, given the position of its network."""
 
         def personal(network: int | None, *state: Any) -> Personal:
             return RoundProgram(self.method, self.settings, network=network).personal(*state)

@@ -26,7 +26,7 @@ _REPEATED, _COUNTED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients")
 
 
 class RunDiverged(InvalidInput):
-    """A run that ended because clients or the server diverged, for a reason; `kept` says what stays of it."""
+    """A run that ended because clients or the server diverged, for a reason; `kept` says which results stay."""
 
     def __init__(self, reason: str, kept: str = ""):
         super().__init__(f"{reason}{kept}")

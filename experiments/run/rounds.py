@@ -1,4 +1,4 @@
-"""Rounds of one run, or of several runs that share a program, and what is recorded of them."""
+"""Rounds of one run, or of several runs that share a program, and their records."""
 
 import contextlib
 import dataclasses
@@ -33,13 +33,14 @@ from experiments.run.records import configuration, identity, info_record
 from experiments.spec.choices import FIELD
 from experiments.spec.spec import Spec
 from pfl_jax.base import Scores, State
+from pfl_jax.engine.communication import bytes_of_round
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
 
 
 @dataclass
 class Totals:
-    """What is counted in the completed rounds of a run; a checkpoint has it.
+    """Counts over the completed rounds of a run, which a checkpoint has.
 
     Attributes:
       diverged: how often a client was left out because it had diverged.
@@ -124,7 +125,7 @@ class ActiveRun:
         return stack.enter_context(open_trackers(self.folder, spec, configuration(self.experiment)))
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint has of the run, for JSON."""
+        """Entries of a checkpoint about the run, for JSON."""
         log = (self.folder.path / METRICS).read_bytes()
         counts = dataclasses.asdict(self.counts)
         return {"counts": counts, "log": [len(log), digest(log)], "identity": identity(self.experiment)}
@@ -145,12 +146,24 @@ class ActiveRun:
         for line in content.splitlines():
             self._add(json.loads(line))
 
+    def restore_from_log(self) -> bool:
+        """Go to the end of a run that lacks its summary alone, as after a full disk; whether it is such a run."""
+        # A damaged log is of no run that could end.
+        with contextlib.suppress(InvalidInput):
+            self.lines = load.read_metrics(self.folder.path)
+        if not self.is_complete:
+            self.lines = []
+            return False
+        last = self.lines[-1]
+        self.counts = Totals(last["round"], diverged=last.get("diverged", 0), elapsed=last["seconds"])
+        return True
+
     def add(self, result: RoundResult, seconds: float, elapsed: float) -> None:
         """Count a round of so many seconds, that ended so long after the run began."""
         counts, sent = self.counts, self.experiment.traffic
         counts.round, counts.elapsed = result.round, elapsed
-        counts.bytes_up += sent.up * int(result.arrived.sum())
-        counts.bytes_down += sent.down * len(result.arrived)
+        up, down = bytes_of_round(sent, result.arrived, result.info)
+        counts.bytes_up, counts.bytes_down = counts.bytes_up + up, counts.bytes_down + down
         counts.diverged += len(result.diverged)
         counts.visits += self.visits(result)
         counts.seconds += seconds
@@ -211,10 +224,16 @@ class ActiveRun:
             clients = np.flatnonzero(is_scored & ~np.isfinite(scores[losses[0]]))
             if clients.size and not self.has_warned:
                 self.has_warned = True
-                told = f"round {result.round}: the test loss of client {clients[0]}"
-                told += f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
-                told += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
-                print_notice(console, told)
+                text = f"round {result.round}: the test loss of client {clients[0]}"
+                text += f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
+                text += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
+                print_notice(console, text)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no round is left."""
+        done = self.lines[-1]["round"] if self.lines else 0
+        return done == self.experiment.spec.rounds or self.has_ended()
 
     def has_reached_target(self) -> bool:
         """Whether the latest evaluation has --target-accuracy, on validation examples if there are any."""
@@ -259,7 +278,7 @@ def run_rounds(
     """
     first, before = runs[0].experiment, runs[0].counts.elapsed
     spec = first.spec
-    if all(run.has_ended() for run in runs):
+    if all(run.is_complete for run in runs):
         # Only the summary was missing.
         return state
     every = spec.checkpoint_every

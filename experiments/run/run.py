@@ -13,16 +13,17 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from experiments.folder.load import read_summary
+from experiments.folder.load import continued, inspect, read_summary
 from experiments.folder.run_folder import CONFIG, KEPT, METRICS, RunFolder, lock_run
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, print_line, print_notice, print_text
 from experiments.host.distributed import LOST, EndedAlone, Processes, lost
 from experiments.host.exit_codes import INTERRUPTED, INVALID, stoppable
 from experiments.host.jax_config import devices, prepare
-from experiments.run import build
+from experiments.run import build, outcome
 from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
 from experiments.run.records import check_identity, configuration, headline
+from experiments.run.resume import add_rounds, check_data, record_code, refuse_finished, resumed
 from experiments.run.rounds import ActiveRun, run_rounds
 from experiments.spec.option_notes import flag, identifier
 from experiments.spec.own_code import CODE
@@ -52,9 +53,6 @@ def run(spec: Spec, console: Console | None = None, processes: Processes | None 
     console = console or Terminal(quiet=not processes.is_first)
     with processes.synchronized():
         if "resume" in spec.given:
-            # Imported now: other runs do without it.
-            from experiments.run.resume import resumed
-
             spec = resumed(spec)
     prepare(spec)
     return drive(SingleRun([spec], processes), console)[0]
@@ -67,9 +65,6 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, compared: Compare
       InvalidInput: the folder holds something else or cannot be written, or the run is refused.
       KeyboardInterrupt: after SIGINT; the next call resumes from the run's last checkpoint, if it has one.
     """
-    # Imported now: a run alone does without it.
-    from experiments.folder.reuse import continued, inspect
-
     state = inspect(spec, folder, compared)
     if state == "of other code":
         raise InvalidInput(
@@ -173,25 +168,24 @@ class RunDriver(abc.ABC):
         held.enter_context(lock_run(folder.path))
         self.folders.append(folder)
         if spec.resume:
-            from experiments.run.resume import refuse_finished
-
             # Another process may have finished it since it was looked at.
             refuse_finished(folder.path, spec.rounds)
             folder.tidy()
 
     def _go_back(self, console: Console) -> State | None:
         """Go back to the newest good checkpoint that all runs have; None for runs killed before the first one."""
-        from experiments.run.resume import add_rounds, check_data, record_code
-
         notify, processes = functools.partial(print_notice, console), self.processes
         with processes.synchronized():
             for run in self.runs:
                 check_data(run.folder.path, run.experiment.dataset.description)
             found = self._newest(notify)
             for run, checkpoint in zip(self.runs, found, strict=True):
-                if checkpoint is None:
-                    notify(f"No checkpoint was written to {run.folder.path / FOLDER}: the run begins anew.")
-                run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
+                if checkpoint is None and len(self.runs) == 1 and run.restore_from_log():
+                    notify(f"{METRICS} has all rounds, and the summary alone is missing. No final state was kept.")
+                else:
+                    if checkpoint is None:
+                        notify(f"No checkpoint was written to {run.folder.path / FOLDER}: the run begins anew.")
+                    run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
                 if processes.is_first:
                     add_rounds(run.folder, run.experiment, run.counts.round, notify)
                     record_code(run.folder, notify)
@@ -248,8 +242,6 @@ class RunDriver(abc.ABC):
 
     def finish(self, state: State | None, console: Console) -> list[dict[str, Any]]:
         """Keep the final states if that is asked for, write the summaries and return them; None is an unknown state."""
-        from experiments.run import outcome
-
         summaries, notify = [], functools.partial(print_notice, console)
         states = [None] * len(self.runs) if state is None else self.states(state)
         for run, own in zip(self.runs, states, strict=True):
@@ -264,7 +256,7 @@ class RunDriver(abc.ABC):
         return summaries
 
     def last_words(self) -> str:
-        """What remains of interrupted runs; folders without a result are removed."""
+        """Message after an interruption: which results stay, and how to go on; folders without a result are removed."""
         self._discard()
         if len(self.specs) > 1:
             return "interrupted"
@@ -283,7 +275,10 @@ class RunDriver(abc.ABC):
         saved = self.checkpoints(folders[0]).rounds() if len(self.specs) == len(folders) == 1 else []
         # Own code runs only where the command names it.
         named = "".join(f" {flag(kind)} {getattr(spec, kind)}" for kind in CODE if kind in spec.own_code)
-        return f"; --resume {folders[0].path}{named} goes on after round {saved[-1]}" if saved else ""
+        resume = f"; --resume {folders[0].path}{named}" if folders else ""
+        if not saved and len(self.runs) == 1 and self.runs[0].is_complete:
+            return f"{resume} writes the summary, without the final state"
+        return f"{resume} goes on after round {saved[-1]}" if saved else ""
 
     def _discard(self) -> None:
         """Remove the folders of runs without a result, unless they can be resumed."""
@@ -299,9 +294,7 @@ class RunDriver(abc.ABC):
             # All processes raise it, and the first one reports it.
             return SystemExit(INVALID if isinstance(error, Diverged) else INTERRUPTED)
         if isinstance(error, Diverged):
-            from experiments.run.outcome import run_diverged
-
-            return run_diverged(error, self.specs[0], go_on)
+            return outcome.run_diverged(error, self.specs[0], go_on)
         if isinstance(error, CannotWrite | EndedAlone):
             return type(error)(f"{error}{go_on}")
         if is_shortage(error):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments.folder.reuse import continued
+from experiments.folder.load import continued
 from experiments.folder.run_folder import RunFolder
 from experiments.host.console import print_notice
 from experiments.host.jax_config import devices, prepare

@@ -96,7 +96,7 @@ class Table(NamedTuple):
 
     @property
     def has_numbers(self) -> list[bool]:
-        """Of each column whether its texts, which may be HTML, are numbers."""
+        """Whether each column holds numbers; its texts may be HTML."""
         number = re.compile(r"(<.*?>)?[-\d+\N{MINUS SIGN}—]|$")
         return [all(number.match(row[index]) for row in self.rows) for index in range(len(self.heads))]
 

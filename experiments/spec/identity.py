@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.spec import own_data
 from experiments.spec.choices import CUSTOM, WITH_FILES
 from experiments.spec.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
 from experiments.spec.option_notes import Trait, flag, is_partition_file, marked
@@ -33,15 +34,12 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     # The attack stays, as None where nobody attacks: a run under attack is another one.
     unused = unread_options(spec).keys() - {"attack"} | unread_by_wrappers(values).keys()
     unused |= result_neutral({name: value for name, value in values.items() if name not in unused}) | {"seed"}
-    # The data determines the one; the other stands for options.
+    # `vocabulary` follows from the data, and `procedure` from the options that it sets.
     unused |= {"vocabulary"} - spec.given | {"procedure"}
     if (spec.partition == "natural" and spec.dataset == CUSTOM) or is_partition_file(spec.partition):
         unused.add("num_clients")
     values |= by_content(values, spec.own_code)
     if spec.dataset in WITH_FILES:
-        # Imported now, since most runs have no data of their own.
-        from experiments.spec import own_data
-
         values["data_digest"] = own_data.digest(own_data.with_installed(spec))
     else:
         unused |= {*marked(KINDS, Trait.OWN_DATA, Trait.FILES)}
@@ -49,8 +47,8 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Values with what they stand for: `finetune_epochs` None for the epochs of training, an attack without attackers
-    for none, a uniform draw of clients for no selection."""
+    """Values without stand-ins: `finetune_epochs` None is the epochs of training; without attackers no attack; a
+    uniform draw of clients is no selection."""
     resolved = dict(values)
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         resolved["finetune_epochs"] = values["epochs"]
@@ -110,8 +108,8 @@ def notes(spec: Spec, given: Iterable[str], backend: str) -> list[str]:
 def difference(spec: Spec, config: dict[str, Any], *, finished: bool = True) -> str:
     """First difference between a stored and a requested configuration, in words; "" if they agree.
 
-    Only the protocol before_aggregation is not always measured. A finished run that has it serves the others too; one
-    that goes on must be measured alike to its end.
+    The protocol before_aggregation is measured only on request. A finished run with it also serves requests without it;
+    a run that goes on keeps the protocols that it began with.
     """
     is_real = bool(config["data"]["is_real"])
     source = spec.source

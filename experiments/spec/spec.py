@@ -242,7 +242,7 @@ def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _for_results(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values of a run on which its results depend."""
+    """Values of a run on which its results depend."""
     # With --local-steps there are no epochs.
     left_out = (*marked(KINDS, Trait.NEUTRAL), *(["epochs"] if values.get("epochs") is None else []))
     return {name: value for name, value in values.items() if name not in left_out}

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments.commands.comparison import BASELINE
-from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import slug
 from experiments.spec.choices import CUSTOM, Protocol
 from experiments.spec.presets import DEFAULT_PRESET, preset_of
-from lab.committed import ResultStore
+from lab.committed import CommittedRun, ResultStore
 from lab.queue.planned import DATASET, SEEDS, PlannedRun
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
@@ -126,12 +125,23 @@ _NETWORKS = {
 MIXED_METHODS = ("local", "lg_fedavg", "fedgen_head", "fedgh", "fml", "fedkd", "fedmrl", "fd", "fedproto_g", "fedtgp")
 """Methods of clients with different networks: HtFLlib's."""
 
+GRAPH_METHODS = (
+    *("local", "fedavg", "fedrep", "dsgd", "dsgd_torus", "dsgd_exponential", "dsgd_random", "dsgd_full"),
+    *("dfedavgm_8bit", "osgp", "dispfl", "dfedpgp"),
+)
+"""Methods without a server, on the graph of their name or their default one, and three methods to compare them with."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "ffa_lora": {"method": "fedavg", "adapter": "ffa_lora:8"},
     "fedsa_lora": {"method": "fedper", "personal": "lora_b|^head"},
     "linear_local": {"method": "local", "adapter": "linear_probe"},
     "linear_fedavg": {"method": "fedavg", "adapter": "linear_probe"},
     "fedgen_head": {"method": "fedgen", "shared": "head"},
+    "dsgd_torus": {"method": "dsgd", "topology": "torus"},
+    "dsgd_exponential": {"method": "dsgd", "topology": "exponential"},
+    "dsgd_random": {"method": "dsgd", "topology": "erdos_renyi:0.3"},
+    "dsgd_full": {"method": "dsgd", "topology": "full"},
+    "dfedavgm_8bit": {"method": "dfedavgm", "bits": 8},
 }
 """Name in a comparison -> the method, and its further options."""
 
@@ -163,6 +173,17 @@ FIELDS = {
         together=True,
         tested=1010,
     ),
+    "field-graphs-digits": Field(
+        *("digits, without a server", "digits", {"val_fraction": 0.2}, 40, 40, ("0.02", "0.05", "0.1", "0.2")),
+        *(GRAPH_METHODS, len(GRAPH_METHODS)),
+        together=True,
+    ),
+    "field-graphs-watch": Field(
+        *("watch, ten people, without a server", "watch", _SITES | {"model": "mlp", "hidden": (64,)}, 20, 20),
+        *(("0.01", "0.03", "0.1"), GRAPH_METHODS, len(GRAPH_METHODS)),
+        together=True,
+        tested=1010,
+    ),
     "field-networks": Field(
         "three networks, four clients each",
         *(DATASET, _NETWORKS, 20, 20, ("0.03", "0.1", "0.3"), MIXED_METHODS),
@@ -190,7 +211,7 @@ class Tuned(NamedTuple):
     method: str
     rate: str
     validation: float
-    results: list[StoredRun]
+    results: list[CommittedRun]
 
 
 class Comparison:

@@ -20,7 +20,7 @@ DRAWS = ("participation", "full_last_round", "straggler_fraction", "drop_rate", 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """Settings that the program of a round depends on, see `pfl_jax.build`.
+    """Settings on which the program of a round depends, see `pfl_jax.build`.
 
     Attributes:
       participation: share of the N clients in each round's cohort, in (0, 1]; at least one client. A round is given its
@@ -30,18 +30,18 @@ class RoundSettings:
       drop_rate: share of each cohort that drops out, in [0, 1), drawn anew in every round: these clients train and keep
         their new state, but their messages do not arrive. At least one message arrives.
       chunk: clients under one vmap on each device: 1 trains one after another, None all at once. "auto" lets
-        `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes: of several networks for each, which
-        gives a tuple. Time and memory depend on it, results do not.
-      attack: what attackers do, see `pfl_jax.wrappers.attacks`: "labels" (train on label K - 1 - y, of K
-        classes), "signs" (send the update with the opposite sign) or "noise" (send Gaussian noise as
-        long as the update); None for no attack. Without attackers, an attack is none.
+        `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes; for several networks it becomes a
+        tuple with a choice for each. Time and memory depend on it, results do not.
+      attack: behavior of attackers, see `pfl_jax.wrappers.attacks`: "labels" (train on label K - 1 - y, of K classes),
+        "signs" (send the update with the opposite sign) or "noise" (send Gaussian noise as long as the update); None
+        for no attack. Without attackers it has no effect.
       attackers: share of the clients that attack, the same ones in all rounds; in [0, 1).
       attack_scale: factor of the update or noise that attackers send.
       eval_clients: number of clients that are evaluated by `received`, drawn once for a run; the others' scores are
         NaN. None evaluates all. Not with `Settings.before_aggregation`, whose mean over a sample would count cohorts
         too often.
-      timetable: who takes part in which round, and how old the state is from which each client trains, as
-        `pfl_jax.engine.asynchronous.timetable` simulates it; None draws cohorts.
+      timetable: the clients that take part in each round, and the age of the state from which each one trains, as
+        simulated by `pfl_jax.engine.asynchronous.timetable`; None draws cohorts.
       select: weights of the clients in the draw of a cohort, from `pfl_jax.engine.selection` or a function of your own,
         see `Weights` there; None draws all alike. Draws with equal weights are equal. The weight of a straggler is a
         factor.
@@ -83,11 +83,11 @@ class RoundSettings:
         return 0 if self.timetable is None else self.timetable.largest_staleness
 
     def of_a_round(self) -> "RoundSettings":
-        """These settings without those of a run."""
+        """These settings without the fields that only a run has."""
         return RoundSettings(**{one.name: getattr(self, one.name) for one in fields(RoundSettings)})
 
     def usual_size(self, num_clients: int) -> int:
-        """Size of a cohort drawn from so many clients."""
+        """Size of a cohort drawn from this number of clients."""
         return max(1, round(self.participation * num_clients))
 
     def arrivals(self, cohort_size: int) -> int:
@@ -97,7 +97,7 @@ class RoundSettings:
 
 @dataclass(frozen=True)
 class Settings(RoundSettings):
-    """Settings of a run, independent of the method: those of a round, and those of the loop over rounds.
+    """Settings of a run, independent of the method: the settings of a round, and those of the loop over rounds.
 
     Attributes:
       rounds: communication rounds.
@@ -148,7 +148,7 @@ def evaluated_clients(key: PRNGKey, num_clients: int, settings: RoundSettings) -
     Args:
       key: the run's key.
       num_clients: N; B = N unless `settings.eval_clients` is less.
-      settings: with `eval_clients`.
+      settings: settings with `eval_clients`.
     """
     if settings.eval_clients is None or settings.eval_clients >= num_clients:
         return jnp.arange(num_clients, dtype=jnp.int32)
@@ -198,14 +198,14 @@ def sample_cohort(
         clients = _from_timetable(settings.timetable, round_index, num_clients, size)
         sizes = counts[clients]
     elif size == num_clients:
-        # Nothing is drawn: random numbers are what takes a small program longest to compile.
+        # Everybody takes part: avoid random numbers, which take a small program longest to compile.
         clients, sizes = jnp.arange(num_clients, dtype=jnp.int32), counts
     else:
         clients = _drawn(key, round_index, counts, size, settings, losses, active)
         sizes = counts[clients]
     present = jnp.ones(size, bool)
     if settings.arrivals(size) < size:
-        # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on how clients are numbered.
+        # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on the numbering of the clients.
         drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
         ranks = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
         present = jnp.zeros(size, bool).at[largest_first(sizes)[ranks]].set(True)
@@ -241,10 +241,10 @@ def _drawn(
     """Clients of a cohort, see `sample_cohort`: int32 [M], ascending."""
     num_clients, selection = len(counts), settings.selection
     cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
-    # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k), in one
-    # precision, so that the cohorts do not depend on jax_enable_x64.
+    # The M largest values of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k); always
+    # in one precision, so that the cohorts do not depend on jax_enable_x64.
     scores = jax.random.gumbel(cohort_key, (num_clients,), jnp.float32)
-    # To find the stragglers takes a permutation of all clients in every round.
+    # Finding the stragglers takes a permutation of all clients in every round.
     if settings.straggler_fraction:
         is_straggler = stragglers(key, num_clients, settings.straggler_fraction)
         scores += jnp.where(is_straggler, jnp.log(settings.straggler_rate), 0.0)

@@ -25,28 +25,28 @@ OnNaN: TypeAlias = Literal["stop", "skip-client"]
 
 
 class RoundResult(NamedTuple):
-    """Result of one round; of R runs at once (`pfl_jax.sweep`), arrays have a leading axis R.
+    """Result of one round; for R runs at once (`pfl_jax.sweep`), arrays have a leading axis R.
 
     Attributes:
       round: number of the round, counted from 1.
-      state: state after the round; with donate=True usable until the next round only. With state_on="host" the clients'
-        leaves are NumPy arrays; with several processes, each process has only the rows of its own clients. With "disk"
-        they are NumPy arrays of mapped files, into which the next round writes. Of a sweep, rows after the first R pad
-        the devices' shares of the runs, here and in `info`.
-      info: the method's `Info`, on the device. Rows of clients are those of `cohort`: row j of `info["head_weights"]`
+      state: state after the round; with donate=True it can be used only until the next round. With state_on="host" the
+        clients' leaves are NumPy arrays; of several processes, each has only the rows of its own clients. With "disk"
+        they are NumPy arrays of mapped files, into which the next round writes. In a sweep, rows after the first
+        R pad the devices' shares of the runs, here and in `info`.
+      info: the method's `Info`, on the device. Its rows follow `cohort`: row j of `info["head_weights"]`
         belongs to client `cohort[j]`. If all clients take part, row i is client i, as in `received` and `trained`.
       cohort: [M], the numbers of the clients that took part, ascending, as NumPy integers.
       arrived: [M], bool: whether the server received the client's message, see `Settings.drop_rate` and `run`'s
         on_nan. Rows of `info` for other clients are meaningless.
       finite: [M], bool: False for clients that were left out because they diverged. All are False in a run of a sweep
-        whose server diverged; such a run is continued all the same.
-      received: Scores [N] of what every client would deploy now, NaN for clients that `Settings.eval_clients` leaves
-        out; None if not evaluated.
+        whose server diverged; such a run continues all the same.
+      received: Scores [N] of the model that each client would deploy now, NaN for clients left out by
+        `Settings.eval_clients`; None if not evaluated.
       trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
-      newcomers: two Scores of clients that never took part, see `Engine.evaluate_new`; None if there are no such
-        clients or this round is not evaluated.
-      examples: training examples of the cohort, each counted once: int, or a list of R numbers.
-      seconds: wall time of the round and its evaluation, including compilation if there was any.
+      newcomers: two Scores of clients that never took part, see `Engine.evaluate_new`; None without such clients, or if
+        this round is not evaluated.
+      examples: training examples of the cohort, each counted once: int, or a list of R numbers in a sweep.
+      seconds: wall time of the round and its evaluation, including any compilation.
       before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
         `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
       kept: with `Settings.patience` the number of the best evaluated round so far, 0 before the first; None without.

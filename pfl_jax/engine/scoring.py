@@ -1,4 +1,4 @@
-"""What clients deploy, and its scores."""
+"""Models that clients deploy, and their scores."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def deployed(
 def handed_over(
     method: Method, data: FederatedData, shared: tuple[PyTree, PRNGKey, jax.Array], client: jax.Array, state: PyTree
 ) -> PyTree:
-    """What a client has in an evaluation in which clients take turns; arguments as of `deployed`."""
+    """State after a client's turn in an evaluation in which clients take turns; arguments as in `deployed`."""
     assert method.hand_over is not None
     assert method.hand_over.personalize is not None
     server, *drawn = shared
@@ -40,7 +40,7 @@ def _evaluation_key(drawn: Sequence[jax.Array], client: jax.Array) -> PRNGKey:
 
 
 def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Array]:
-    """A method's `predict` that raises InvalidInput while it is traced if outputs do not fit the task and the data."""
+    """A method's `predict`; while it is traced, it raises InvalidInput if outputs do not fit the task and the data."""
 
     def predict(personal, inputs):
         outputs = method.predict(personal, inputs)

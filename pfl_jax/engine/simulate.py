@@ -26,7 +26,7 @@ from pfl_jax.engine.checks import (
 )
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
 from pfl_jax.engine.loop import OnNaN, RoundResult, play
-from pfl_jax.engine.mapping import ClientMesh, client_mesh, replicate
+from pfl_jax.engine.mapping import ClientMesh, client_mesh, note_idle_cores, replicate
 from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.store import Federation, OnDisk, OnHost
 from pfl_jax.errors import InvalidInput
@@ -49,7 +49,7 @@ __all__ = [
 
 
 StateOn: TypeAlias = Literal["device", "host", "disk"]
-"""Place of the clients' states between rounds."""
+"""Storage of the clients' states between rounds."""
 
 
 @check_arguments
@@ -75,8 +75,8 @@ def run(
 
     The compiled programs of the last methods are kept: another run of the same method (the same object, not an equal
     one) compiles nothing, whatever the key, the state, the number of rounds or, with `hyper_parameters`, their values.
-    It compiles anew where a NumPy array or a number that the method's functions close over has changed. An `engine` of
-    your own has such values of its first run; and of an array of float64, which JAX rounds, JAX keeps the first values.
+    If a NumPy array or a number that the method's functions close over has changed, it compiles anew. An `engine` of
+    your own keeps such values from its first run. JAX keeps the first values of a float64 array, which it rounds.
 
     Args:
       method: the method; the method of several networks that `pfl_jax.mixed` makes; or a schedule, a function from the
@@ -87,28 +87,29 @@ def run(
         process or several. With `Phases` the data change in the course of the run.
       settings: rounds, participation, chunk, evaluation interval.
       key: the run's key. The same key gives the same result.
-      hyper_parameters: values for a function of them to a method, which is given in the place of the method, as in
-        `pfl_jax.sweep`. Real numbers (float or an array) are inputs of the compiled programs, and other values of them
-        compile nothing; whole numbers, texts and what else there is are a part of the programs.
+      hyper_parameters: hyper-parameters by name; `method` is then a function of them that gives a method, as in
+        `pfl_jax.sweep`. Real numbers (float or an array) are inputs of the compiled programs, so other values compile
+        nothing; all other values, such as whole numbers and texts, are constants of the programs.
       state: state to continue from, instead of a new one initialized from the key; a state carries its own key.
       mesh: devices to spread the clients over, see `client_mesh`. None uses the default device, or the mesh of
-        `PlacedData`.
-      state_on: place of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
+        `PlacedData`. A CPU is one device, whatever cores it has, unless the variable JAX_NUM_CPU_DEVICES says
+        how many; a log record says so once where cores are idle.
+      state_on: storage of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
         cohort's states to the device for each round, and all clients' states in blocks for each evaluation. The results
         are the same. "disk" is for one process.
-      state_folder: existing folder where the files of state_on="disk", which end with the process, take room; None for
+      state_folder: existing folder for the files of state_on="disk", which are removed when the process ends; None for
         the system's folder of temporary files.
       on_nan: treatment of clients whose state or message becomes NaN or infinite: "stop" ends the run, "skip-client"
-        leaves them out of the round as if they had not been drawn. A score that is not finite stays one.
+        leaves them out of the round as if they had not been drawn. A score that is not finite stays so.
       newcomers: clients that never take part, see `pfl_jax.data.federated.hold_out`. Each evaluation also scores the
-        models that the method gives them.
-      donate: whether a round takes over the memory of the state before it, so that the state of a `RoundResult` can no
+        models that the method gives these clients.
+      donate: whether a round takes over the memory of the previous state, so that the state of a `RoundResult` can no
         longer be used once the next round begins. This saves the memory of one state while a round runs, and no time.
         By default the state of every result that you keep stays usable, and takes its memory; with state_on="disk" the
         clients' part of it is always taken over.
-      engine: compiled engine of this method and these settings, such as `pfl_jax.build(method, settings).jit()`, from a
-        caller who has one. It says where the states are: state_on, state_folder and donate are left out then. None
-        builds one.
+      engine: your own compiled engine of this method and these settings, such as
+        `pfl_jax.build(method, settings).jit()`. It fixes where the states are: leave out state_on, state_folder and
+        donate. None builds an engine.
       progress: whether to show a bar with the rounds and their time, in a terminal or a notebook.
 
     Raises:
@@ -125,8 +126,10 @@ def run(
     check_run(made, federation, settings, mesh, state, state_on, state_folder, newcomers)
     check_phases(phases, settings, newcomers)
     if federation.mesh is not None and mesh not in (None, federation.mesh):
-        raise InvalidInput("mesh: the data is on another one already, that of placement.place; leave it out")
+        raise InvalidInput("mesh: the data is already on the mesh of placement.place; leave mesh out")
     mesh = federation.mesh or mesh
+    if mesh is None and federation.num_clients > 1:
+        note_idle_cores()
     frozen = at_round(made, 0).frozen
     federation = federation.with_frozen(frozen)
     newcomers = newcomers if newcomers is None else newcomers.with_frozen(frozen)
@@ -160,16 +163,16 @@ def run(
     results = play(engine, federation, settings, begin, newcomers, explains, on_nan, phases)
     if not progress:
         return results
-    # Imported now: most runs show none.
+    # Imported only here: most runs show no bar.
     from rich.progress import track
 
     return iter(track(results, "rounds", total=settings.rounds - (0 if state is None else int(state.round))))
 
 
 def committed(tree: PyTree) -> PyTree:
-    """The tree, with its arrays of JAX bound to their device.
+    """The tree, with its JAX arrays bound to their device.
 
-    What a round returns is, if it calls exported functions (`pfl_jax.primitives.float64`); JAX would compile the second
-    round anew if the first state were not.
+    The result of a round is bound already if the round calls exported functions (`pfl_jax.primitives.float64`). If the
+    first state were not, JAX would compile the second round anew.
     """
     return jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding) if isinstance(leaf, jax.Array) else leaf, tree)

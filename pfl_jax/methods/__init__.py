@@ -1,9 +1,9 @@
 """Registry of all methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
 
-A new method needs one file in this folder and one line in METHODS. The name of a method is always its factory, whatever
-was imported: `import pfl_jax.methods.fedper as one`, `from pfl_jax.methods import fedper` and
-`from pfl_jax.methods.fedper import fedper` give the same function. So other names of such a file, for example FedPAC's
-prototype weights, come from the file alone: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
+A new method needs one file in this folder and one line in METHODS. The name of a method always refers to its factory,
+whichever way it is imported: `import pfl_jax.methods.fedper as one`, `from pfl_jax.methods import fedper` and
+`from pfl_jax.methods.fedper import fedper` give the same function. Other names in these files, such as FedPAC's
+prototype weights, are imported from the file itself: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,16 @@ from typing import Any
 
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput
+from pfl_jax.methods.afl import afl as afl
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
 from pfl_jax.methods.cyclic_weight_transfer import cyclic_weight_transfer as cyclic_weight_transfer
+from pfl_jax.methods.dfedavgm import dfedavgm as dfedavgm
+from pfl_jax.methods.dfedpgp import dfedpgp as dfedpgp
+from pfl_jax.methods.dispfl import dispfl as dispfl
 from pfl_jax.methods.ditto import ditto as ditto
+from pfl_jax.methods.dsgd import dsgd as dsgd
 from pfl_jax.methods.factories import RECIPES, annotations, check_hyper_parameters, default_training, recipes_of
 from pfl_jax.methods.fd import fd as fd
 from pfl_jax.methods.fedala import fedala as fedala
@@ -67,22 +72,25 @@ from pfl_jax.methods.knn_per import knn_per as knn_per
 from pfl_jax.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from pfl_jax.methods.local import local as local
 from pfl_jax.methods.moon import moon as moon
+from pfl_jax.methods.osgp import osgp as osgp
 from pfl_jax.methods.pefll import pefll as pefll
 from pfl_jax.methods.per_fedavg import per_fedavg as per_fedavg
 from pfl_jax.methods.pfedfda import pfedfda as pfedfda
 from pfl_jax.methods.pfedgraph import pfedgraph as pfedgraph
 from pfl_jax.methods.pfedhn import pfedhn as pfedhn
 from pfl_jax.methods.pfedme import pfedme as pfedme
+from pfl_jax.methods.qffl import qffl as qffl
 from pfl_jax.methods.scaffold import scaffold as scaffold
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import check_value, unknown
 
 _FACTORIES = (
-    *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, per_fedavg),
-    *(fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme, ditto),
-    *(fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd, fml),
-    *(fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
-    *(fedpac_proto, pfedfda, fedas, fedas_cd2, feddpa, fedex_lora, hetlora, fedsa_lora, flora, flexlora),
+    *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, qffl, afl),
+    *(per_fedavg, fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme),
+    *(ditto, fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd),
+    *(fml, fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
+    *(fedpac_proto, pfedfda, fedas, fedas_cd2, dsgd, dfedavgm, osgp, dispfl, dfedpgp, feddpa, fedex_lora, hetlora),
+    *(fedsa_lora, flora, flexlora),
     *(fedlwf, fedreplay),
 )
 
@@ -93,7 +101,7 @@ Each raises InvalidInput for a value of a wrong type or out of its range, see `p
 
 
 def factory_of(method: str | Callable[..., Method]) -> Callable[..., Method]:
-    """Factory of a `method` by its name in METHODS, InvalidInput for another name; a factory as it is."""
+    """Factory of a `method` by its name in METHODS, InvalidInput for an unknown one; a factory itself, unchanged."""
     if not isinstance(method, str):
         return method
     if method not in METHODS:
@@ -109,8 +117,8 @@ def make_method(
     Args:
       method: a name in METHODS, or a factory with the same kind of signature.
       model: the model that clients train.
-      training: recipe of local training; None for the method's own. Fields among `values` replace its fields.
-      **values: hyper-parameters, see `hyper_parameters`; those left out have the method's defaults.
+      training: recipe of local training; None for the method's default. Fields among `values` replace its fields.
+      **values: hyper-parameters, see `hyper_parameters`; the others have the method's defaults.
 
     Raises:
       InvalidInput: an unknown method or hyper-parameter, or a value of a wrong type or out of its range.
@@ -129,7 +137,7 @@ def make_method(
     recipe = {field.name for field in fields(LocalTraining)} & values.keys()
     check_value("training", training, LocalTraining | None)
     training = training or default_training(factory)
-    # Of LocalTraining(), the default of a method that wraps another, a copy would say what nobody said.
+    # Copied only for changes: a copy no longer counts as a plain LocalTraining(), of which factories warn.
     training = training.replace(**{name: values.pop(name) for name in recipe}) if recipe else training
     recipes = [
         recipe(**{field.name: values.pop(field.name) for field in fields(recipe) if field.name in values})

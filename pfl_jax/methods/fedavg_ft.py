@@ -17,7 +17,7 @@ def fedavg_ft(
 ) -> Method:
     """FedAvg-FT: FedAvg whose clients fine-tune the global model before they use it.
 
-    Training and aggregation are those of FedAvg. A client deploys the received model after `finetune_epochs` epochs of
+    Training and aggregation are as in FedAvg. A client deploys the received model after `finetune_epochs` epochs of
     local training; it neither keeps nor sends the fine-tuned model.
 
     Args:

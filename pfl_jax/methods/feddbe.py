@@ -26,7 +26,7 @@ class FedDBEServer(NamedTuple):
 
 
 class FedDBEModel(NamedTuple):
-    """What a client trains and deploys: the model, and the bias of its features [d]."""
+    """Model that a client trains and deploys: its parameters, and the bias of its features [d]."""
 
     params: Params
     bias: jax.Array

@@ -39,7 +39,8 @@ def fedem(
     FedAvg.
 
     Args:
-      training: recipe of local training; each model has an optimizer of its own, and its own norm with clip_norm.
+      training: recipe of local training; each model has its own optimizer, and clip_norm limits the norm of each
+        model's gradient.
       learners: number L of shared models.
 
     Returns:
@@ -60,7 +61,7 @@ def fedem(
       of a cohort sum to 1.
     """
     needs_classes(model, "fedem", "its prediction mixes probabilities of classes")
-    # Each model has steps of its own: the norm that clips its gradient is not that of all models together.
+    # Separate optimizers: each model's gradient is clipped by its own norm.
     one_model = training.transformation()
     steps = optax.GradientTransformation(jax.vmap(one_model.init), jax.vmap(one_model.update))
 

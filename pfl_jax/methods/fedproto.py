@@ -103,9 +103,9 @@ def fedproto_g(
       Clients predict with their classifier, as in FedPAC's comparison, not by the nearest prototype. The regularizer
       compares the feature of each example with the prototype, as the released code does, not the mean feature of the
       class. The paper's additional factor 1/|N_j| would shrink the global prototypes; here they are means over examples
-      (in the released code, unweighted means over clients). A client's prototypes are those of its trained model; the
-      released code takes means of the features that occur in the last local epoch, while the model changes, and leaves
-      out incomplete mini-batches. All clients have the same architecture and start from the same model.
+      (in the released code, unweighted means over clients). A client computes its prototypes with its trained model;
+      the released code takes means of the features that occur in the last local epoch, while the model changes, and
+      leaves out incomplete mini-batches. All clients have the same architecture and start from the same model.
     """
     needs_classes(model, "fedproto_g", "its prototypes are mean features of classes")
     step = local_step(model, training, lam)

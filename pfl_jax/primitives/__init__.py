@@ -94,6 +94,11 @@ from pfl_jax.primitives.simplex import mirror_descent as mirror_descent
 from pfl_jax.primitives.simplex_qp import SimplexSolution as SimplexSolution
 from pfl_jax.primitives.simplex_qp import map_simplex_qp as map_simplex_qp
 from pfl_jax.primitives.simplex_qp import solve_simplex_qp as solve_simplex_qp
+from pfl_jax.primitives.topology import consensus_distance as consensus_distance
+from pfl_jax.primitives.topology import graph_links as graph_links
+from pfl_jax.primitives.topology import is_connected as is_connected
+from pfl_jax.primitives.topology import metropolis_weights as metropolis_weights
+from pfl_jax.primitives.topology import push_weights as push_weights
 from pfl_jax.primitives.tree import add_trailing_axes as add_trailing_axes
 from pfl_jax.primitives.tree import all_finite as all_finite
 from pfl_jax.primitives.tree import byte_count as byte_count
@@ -107,7 +112,7 @@ from pfl_jax.primitives.tree import scatter as scatter
 from pfl_jax.primitives.tree import split as split
 from pfl_jax.primitives.tree import with_statistics as with_statistics
 
-# Type checkers take the names that are imported as themselves.
+# Type checkers take names that are imported as themselves.
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     name for name, thing in vars().items() if name[0] != "_" and not isinstance(thing, types.ModuleType)
 ]

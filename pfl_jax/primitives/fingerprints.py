@@ -17,8 +17,8 @@ def fingerprint(data: ClientData) -> jax.Array:
     """Hash of a client's examples, whatever their order: uint32 [WORDS].
 
     Random numbers and records that use it do not depend on how clients are numbered, on padding or on chunks. Floats
-    count to about 1 in 4,000, integers exactly. Clients with other examples have the same fingerprint by chance only,
-    with a probability of 2^-64 a pair.
+    count to about 1 in 4,000, integers exactly. Two clients with different examples have the same fingerprint with a
+    probability of 2^-64.
 
     Args:
       data: examples whose x and y are arrays [n, ...], or trees of them.
@@ -83,7 +83,7 @@ def order_by_fingerprint(identities: jax.Array, present: jax.Array) -> jax.Array
     A server that visits clients one after another in this order does not depend on how they are numbered.
 
     Args:
-      identities: fingerprint of each client's data [M, WORDS]; those of absent clients do not matter.
+      identities: fingerprint of each client's data [M, WORDS]; for absent clients they do not matter.
       present: [M], bool.
     """
     return jnp.lexsort((*identities.T, ~present))

@@ -24,7 +24,7 @@ def score(
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K], or other outputs of the task.
       personal: the model that the client deploys.
       data: examples [n, ...]. Without real examples all scores are NaN.
-      task: says which scores.
+      task: task, which defines the scores.
     """
 
     def kept(rows):
@@ -45,7 +45,7 @@ def no_scores(num_clients: int, task: Task = CLASSIFICATION, *, validation: bool
 
     Args:
       num_clients: N.
-      task: says which scores.
+      task: task, which defines the scores.
       validation: whether there are scores on validation examples too.
     """
     by_name: dict[str, jax.Array | np.ndarray] = {
@@ -81,11 +81,11 @@ def before_aggregation(received: Scores, trained: Scores, members: np.ndarray) -
 
 
 class Summary(NamedTuple):
-    """Summary of a federation's scores; those that are shares, such as accuracies, in percent: see `Score.percent`.
+    """Summary of a federation's scores; scores that are shares, such as accuracies, in percent: see `Score.percent`.
 
     Attributes:
       mean: mean of the primary score over clients, unweighted.
-      pooled: mean weighted by test examples; of the accuracy, that over all test examples.
+      pooled: mean weighted by test examples; for the accuracy, this is the accuracy over all test examples.
       std: population standard deviation over clients.
       worst_decile: mean over the worst tenth of the clients: the number nearest to N / 10, at least one.
       jain: Jain's index (sum a)^2 / (N sum a^2) of the scores a: 1 if all are equal, 1/N if all but one are zero.
@@ -106,9 +106,9 @@ def summarize(scores: Scores, test_counts: np.ndarray | jax.Array, task: Task = 
     """Summarize the scores [N] of N clients; clients without scores (NaN) are left out.
 
     Args:
-      scores: [N]; those on validation examples are not part of the summary.
+      scores: [N]; scores on validation examples are not part of the summary.
       test_counts: [N], test examples of each client.
-      task: says what the scores are.
+      task: task, which defines the scores.
 
     Example:
       >>> import numpy as np
@@ -141,7 +141,7 @@ def summarize(scores: Scores, test_counts: np.ndarray | jax.Array, task: Task = 
 
 
 def _factor(score: Score) -> int:
-    """What results show, in multiples of a score."""
+    """Factor by which results multiply a score."""
     return 100 if score.percent else 1
 
 

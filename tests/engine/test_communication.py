@@ -1,9 +1,12 @@
 """Bytes up and down of every method, from the sizes that its paper sends."""
 
+import jax
+import numpy as np
 import pytest
 from problems import CLASSES, FEATURES, HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
 
-from pfl_jax.engine.communication import traffic
+from pfl_jax import simulate
+from pfl_jax.engine.communication import Traffic, bytes_of_round, traffic
 from pfl_jax.methods import METHODS, make_method
 
 THETA, PHI = 6 * FEATURES + FEATURES, FEATURES * CLASSES + CLASSES
@@ -79,6 +82,15 @@ NUMBERS |= {
     "fedgen": (MODEL + CLASSES, MODEL + GENERATOR + CLASSES + 1),
     # A quarter of the features, at least one: a layer to it and its head.
     "fedmrl": (THETA + FEATURES + 1 + 2 * CLASSES,) * 2,
+    # Over each link; of push-sum with a weight, of Dis-PFL with a byte for each entry of the mask.
+    "dsgd": (MODEL, 0),
+    "dfedavgm": (MODEL, 0),
+    "osgp": (MODEL + 1, 0),
+    "dispfl": (MODEL + MODEL / 4, 0),
+    "dfedpgp": (THETA + 1, 0),
+    # A number goes up besides: the loss's curvature, or the loss; a weight goes down.
+    "qffl": (MODEL + 1, MODEL),
+    "afl": (MODEL + 1, MODEL + 1),
     # A trace goes up besides.
     "fedas": (THETA + 1, THETA),
 }
@@ -89,6 +101,17 @@ def test_traffic_is_what_the_paper_sends(name):
     method = tiny_method(name)
     found = traffic(method, tiny_federation())
     assert (found.up / 4, found.down / 4) == NUMBERS[name]
+
+
+def test_without_a_server_a_message_goes_over_each_link():
+    # Four arrays, each with its largest magnitude, in a byte for each entry.
+    method, data = make_method("dfedavgm", tiny_model(), bits=8, **HYPER_PARAMETERS), tiny_federation()
+    one = traffic(method, data)
+    assert one == (MODEL + 4 * 4, 0)
+    *_, last = simulate.run(method, data, simulate.Settings(rounds=1), jax.random.key(0))
+    assert last.info["links"].tolist() == [2, 2, 2, 2]
+    assert bytes_of_round(one, last.arrived, last.info) == (8 * one.up, 0)
+    assert bytes_of_round(Traffic(3, 5), np.array([True, False, True]), {}) == (6, 15)
 
 
 def test_without_alignment_no_centroids_are_sent_down():

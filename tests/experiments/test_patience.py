@@ -8,14 +8,14 @@ from interrupts import ask_to_stop
 from run_folders import log, summary, untimed
 from test_sweep_command import SMALL
 
+from experiments import compare
 from experiments.cli.command import main, parse
-from experiments.commands import compare
-from experiments.commands.sweep import main as sweep
 from experiments.folder import stored_runs
 from experiments.run import rounds
 from experiments.run.loaded_run import load_run
 from experiments.spec.identity import notes, relevant_options
 from experiments.spec.spec import Spec
+from experiments.sweep import main as sweep
 
 pytestmark = pytest.mark.without_f1_auc
 

@@ -9,12 +9,12 @@ from run_folders import log, summary, untimed
 from test_sweep_command import SMALL
 
 from experiments.cli.command import main
-from experiments.commands.sweep import main as sweep
 from experiments.folder import stored_runs
 from experiments.run import rounds
 from experiments.run.loaded_run import load_run
 from experiments.spec.identity import fixed_rounds, relevant_options
 from experiments.spec.spec import Spec
+from experiments.sweep import main as sweep
 
 pytestmark = pytest.mark.without_f1_auc
 

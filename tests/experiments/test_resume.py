@@ -14,7 +14,7 @@ from test_command_line import SMALL
 
 from experiments.cli.command import main, parse
 from experiments.export import load_run
-from experiments.folder.reuse import inspect
+from experiments.folder.load import inspect
 from experiments.run import rounds, run
 from experiments.run.run import run_cell
 from experiments.spec.spec import Spec

@@ -30,6 +30,8 @@ CASES = [(name, {}) for name in METHODS if has_rows(name)] + [
     *(("fedas", options) for options in ({"synchronization": False}, {"target": "global_class_mean"})),
     *(("fedas", {"normalization": name}) for name in ("softmax", "min_max")),
     ("fedpac_proto", {"reduction": "sum"}),
+    *(("dsgd", {"topology": graph}) for graph in ("erdos_renyi:0.5", " ".join(f"{i}-{i + 1}" for i in range(8)))),
+    ("osgp", {"topology": "erdos_renyi:0.5"}),
 ]
 """Methods, with options of what the server computes; other options are of single clients."""
 

@@ -131,6 +131,7 @@ SAME = [
     ("fedamp", {"lam": 0.0, "alpha_k": 1e-30}, "local", {}),
     ("knn_per", {"mixing": 0.0}, "fedavg", {}),
     ("fedcac", {"share": 0.0}, "fedavg", {}),
+    ("qffl", {"q": 0.0}, "fedavg", {}),
 ]
 """(method, its hyper-parameters, another method, its): both deploy the same. A new method adds a row."""
 
