@@ -129,7 +129,8 @@ def named(text: str) -> Selection:
 def drawn(
     method: Method, selection: Selection | None, cohort: Cohort, data: FederatedData, client: jax.Array | int
 ) -> Method:
-    """Method of a client of a cohort: with the weights of `Selection.equal`, and idle if it has no examples."""
+    """`method` for `client`, a number in `cohort`: with the weights of `Selection.equal`, if `selection` has them, and
+    idle if `data` says that it is not active."""
     if data.active is not None:
         method = _idle(method, data.active[client])
     if selection is None or not selection.equal or len(cohort.clients) == cohort.num_clients:

@@ -49,5 +49,5 @@ class Patience(NamedTuple):
 
 
 def without_ended(scores: PyTree, ended: np.ndarray) -> Any:
-    """Scores [R, N], or None, with NaN for the runs that have ended."""
+    """`scores`, leaves [R, N], or None, with NaN for the runs that have `ended`, bool [R]."""
     return jax.tree.map(lambda leaf: np.where(ended[..., None], np.nan, leaf).astype(leaf.dtype), scores)
