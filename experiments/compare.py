@@ -1,12 +1,84 @@
 """Comparison of finished runs: intervals of differences, clients worse off, methods that cannot be told apart.
 
     python -m experiments.compare runs/first
+    python -m experiments.compare runs/first --reference fedpac --out comparison.md --plot ranks.svg
 
-`experiments.commands.compare` has its code and explains it.
+Runs of one setting differ in their seed; runs of two settings with the same seed have the same clients, which are
+compared one by one after the last round that all have. Intervals are over seeds, with a single one over its clients.
 """
 
-from experiments.commands.compare import main
-from experiments.host.exit_codes import exit_process
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from experiments.cli.parser import check_new, parse
+from experiments.commands.comparison import for_paper, ranks, read, reference_of, table, with_target
+from experiments.folder import stored_runs
+from experiments.host.console import Terminal, print_text
+from experiments.host.exit_codes import exit_code, exit_process
+from experiments.show.pictures import ENDINGS, save
+from experiments.spec.choices import Protocol
+from experiments.spec.option_notes import Argument
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Command line of the comparison."""
+
+    runs: Annotated[tuple[Path, ...], Argument("positional", "RUN...")]
+    """Folders of runs, or folders above runs, such as a sweep's."""
+    reference: str | None = None
+    """Name in the table of the method with which all are compared; None is the best one on validation examples, or
+    without such on test examples."""
+    select: Literal["validation"] | None = None
+    """Compare one setting of each method, the best one on validation examples."""
+    name: Annotated[tuple[str, ...], Argument("repeated", "SHORT=NAME")] = ()
+    """Short names for methods or settings in the table; may be repeated."""
+    eval_protocol: Protocol = "received"
+    """Evaluation protocol of the scores."""
+    out: Annotated[Path | None, Argument(metavar="FILE")] = None
+    """Also write the table to a file: .md, .csv, or .tex for a column of a paper, with all else as its comments."""
+    target: float | None = None
+    """Also show after how many rounds the mean first reaches this score."""
+    plot: Annotated[Path | None, Argument(metavar="FILE")] = None
+    """Also draw the mean ranks with the critical difference to a file: .png, .svg or .pdf."""
+    overwrite: bool = False
+    """Replace files of --out and --plot that are there."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare runs with command-line arguments, by default those of this process; return the exit code."""
+
+    def work() -> None:
+        options, _ = parse(Options, "experiments.compare", __doc__, arguments)
+        check_new("--out", options.out, ".md", ".csv", ".tex", overwrite=options.overwrite)
+        check_new("--plot", options.plot, *ENDINGS, overwrite=options.overwrite)
+        groups, _ = stored_runs.grouped(*options.runs)
+        chosen_by = ""
+        if options.select is not None:
+            groups, chosen_by = stored_runs.best_setting_per_method(groups, options.eval_protocol)
+        groups = stored_runs.renamed(groups, options.name)
+        compared = read(groups, options.eval_protocol)
+        made = table(compared, options.reference)
+        if options.target is not None:
+            made = with_target(made, groups, compared, options.target)
+        made = made._replace(notes=[*filter(None, [chosen_by]), *made.notes])
+        console = Terminal()
+        console.print(made.terminal())
+        for note in made.notes:
+            print_text(console, note)
+        if options.out is not None:
+            if options.out.suffix == ".tex":
+                made = for_paper(made, compared, reference_of(compared, options.reference))
+            made.save(options.out.expanduser())
+            print_text(console, f"saved {options.out}")
+        if options.plot is not None:
+            save(ranks(compared), options.plot.expanduser())
+            print_text(console, f"saved {options.plot}")
+
+    return exit_code(work)
+
 
 if __name__ == "__main__":
     exit_process(main())

@@ -2,11 +2,218 @@
 
     python -m experiments.sweep --dataset digits --method fedpac --seeds 4 --grid lam=0.1,1,10 --grid lr=0.02,0.05
 
-`experiments.commands.sweep` has its code and explains it.
+Seeds and real-valued hyper-parameters are inputs of one compiled program. Runs that differ in anything else (method,
+epochs, batch size, clients, ...) form groups, which run one after another. Each run has its own folder, as if it had
+been started alone. Repeating the command resumes where it stopped: finished runs are kept, and an interrupted group
+continues from its last checkpoint (see --checkpoint-every). All other options are those of
+`python -m experiments.DATASET` and apply to every run.
+
+With --val-fraction 0.1 the best setting is chosen on validation examples, otherwise on test examples. To tune several
+methods fairly and report them on fresh seeds:
+
+    python -m experiments.sweep --dataset digits --val-fraction 0.1 --seeds 3 --grid method=fedpac,fedper \
+        --grid lr=0.02,0.05 --grid fedpac.lam=0.1,1 --select validation --select-seeds 5
 """
 
-from experiments.commands.sweep import main
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_type_hints
+
+from rich.console import Console
+
+from experiments import DATASETS
+from experiments.cli.parser import Hidden
+from experiments.commands import batch
+from experiments.folder.run_folder import claimed, digest, slug
 from experiments.host.exit_codes import exit_process
+from experiments.spec.identity import relevant_options
+from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, marked, noted, texts_of
+from experiments.spec.options import KINDS, Options
+from experiments.spec.presets import DEFAULT_PRESET, preset_of
+from experiments.spec.spec import Spec
+from pfl_jax.errors import InvalidInput
+from pfl_jax.validation import Count, Range
+
+CLAIMS = ".claims"
+"""Subfolder of the locks of groups, for --part."""
+SELECTED = "selected"
+"""Subfolder of the runs of --select."""
+
+Setting: TypeAlias = tuple[tuple[str, str], ...]
+"""Options and values of one point of the grid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(batch.Batch):
+    """Command line of a sweep."""
+
+    dataset: Annotated[str, Argument(text=", ".join(DATASETS))]
+    seeds: Count = 1
+    """Number of seeds."""
+    first_seed: Annotated[int, Range(0)] = 0
+    """First of the seeds."""
+    grid: Annotated[tuple[str, ...], Argument("repeated", "NAME=V,V")] = ()
+    """Values of an option, or METHOD.NAME=V,V of an option of one method of the grid; may be repeated."""
+    select: Literal["validation"] | None = None
+    """Then run the best setting of each method again, with further seeds: the one with the best mean on validation
+    examples (with --val-fraction), by --eval-protocol. These runs are in selected/ of the folder."""
+    select_seeds: Count = 5
+    """Number of these seeds."""
+    part: Annotated[str | None, Argument(metavar="I/N")] = None
+    """One of N processes, numbered from 0, that share the sweep's groups in one folder, such as those of a Slurm array;
+    each begins at its share, takes groups that nobody has, and the last one writes the table."""
+    chosen: Hidden[tuple[Setting, ...]] = ()
+    """Settings in place of all of the grid."""
+
+    name: ClassVar = "sweep"
+
+    @property
+    def is_shared(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.part is not None
+
+    def claim(self, group: Sequence[batch.Job]) -> contextlib.AbstractContextManager[bool]:
+        if self.part is None:
+            return super().claim(group)
+        names = " ".join(str(job.folder.relative_to(self.folder)) for job in group)
+        return claimed(self.folder / CLAIMS / digest(names.encode()))
+
+    def _first_group(self, groups: int) -> int:
+        """Group with which this process begins."""
+        index, _, number = (self.part or "0/1").partition("/")
+        if not (index.isdecimal() and number.isdecimal() and int(index) < int(number)):
+            raise InvalidInput(f"--part {self.part}: give this process's number, from 0, and how many, such as 3/16")
+        return int(index) * groups // int(number)
+
+    def check(self) -> None:
+        self._first_group(0)
+        asked, options = {*texts_of(self.words)}, {name.rpartition(".")[2] for name in self.values}
+        for name, notes in noted(KINDS, NotInSweeps).items():
+            if name in options | asked:
+                raise InvalidInput(f"{flag(name)} cannot be given for a sweep: {notes[0].reason}")
+        for name in sorted({*marked(KINDS, Trait.CHOOSES)} & options):
+            raise InvalidInput(f"{flag(name)} cannot be in the grid: all settings are compared by the same one")
+        # Runs that differ only in these are one run to the groups, which would train all on the first one's data.
+        for name in sorted({*marked(KINDS, Trait.NEUTRAL)} & options):
+            raise InvalidInput(f"{flag(name)} cannot be in the grid: it is no setting; start a sweep for each value")
+        if twice := sorted(asked & options):
+            raise InvalidInput(f"{flag(twice[0])} is in the grid already")
+        methods = {*self.values.get("method", ())}
+        for name in self.values:
+            method, _, option = name.rpartition(".")
+            if method and method not in methods:
+                raise InvalidInput(f"--grid {name}: {method} is none of the methods of --grid method=...")
+            if method and option in self.values:
+                raise InvalidInput(f"--grid {name}: {flag(option)} is in the grid for all methods already")
+        for setting in self.settings():
+            # Includes the digest of the user's own data, so that a missing file is reported before anything is made.
+            spec = self._spec(setting)
+            relevant_options(spec)
+            if self.select is not None and spec.val_fraction is None:
+                raise InvalidInput(
+                    "--select validation needs validation examples: give --val-fraction 0.1, for example"
+                )
+
+    def default_folder(self) -> Path:
+        values = (f"--grid {name}={','.join(values)}" for name, values in self.values.items())
+        return Path("runs/sweeps") / slug(" ".join([self.dataset, *self.words, *values]))
+
+    @functools.cached_property
+    def values(self) -> dict[str, tuple[str, ...]]:
+        """Option -> its values as given; the settings of the sweep are their product."""
+        found: dict[str, tuple[str, ...]] = {}
+        for text in self.grid:
+            name, equals, values = text.partition("=")
+            name = name.removeprefix("--").replace("-", "_")
+            parts = tuple(dict.fromkeys(filter(None, values.split(","))))
+            if not equals or not name or not parts:
+                raise InvalidInput(f"--grid {text}: give a name and its values, such as --grid lam=0.1,1,10")
+            if name in found:
+                raise InvalidInput(f"--grid {name} is there twice: give all its values at once")
+            found[name] = parts
+        return found
+
+    def settings(self) -> list[Setting]:
+        """All combinations of the grid's values; options of one method vary with this method alone."""
+        if self.chosen:
+            return list(self.chosen)
+        found: list[Setting] = []
+        shared = {name: values for name, values in self.values.items() if "." not in name}
+        for setting in itertools.product(*([(name, value) for value in values] for name, values in shared.items())):
+            owned = [name for name in self.values if name.rpartition(".")[0] == dict(setting).get("method", "")]
+            axes = [[(name.rpartition(".")[2], value) for value in self.values[name]] for name in owned if "." in name]
+            found += [(*setting, *own) for own in itertools.product(*axes)]
+        return found
+
+    def title(self, setting: Setting) -> str:
+        """Name of a setting: its method, where the grid has several or nothing else, and its values."""
+        words = [f"{option}={value}" for option, value in setting if option != "method"]
+        if not words or "method" in self.values:
+            method = self._spec(setting).method
+            alike = [name for name in self.values.get("method", ()) if label(name) == label(method)]
+            # Files of the same name in several folders are told apart by their folders.
+            words.insert(0, method if len(alike) > 1 else label(method))
+        return " ".join(words)
+
+    def _spec(self, setting: Setting) -> Spec:
+        """Run of a setting with seed 0."""
+        own = self._preset | {option: _value(option, text) for option, text in setting}
+        return batch.one_of_many(self.dataset, own | self.options(self.dataset, **own))
+
+    @functools.cached_property
+    def _preset(self) -> dict[str, str]:
+        """The preset of a sweep over methods with other ones, which would be compared in unlike settings."""
+        named = {preset_of(self.dataset, method) for method in self.values.get("method", ())}
+        is_given = "preset" in self.values or "preset" in texts_of(self.words)
+        return {} if is_given or len(named) < 2 else {"preset": DEFAULT_PRESET[self.dataset]}
+
+    def jobs_of(self, setting: Setting) -> list[batch.Job]:
+        """Runs of a setting, one for each seed."""
+        folder = self.folder / slug(" ".join(f"{option}={value}" for option, value in setting) or "runs")
+        return batch.jobs_of_seeds(self._spec(setting), self.seeds, folder, self.title(setting), self.first_seed)
+
+    def jobs(self, console: Console) -> list[batch.Job]:
+        return list(itertools.chain.from_iterable(map(self.jobs_of, self.settings())))
+
+    def groups(self, jobs: Sequence[batch.Job]) -> list[list[batch.Job]]:
+        groups = batch.of_one_program(jobs)
+        first = self._first_group(len(groups))
+        return [*groups[first:], *groups[:first]]
+
+    def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
+        # Imported now, so that errors and --help do not wait for it.
+        from experiments.run import together
+
+        together.run([job.spec.in_folder(job.folder) for job in jobs], console)
+
+    def finish(self, console: Console) -> None:
+        from experiments.commands.sweep_results import best_of_methods, save
+
+        named = {self.title(setting): setting for setting in self.settings()}
+        jobs = {title: self.jobs_of(setting) for title, setting in named.items()}
+        save(jobs, self.folder, console)
+        if self.select is not None:
+            chosen = tuple(named[title] for title in best_of_methods(jobs))
+            after, folder = self.first_seed + self.seeds, self.folder / SELECTED
+            again = {"chosen": chosen, "first_seed": after, "seeds": self.select_seeds, "out": folder, "select": None}
+            batch.drive(dataclasses.replace(self, **again), console)
+
+
+def _value(option: str, text: str) -> str | bool:
+    """Value of the grid as `Spec.of` takes it: of a switch True or False."""
+    # Of the methods' own options, only switches are true or false.
+    is_switch = get_type_hints(Options).get(option, bool) is bool and text in ("True", "False")
+    return text == "True" if is_switch else text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a sweep with command-line arguments, by default those of this process; return the exit code."""
+    return batch.command(Sweep, arguments)
+
 
 if __name__ == "__main__":
     exit_process(main())

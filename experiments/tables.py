@@ -2,11 +2,157 @@
 
     python -m experiments.tables --paper fedpac --table 1 --dataset fashion_mnist --clients 20 --seeds 3
 
-`experiments.commands.tables` has its code and explains it.
+Repeating the command resumes where it stopped: finished runs are kept, an interrupted one resumes. --method and
+--setting select a part of the table, --dry-run only lists the runs. All other options (--rounds 50, --train-size 100,
+--source embedded, ...) are those of `python -m experiments.DATASET`, apply to every run, and are noted in the table.
+
+Table 1 of FedPAC on Fashion-MNIST with 20 clients: 15 methods of 200 rounds for each seed.
 """
 
-from experiments.commands.tables import main
+import contextlib
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from rich.console import Console
+
+from experiments.cli.parser import Names, choose
+from experiments.commands import batch
+from experiments.commands import paper_table as comparison
+from experiments.commands.batch import MeasuredBatch
+from experiments.commands.paper_table import Comparison
+from experiments.folder import load
+from experiments.folder.load import StoredRun
+from experiments.host.console import print_line
 from experiments.host.exit_codes import exit_process
+from experiments.papers import published, settings
+from experiments.papers.published import Published
+from experiments.spec.option_notes import Argument, flag, texts_of
+from experiments.spec.presets import PROCEDURES
+from experiments.spec.spec import Spec
+from pfl_jax.errors import InvalidInput
+
+NUMBERS = {paper: [str(number) for number in content.tables] for paper, content in settings.PAPERS.items()}
+"""Paper -> its tables."""
+
+HINTS = {
+    "seed": "use --seeds",
+    "resume": "the same command goes on where it was stopped",
+    "target_accuracy": "its runs have all their rounds",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables(MeasuredBatch):
+    """Command line of a table."""
+
+    paper: Annotated[str, Argument(text=", ".join(NUMBERS))]
+    table: Annotated[int, Argument(text="; ".join(f"{name}: {', '.join(of)}" for name, of in NUMBERS.items()))]
+    dataset: Names = ()
+    """Datasets; by default all of the table."""
+    clients: Names = ()
+    """Numbers of clients; by default all of the table."""
+    setting: Names = ()
+    """Settings with these words, such as beta=0.1."""
+    method: Names = ()
+    """Methods by their names in the table; by default all of it."""
+
+    name: ClassVar = "tables"
+
+    def check(self) -> None:
+        choose("paper", [self.paper], NUMBERS)
+        choose("table", [str(self.table)], NUMBERS[self.paper])
+        self.check_procedure()
+        fixed = sorted(texts_of(self.words).keys() & settings.FIXED)
+        if fixed:
+            hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
+            raise InvalidInput(f"{flag(fixed[0])} cannot be given for a table: {hint}")
+        # What a word means depends on the dataset and the method, not on the setting.
+        shown = {(row.dataset, row.method): row for row in self.shown}
+        for row in shown.values():
+            self._spec(row)
+
+    def default_folder(self) -> Path:
+        # The default is the same table, named or not.
+        is_other = self.procedure not in (None, next(iter(PROCEDURES)))
+        procedure = ("--procedure", str(self.procedure)) if is_other else ()
+        return Path("runs/tables") / batch.folder_name(self.paper, self.table, (*self.all_words, *procedure))
+
+    @functools.cached_property
+    def rows(self) -> list[Published]:
+        """The whole table."""
+        rows = [row for row in published.load() if (row.paper, row.table) == (self.paper, self.table)]
+        return [row._replace(procedure=self.procedure or row.procedure) for row in rows]
+
+    @functools.cached_property
+    def shown(self) -> list[Published]:
+        """Selected part of the table."""
+        chosen = self.rows
+        for name, words in (("dataset", "dataset"), ("clients", "number of clients"), ("method", "method")):
+            if asked := getattr(self, name):
+                choose(words, asked, dict.fromkeys(str(getattr(row, name)) for row in chosen))
+                chosen = [row for row in chosen if str(getattr(row, name)) in asked]
+        asked = " ".join(self.setting).split()
+        there = [row for row in chosen if set(asked) <= set(row.setting.split())]
+        if not there:
+            choose("setting", [" ".join(asked)], dict.fromkeys(row.setting for row in chosen))
+        return there
+
+    def jobs_of(self, row: Published) -> list[batch.Job]:
+        """Runs of a place of the table, one for each seed."""
+        title = f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}"
+        folder = self.folder / comparison.folder_of(row)
+        return batch.jobs_of_seeds(self._spec(row), self.seeds, folder, title)
+
+    def _spec(self, row: Published) -> Spec:
+        """Run of a place of the table with seed 0."""
+        return batch.one_of_many(row.dataset, row.options | self.options(row.dataset, **row.options))
+
+    def jobs(self, console: Console) -> list[batch.Job]:
+        if (path := self.folder / comparison.JSON).exists():
+            there = load.read_json(path)
+            if (there.get("paper"), there.get("table")) != (self.paper, self.table):
+                raise InvalidInput(
+                    f"{self.folder} holds another table, which is never overwritten: give --out another folder"
+                )
+        # Seed by seed: the first of all places comes before the second.
+        return sorted([job for row in self.shown for job in self.jobs_of(row)], key=lambda job: job.spec.seed)
+
+    def _results(self, row: Published) -> list[StoredRun]:
+        """Results of the finished runs of a place; a folder with anything else counts as empty."""
+        found = []
+        for job in self.jobs_of(row):
+            with contextlib.suppress(InvalidInput):
+                if self.inspect(job) == "finished":
+                    found.append(load.read(job.folder))
+        return found
+
+    def compare(self) -> tuple[Comparison, Comparison]:
+        """The requested part of the table, and the same with all other stored results."""
+        entries = [comparison.entry(row, self._results(row), self.asked(row.measure)) for row in self.rows]
+        shown = [entry for entry in entries if entry.row in self.shown]
+        there = [entry for entry in entries if entry.accuracies or entry.row in self.shown]
+        columns, methods = {entry.column for entry in there}, {entry.row.method for entry in there}
+        saved = [entry for entry in entries if entry.column in columns and entry.row.method in methods]
+        both = (comparison.compare(self.paper, self.table, some, self.seeds) for some in (shown, saved))
+        return next(both), next(both)
+
+    def update(self) -> None:
+        comparison.save(self.compare()[1], self.folder)
+
+    def finish(self, console: Console) -> None:
+        shown, saved = self.compare()
+        comparison.save(saved, self.folder)
+        comparison.show(shown, console)
+        print_line(console, f"saved in {self.folder / comparison.MARKDOWN}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a table with command-line arguments, by default those of this process; return the exit code."""
+    return batch.command(Tables, arguments)
+
 
 if __name__ == "__main__":
     exit_process(main())

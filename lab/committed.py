@@ -11,13 +11,14 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import TRAINED_BETWEEN, VALIDATION, Line
 from experiments.folder.version import method_version
-from experiments.spec.choices import PROTOCOLS
+from experiments.spec.choices import PROTOCOLS, Protocol
 from experiments.spec.identity import difference
 from experiments.spec.option_notes import label
 from experiments.spec.spec import Spec
@@ -104,6 +105,17 @@ def _row(table: Mapping[str, Any], index: int) -> dict[str, Any]:
     return {name: _row(column, index) if isinstance(column, dict) else column[index] for name, column in table.items()}
 
 
+@dataclass(frozen=True)
+class CommittedRun(StoredRun):
+    """A committed result: its path is the file, and only the last line has the scores of single clients."""
+
+    commit: str | None = None
+
+    def validation(self, protocol: Protocol) -> float | None:
+        """Mean accuracy over clients on validation examples at the last evaluation; None without such examples."""
+        return self.lines[-1][VALIDATION][protocol]["mean"] if VALIDATION in self.lines[-1] else None
+
+
 class ResultStore:
     """Committed results of a folder, those of today's versions of their methods, by name.
 
@@ -114,9 +126,9 @@ class ResultStore:
 
     def __init__(self, root: Path = ROOT):
         self.root = root
-        self.named: dict[str, StoredRun] = {}
+        self.named: dict[str, CommittedRun] = {}
         self.diverged: dict[str, int] = {}
-        self._by_kind: dict[tuple[Any, ...], list[StoredRun]] = {}
+        self._by_kind: dict[tuple[Any, ...], list[CommittedRun]] = {}
         for file in sorted(root.glob("queue/*.jsonl")):
             for name, record in read(file).items():
                 if "error" in record:
@@ -127,10 +139,10 @@ class ResultStore:
     def _add(self, name: str, record: Record, file: Path) -> None:
         if missing := [field for field in FIELDS if field not in record]:
             raise InvalidInput(f"{file}: {name} has no '{missing[0]}': remove its line, and run it again")
-        config, version = record["config"], record["version"]
-        if version == method_version(config["options"]["method"]):
+        config = record["config"]
+        if record["version"] == method_version(config["options"]["method"]):
             lines = lines_of(record["rounds"])
-            run = StoredRun(file, config, lines, record["summary"], commit=record["commit"], version=version)
+            run = CommittedRun(file, config, lines, record["summary"], commit=record["commit"])
             self.named[name] = run
             self._by_kind.setdefault(_kind(config["dataset"], config["options"]), []).append(run)
 
@@ -139,7 +151,7 @@ class ResultStore:
         version = self.diverged.get(name)
         return version is not None and version == method_version(spec.method)
 
-    def find(self, spec: Spec) -> StoredRun | None:
+    def find(self, spec: Spec) -> CommittedRun | None:
         """Result of a run; None if there is none."""
         there = self._by_kind.get(_kind(spec.dataset, spec.options), [])
         return next((one for one in there if not difference(spec, one.config)), None)

@@ -10,13 +10,13 @@ from typing import BinaryIO
 from pfl_jax.errors import CannotWrite
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Numbers of the errors of a full disk."""
+"""Error numbers that mean a full disk."""
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; on failure raise CannotWrite and keep the previous file.
 
-    Bytes of a file's name that are no text, which UTF-8 lacks, become question marks.
+    Bytes of a file's name that are not text, which UTF-8 lacks, become question marks.
     """
     write_binary(path, lambda file: file.write(text.encode(errors="replace")))
 
@@ -31,12 +31,12 @@ def write_binary(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
       CannotWrite: the file cannot be written, or a folder, device or FIFO is there.
     """
-    # Of one name, so that the next write takes the place of what a killed process left.
+    # Always the same name, so that the next write replaces the file that a killed process left.
     temporary = path.with_name(f".{path.name}.partial")
     with _told(path):
         if path.exists() and not path.is_file():
-            # A rename would put a file in the place of a device.
-            raise OSError(errno.EEXIST, "It is no regular file")
+            # A rename would replace a device by a file.
+            raise OSError(errno.EEXIST, "It is not a regular file")
         try:
             with temporary.open("wb") as file:
                 write(file)
@@ -60,7 +60,7 @@ def append_line(path: Path, line: str) -> None:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Context in which a file or folder is written; its errors become CannotWrite."""
+    """Context for writing a file or folder; its errors become CannotWrite."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,6 @@
-"""What is fastest on each kind of device: all choices that measurements decide, in one table."""
+"""The fastest choices on each kind of device, as measured: all in one table."""
 
+import os
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -9,7 +10,7 @@ from pfl_jax.lapack import keep_to_one_thread
 keep_to_one_thread()
 
 Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
-"""Of matrix products and convolutions; a CPU computes in float32 whatever is asked for."""
+"""Precision of matrix products and convolutions; a CPU always computes in float32."""
 
 
 class Choices(NamedTuple):
@@ -17,8 +18,8 @@ class Choices(NamedTuple):
 
     Attributes:
       convolution: form of `pfl_jax.fast.convolution.conv2d` for "auto".
-      chunk: most clients under one vmap that chunk "auto" takes for models with convolutions; None for no limit.
-      precision: of matrix products, by default, in the commands of `experiments`.
+      chunk: largest number of clients under one vmap for chunk "auto" and models with convolutions; None for no limit.
+      precision: default precision of matrix products in the commands of `experiments`.
     """
 
     convolution: str
@@ -27,10 +28,15 @@ class Choices(NamedTuple):
 
 
 BACKENDS: dict[str, Choices] = {"cpu": Choices("direct", 1), "default": Choices("matmul", None)}
-"""Name of a backend -> its choices; "default" are those of all others, such as GPUs. Only the CPU's were measured
-(docs/performance.md): elsewhere "lax" would become grouped convolutions under vmap, and "direct" a loop."""
+"""Name of a backend -> its choices. "default" is for all other backends, such as GPUs. Only the CPU's choices were
+measured (docs/performance.md): elsewhere "lax" would become grouped convolutions under vmap, and "direct" a loop."""
 
 
 def choices(backend: str | None = None) -> Choices:
     """Choices for a backend by its name, by default JAX's own."""
     return BACKENDS.get(backend or jax.default_backend(), BACKENDS["default"])
+
+
+def cpu_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -37,7 +37,7 @@ PyTree: TypeAlias = Any
 """Any nesting of tuples, lists, dictionaries and named tuples of arrays."""
 
 Backbone: TypeAlias = PyTree
-"""Parameters theta of the feature extractor, and under STATISTICS those of batch normalization, if there are any."""
+"""Parameters theta of the feature extractor, and under STATISTICS the running statistics of batch normalization."""
 
 Head: TypeAlias = PyTree
 """Parameters phi of the classifier on top of the features."""
@@ -46,11 +46,11 @@ Params: TypeAlias = dict[str, PyTree]
 """Whole model: {"backbone": Backbone, "head": Head}; see `split` and `merge` in `pfl_jax.primitives.tree`."""
 
 Server: TypeAlias = PyTree
-"""State of the server between rounds; its type depends on the method. Its leaves are arrays of numbers or booleans; of
-a key, keep `jax.random.key_data`."""
+"""State of the server between rounds; its type depends on the method. Its leaves are arrays of numbers or booleans; to
+keep a random key, store its `jax.random.key_data`."""
 
 Client: TypeAlias = PyTree
-"""State of one client between rounds, of leaves like those of `Server`, or (); its type depends on the method."""
+"""State of one client between rounds; its type depends on the method: leaves like those of `Server`, or ()."""
 
 Message: TypeAlias = PyTree
 """Message of one client to the server after local training; its type depends on the method."""
@@ -59,16 +59,16 @@ Personal: TypeAlias = PyTree
 """Model that one client would deploy, in any form that the method's `predict` accepts."""
 
 Info: TypeAlias = dict[str, PyTree]
-"""Diagnostics of a round by name, which no later round reads. Rows of clients are in the order of the cohort, that of
-client numbers. A factory's docstring lists the entries under "Info"."""
+"""Diagnostics of a round by name, which no later round reads. Rows of clients are in the order of the cohort, by client
+number. A factory's docstring lists the entries under "Info"."""
 
 
 @with_fast("features", "classify", "batch_features")
 class Model(NamedTuple):
     """Model in two parts, backbone and head, as pure functions: by default a classifier.
 
-    Of other tasks the outputs stand in the place of the logits, and their number in that of K. Where a task has outputs
-    for a sequence, [B, T, K], the features are [B, T, d].
+    For other tasks, read "logits" as outputs and K as their number. Where a task has outputs for a sequence, [B, T, K],
+    the features are [B, T, d].
 
     The three functions of inputs may come from any library. Their convolutions and pooling are computed in a way that
     is fast if every client has its own kernels, see `pfl_jax.fast.rewrite`; the results are equal up to rounding.
@@ -80,10 +80,10 @@ class Model(NamedTuple):
       num_features: number of features d; 0 for a model without features, from `pfl_jax.networks.split`.
       num_classes: number of classes K.
       batch_features: (Backbone, inputs [B, ...], mask [B], key) -> (features [B, d] in training, with batch
-        normalization by the mini-batch and dropout by the key, and the backbone's new running statistics); None for a
-        model that computes the same in training as otherwise.
-      task: what the outputs mean: the loss of training and the scores.
-      frozen: parameters that the functions read and no training changes, see `pfl_jax.frozen.Frozen`; None for
+        normalization by the mini-batch and dropout by the key; new running statistics of the backbone). None for a
+        model that computes the same in training and in evaluation.
+      task: meaning of the outputs: the loss of training and the scores.
+      frozen: parameters that the functions read and training never changes, see `pfl_jax.frozen.Frozen`; None for
         a model without them.
       shared: network of the model that clients share beside their own, for methods with two of them (`fml`, `fedkd`,
         `fedmrl`); None for the same network.
@@ -101,7 +101,7 @@ class Model(NamedTuple):
     shared: Any = None
 
     def __repr__(self) -> str:
-        """What the model gives, instead of its functions."""
+        """Sizes and task of the model, instead of its functions."""
         return f"Model({self.num_features} features -> {self.num_classes} outputs, task {self.task.name})"
 
     @property
@@ -116,7 +116,7 @@ class Model(NamedTuple):
     def training_features(self, backbone: Backbone, batch: "ClientData", key: PRNGKey) -> tuple[jax.Array, PyTree]:
         """Features [B, d] of a mini-batch `batch` in training, and the new running statistics of `backbone`.
 
-        `key` is that of the step's dropout.
+        `key` is for the dropout of the step.
         """
         if self.batch_features is None:
             return self.features(backbone, batch.x), ()
@@ -131,8 +131,8 @@ class ClientData(NamedTuple):
     head, target embeddings in y to align a backbone).
 
     Attributes:
-      x: inputs [n, ...], float32, or the data's own integers.
-      y: labels [n], int32; of other tasks numbers [n, ...], see `pfl_jax.tasks`.
+      x: inputs [n, ...], float32, or integers if the data has them.
+      y: labels [n], int32; for other tasks than classification numbers [n, ...], see `pfl_jax.tasks`.
       mask: [n], bool; True for real examples.
     """
 
@@ -145,10 +145,10 @@ Loss: TypeAlias = Callable[[PyTree, ClientData, PRNGKey], jax.Array]
 """(params, mini-batch of B examples, key of this step's dropout) -> scalar, the mean over the real examples."""
 
 TrainingLoss: TypeAlias = Callable[[PyTree, ClientData, PRNGKey], tuple[jax.Array, PyTree]]
-"""(params, mini-batch, key) -> (scalar as of `Loss`, new running statistics), for `has_aux=True` of `jax.grad`."""
+"""(params, mini-batch, key) -> (scalar as in `Loss`, new running statistics), for `has_aux=True` of `jax.grad`."""
 
 KeylessLoss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
-"""(params, mini-batch of B examples) -> scalar as of `Loss`, of a model as it is deployed, or with a fixed key."""
+"""(params, mini-batch of B examples) -> scalar as in `Loss`, for a model as deployed, or with a fixed key."""
 
 
 @jax.tree_util.register_dataclass
@@ -156,7 +156,7 @@ KeylessLoss: TypeAlias = Callable[[PyTree, ClientData], jax.Array]
 class Cohort:
     """Clients of one round, in the order of the leading axis M in `Method.aggregate`: by client number.
 
-    Absent clients are those whose message did not arrive and those that diverged. They stay in the cohort, so that
+    A client is absent if its message did not arrive or if it diverged. Absent clients stay in the cohort, so that
     shapes never change, but their count is 0, the rows of their messages are zeros, and no `Mean` includes them.
 
     Attributes:
@@ -175,8 +175,8 @@ class Cohort:
 class Mean(NamedTuple):
     """Part of a message of which the server needs only the weighted mean over the cohort.
 
-    In `LocalResult.message` it has one client's value and weight. `Method.aggregate` gets one `Mean` in its place, with
-    value sum_i weight_i value_i / sum_i weight_i and weight sum_i weight_i, over the present clients. The engine adds
+    In `LocalResult.message` it has one client's value and weight. `Method.aggregate` gets a single `Mean` over the
+    present clients instead: value sum_i weight_i value_i / sum_i weight_i, and weight sum_i weight_i. The engine adds
     the terms up as clients finish: no device holds the values of a whole cohort, devices exchange only sums, and the
     server learns nothing else about a single client (which secure aggregation could then guarantee).
 
@@ -193,8 +193,8 @@ class Mean(NamedTuple):
 class Exact(Mean):
     """`Mean` of values that no wrapper may change, such as shares of classes, probabilities and counts.
 
-    Compression, a median or an attacker's noise would take them out of their range, or the method takes a client's own
-    value out of the sum. Attacks, compression, robust means and late messages leave value and weight as they are.
+    Compression, a median or an attacker's noise would move them out of their range, or break a method that subtracts
+    a client's own value from the sum. Attacks, compression, robust means and late messages leave them unchanged.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -227,26 +227,26 @@ class Survey(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """Turns of clients before their training: each passes a state of the server on to the next one of its cohort.
+    """Turns of clients before their training: each passes a state of the server on to the next client of the cohort.
 
-    Clients take turns in the order of their numbers; the first one receives the server's state. Each computes another
-    one, which the next receives, or if it is absent passes on what it received. Then all train at once, from their own.
+    Clients take turns by their numbers; the first one receives the server's state. Each client computes a new state and
+    passes it on; an absent client passes on the state it received. Then all train at once, each from its own state.
 
     Attributes:
-      local: (key, Server, Client, ClientData) -> Server, before local training. The key is that of `Method.local`.
-      personalize: the same before `Method.personalize`, with its key, in cohorts of the usual size; None for no turns.
+      local: (key, Server, Client, ClientData) -> Server, before local training, with the key of `Method.local`.
+      personalize: the same before `Method.personalize`, with its key, in cohorts of the usual size; None: no turns.
     """
 
     local: Callable[[PRNGKey, Server, Client, ClientData], Server]
     personalize: Callable[[PRNGKey, Server, Client, ClientData], Server] | None = None
 
     def changed(self, change: Callable[[Any], Any]) -> "HandOver":
-        """The same with `change` of each function."""
+        """These turns with `change` applied to each function."""
         return HandOver(change(self.local), self.personalize and change(self.personalize))
 
 
 class TrainingCost(NamedTuple):
-    """What decides how clients are trained together, see `pfl_jax.engine.chunking`.
+    """Facts that decide how clients are trained together, see `pfl_jax.engine.chunking`.
 
     Attributes:
       model: the model that clients train.
@@ -287,27 +287,27 @@ class Method(_Functions):
       init_server: key -> Server.
       init_client: (key, Server, ClientData) -> Client. Called for every client before the first round.
       local: (key, Server, Client, ClientData) -> LocalResult. Local training of one client in a round.
-      aggregate: (key, Server, clients, messages, Cohort) -> (Server, clients, Info). `clients` and `messages` are those
-        of the cohort, stacked along a leading axis M, except that each `Mean` in the messages is already reduced to
+      aggregate: (key, Server, clients, messages, Cohort) -> (Server, clients, Info). `clients` and `messages` are
+        stacked over the cohort along a leading axis M, except that each `Mean` in the messages is already reduced to
         one `Mean`. The client states are returned too, for servers that compute something for each client (FedPAC's
         heads); results for absent clients are not used.
       personalize: (key, Server, Client, ClientData) -> Personal. Model that the client would deploy now, given the
         server's state and its own; fine-tuning belongs here. Evaluation protocol `received`.
       predict: (Personal, inputs [B, ...]) -> logits or log-probabilities [B, K]; outputs of the model's task.
       download: (Server, Client) -> message of the server to one client before local training; None: the whole state.
-      trained_from: (Server, Client) -> tree like the message, with the parameters that the client received, and trained
-        to the value, in place of each `Mean` (zeros if the value is a change), and None for what it measures anew and
-        for other parts. Attacks, compression, client privacy and asynchronous rounds take differences to them. Without
-        it the message is one `Mean` of the download. `_replace` keeps it.
-      survey: what the server asks of all clients once, before their states are initialized; None for nothing.
-      encoded: value of a `Mean`, or message without any -> arrays sent for it, to count their bytes; None: the value.
-      server_is_mean: whether the server keeps nothing but parameters, which a round takes from the one `Mean` that
-        clients send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
-      privacy: what differential privacy covers, and what not; None is unknown. It is said of the functions that see a
-        client's data (`init_client`, `local`, `personalize`, `survey`, `hand_over`): `_replace` of one of them drops
-        it, unless it is said anew.
-      work: what local training costs, which `pfl_jax.methods.factories.method_factory` adds; None is unknown.
-      hand_over: what a client passes on to the next client of its cohort before it trains; None for nothing.
+      trained_from: (Server, Client) -> tree like the message, in which each `Mean` is replaced by the parameters that
+        the client received and trained to the value (zeros if the value is a change), and all other parts by None, also
+        a `Mean` that clients measure anew. Attacks, compression, client privacy and asynchronous rounds use differences
+        from it. If it is None, the message must be one `Mean` of the download. `_replace` keeps it.
+      survey: statistics that the server asks of all clients once, before their states are initialized; None: nothing.
+      encoded: value of a `Mean`, or message without `Mean`s -> arrays whose shapes give its bytes; None: the value.
+      server_is_mean: whether the server keeps only parameters, which a round takes from the single `Mean` that clients
+        send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
+      privacy: which uses of the data differential privacy covers, and which not; None if unknown. It describes the
+        functions that see a client's data (`init_client`, `local`, `personalize`, `survey`, `hand_over`): `_replace`
+        of one of them drops it, unless `privacy` is given too.
+      work: cost of local training, added by `pfl_jax.methods.factories.method_factory`; None if unknown.
+      hand_over: turns in which clients pass a state on to the next client before they train; None for no turns.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -319,12 +319,12 @@ class Method(_Functions):
 
     @property
     def frozen(self) -> Frozen | None:
-        """Frozen parameters of the model that clients train; None without, or where `work` is unknown."""
+        """Frozen parameters of the model that clients train; None for a model without them, or if `work` is unknown."""
         return None if self.work is None else self.work.model.frozen
 
-    # Type checkers take it for final; it keeps what NamedTuple promises.
+    # Type checkers take NamedTuple's method for final; this one keeps its promises.
     def _replace(self, **changes: Any) -> "Method":  # pyright: ignore[reportIncompatibleMethodOverride]
-        """This method with other fields; of a method with other functions of a client's data, `privacy` is unknown."""
+        """This method with other fields; where functions of a client's data change, `privacy` becomes unknown."""
         sees_data = {"init_client", "local", "personalize", "survey", "hand_over"}
         unknown = {"privacy": None} if sees_data & changes.keys() else {}
         return super()._replace(**(unknown | changes))
@@ -335,9 +335,9 @@ class State(NamedTuple):
 
     Attributes:
       server: the method's server state.
-      clients: states of all clients, stacked along a leading axis N. Of several networks (`pfl_jax.mixed`) server and
-        clients are tuples.
-      trained: leaves [N], scores of each client's model right after its own last local training; NaN for clients that
+      clients: states of all clients, stacked along a leading axis N. With several networks (`pfl_jax.mixed`), server
+        and clients are tuples.
+      trained: leaves [N], scores of each client's model right after its last local training; NaN for clients that
         were never trained.
       key: the run's key; the key of client i in round r is fold_in(fold_in(key, r), i).
       round: int32, number of completed rounds.

@@ -1,8 +1,8 @@
 """Statistics of a comparison of methods on the same clients: intervals of differences, tests, ranks.
 
-The scores of a method are those of its runs, one for each seed or partition, and in a run those of its clients. Runs of
+The scores of a method come from its runs, one for each seed or partition; each run has scores of its clients. Runs of
 two methods with the same seed have the same clients, so that differences are taken client by client. The clients of a
-run share its seed: only the means of runs are independent of each other, and intervals are over them.
+run share its seed: only the means of runs are independent of each other, and intervals are over these means.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from pfl_jax.validation import Count, Fraction, Range, check_arguments, check_va
 Probability: TypeAlias = Annotated[float, Range(0, 1, above=True, below=True)]
 
 FEWEST_PAIRS = 6
-"""Pairs of runs from which on the test of Wilcoxon can find a difference at 5 %."""
+"""Fewest pairs of runs with which Wilcoxon's test can find a difference at 5 %."""
 FEWEST_RUNS = 4
-"""Runs from which on an interval that contains 0 says something: fewer find only very large differences."""
+"""Fewest runs with which an interval that contains 0 is informative: fewer find only very large differences."""
 MANY_RUNS = 10
-"""Runs from which on their single means need not be shown: of fewer, one that failed would stay unseen."""
+"""Runs from which on the single means need not be shown: among fewer, a failed run would stay unseen."""
 
 
 class Difference(NamedTuple):
     """Difference of two methods, the first minus the second.
 
     Attributes:
-      mean: over runs of the mean over clients.
+      mean: mean difference over clients, then over runs.
       low, high: ends of its confidence interval; infinite for a single client of a single run.
       p_value: of Wilcoxon's signed-rank test over the runs, two-sided; None for fewer than `FEWEST_PAIRS` runs.
       worse: share of the clients, in [0, 1], whose score is worse with the first method.
-      runs: means over the clients of each run.
-      median_low, median_high: `median_interval` of the runs, infinite for too few of them.
+      runs: mean over clients of each run.
+      median_low, median_high: `median_interval` of the runs; infinite for too few runs.
     """
 
     mean: float
@@ -47,7 +47,7 @@ class Difference(NamedTuple):
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 0: otherwise the two methods cannot be told apart."""
+        """Whether the interval excludes 0: otherwise the two methods cannot be told apart."""
         return self.low > 0 or self.high < 0
 
 
@@ -62,13 +62,13 @@ def difference(
 
         mean +- t_{(1 + confidence) / 2, R - 1} s / sqrt(R),   s: sample standard deviation of the R runs' means
 
-    With a single run the interval is over its clients instead, and says nothing of other seeds. With two or three runs
-    it is so wide that it finds only differences far larger than s. Where some seeds fail, or are far better than most,
-    it contains the mean over all seeds less often than it says; `median_interval` does not depend on that.
+    With a single run the interval is over its clients instead, and says nothing about other seeds. With two or three
+    runs it is so wide that it finds only differences far larger than s. If some seeds fail, or do far better than most,
+    it contains the mean over all seeds less often than stated; `median_interval` does not have this weakness.
 
     Args:
-      first, second: scores of the clients [N] of each run; the runs of both in the same order, on the same clients.
-      higher_is_better: whether larger scores are better; it decides `worse` alone.
+      first, second: for each run, the scores of the clients [N]; runs in the same order, on the same clients.
+      higher_is_better: whether larger scores are better; only `worse` depends on it.
       confidence: share of the intervals that contain the true difference, in (0, 1).
 
     Raises:
@@ -102,8 +102,8 @@ def margin(deviation: float, number: int, confidence: Probability = 0.95) -> flo
     """Half of the confidence interval of the mean of independent values, Student's t.
 
     Args:
-      deviation: standard deviation of the values about their mean, as of `numpy.std`.
-      number: how many values; with one, nothing is known of their spread, and the margin is infinite.
+      deviation: standard deviation of the values about their mean, as from `numpy.std`.
+      number: number of values. A single value says nothing about their spread: the margin is infinite.
       confidence: see `difference`.
 
     Example:
@@ -123,10 +123,10 @@ def median_interval(values: Sequence[float] | np.ndarray, confidence: Probabilit
 
     Args:
       values: [R].
-      confidence: share of such intervals that contain the median, at least.
+      confidence: smallest share of such intervals that contain the median.
 
     Returns:
-      Both ends; infinite where even the range of so few values is too narrow: at 95 %, of fewer than six.
+      Both ends; infinite where even the range of so few values is too narrow: at 95 %, for fewer than six.
 
     Example:
       >>> from pfl_jax.compare import median_interval
@@ -180,13 +180,13 @@ def _wilcoxon(differences: np.ndarray) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values of several tests, adjusted so that 5 % bound the chance of any false finding, in their order.
+    """P-values of several tests, in their order, adjusted so that the chance of any false finding is at most 5 %.
 
     Args:
-      p_values: of the single tests, in [0, 1].
+      p_values: p-values of the single tests, in [0, 1].
 
     Raises:
-      InvalidInput: one is no such number.
+      InvalidInput: a p-value is not a number in [0, 1].
 
     Example:
       >>> from pfl_jax.compare import holm
@@ -213,7 +213,7 @@ def mean_ranks(scores: np.ndarray, *, higher_is_better: bool = True) -> np.ndarr
       higher_is_better: whether larger scores are better.
 
     Raises:
-      InvalidInput: the scores are no such table, or one is NaN, which has no rank.
+      InvalidInput: the scores are not a table of this shape, or a score is NaN, which has no rank.
     """
     from scipy import stats
 

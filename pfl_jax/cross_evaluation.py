@@ -1,4 +1,4 @@
-"""Scores of each client's model on the examples of every client: its own, those of others, and corrupted ones."""
+"""Scores of each client's model on the examples of every client: its own, those of others, or corrupted ones."""
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,14 @@ def cross_scores(
     """Scores of the model that each client would deploy now, on the test examples of every client.
 
     Args:
-      method, data: those of the run, of N clients.
-      state: a state of it, such as `RoundResult.state`.
-      on: federation of M clients on whose test examples the models are scored, with the inputs and classes of the
-        run, such as one of `pfl_jax.data.corruption.corrupted`; None for `data`.
-      settings: of the run, if it had attackers, which deploy what they trained, or clients that take turns.
+      method, data: method and data of the run, with N clients.
+      state: a state of the run, such as `RoundResult.state`.
+      on: federation of M clients on whose test examples the models are scored. Inputs and classes must be like
+        the run's, as in the result of `pfl_jax.data.corruption.corrupted`; None for `data`.
+      settings: settings of the run, if it had attackers (they deploy the models they trained) or clients took turns.
 
     Returns:
-      `Scores` with leaves [N, M], NumPy arrays: row i is the model of client i, column j are the examples of client j.
+      `Scores` with leaves [N, M], NumPy arrays: row i for the model of client i, column j for the examples of client j.
       With `on` None the diagonal is the protocol `received`.
 
     Raises:
@@ -58,7 +58,7 @@ def cross_scores(
 
 
 def _scores_of_client(method, settings, network):
-    """Function of a client with this network: scores of its model, with leaves [M]."""
+    """Function that gives the scores, leaves [M], of the model of a client with this network."""
     program, own = RoundProgram(method, settings, network=network), at_round(method, 0, network or 0)
 
     def scores(data, on, server, *of_client):

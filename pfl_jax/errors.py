@@ -38,7 +38,7 @@ class Diverged(InvalidInput):
         super().__init__(f"round {round}: {what} is NaN or infinite")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By default an error is made anew of its message.
+        # By default an error is rebuilt from its message.
         return type(self), (self.round, self.clients), vars(self)
 
 
@@ -46,8 +46,8 @@ def imported(name: str, missing: str) -> Any:
     """Module of an optional package, imported when it is needed.
 
     Args:
-      name: of the module.
-      missing: beginning of the InvalidInput where it cannot be imported: what needs it, and how it is installed.
+      name: name of the module.
+      missing: beginning of the InvalidInput if the import fails: who needs the package, and how to install it.
     """
     try:
         return importlib.import_module(name)
@@ -56,39 +56,39 @@ def imported(name: str, missing: str) -> Any:
 
 
 def shortened(text: str, length: int = 200) -> str:
-    """Text that is cut where it is longer than a length.
+    """Text, cut if it is longer than a length.
 
     Args:
       text: the text.
-      length: most characters.
+      length: largest number of characters.
     """
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def first_line(error: object) -> str:
-    """First line of what an error says, shortened; "" if it says nothing."""
+    """First line of an error's message, shortened; "" for an empty message."""
     return shortened(next(iter(str(error).splitlines()), ""))
 
 
 def last_frame(error: BaseException, files: Collection[str]) -> traceback.FrameSummary | None:
-    """Innermost call that led to an error and stands in one of the files; None if there is none."""
+    """Innermost call, in one of the files, that led to an error; None without such a call."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return frames[-1] if frames else None
 
 
 def one_line(error: object, length: int = 300) -> str:
-    """All that an error says, in one line and shortened; its type if it says nothing.
+    """Whole message of an error in one line, shortened; the error's type if the message is empty.
 
     Args:
       error: the error, or a text.
-      length: most characters.
+      length: largest number of characters.
     """
     text = f"there is no {error}" if isinstance(error, KeyError) else str(error)
     return shortened(" ".join(text.split()) or type(error).__name__, length)
 
 
 def describe_value(value: Any) -> str:
-    """A value in an error: texts, numbers and None as they are, arrays as "float32 [2]", others by their type."""
+    """A value in an error: texts, numbers and None unchanged, arrays as "float32 [2]", others by their type."""
     if isinstance(getattr(value, "shape", None), tuple):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, str | int | float | None):
@@ -101,13 +101,13 @@ def describe_value(value: Any) -> str:
 
 
 def first_difference(found: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """First name of which two descriptions of trees, path -> words, do not say the same.
+    """First name that two descriptions of trees, path -> words, describe differently.
 
     Args:
       found, wanted: the descriptions.
 
     Returns:
-      The name and what each says of it; None where they are equal.
+      The name and its description in each; None if the descriptions are equal.
     """
     for name in {**wanted, **found}:
         here, there = (words.get(name, "nothing") for words in (found, wanted))
@@ -124,15 +124,15 @@ NO_FEATURES = (
 
 
 SHORT = 10
-"""Number of entries up to which a tuple is shown whole."""
+"""Largest number of entries of a tuple that is shown whole."""
 
 
 def described(fields: Any, about: str = "") -> str:
-    """A named tuple in short, a field a line: arrays by shape and type, long values by their number; without Nones.
+    """A named tuple in short, one line per field: shape and type of arrays, length of long values; None is left out.
 
     Args:
       fields: the named tuple.
-      about: what comes first.
+      about: text before the fields.
     """
     lines = [about] * bool(about)
     for name, value in fields._asdict().items():

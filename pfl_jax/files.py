@@ -1,4 +1,4 @@
-"""States of federations and models of clients as safetensors files, in which nothing is executed or unpickled.
+"""States of federations and models of clients as safetensors files; reading one never executes or unpickles anything.
 
 docs/keep.md uses the models in flax, in PyTorch, and in a server process.
 """
@@ -33,10 +33,10 @@ class SavedModel(NamedTuple):
 
     Attributes:
       params: {"backbone": ..., "head": ...}, nested dictionaries of arrays; see `pfl_jax.networks.to_flax`.
-      mean, std: float32 [C], those of uint8 pixels divided by 255; None for inputs that are not rescaled.
+      mean, std: float32 [C], of uint8 pixels divided by 255; None for inputs that are not rescaled.
       class_names: names of the classes 0 to K - 1; () if the names are the numbers.
       about: all other texts of the file.
-      preparation: how rows of the table become inputs that the model was trained on; None for data of another kind.
+      preparation: turns rows of the table into the inputs that the model was trained on; None for data of another kind.
     """
 
     params: Params
@@ -47,9 +47,9 @@ class SavedModel(NamedTuple):
     preparation: Preparation | None = None
 
     def inputs(self, x: Any) -> np.ndarray:
-        """Inputs of the model [B, ...] from examples as the data has them: x = (pixel / 255 - mean) / std, or x.
+        """Inputs of the model [B, ...] from examples in the form of the data: x = (pixel / 255 - mean) / std, or x.
 
-        Rows of a table (a mapping or a data frame) are prepared as in training, and arrays are taken for prepared rows.
+        Rows of a table (a mapping or a data frame) are prepared as in training; arrays must be prepared already.
 
         Raises:
           InvalidInput: x is neither numbers nor rows that the preparation takes.
@@ -78,14 +78,14 @@ def client_params(
     """Parameters of the model that a client would deploy now, after fine-tuning if the method has it.
 
     Args:
-      method, data: those of the run.
-      settings: of the run, if it had attackers, which deploy what they trained, or clients that take turns.
-      state: a state of it, such as `RoundResult.state`.
+      method, data: method and data of the run.
+      settings: settings of the run, if it had attackers (they deploy the models they trained) or clients took turns.
+      state: a state of the run, such as `RoundResult.state`.
       client: number of the client, from 0.
 
     Raises:
-      InvalidInput: there is no such client, or the method's clients deploy anything but one set of the model's
-        parameters: then use `Method.predict`.
+      InvalidInput: there is no such client, or the method's clients deploy something else than one set of
+        the model's parameters: then use `Method.predict`.
 
     Example:
       >>> import jax
@@ -108,14 +108,14 @@ def client_params(
 
 
 def as_params(personal: Personal, method: Method) -> Params:
-    """What a client deploys, if it is one set of the parameters of the method's model.
+    """Personal model of a client, checked to be one set of parameters of the method's model.
 
     Args:
-      personal: of `Method.personalize`.
+      personal: result of `Method.personalize`.
       method: the method.
 
     Raises:
-      InvalidInput: it is something else.
+      InvalidInput: it is not.
     """
     wanted = None if method.work is None else jax.eval_shape(method.work.model.init, jax.random.key(0))
     is_one = isinstance(personal, dict) and set(personal) == {"backbone", "head"}
@@ -128,12 +128,12 @@ def as_params(personal: Personal, method: Method) -> Params:
 
 
 def save_model(path: str | Path, params: Params, dataset: Any = None, **about: str) -> None:
-    """Write one client's model with what its use needs.
+    """Write one client's model, with everything needed to use it.
 
     Args:
-      path: the file, which is replaced if it is there.
-      params: of `client_params`; a parameter's name is its path, "backbone.conv1.kernel".
-      dataset: the `pfl_jax.data.Dataset` of the run, for its normalization, preparation and class names; None for none.
+      path: the file; an existing one is replaced.
+      params: result of `client_params`; a parameter's name is its path, "backbone.conv1.kernel".
+      dataset: the `pfl_jax.data.Dataset` of the run, for its normalization, preparation and class names; None without.
       **about: further texts, such as the method.
 
     Raises:
@@ -151,7 +151,7 @@ def save_model(path: str | Path, params: Params, dataset: Any = None, **about: s
 
 
 def load_model(path: str | Path) -> SavedModel:
-    """Model of a file that `save_model` has written.
+    """Read the model from a file that `save_model` has written.
 
     Args:
       path: the file.
@@ -172,7 +172,7 @@ def load_model(path: str | Path) -> SavedModel:
         names = tuple(json.loads(about.pop("class_names", "[]")))
         prepared = Preparation.from_json(about.pop("preparation")) if "preparation" in about else None
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} is no model that save_model wrote: {one_line(error, 100)}") from None
+        raise InvalidInput(f"{path} is not a model that save_model wrote: {one_line(error, 100)}") from None
     return SavedModel(params, mean, std, names, about, prepared)
 
 
@@ -180,8 +180,8 @@ def save_state(path: str | Path, state: State) -> None:
     """Write the state of server and clients after a round, such as `RoundResult.state`.
 
     Args:
-      path: the file, which is replaced if it is there.
-      state: of one run, or of several with a leading axis.
+      path: the file; an existing one is replaced.
+      state: state of one run, or of several with a leading axis.
 
     Raises:
       CannotWrite: the file cannot be written.
@@ -190,7 +190,7 @@ def save_state(path: str | Path, state: State) -> None:
 
 
 def load_state(path: str | Path, like: State) -> State:
-    """State of a file that `save_state` has written, for `pfl_jax.run(state=...)`.
+    """Read the state from a file that `save_state` has written, for `pfl_jax.run(state=...)`.
 
     Args:
       path: the file.

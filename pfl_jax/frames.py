@@ -21,22 +21,22 @@ Columns: TypeAlias = dict[str, Any]
 
 PROTOCOLS = ("received", "trained", "before_aggregation")
 CONFIG, METRICS = "config.json", "metrics.jsonl"
-"""Files by which the folder of a run is known."""
+"""Files that mark a folder as the folder of a run."""
 _NOT_SEARCHED = {FOLDER, "tensorboard", "wandb"}
-"""Folders in that of a run."""
+"""Folders inside a run's folder."""
 
 
 def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[str] = (), **columns: Any) -> Any:
     """Long table of scores: round, client, protocol, split, score, value.
 
-    Shares such as accuracies are in [0, 1], also those from files. A client without a score has no row.
+    Shares such as accuracies are in [0, 1], even if they are read from files. A client without a score has no row.
 
     Args:
-      results: rounds that `pfl_jax.run` or `pfl_jax.sweep.run` yields, all or a list of some; or a run's folder, or one
-        above the folders of runs, such as a sweep's.
-      clients: names [N] of the clients, such as those of a `FederatedData`; () for their numbers.
-      **columns: further columns: a value for all rows; with results of a sweep also a sequence [R], a value for each
-        run, as in `frame(results, seed=[0, 1], lr=[0.1, 0.2])`.
+      results: rounds that `pfl_jax.run` or `pfl_jax.sweep.run` yields, all or a list of some; or a run's folder, or a
+        folder above several runs, such as a sweep's.
+      clients: names [N] of the clients, as in a `FederatedData`; () for their numbers.
+      **columns: further columns, each a value for all rows. With results of a sweep also a sequence [R], a value for
+        each run: `frame(results, seed=[0, 1], lr=[0.1, 0.2])`.
 
     Returns:
       A pandas DataFrame. Results of a sweep have a column "run" with the position of the run. Folders have a column
@@ -58,7 +58,7 @@ def frame(results: "Iterable[RoundResult] | str | Path", *, clients: Sequence[st
 
 
 def mean_scores(result: "RoundResult") -> dict[str, float]:
-    """Means over clients of a round's scores by names such as "received/accuracy", for trackers of experiments.
+    """Means over clients of a round's scores, by names such as "received/accuracy", for experiment trackers.
 
     Args:
       result: a round that `pfl_jax.run` yields; one without an evaluation gives {}.
@@ -132,7 +132,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """Content of a JSON file.
 
     Args:
-      path: of the file.
+      path: path of the file.
 
     Raises:
       InvalidInput: it cannot be read.
@@ -154,7 +154,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def task_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores of a run, the primary one first, those in percent, and whether high values of the primary one are good.
+    """Scores of a run, the primary one first; which are in percent; whether higher values of the primary are better.
 
     Args:
       config: content of the run's config.json.

@@ -1,4 +1,4 @@
-"""Frozen parameters: what no training changes, held once and given to compiled programs as an argument."""
+"""Frozen parameters: never changed by training, held once, and given to compiled programs as an argument."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,22 +14,22 @@ from pfl_jax.errors import InvalidInput
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Frozen:
-    """Parameters of a network that no training changes, such as a pretrained base under adapters.
+    """Parameters of a network that training never changes, such as a pretrained base under adapters.
 
-    The functions of a `Model` read them by `read`. A function that closes over arrays has them compiled into its
-    program as constants; so the engine passes them as an argument, beside the examples, and uses them while it traces:
-    every client of a device then uses the same copy, under vmap too.
+    The functions of a `Model` get them from `read`. If a function closes over arrays, they are compiled into its
+    program as constants. So the engine passes them as an argument, beside the examples, and sets them with `use` while
+    it traces: all clients of a device then share one copy, under vmap too.
 
     Attributes:
       values: the parameters; inside a compiled program, tracers.
-      used: where `read` finds the values that are in use, the same for all copies of these parameters; static.
+      used: variable in which `read` finds the values in use, the same for all copies of these parameters; static.
     """
 
     values: Any
     used: "ContextVar[Any]" = field(default_factory=lambda: ContextVar("frozen parameters"), metadata={"static": True})
 
     def read(self) -> Any:
-        """The parameters: those of the innermost `use`, or their values outside."""
+        """The parameters given by the innermost `use`; outside of any, `values`."""
         return self.used.get(self.values)
 
     @contextmanager
@@ -43,14 +43,14 @@ class Frozen:
 
 
 def use(needed: Frozen | None, given: Frozen | None) -> AbstractContextManager[None]:
-    """Context in which a model's frozen parameters are those that a compiled program has as an argument.
+    """Context in which a model reads the frozen parameters that a compiled program got as an argument.
 
     Args:
-      needed: those of the model.
-      given: those of the federation.
+      needed: frozen parameters of the model.
+      given: frozen parameters of the federation.
 
     Raises:
-      InvalidInput: the federation has none, and the model does.
+      InvalidInput: the model has frozen parameters, and the federation has none.
     """
     if given is not None:
         return given.use()

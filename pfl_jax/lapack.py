@@ -16,11 +16,11 @@ THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def keep_to_one_thread() -> None:
-    """Keep SciPy's OpenBLAS, by which JAX factorizes matrices on a CPU, from threads of its own inside XLA's.
+    """Keep SciPy's OpenBLAS, with which JAX factorizes matrices on a CPU, from starting its own threads inside XLA's.
 
-    With them batched factorizations take many times as long on a busy machine. SciPy's library is loaded with the
-    variable THREADS at 1, which then is as it was: NumPy's library keeps its threads, where it is another one. A value
-    of the user's own stays and holds for all. `pfl_jax.backends`, which `pfl_jax.base` imports, calls this.
+    With such threads, batched factorizations take many times as long on a busy machine. SciPy's library is loaded while
+    the variable THREADS is 1; the variable is then removed, so that NumPy's library keeps its threads if it is another
+    one. A value set by the user stays and holds for both. `pfl_jax.base` imports `pfl_jax.backends`, which calls this.
     """
     if THREADS in os.environ:
         return
@@ -31,7 +31,7 @@ def keep_to_one_thread() -> None:
     finally:
         del os.environ[THREADS]
     try:
-        # It comes with scikit-learn. Conda has one library for NumPy and SciPy, which is loaded already.
+        # This package comes with scikit-learn. Conda has one library for NumPy and SciPy, which is loaded already.
         libraries = importlib.import_module("threadpoolctl").ThreadpoolController().lib_controllers
     except ImportError:
         if was_loaded:

@@ -1,10 +1,10 @@
-"""Messages of clients: `Mean`s, which the server gets summed over the cohort, and other parts, which it gets as sent.
+"""Messages of clients: `Mean`s, which the server gets summed over the cohort, and other parts, which it gets unchanged.
 
 A client's message is split into the terms of its means and its other parts. Terms are added up as clients finish, and
-`join` makes the means of their sums. From which received parameters a client trained a value, says `trained_from`.
+`join` makes means from their sums. `trained_from` gives the received parameters from which a client trained a value.
 
-What wrappers may change in a message, its parts say themselves: the value of a `Mean` (compressed, falsified by an
-attacker, combined by another statistic, moved where it is late), nothing of an `Exact`, and nothing of other parts.
+The type of a part says which changes wrappers may make: the value of a `Mean` may be compressed, falsified by an
+attacker, combined by another statistic, or moved if it is late; an `Exact` and all other parts stay unchanged.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from pfl_jax.primitives.tree import add_trailing_axes
 class Unsummed(Mean):
     """`Mean` whose value and weight the server gets from every client, for a statistic other than the weighted mean.
 
-    In `Method.aggregate`, value and weight are stacked along M, and zeros for absent clients.
+    In `Method.aggregate`, value and weight are stacked along M, with zeros for absent clients.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Update(Mean):
 
 
 NOT_RECEIVED: Any = None
-"""What stands in `Method.trained_from` for a part of a message; a name, because the part's type is another one."""
+"""Entry of `Method.trained_from` for a part that was not received; a name, because the part has another type."""
 
 MEAN_OF_UPDATES = "its noise is for a mean of clipped updates"
 """Why updates that were clipped for differential privacy are neither compressed nor combined by another statistic."""
@@ -46,23 +46,23 @@ def is_mean(part: PyTree) -> bool:
 
 
 def is_summed(part: PyTree) -> bool:
-    """Whether of a part of a message the server gets only the weighted mean."""
+    """Whether the server gets only the weighted mean of a part of a message."""
     return is_mean(part) and not isinstance(part, Unsummed)
 
 
 def may_change(part: PyTree) -> bool:
-    """Whether wrappers may change the value of a part of a message: of a `Mean` that is not `Exact`."""
+    """Whether wrappers may change the value of a part of a message: a `Mean` that is not `Exact`."""
     return is_mean(part) and not isinstance(part, Exact)
 
 
 def map_means(fn: Callable[..., Any], message: Message, *others: PyTree, rest: Callable[..., Any]) -> PyTree:
-    """Tree of a message's structure: fn(part, ...) for each `Mean` that `may_change`, rest(part, ...) for all else.
+    """Tree like a message: fn(part, ...) for each `Mean` that `may_change`, rest(part, ...) for all other parts.
 
     Args:
-      fn: function of a `Mean` and of what stands in its place in `others`.
+      fn: function of a `Mean` and of the subtrees at its place in `others`.
       message: message of one client.
       *others: trees of the same structure, down to the `Mean`s.
-      rest: function of another array, or of an `Exact`, and of what stands in its place in `others`.
+      rest: function of an array outside of such `Mean`s, or of an `Exact`, and of the entries at its place in `others`.
     """
 
     def of_part(part, *more):
@@ -81,8 +81,8 @@ def needs_changeable(message: Message, wrapper: str, hint: str = "") -> None:
 
     Args:
       message: message of one client.
-      wrapper: its name as users know it.
-      hint: end of the error message.
+      wrapper: name of the wrapper for users.
+      hint: text at the end of the error message.
     """
     if not any(map(may_change, jax.tree.leaves(message, is_leaf=is_mean))):
         has = "only exact ones, of shares, probabilities or counts" if has_means(message) else "none"
@@ -90,7 +90,7 @@ def needs_changeable(message: Message, wrapper: str, hint: str = "") -> None:
 
 
 def split(message: Message, present: jax.Array) -> tuple[PyTree, PyTree]:
-    """Split one client's message into the part that is sent as it is and the terms that are summed over clients.
+    """Split one client's message into the part that is sent unchanged and the terms that are summed over clients.
 
     Args:
       message: message of one client.
@@ -98,7 +98,7 @@ def split(message: Message, present: jax.Array) -> tuple[PyTree, PyTree]:
 
     Returns:
       The message with () in place of each `Mean`; and the message with Mean(weight * value, weight) in place of each
-      `Mean` and () in place of all other parts. An `Unsummed` is another part.
+      `Mean` and () in place of all other parts. An `Unsummed` counts as another part.
     """
 
     def clear(leaf):
@@ -135,7 +135,7 @@ def join(rows: PyTree, sums: PyTree) -> PyTree:
 
 
 def downloaded(method: Method, server: Server, client: Client) -> PyTree:
-    """What a client gets from the server before its local training.
+    """Message of the server to a client before local training.
 
     Args:
       method: the method.
@@ -146,12 +146,12 @@ def downloaded(method: Method, server: Server, client: Client) -> PyTree:
 
 
 def bases(method: Method, server: Server, client: Client) -> PyTree:
-    """What `Method.trained_from` gives: a tree like the message, None where nothing was received; see `downloaded`."""
+    """Result of `Method.trained_from`: a tree like the message, None where nothing was received; see `downloaded`."""
     return downloaded(method, server, client) if method.trained_from is None else method.trained_from(server, client)
 
 
 def trained_from(method: Method, server: Server, client: Client, message: Message) -> tuple[PyTree, PyTree]:
-    """Received parameters from which a client trained the values of its `Mean`s, as the method says.
+    """Received parameters from which a client trained the values of its `Mean`s, as `Method.trained_from` states.
 
     Args:
       method: the method.
@@ -160,11 +160,11 @@ def trained_from(method: Method, server: Server, client: Client, message: Messag
       message: message of the client.
 
     Returns:
-      Tree of the message's structure, with the value in place of each `Mean`: the received parameters, zeros for arrays
-      without any; and one with a Python bool for each array: whether it was received.
+      Two trees like the message, with the value in place of each `Mean`. The first has the received parameters, zeros
+      for arrays without any; the second has a Python bool for each array: whether it was received.
 
     Raises:
-      InvalidInput: what the method says is not like the message.
+      InvalidInput: the result of `Method.trained_from` is not like the message.
     """
     values = map_means(lambda part: part.value, message, rest=lambda leaf: leaf)
 
@@ -183,7 +183,7 @@ def trained_from(method: Method, server: Server, client: Client, message: Messag
         fits = False
     if not fits:
         raise InvalidInput(
-            "what a client receives is not like its message: Method.trained_from must give a tree like the message, "
+            "received parameters do not match the message: Method.trained_from must give a tree like the message, "
             "with the received parameters in place of each Mean, and None where there are none"
         )
     return known, fill(lambda base: True, lambda value: False)

@@ -1,4 +1,4 @@
-"""Losses and scores of a model's outputs, which `pfl_jax.tasks` are made of; all are in `pfl_jax.primitives` too."""
+"""Losses and scores of a model's outputs, used by `pfl_jax.tasks`; all are in `pfl_jax.primitives` too."""
 
 import chex
 import jax
@@ -42,7 +42,7 @@ def macro_f1(predicted: jax.Array, y: jax.Array, mask: jax.Array, num_classes: i
     """Mean over classes of F1 = 2 TP / (2 TP + FP + FN), for classes that occur among labels or predictions.
 
     Args:
-      predicted, y: [n], classes; K as prediction for an example without one.
+      predicted, y: [n], classes; K as the prediction for an example without a valid one.
       mask: [n], the examples that count.
       num_classes: K.
 
@@ -50,7 +50,7 @@ def macro_f1(predicted: jax.Array, y: jax.Array, mask: jax.Array, num_classes: i
       A scalar in [0, 1], equal to scikit-learn's f1_score(average="macro"); NaN without examples.
     """
     classes = jnp.arange(num_classes)
-    # Comparisons and not scatters, which XLA runs example by example on a CPU and takes long to compile.
+    # Comparisons instead of scatters, which XLA runs example by example on a CPU and takes long to compile.
     is_label, is_predicted = ((given[:, None] == classes) & mask[:, None] for given in (y, predicted))
     true_positives = jnp.sum(is_label & is_predicted, axis=0, dtype=jnp.float32)
     # (TP + FN) + (TP + FP), the denominator of F1.
@@ -87,8 +87,8 @@ def mean_auc(scores: jax.Array, positive: jax.Array, mask: jax.Array) -> jax.Arr
     """
     real = mask[:, None]
     positive, other = positive & real, ~positive & real
-    # Among equal scores the positive examples come last, then first: the mean of both counts ties half. Padding comes
-    # after all, where it changes no rank.
+    # Among equal scores the positive examples come last, then first: the mean of both counts ties half. Padding sorts
+    # after everything else, where it changes no rank.
     places = jnp.where(real, jnp.stack([positive, other]), 2).astype(jnp.int32)
     ordered = jnp.broadcast_to(jnp.where(real, scores, jnp.inf), places.shape)
     _, places = jax.lax.sort((ordered, places), dimension=1, num_keys=2)

@@ -1,13 +1,13 @@
-"""Budgets of differential privacy: what a run with clipping and noise guarantees, and for whom.
+"""Budgets of differential privacy: the guarantee of a run with clipping and noise, for an example or a client.
 
-Needs Google's dp-accounting, `pip install dp-accounting`. The neighboring relation is that of dp-accounting's
-REPLACE_SPECIAL: the data of one unit, an example of a client or a whole client, is replaced by an empty one that counts
-but contributes nothing. Every use of a unit is then one Gaussian mechanism of sensitivity C, the norm to which its
-contribution is clipped; k uses with noise multiplier z together are one with z / sqrt(k).
+Needs Google's dp-accounting, `pip install dp-accounting`. The neighboring relation is dp-accounting's REPLACE_SPECIAL:
+the data of one unit, an example of a client or a whole client, is replaced by an empty one that counts but contributes
+nothing. Every use of a unit is then one Gaussian mechanism with sensitivity C, the norm to which its contribution is
+clipped; k uses with noise multiplier z together are one mechanism with z / sqrt(k).
 
 No amplification by sampling is assumed where it does not hold. A local epoch visits every example once, in batches that
 are drawn without replacement, so it is one use of each example. Cohorts are drawn by the run's key, independently of
-the data: given the cohorts, the number of uses of a client is the number of rounds in which it takes part.
+the data: given the cohorts, a client is used once in each round in which it takes part.
 """
 
 from collections.abc import Callable
@@ -42,10 +42,10 @@ class Budget(NamedTuple):
       clip: largest norm of a unit's contribution.
       noise: noise multiplier.
       delta: delta.
-      uses: [rounds], int: uses of the data of the client that has taken part most often, after each round; None if they
-        are unknown.
+      uses: [rounds], int: after each round, uses of the data of the client that has taken part most often; None if
+        unknown.
       cohort: (M, N) if cohorts of M of N clients are drawn uniformly and differ from round to round; otherwise None.
-      uncovered: what is computed from the data without clipping and noise.
+      uncovered: results computed from the data without clipping and noise.
       unknown: why the uses are unknown; "" if they are known.
     """
 
@@ -59,11 +59,11 @@ class Budget(NamedTuple):
     unknown: str = ""
 
     def epsilon(self, rounds: int) -> float:
-        """Epsilon after a number of rounds; infinite without noise, NaN if it is unknown."""
+        """Epsilon after a number of rounds; infinite without noise, NaN if unknown."""
         return self._bounds(rounds)[0]
 
     def sampling(self, rounds: int) -> str:
-        """What the epsilon after a number of rounds assumes about sampling, in words."""
+        """Assumption about sampling, in words, behind the epsilon after a number of rounds."""
         return self._bounds(rounds)[1]
 
     def _bounds(self, rounds: int) -> tuple[float, str]:
@@ -107,7 +107,7 @@ class Budget(NamedTuple):
 
 
 def gaussian_epsilon(noise: float, uses: int, delta: float) -> float:
-    """Epsilon of k Gaussian mechanisms with one noise multiplier z: of one with z / sqrt(k).
+    """Epsilon of k Gaussian mechanisms with noise multiplier z, equal to one mechanism with z / sqrt(k).
 
     Args:
       noise: z.
@@ -138,10 +138,10 @@ def gaussian_noise(epsilon: Positive, uses: int, delta: float) -> float:
 
 
 def sampled_epsilon(noise: float, rounds: int, size: int, clients: int, delta: float) -> float:
-    """Epsilon of Gaussian mechanisms on cohorts drawn without replacement, for whoever does not know the cohorts.
+    """Epsilon of Gaussian mechanisms on cohorts drawn without replacement, for observers who do not know the cohorts.
 
-    dp-accounting has such a bound where a client is replaced by any other one, which moves a sum twice as far as
-    leaving it out; the noise counts half therefore.
+    dp-accounting has this bound for replacing a client by any other one. That moves a sum twice as far as leaving the
+    client out, so the noise counts half.
 
     Args:
       noise: noise multiplier.
@@ -176,15 +176,15 @@ def budgets(
 ) -> list[Budget]:
     """Budgets of a run: one for examples with `dp_clip`, one for clients with `client_clip`.
 
-    With a clip there is a budget, whose epsilon is unknown (NaN) and which says why, if the method says too little of
-    its use of the data, or cannot be made for a linear model, which is how it is asked.
+    The epsilon of a budget is unknown (NaN) if the method says too little about its use of the data, or if it cannot be
+    built for a linear model, which is how the method is asked. The budget then gives the reason.
 
     Args:
       factory: a name in METHODS, or a factory with the same kind of signature.
-      values: hyper-parameters as for `pfl_jax.make_method`; those left out have the method's defaults.
+      values: hyper-parameters as in `pfl_jax.make_method`; defaults of the method for those left out.
       settings: settings of the run.
       counts: [N], training examples of each client.
-      key: the run's key, by which cohorts are drawn.
+      key: the run's key, from which cohorts are drawn.
       delta: delta; None for a tenth of 1 / N for N units.
 
     Raises:
@@ -211,7 +211,7 @@ def budgets(
     found = []
     if every["dp_clip"] is not None:
         found.append(_example_budget)
-    # An argument of the factory's own can have that name too.
+    # A user's own factory can have an argument with that name too.
     if ClientPrivacy in recipes_of(factory) and every["client_clip"] is not None:
         found.append(_client_budget)
     if not found:
@@ -220,7 +220,7 @@ def budgets(
     privacy, unknown = None, "the method does not say how it uses the data"
     try:
         privacy = on_linear_model(factory, values).privacy
-    except Exception as error:  # whatever a factory of one's own needs of a model
+    except Exception as error:  # any error of a user's own factory
         unknown = f"the method cannot be made for a linear model, to ask how it uses the data ({one_line(error)})"
     rounds = participations(settings, np.asarray(counts), key)
     return [make(privacy, unknown, every, settings, np.asarray(counts), rounds, delta) for make in found]
@@ -238,6 +238,8 @@ def participations(settings: Settings, counts: np.ndarray, key: PRNGKey) -> np.n
     size = settings.cohort_size(clients, 0)
     if size == clients:
         return np.arange(1, total + 1)
+    if settings.reads_losses:
+        raise InvalidInput("differential privacy is not accounted where clients are drawn by their losses")
     sizes = jnp.asarray(counts, jnp.int32)
 
     def take_part(taken, index):
@@ -269,7 +271,7 @@ def _client_budget(privacy: Privacy | None, unknown, values, settings, counts, r
         return Budget(*numbers, None, None, ("whatever clients send besides their updates",), unknown)
     size, clients = settings.cohort_size(len(counts), 0), len(counts)
     uniform = size < clients and not settings.full_last_round and not settings.straggler_fraction
-    uniform = uniform and settings.timetable is None
+    uniform = uniform and settings.timetable is None and settings.select is None
     return Budget(*numbers, rounds, (size, clients) if uniform else None, privacy.clients)
 
 

@@ -6,17 +6,17 @@ import jax
 
 
 class Privacy(NamedTuple):
-    """What a method does with a client's data besides what differential privacy covers, see `pfl_jax.privacy`.
+    """Uses of a client's data in a method beyond those that differential privacy covers, see `pfl_jax.privacy`.
 
-    With `dp_clip`, every step of `LocalTraining.fit` is private, and with `client_clip` the update that a client sends.
+    With `dp_clip`, every step of `LocalTraining.fit` is private; with `client_clip`, the update that a client sends is.
     The neighboring relation keeps the number of examples, which therefore counts as public.
 
     Attributes:
-      passes: private passes over a client's examples in a round in which it takes part.
-      examples: with `dp_clip`, what is computed from the examples without clipping and noise, and where it goes.
+      passes: private passes over a client's examples in a round in which the client takes part.
+      examples: with `dp_clip`, results computed from the examples without clipping and noise, and where they go.
       deployment: private passes of fine-tuning, before a client uses its model.
       refused: reason why the method cannot train with `dp_clip`; "" if it can.
-      clients: with `client_clip`, what a client sends besides its clipped update; None if the method sends no update
+      clients: with `client_clip`, parts sent by a client besides its clipped update; None if the method sends no update
         that `pfl_jax.wrappers.client_privacy` can clip.
     """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 BAD_NPZ = (OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error)
-"""Errors of reading an .npz file that is damaged, has a pickle, or lacks an array."""
+"""Errors of reading an .npz file that is damaged, contains a pickle, or lacks an array."""
 
 
 @contextlib.contextmanager
@@ -27,13 +27,13 @@ def open_npz(path: str | Path) -> Iterator[np.lib.npyio.NpzFile]:
 def mapped(path: str | Path, name: str) -> np.ndarray:
     """An array of the .npz file at `path`: memory-mapped if it is stored as `np.savez` does, otherwise in memory.
 
-    Errors are those of BAD_NPZ.
+    Errors are of the types in BAD_NPZ.
     """
     with open_npz(path) as stored, open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         member = archive.getinfo(f"{name}.npy")
         if member.compress_type != zipfile.ZIP_STORED:
             return stored[name]
-        # The sizes of the name and of further fields, which stand before the content, end a header of 30 bytes.
+        # A header of 30 bytes ends with the sizes of the name and of further fields, which stand before the content.
         file.seek(member.header_offset + 26)
         file.seek(member.header_offset + 30 + int(np.frombuffer(file.read(4), "<u2").sum()))
         version = np.lib.format.read_magic(file)

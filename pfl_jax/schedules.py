@@ -1,4 +1,4 @@
-"""What stands for several methods: a function of the round, or a method for clients of several networks."""
+"""Stand-ins for several methods: a function of the round, or a method for clients with several networks."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -13,13 +13,13 @@ from pfl_jax.base import Method
 class Mixed(NamedTuple):
     """Method for clients that have different networks, see `pfl_jax.mixed`.
 
-    All clients send messages of equal shapes. The state of server and clients is a tuple, with an entry for each
-    network: what its own method keeps, for its own clients, leaves [N_g, ...]. `Method.aggregate` of each network gets
-    the messages of the whole cohort, and the states of its own clients.
+    All clients send messages of equal shapes. The states of server and clients are tuples with an entry for each
+    network: the state that its own method keeps, for its own clients, leaves [N_g, ...]. `Method.aggregate` of each
+    network gets the messages of the whole cohort, and the states of its own clients.
 
     Attributes:
-      methods: the method with each network.
-      network: position in `methods` of each client's network, [N]; None for i modulo their number, for client i.
+      methods: one method per network.
+      network: position in `methods` of each client's network, [N]; None: client i has network i modulo their number.
     """
 
     methods: tuple[Method, ...]
@@ -30,12 +30,12 @@ class Mixed(NamedTuple):
         return np.arange(num_clients) % len(self.methods) if self.network is None else np.asarray(self.network)
 
     def members(self, index: int, num_clients: int) -> np.ndarray:
-        """Clients, of 0 to `num_clients` - 1, that have the network `index`, ascending."""
+        """Clients, among 0 to `num_clients` - 1, that have the network `index`, ascending."""
         return np.flatnonzero(self.networks(num_clients) == index).astype(np.int32)
 
 
 MethodSchedule: TypeAlias = Callable[[jax.Array], Method | Mixed] | Mixed
-"""What stands for several methods: a function round -> method with the real-valued hyper-parameters of that round
+"""Stand-in for several methods: a function round -> method with the real-valued hyper-parameters of that round
 (rounds are int32, counted from 0), or the method of several networks."""
 
 
@@ -45,13 +45,13 @@ def at_round(method: Method | MethodSchedule, index: int | jax.Array, network: i
     Args:
       method: one method for all rounds, or a schedule.
       index: number of the round, from 0; may be traced.
-      network: of a `Mixed` method, the position of the network.
+      network: for a `Mixed` method, the position of the network.
     """
     found = method if isinstance(method, Method | Mixed) else method(jnp.asarray(index, jnp.int32))
     return found.methods[network] if isinstance(found, Mixed) else found
 
 
 def mixture(method: Method | MethodSchedule) -> Mixed | None:
-    """The method of several networks that a method is, or a schedule in its first round; None for one network."""
+    """The method as a `Mixed`, or a schedule's method in its first round; None for one network."""
     found = method if isinstance(method, Method | Mixed) else method(jnp.zeros((), jnp.int32))
     return found if isinstance(found, Mixed) else None

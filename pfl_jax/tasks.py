@@ -1,7 +1,7 @@
-"""Tasks: what a model's outputs and the labels y mean, as a loss to train with and scores to judge by.
+"""Tasks: the meaning of a model's outputs and of the labels y, as a loss for training and scores for evaluation.
 
-`Model.task` says it, CLASSIFICATION by default: `model._replace(task=tasks.REGRESSION)`. A task of one's own is a
-`Task` of a loss and scores, and one with another loss is `CLASSIFICATION._replace(loss=focal)`.
+A model has its task in `Model.task`, by default CLASSIFICATION: `model._replace(task=tasks.REGRESSION)`. Your own task
+is a `Task` with a loss and scores; another loss for classes is `CLASSIFICATION._replace(loss=focal)`.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.outputs import cross_entropy, macro_auc, macro_f1, masked_mean, mean_auc
 
 Kind = Literal["classes", "vectors", "sequences"]
-"""What a model gives for one example: logits of classes, of which one is right; any other vector; or a sequence of
+"""Outputs of a model for one example: logits of classes, exactly one of them right; any other vector; or a sequence of
 vectors, whose features are a sequence too."""
 
 
 class Score(NamedTuple):
-    """How well a model's outputs fit the labels of one client's examples, as one number.
+    """One number that says how well a model's outputs fit the labels of one client's examples.
 
     Attributes:
-      name: in results, files and tables.
-      value: (outputs [n, ...], y [n, ...], mask [n]) -> scalar over the real examples; outputs as `Task.kept` leaves
-        them. Padding has outputs of finite numbers, on which nothing may depend. NaN says that there is no score.
+      name: name in results, files and tables.
+      value: (outputs [n, ...], y [n, ...], mask [n]) -> scalar over the real examples; outputs in the form that
+        `Task.kept` leaves. Outputs of padding are finite, and the score must not depend on them. NaN: no score.
       higher_is_better: False for a loss.
       percent: whether files and tables show 100 times the value.
     """
@@ -44,15 +44,18 @@ class Scores:
     """Scores of clients' models on their own test examples, by name: `scores["accuracy"]`.
 
     Attributes:
-      by_name: name of each of `Task.scores` -> [N], float32; NaN for clients without model or examples. Those of
-        CLASSIFICATION are accuracy, macro_f1 (over classes that occur among labels or predictions) and auc (of the
-        one-vs-rest ROC curves; NaN if all examples are of one class), all in [0, 1], and loss, the mean cross entropy
-        of the softmax of `Method.predict`, in nats.
-      validation: the same scores on the clients' validation examples; None for a federation without any.
+      by_name: name of each of `Task.scores` -> [N], float32; NaN for clients without model or examples. CLASSIFICATION
+        has accuracy, macro_f1 (over classes that occur among labels or predictions) and auc (of the one-vs-rest ROC
+        curves; NaN if all examples are of one class), all in [0, 1], and loss, the mean cross entropy of the softmax
+        of `Method.predict`, in nats.
+      validation: the same scores on the clients' validation examples; None for a federation without such examples.
+      train: with a `Settings.select` that reads losses, in scores of models right after local training: "loss", the
+        task's loss on the clients' training examples; None otherwise.
     """
 
     by_name: dict[str, jax.Array | np.ndarray]
     validation: "Scores | None" = None
+    train: "Scores | None" = None
 
     def __getitem__(self, name: str) -> jax.Array | np.ndarray:
         return self.by_name[name]
@@ -64,19 +67,19 @@ class Scores:
 
 
 class Task(NamedTuple):
-    """What a model is trained for.
+    """Goal for which a model is trained.
 
     Attributes:
-      loss: (outputs [B, ...], y [B, ...], mask [B]) -> scalar, the mean over the real examples of a term of each. Terms
+      loss: (outputs [B, ...], y [B, ...], mask [B]) -> scalar, the mean over the real examples of one term each. Terms
         of padding must be finite.
-      scores: at least one; the first is the primary one, by which rounds and runs are chosen.
-      name: for errors and files.
+      scores: at least one; the first is the primary score, by which rounds and runs are chosen.
+      name: name in errors and files.
       kind: see `Kind`; methods with equations for classes need "classes".
-      likelihood: as `loss`, the mean of -log p(y | x) up to a constant; None if the loss is it.
-      kept: (outputs [B, ...], y [B, ...]) -> what the scores need of each example, leaves [B, ...]. It is kept for all
-        test examples of a client, so that outputs that are large should be reduced here.
+      likelihood: like `loss`: the mean of -log p(y | x) up to a constant; None if this is the loss.
+      kept: (outputs [B, ...], y [B, ...]) -> values that the scores need for each example, leaves [B, ...]. They are
+        kept for all test examples of a client, so large outputs should be reduced here.
       check: (shape of the outputs, number of classes of the data or 0) -> None; raises InvalidInput for
-        outputs that cannot be those of the task.
+        outputs that do not fit the task.
     """
 
     loss: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -96,29 +99,29 @@ class Task(NamedTuple):
         """Losses [B] of single examples.
 
         Args:
-          outputs, y: of the examples [B, ...].
+          outputs, y: outputs and labels of the examples, [B, ...].
         """
         real = jnp.ones(1, bool)
         return jax.vmap(lambda outputs, y: self.loss(outputs[None], y[None], real))(outputs, y)
 
 
 def _share(right: jax.Array, mask: jax.Array) -> jax.Array:
-    """Share of the real examples that are right [n]; NaN without any."""
+    """Share of the real examples where right [n] is True; NaN without real examples."""
     return jnp.sum(right & mask, dtype=jnp.float32) / jnp.sum(mask, dtype=jnp.float32)
 
 
 def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of values [n] over the real examples; NaN without any."""
+    """Mean of values [n] over the real examples; NaN without real examples."""
     return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.sum(mask, dtype=jnp.float32)
 
 
 def _worst(values: jax.Array, worst: jax.Array | float) -> jax.Array:
-    """Values with the worst one in the place of NaN: a score of NaN would leave the client out of all means."""
+    """Values with NaN replaced by the worst value: a score of NaN would leave the client out of all means."""
     return jnp.where(jnp.isnan(values), worst, values)
 
 
 def _predicted(logits: jax.Array) -> jax.Array:
-    """Class of the largest of logits [..., K]; K, a class that does not exist, where one is NaN."""
+    """Class with the largest of the logits [..., K]; K, a class that does not exist, where a logit is NaN."""
     return jnp.where(jnp.any(jnp.isnan(logits), axis=-1), logits.shape[-1], jnp.argmax(logits, axis=-1))
 
 
@@ -150,11 +153,11 @@ CLASSIFICATION = Task(
     kind="classes",
     check=_check_logits,
 )
-"""One of K classes: logits [B, K], y int [B]. NaN logits are a wrong answer; loss and AUC are NaN then."""
+"""One of K classes: logits [B, K], y int [B]. NaN logits count as a wrong answer; their loss and AUC are NaN."""
 
 
 def _columns(outputs: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Outputs and labels as [B, D], from [B, D] or, for one number, [B] or [B, 1]; InvalidInput if they do not fit."""
+    """Outputs and labels as [B, D], from [B, D] or, for D = 1, [B] or [B, 1]; InvalidInput if they do not fit."""
     rows = outputs.shape[0]
     columns = outputs.reshape(rows, -1), y.reshape(rows, -1).astype(outputs.dtype)
     if max(outputs.ndim, y.ndim) > 2 or columns[0].shape != columns[1].shape:
@@ -197,12 +200,12 @@ REGRESSION = Task(
     kept=lambda outputs, y: _worst(outputs, jnp.inf),
 )
 """Numbers: outputs [B, D] and y float [B, D], or [B, 1] or [B] for D = 1. The loss is the mean squared error over
-examples and numbers; the likelihood is that of a Gaussian with unit variance, 1/2 ||output - y||^2 of an example. R2 is
-the mean over numbers that vary among a client's examples; NaN if none does. The errors of NaN are infinite."""
+examples and numbers; the likelihood is Gaussian with unit variance, 1/2 ||output - y||^2 for an example. R2 is the mean
+over numbers that vary among a client's examples; NaN if no number varies. For NaN outputs the errors are infinite."""
 
 
 def _mean_of_bits(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """Mean [B] over the bits of an example of their cross entropies."""
+    """Mean [B], over the bits of each example, of their cross entropies."""
     return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, y), axis=-1)
 
 
@@ -220,7 +223,7 @@ def _bit_auc(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _check_bits(shape: tuple[int, ...], num_classes: int) -> None:
-    # A third class would count as the second one. Flags are no classes.
+    # A third class would count as the second one. Flags are not classes.
     if num_classes not in (0, 2):
         raise InvalidInput(f"the task is for flags 0 and 1, and the data has {num_classes} classes")
 
@@ -236,9 +239,9 @@ MULTI_LABEL = Task(
     likelihood=_of_columns(lambda logits, y: y.shape[-1] * _mean_of_bits(logits, y), masked_mean),
     check=_check_bits,
 )
-"""Any of L labels: logits [B, L], y [B, L] of 0 and 1. The loss is the mean cross entropy over examples and labels;
-auc the mean over labels that only some of a client's examples have; subset accuracy the share of examples all of whose
-labels are right."""
+"""Any of L labels: logits [B, L], y [B, L] of 0 and 1. The loss is the mean cross entropy over examples and labels. The
+auc is the mean over labels that only some of a client's examples have; subset accuracy is the share of examples with
+all labels right."""
 
 BINARY = Task(
     MULTI_LABEL.loss,
@@ -266,7 +269,7 @@ def _mean_of_symbols(logits: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Ar
 
 
 def _symbol_sums(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
-    """Of each example its cross entropy, its right symbols and its symbols, all [B]."""
+    """For each example [B]: its cross entropy, its number of right symbols and its number of symbols."""
     losses, real = _symbol_losses(logits, y)
     sums = {"loss": _worst(losses, jnp.inf), "right": (_predicted(logits) == y) & real, "symbols": real}
     return {name: jnp.sum(values, axis=-1, dtype=jnp.float32) for name, values in sums.items()}
@@ -299,8 +302,8 @@ NEXT_SYMBOL = Task(
     kept=_symbol_sums,
     check=_check_sequences,
 )
-"""A symbol at each of T places: logits [B, T, K], y int [B, T], negative where there is none (padding). The loss is the
-mean over examples of the mean over the symbols of each; scores are over all symbols of a client."""
+"""A symbol at each of T places: logits [B, T, K], y int [B, T], negative for padding. The loss is the mean over
+examples of the mean over each example's symbols; scores are over all symbols of a client."""
 
 TASKS: dict[str, Task] = {task.name: task for task in (CLASSIFICATION, REGRESSION, MULTI_LABEL, NEXT_SYMBOL, BINARY)}
 """name -> task"""

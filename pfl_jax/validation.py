@@ -1,8 +1,8 @@
 """Validation of arguments by their annotations, for library and command line: `check_value` is the one check.
 
-An annotation says the type, the range of a number (`Range`), the form of a text (`Words`), a condition of its own
-(`Check`), of a hyper-parameter with which values of others it is read (`ReadWith`), and by a text what to give, for
-errors, where the type's name says too little:
+An annotation gives the type, the range of a number (`Range`), the form of a text (`Words`), a further condition
+(`Check`), and another hyper-parameter that decides whether this one is read (`ReadWith`). A text in it says in errors
+what to give, where the type's name says too little:
 
     def my_method(
         model, training=LocalTraining(), *, mu: NotNegative = 1.0, tau: Annotated[Positive, ReadWith("mu")] = 0.5
@@ -18,6 +18,7 @@ import functools
 import inspect
 import math
 import numbers
+import os
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -33,11 +34,11 @@ Result = TypeVar("Result")
 
 
 LARGEST = 2**63
-"""Whole numbers of this size and beyond are those of no array, and the larger ones of no float."""
+"""Whole numbers of this size do not fit into an array, and much larger ones not even into a float."""
 
 
 class Range(NamedTuple):
-    """Interval of the numbers that a hyper-parameter can be; infinity and NaN are in none.
+    """Interval of the values that a hyper-parameter can have; infinity and NaN are never inside.
 
     Attributes:
       low: smallest value.
@@ -58,11 +59,11 @@ class Range(NamedTuple):
         return math.isfinite(value) and is_above and is_below
 
     def __repr__(self) -> str:
-        """The same in `help()`: "above 0 and at most 1"."""
+        """The text for `help()`: "above 0 and at most 1"."""
         return str(self).replace("not be negative", "be at least 0").removeprefix("be ")
 
     def __str__(self) -> str:
-        """What a value must do: "be at least 0 and below 1"."""
+        """The requirement on a value: "be at least 0 and below 1"."""
         if (self.low, self.high) == (0, math.inf):
             return "be positive" if self.above else "not be negative"
         if not self.above and not self.below and math.isfinite(self.low) and math.isfinite(self.high):
@@ -83,7 +84,7 @@ class Check(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Texts that a hyper-parameter can be: names, and names with a number, as in "topk:0.01".
+    """Texts that a hyper-parameter accepts: names, and names with a number, as in "topk:0.01".
 
     Attributes:
       plain: names that stand alone.
@@ -98,7 +99,7 @@ class Words(NamedTuple):
         return listed([*self.plain, *(f"{name}:NUMBER" for name in self.numbered)])
 
     def parse(self, text: Any, name: str) -> tuple[str, float | None]:
-        """Name and number of a text, None for a name alone; InvalidInput, which calls it `name`, for anything else."""
+        """Name and number of a text, None for a name alone; InvalidInput, which calls it `name`, for any other text."""
         head, colon, digits = str(text).partition(":")
         if not colon and head in self.plain:
             return head, None
@@ -111,15 +112,15 @@ class Words(NamedTuple):
         return head, number
 
 
-# Learning rates and strengths; zero leaves a part as it is, the limit of many methods.
+# Learning rates and strengths; zero leaves a part unchanged, the limit of many methods.
 NotNegative: TypeAlias = Annotated[float, Range(0)]
 # Temperatures, scales and other divisors.
 Positive: TypeAlias = Annotated[float, Range(0, above=True)]
-# Shares; those that are not zero; and those that leave some, momentum among them.
+# Shares; shares above zero; and shares below one, momentum among them.
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
 AboveZero: TypeAlias = Annotated[float, Range(0, 1, above=True)]
 BelowOne: TypeAlias = Annotated[float, Range(0, 1, below=True)]
-# Numbers of things, and of shapes; and of epochs or rounds of a phase, where zero leaves it out.
+# Numbers of things, and sizes of shapes; and numbers of epochs or rounds of a phase, where zero skips the phase.
 Count: TypeAlias = Annotated[int, Range(1)]
 Epochs: TypeAlias = Annotated[int, Range(0)]
 
@@ -129,7 +130,7 @@ class ReadWith(NamedTuple):
 
     Attributes:
       name: another hyper-parameter.
-      values: those of its values with which this one is read; none stands for all but zero, False and None.
+      values: values of the other with which this one is read; empty for all but zero, False and None.
     """
 
     name: str
@@ -145,7 +146,7 @@ class AtInit(NamedTuple):
 
 
 def range_of(kind: Any) -> Range:
-    """Range of the numbers of a type `kind`; without one in its annotation they are finite."""
+    """Range of the numbers of a type `kind`; any finite number if its annotation has no range."""
     return next((note for note in notes_of(kind) if isinstance(note, Range)), Range())
 
 
@@ -162,21 +163,21 @@ def check_arguments(function: Callable[Arguments, Result]) -> Callable[Arguments
 
 
 def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Check values by name, as far as there is an annotation `kinds` of that name, see `check_value`."""
+    """Check values by name, as far as `kinds` has an annotation for the name, see `check_value`."""
     for name, value in values.items():
         if name in kinds:
             check_value(name, value, kinds[name])
 
 
 def check_value(name: str, value: Any, kind: Any) -> None:
-    """Raise InvalidInput unless a value is of a type, and in its range if it is a number.
+    """Raise InvalidInput unless a value has the right type and, if it is a number, is in its range.
 
     Args:
       name: name of the value as the user knows it, for the error.
-      value: the value. Where a number is allowed, so is a traced one, and an array of several.
+      value: the value. Where a number is allowed, a traced number and an array of several are allowed too.
       kind: annotation, such as `Count`, `Literal["a", "b"] | None` or a class.
     """
-    # A key of JAX has a type of JAX's own.
+    # JAX's random keys have their own type.
     is_array = isinstance(getattr(value, "dtype", None), np.dtype)
     plain = np.asarray(value).item() if is_array and not _is_unknown(value) else value
     notes = notes_of(kind)
@@ -187,7 +188,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         wanted = next((note for note in notes if isinstance(note, str)), describe(kind))
         raise InvalidInput(f"{name} must be {wanted}, not {describe_value(plain)}")
     for note in notes:
-        if isinstance(note, Words):
+        if isinstance(note, Words) and value is not None:
             note.parse(plain, name)
         elif isinstance(note, Check):
             note.check(name, value)
@@ -200,7 +201,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
 
 
 def check_shapes(**given: tuple[Any, str]) -> None:
-    """Raise InvalidInput unless arrays have these axes, of which those of one letter have one size.
+    """Raise InvalidInput unless arrays have these axes; axes with the same letter need equal sizes.
 
     Args:
       **given: name -> array, and a letter for each of its axes, such as features=(features, "nd").
@@ -215,7 +216,7 @@ def check_shapes(**given: tuple[Any, str]) -> None:
 
 
 def _is_unknown(value: Any) -> bool:
-    """Whether a value is traced, an array of several numbers, or one of another machine."""
+    """Whether a value is traced, an array of several numbers, or held by another machine."""
     if isinstance(value, Tracer | jax.ShapeDtypeStruct) or getattr(value, "ndim", 0):
         return True
     return isinstance(value, jax.Array) and not value.is_fully_addressable
@@ -226,7 +227,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_of(value: Any, part: Any) -> bool:
-    """Whether a value is of a type that is no union."""
+    """Whether a value is of a type; the type is not a union."""
     base = get_origin(part) or part
     if base is Literal:
         return any(value == one and type(value) is type(one) for one in get_args(part))
@@ -242,15 +243,31 @@ def _is_of(value: Any, part: Any) -> bool:
 
 
 def unknown(name: str, value: Any, choices: Iterable[str]) -> str:
-    """Error message for a `value` of `name` that is none of the `choices`, with the nearest one."""
+    """Error message for a `value` of `name` that is not among the `choices`, with the nearest one; of many, three."""
     choices = list(choices)
+    if len(choices) > MOST_NAMED and (near := _nearest(str(value), choices)):
+        return f"unknown {name} {str(value)!r}; did you mean {listed(near[:3])}?"
     return f"unknown {name} {str(value)!r} (there are {', '.join(choices)}){hint(str(value), choices)}"
 
 
 def hint(word: str, choices: Iterable[str]) -> str:
-    """End of an error message that names the one of `choices` nearest to a word; "" if none is near."""
-    near = difflib.get_close_matches(word, list(choices), n=1)
+    """End of an error message that suggests the nearest of `choices` to a word; "" if none is near."""
+    near = _nearest(word, [*choices])
     return f"; did you mean {near[0]}?" if near else ""
+
+
+MOST_NAMED = 12
+"""Number of choices up to which an error names all of them."""
+
+
+def _nearest(word: str, choices: Sequence[str]) -> list[str]:
+    """Choices near to a word, the nearest first; of equally near ones, those that begin alike."""
+
+    def nearness(one: str) -> tuple[float, int]:
+        return difflib.SequenceMatcher(None, one, word).ratio(), len(os.path.commonprefix([one, word]))
+
+    near = difflib.get_close_matches(word, choices, n=max(len(choices), 1))
+    return sorted(near, key=nearness, reverse=True)
 
 
 def parts(kind: Any) -> tuple[Any, ...]:
@@ -263,7 +280,7 @@ def parts(kind: Any) -> tuple[Any, ...]:
 
 
 def literals(kind: Any) -> list[str]:
-    """Words that a value of type `kind` can be."""
+    """Words that a value of type `kind` may be."""
     return [str(word) for part in parts(kind) if get_origin(part) is Literal for word in get_args(part)]
 
 
@@ -277,7 +294,7 @@ def describe(kind: Any) -> str:
         elif get_origin(part) is tuple:
             names.append("one or more of " + describe(get_args(part)[0]))
         elif base is str and names:
-            # Beside a Literal, str stands for what is not built in.
+            # Beside a Literal, str stands for values that are not built in.
             names.append("FILE.py:NAME")
         elif base is not jax.Array or not {int, float} & {*parts(kind)}:
             name = getattr(base, "__name__", str(base))
@@ -305,7 +322,7 @@ def listed(names: Sequence[str], conjunction: str = "or") -> str:
 
 
 def notes_of(kind: Any) -> tuple[Any, ...]:
-    """What `Annotated` says of a type `kind` and of the members of a union."""
+    """Notes in the `Annotated` of a type `kind` and of the members of a union."""
     if get_origin(kind) is Annotated:
         inner, *notes = get_args(kind)
         return (*notes, *notes_of(inner))

@@ -25,14 +25,17 @@ from trees import assert_same, row
 
 from experiments import export
 from experiments.cli.command import main, parse
-from experiments.commands.report import main as report
-from experiments.commands.sweep import main as sweep
 from experiments.export import load_runs
+from experiments.report import main as report
 from experiments.run import build
-from pfl_jax import Cohort, LocalTraining, primitives, simulate
+from experiments.sweep import main as sweep
+from pfl_jax import Cohort, InvalidInput, LocalTraining, methods, primitives, simulate
+from pfl_jax.data import federate, load, partition
 from pfl_jax.engine.asynchronous import read_devices
 from pfl_jax.files import load_model
 from pfl_jax.methods import make_method
+from pfl_jax.testing import CHECKS, Subject, check_method
+from pfl_jax.testing.comparison import assert_close
 
 # README.md and the pages of evaluation, training and adapters
 
@@ -64,6 +67,9 @@ def test_a_network_starts_from_weights_of_ones_own():
 EXAMPLES = {
     "training": ("docs/training.md", ['optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"]),
     "validation and a comparison": ("docs/evaluation.md", ["with_validation(", "import difference"]),
+    "changing data": ("docs/changing-data.md", ["federate_phases("]),
+    "choosing clients": ("docs/choosing-clients.md", ["def by_root("]),
+    "early stopping": ("docs/early-stopping.md", ["patience=6"]),
     "virtual time": ("docs/time.md", ["asynchronous.timetable("]),
     "sweep": ("docs/sweeps.md", ["sweep.run("]),
     "fairness": ("docs/fairness.md", ['"weight_lr": 0.1']),
@@ -113,6 +119,17 @@ def test_the_method_example_is_a_method():
     cohort = Cohort(jnp.arange(4), jnp.full(4, 9), jnp.ones(4, bool), num_clients=4)
     server, _, _ = median.aggregate(jax.random.key(0), None, (), messages, cohort)
     chex.assert_trees_all_equal(server, models[0])
+
+
+@pytest.mark.parametrize("name", ["my_fedper", "my_ditto", "my_fedproto"])
+def test_the_methods_from_nothing_are_methods(name):
+    factory = executed(block("docs/your-model-and-method.md", "def my_fedproto("))[name]
+    checks = ("structure", "trained_from", "order_of_clients", "clients_outside", "learning")
+    check_method(factory, skip=CHECKS.keys() - {*checks})
+    built_in = {"my_fedper": methods.fedper, "my_fedproto": methods.fedproto_g}.get(name)
+    if built_in is not None:
+        own, theirs = (Subject(one).reference for one in (factory, built_in))
+        assert_close(own._replace(server=()), theirs._replace(server=()))
 
 
 # docs/your-own-loop.md and docs/primitives.md
@@ -278,7 +295,8 @@ def test_the_page_of_your_own_code(tmp_path, monkeypatch):
     config = json.loads(Path("runs/mine/config.json").read_text())
     assert config["options"]["method"] == "my_method.py:slow_fedavg"
     assert config["hyper_parameters"]["server_lr"] == 0.7
-    names = executed(*(text for text in blocks(OWN) if text not in FILES.values()))
+    mine = (text for text in blocks(OWN) if text not in FILES.values() and "import equinox" not in text)
+    names = executed(*mine)
     summary = json.loads(Path("runs/net/summary.json").read_text())
     assert 100 * float(names["accuracy"]) == pytest.approx(summary["received_per_client"][3], abs=1e-3)
     params = serialization.msgpack_restore(Path("model.msgpack").read_bytes())
@@ -286,6 +304,25 @@ def test_the_page_of_your_own_code(tmp_path, monkeypatch):
     assert (run.model.apply(params, test.x) == run.predict(3, test.x)).all()
     executed(FILES["test_my_method.py"])["test_slow_fedavg"]()
     sys.modules.pop("my_method", None)
+
+
+def test_the_network_of_equinox():
+    eqx = pytest.importorskip("equinox")
+    names = executed(block(OWN, "import equinox"))
+    model, tiny = names["equinox_model"], load("digits")
+    federation = federate(tiny, partition.iid(tiny, num_clients=4, train_size=60, test_size=40))
+    method = make_method("fedper", model, **HYPER_PARAMETERS)
+    *_, last = simulate.run(method, federation, simulate.Settings(rounds=8), jax.random.key(0))
+    assert last.received["accuracy"].mean() > 0.6
+    normal, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(32, "batch", mode="batch")
+
+    def normalized(backbone, x):
+        over_batch = jax.vmap(normal, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        return over_batch(model.features(backbone, x), state)[0]
+
+    wrong = make_method("fedper", model._replace(features=normalized), **HYPER_PARAMETERS)
+    with pytest.raises(InvalidInput, match="examples of a batch influence each other"):
+        simulate.run(wrong, federation, simulate.Settings(rounds=1), jax.random.key(0))
 
 
 # Trackers of docs/keep.md, whose other code tests/test_keep.py runs

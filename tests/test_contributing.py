@@ -46,6 +46,12 @@ def copy(tmp_path_factory):
     insert(root / "tests/methods/test_limits.py", "SAME = [", block("python", '("fedexp", {'))
     insert(root / "docs/methods-at-a-glance.md", "| `fedavg` | one model |", block("markdown", "Jhunjhunwala"))
     insert(root / "docs/methods.md", "| `fedavg` | nothing |", block("markdown", "| nothing | model, squared"))
+    field = '    """FILE.py:NAME of a loss in place of the task'
+    insert(root / "experiments/spec/groups.py", field, block("python", "label_smoothing: BelowOne"))
+    models, imports = root / "experiments/run/models.py", "from collections.abc import Callable\n"
+    insert(models, "        model = _with_loss(", block("python", "if options.label_smoothing"))
+    insert(models, "import dataclasses", imports + "from pfl_jax.primitives import masked_mean\n")
+    insert(models, '"""Bytes that the states of all examples may take', "\n\n" + block("python", "def smoothed("))
     return root
 
 
@@ -80,6 +86,16 @@ def test_the_walk_through(copy):
     stored, was = (json.loads((root / "tests/support/golden.json").read_text()) for root in (copy, ROOT))
     assert stored.pop("fedexp")["received"]
     assert stored == was
+
+
+@pytest.mark.slow
+def test_the_new_option(copy):
+    run = "python -m experiments.digits --method fedavg --rounds 1 --num-clients 3 --model mlp --out "
+    for out, option in (("plain", ""), ("smooth", " --label-smoothing 0.9")):
+        follow(run + out + option, copy)
+    plain, smooth = (json.loads((copy / out / "summary.json").read_text()) for out in ("plain", "smooth"))
+    assert plain["received"] != smooth["received"]
+    assert json.loads((copy / "smooth/config.json").read_text())["options"]["label_smoothing"] == 0.9
 
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -22,8 +22,7 @@ def test_no_file_is_long():
 ALLOWED = {
     "experiments/papers/settings.py": "rows of the papers' tables",
     "experiments/spec/presets.py": "presets of methods with a paper",
-    "experiments/commands/figures_of_fedpac.py": "curves of the papers' figures",
-    "experiments/commands/figures_of_fedas.py": "curves of the papers' figures",
+    "experiments/commands/paper_figures.py": "curves of the papers' figures",
     "lab/queue/planned.py": "runs of the laboratory's queue",
     "lab/queue/field.py": "methods that are compared with adapters",
     "lab/pages/results.py": "methods of the page's picture",

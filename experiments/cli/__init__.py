@@ -1,1 +1,1 @@
-"""Command lines: options, presets, the parser, and what they say of a run; a user's mistake is an InvalidInput."""
+"""Command lines: their words, read and checked; a user's mistake is an InvalidInput."""

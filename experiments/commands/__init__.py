@@ -1,1 +1,1 @@
-"""Commands of many runs and of finished ones; each has a page of its name above, as `experiments/sweep.py`."""
+"""Code that commands share, and the results that they make; each command is a file of its name above."""

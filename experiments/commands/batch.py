@@ -14,7 +14,7 @@ from rich.console import Console
 
 from experiments.cli import command as words_of_a_run
 from experiments.cli.parser import Folder, Hidden, parse
-from experiments.folder import reuse, stored_runs
+from experiments.folder import load, stored_runs
 from experiments.folder.run_folder import lock_folder, slug
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, duration, print_line
@@ -38,7 +38,7 @@ class Job(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What there is of a run: its state in words, the share of its rounds that remains, and its run time in seconds, of
+    """Progress of a run: its state in words, the share of its rounds that remains, and its run time in seconds, of
     runs together its share; None if it is not finished."""
 
     words: str
@@ -109,7 +109,7 @@ class Batch(abc.ABC):
         return self.words
 
     def options(self, dataset: str, **known: Any) -> dict[str, Any]:
-        """Options of every run, read as the method and preset of a run that is known so far have them."""
+        """Options that every run has; `known` are the options that decide defaults, such as method and preset."""
         return read_options(dataset, self.all_words, **known)
 
     @abc.abstractmethod
@@ -139,12 +139,12 @@ class Batch(abc.ABC):
         for job in jobs:
             run_cell(job.spec, job.folder, console, self.compared_code)
 
-    def inspect(self, job: Job) -> reuse.State:
+    def inspect(self, job: Job) -> load.State:
         """Content of a job's folder; InvalidInput if it holds something else."""
-        return reuse.inspect(job.spec, job.folder, self.compared_code)
+        return load.inspect(job.spec, job.folder, self.compared_code)
 
     def progress(self, job: Job) -> Progress:
-        """What there is of a job, "round 120 of 200"; InvalidInput if its folder holds something else."""
+        """Progress of a job, "round 120 of 200"; InvalidInput if its folder holds something else."""
         state = self.inspect(job)
         if state in ("absent", "of other code"):
             return Progress(state)
@@ -317,7 +317,7 @@ def _finished(there: Mapping[Path, Progress]) -> str:
 def _run_missing(
     batch: Batch, group: Sequence[Job], jobs: Sequence[Job], there: dict[Path, Progress], console: Console
 ) -> None:
-    """Run the jobs of a group that are not finished; `there` is what there is of all, before and afterwards."""
+    """Run the jobs of a group that are not finished; `there` is the progress of all, which is updated."""
     # Another process may have finished some since.
     there |= {job.folder: batch.progress(job) for job in group}
     missing = [job for job in group if there[job.folder].seconds is None]

@@ -116,11 +116,11 @@ class Runs:
         return self.asked(PAPERS[self.figure.paper].measure)
 
     def measure_of(self, key: Key) -> Measure:
-        """Definition of a run's accuracies."""
+        """Definition of a run's accuracies, with what is asked for."""
         return self.asked(self.measure_in_paper(key))
 
     def measure_in_paper(self, key: Key) -> Measure:
-        """The same as the paper has it."""
+        """Definition of a run's accuracies in the paper."""
         return settings.measure(self.figure.paper, self.variants[key]["method"], self.procedure_name)
 
     @property
@@ -234,6 +234,17 @@ class Runs:
         others = {} if self.dataset in self.figure.datasets else {"dataset": self.dataset}
         # How often a run is evaluated changes nothing.
         return assignments(others | {name: had for name, (had, _) in found.items() if name != "eval_every"})
+
+
+def of_methods(runs: Runs) -> dict[Key, Values]:
+    """Variants: a run of every method, as the paper has it."""
+    paper, procedure = runs.figure.paper, runs.procedure_name
+    return {(method,): settings.method_options(paper, method, procedure) for method in runs.methods}
+
+
+def curves(runs: Runs) -> list[Panel]:
+    """Panel of accuracy over rounds, a line for each method, the paper's own over the others."""
+    return [runs.curves(runs.data, {(method,): method for method in runs.methods}, (runs.figure.methods[-1],))]
 
 
 def compose(every: Sequence[Runs]) -> Picture:

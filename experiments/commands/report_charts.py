@@ -12,9 +12,9 @@ import pandas as pd
 
 from experiments.folder import load
 from experiments.folder.load import StoredRun
-from experiments.folder.stored_runs import Group
+from experiments.folder.stored_runs import Group, headline
 from experiments.show import curves as by_round
-from experiments.show.curves import explained_band, headline, shown
+from experiments.show.curves import explained_band, shown
 from experiments.show.draw import MARKERS, ROUND, bars, grays, lines, matrix, over_runs, rows_of, scatter
 from experiments.show.pictures import Panel, Picture
 from experiments.spec.option_notes import label
@@ -61,7 +61,7 @@ def curves(groups: Sequence[Group]) -> list[Picture]:
         caption = " ".join(filter(None, [f"Means over {over}." if over else "", explained_band(some)]))
         charts.append(Picture(PROTOCOL_TITLES[panel.title], caption, [panel._replace(title="")]))
     for panel in by_protocol:
-        frame: Any = _against(some, panel.frame, _BYTES, ("bytes_up", "bytes_down"), 1e6)
+        frame: Any = _over_bytes(some, panel.frame)
         if frame[_BYTES].any():
             draw = functools.partial(lines, main=some[0].label if len(some) == 1 else "")
             title = f"{PROTOCOL_TITLES[panel.title]}, by bytes sent"
@@ -69,25 +69,23 @@ def curves(groups: Sequence[Group]) -> list[Picture]:
     return charts
 
 
-def _against(
-    groups: Sequence[Group], frame: pd.DataFrame, axis: str, names: Sequence[str], unit: float
-) -> pd.DataFrame:
-    """Curves over the mean of some entries in place of the rounds; without the settings that lack them."""
+def _over_bytes(groups: Sequence[Group], frame: pd.DataFrame) -> pd.DataFrame:
+    """Curves over the mean number of bytes sent in place of the rounds; without the settings that lack it."""
     means = {}
     for group in groups:
         for number in group.rounds:
-            found = [sum(line.get(name, np.nan) for name in names) for line in group.lines(number)]
-            means[group.label, number] = float(np.mean(found)) / unit
+            sent = [line.get("bytes_up", np.nan) + line.get("bytes_down", np.nan) for line in group.lines(number)]
+            means[group.label, number] = float(np.mean(sent)) / 1e6
     x = [means[key] for key in zip(frame.line, frame[ROUND], strict=True)]
-    found: Any = frame.assign(**{axis: x}).dropna(subset=axis)
-    return found[["line", axis, *frame.columns[2:]]]
+    found: Any = frame.assign(**{_BYTES: x}).dropna(subset=_BYTES)
+    return found[["line", _BYTES, *frame.columns[2:]]]
 
 
 def clients(groups: Sequence[Group]) -> list[Picture]:
     """Accuracies of the clients after the last round, sorted: mean and range over runs, at 101 quantiles."""
     protocol, axis, shares = headline(groups), groups[0].axis, np.linspace(0, 100, 101)
     shared = "share of the clients in %"
-    found = [(group.label, group.per_client(group.rounds[-1], protocol)) for group in shown(groups)]
+    found = [(group.label, group.per_client(None, protocol)) for group in shown(groups)]
     rows = [
         rows_of(name, shares.tolist(), [np.percentile(row, shares) for row in runs], x_label=shared, y_label=axis)
         for name, runs in found

@@ -1,25 +1,30 @@
-"""Reading of a run's files."""
+"""Reading of a run's files, and whether a folder already holds a run."""
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from experiments.folder.best_round import evaluations, final
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
+    KEPT,
     METRICS,
     SUMMARY,
-    VALIDATION,
+    RunFolder,
     digest,
     digest_of_content,
-    evaluations,
+    lock_run,
 )
+from experiments.folder.version import ComparedCode, by_other_code
 from experiments.spec.choices import FIELD, PROTOCOLS, WITH_FILES, Average, Protocol, ReportedRound
-from experiments.spec.identity import relevant_options
+from experiments.spec.identity import difference, relevant_options
 from experiments.spec.own_code import read as read_file
 from experiments.spec.spec import Spec
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frames import read_json, read_metrics, task_of
 
@@ -85,15 +90,14 @@ def best_mean(config: dict[str, Any], means: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A stored run, in its folder or as a committed result; its results depend on the setting, and on the seed.
+    """A stored run; its results depend on the setting, and on the seed.
 
     Attributes:
-      path: its folder, or the file of its committed result.
+      path: its folder.
       config: content of config.json.
-      lines: its evaluations in order; a committed result has the scores of single clients in the last one alone.
+      lines: its evaluations in order.
       summary: content of summary.json; None of a run that is not finished.
       asked: protocol that is reported first; None for the run's own.
-      commit, version: of a committed result.
     """
 
     path: Path
@@ -101,8 +105,6 @@ class StoredRun:
     lines: list[dict[str, Any]]
     summary: dict[str, Any] | None
     asked: Protocol | None = None
-    commit: str | None = None
-    version: int | None = None
 
     @functools.cached_property
     def spec(self) -> Spec:
@@ -136,6 +138,12 @@ class StoredRun:
         return self.lines[-1]["round"] if self.lines else 0
 
     @property
+    def final(self) -> dict[str, Any]:
+        """Evaluation whose scores are the results, see `best_round.final`."""
+        higher = task_of(self.config)["higher_is_better"]
+        return final(self.lines, self.spec.eval_protocol, self.spec.patience, higher_is_better=higher)
+
+    @property
     def state(self) -> str:
         if self.summary is not None:
             return "finished"
@@ -147,22 +155,16 @@ class StoredRun:
         return (self.summary or {}).get("seconds", 0.0) / self.config.get("runs_together", 1)
 
     def accuracy(self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients") -> float | None:
-        """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
-        one."""
-        means = self.curve(protocol, average)
-        if score == "last":
-            return means[-1]
+        """Mean accuracy in percent, or other primary score, in the last or the best round; None if no client has one.
+
+        Of a run with --patience it is that of the round that it kept.
+        """
+        means, line = self.curve(protocol, average), self.final
+        if score == "last" or line is not self.lines[-1]:
+            return means[self.lines.index(line)]
         compared = [line[protocol][FIELD[average]] for line in evaluations(self.lines, protocol)]
         known = [mean for mean in compared if mean is not None]
         return best_mean(self.config, known) if known else None
-
-    def clients(
-        self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients"
-    ) -> dict[str, int]:
-        """Number of the clients of `accuracy`, as "clients"; none where it is not known."""
-        # The best round has as many as the last one.
-        summary = self.lines[-1][protocol]
-        return {"clients": summary["clients"]} if "clients" in summary else {}
 
     def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
         """Mean accuracies [R] in percent, as in `accuracy`."""
@@ -171,14 +173,6 @@ class StoredRun:
             what = f"{protocol}, {name}" if protocol in self.lines[-1] else protocol
             raise InvalidInput(f"{self.path} has no accuracies {what}: remove it, with its folder, and run it again")
         return [line[protocol][name] for line in self.lines]
-
-    def validation(self, protocol: Protocol) -> float | None:
-        """Mean accuracy over clients on validation examples at the last evaluation; None without such examples."""
-        return self.lines[-1][VALIDATION][protocol]["mean"] if VALIDATION in self.lines[-1] else None
-
-    def at_round(self, number: int, protocol: Protocol) -> float | None:
-        """Mean over clients after a round; None if the round was not evaluated."""
-        return next((line[protocol]["mean"] for line in self.lines if line["round"] == number), None)
 
 
 def read(folder: Path, asked: Protocol | None = None) -> StoredRun:
@@ -195,3 +189,41 @@ def read(folder: Path, asked: Protocol | None = None) -> StoredRun:
     if not all("round" in line and "received" in line for line in run.lines):
         raise InvalidInput(f"{folder / METRICS} is not the log of a run")
     return run
+
+
+State = Literal["absent", "unfinished", "finished", "of other code"]
+
+
+def inspect(spec: Spec, folder: str | Path, compared: ComparedCode = "sources") -> State:
+    """Content of a folder with respect to a run; InvalidInput if it holds another run, or cannot be read."""
+    folder = Path(folder)
+    is_finished = (folder / SUMMARY).exists()
+    if not (folder / CONFIG).exists() and not is_finished:
+        return "unfinished" if (folder / METRICS).exists() else "absent"
+    config = read_config(folder)
+    try:
+        differs = difference(spec, config, finished=is_finished)
+    except KeyError as error:
+        raise InvalidInput(f"{folder / CONFIG} has no {error}: give --out another folder") from None
+    if differs:
+        raise InvalidInput(f"{folder} holds another run ({differs}), which is never overwritten: give --out another")
+    if by_other_code(config, compared):
+        return "of other code"
+    is_kept = any(Checkpoints(folder / name).rounds() for name in (FOLDER, KEPT))
+    if is_finished and spec.keep_state == "always" and not is_kept:
+        raise InvalidInput(f"{folder} holds the run, which kept no state: --keep-state always needs another --out")
+    return "finished" if is_finished else "unfinished"
+
+
+def continued(spec: Spec) -> Spec:
+    """A run that is absent or unfinished in its folder, `out`: it goes on from its checkpoints, or begins anew."""
+    folder = Path(str(spec.out))
+    if Checkpoints(folder / FOLDER).rounds():
+        return dataclasses.replace(spec, resume=str(folder))
+    if (folder / METRICS).exists():
+        try:
+            with lock_run(folder):
+                RunFolder(folder).clear()
+        except OSError as error:
+            raise InvalidInput(f"cannot clear {folder}: {error.strerror or error}") from None
+    return spec

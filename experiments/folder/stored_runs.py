@@ -1,8 +1,9 @@
-"""Runs found in folders, grouped by setting: runs of a group differ only in their seed."""
+"""Runs found in folders, grouped by setting: runs of a group differ only in their seed; the best settings."""
 
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.folder import load
+from experiments.folder.best_round import phase_summary
 from experiments.folder.load import StoredRun, read
 from experiments.folder.run_folder import VALIDATION
 from experiments.papers import published
-from experiments.spec.choices import Protocol
+from experiments.spec.choices import ALWAYS, PROTOCOLS, Protocol
 from experiments.spec.hyper_parameters import defaults
 from experiments.spec.option_notes import label
 from experiments.spec.options import Options
@@ -80,17 +82,26 @@ class Group:
         """Published accuracy for exactly this setting."""
         return published.find(self.runs[0].spec, is_real=self.is_real)
 
-    def lines(self, number: int) -> list[dict[str, Any]]:
-        """Evaluation of each counted run in a round."""
+    @property
+    def keeps(self) -> bool:
+        """Whether a run's results are of the round that --patience kept, which need not be the last one."""
+        return any(run.final is not run.lines[-1] for run in self.counted)
+
+    def lines(self, number: int | None) -> list[dict[str, Any]]:
+        """Evaluation of each counted run in a round; None for that of its results, see `StoredRun.final`."""
+        if number is None and self.keeps:
+            return [run.final for run in self.counted]
+        number = self.rounds[-1] if number is None and self.rounds else number
         return [line for run in self.counted for line in run.lines if line["round"] == number]
 
-    def values(self, number: int, protocol: Protocol, name: str = "mean", on: str = "test") -> list[float]:
-        """Value of each counted run in a round, on test or VALIDATION examples; runs without one are left out."""
+    def values(self, number: int | None, protocol: Protocol, name: str = "mean", on: str = "test") -> list[float]:
+        """Value of each counted run in a round, see `lines`, on test or VALIDATION examples; those without are left
+        out."""
         lines = self.lines(number) if on == "test" else [line.get(on, {}) for line in self.lines(number)]
         found = [line.get(protocol, {}).get(name) for line in lines]
         return [value for value in found if value is not None]
 
-    def per_client(self, number: int, protocol: Protocol) -> list[np.ndarray]:
+    def per_client(self, number: int | None, protocol: Protocol) -> list[np.ndarray]:
         """Sorted accuracies in percent of each counted run; clients without any are left out."""
         rows = [line.get(f"{protocol}_per_client") or [] for line in self.lines(number)]
         sorted_rows = [np.sort([value for value in row if value is not None]) for row in rows]
@@ -171,8 +182,8 @@ def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
         same = [other for other in settings if other["method"] == setting["method"]]
         apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
         whole.append(" ".join([setting["method"], *(short(name, setting[name]) for name in apart)]))
-        said = [name for name in apart if not _omitted_from_label(name, setting)]
-        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in said)]))
+        named = [name for name in apart if not _omitted_from_label(name, setting)]
+        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in named)]))
     return [full if brief.count(name) > 1 else name for full, name in zip(whole, brief, strict=True)]
 
 
@@ -207,6 +218,64 @@ def plain(value: Any) -> str:
     return "—" if value is None else str(value)
 
 
+def headline(groups: Sequence[Group]) -> Protocol:
+    """Main protocol of most runs."""
+    names = [run.headline for group in groups for run in group.runs]
+    return max(PROTOCOLS, key=names.count)
+
+
+def ordered(groups: Sequence[Group]) -> list[Protocol]:
+    """Protocols of some groups, the main one first; received and trained are always among them."""
+    first = headline(groups)
+    lines = [line for group in groups for run in group.counted for line in run.lines]
+    there: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or any(name in line for line in lines)]
+    return sorted(there, key=lambda name: name != first)
+
+
+def chosen_on(groups: Sequence[Group]) -> str:
+    """Examples on which the best settings are chosen: validation, where all counted runs have some, or test."""
+    lines = [run.lines[-1] for group in groups for run in group.counted]
+    return VALIDATION if lines and all(VALIDATION in line for line in lines) else "test"
+
+
+def goodness(one: Group, protocol: Protocol, on: str) -> float:
+    """Mean over clients and seeds after the last round, of errors minus it; a setting without it is the worst."""
+    values = one.values(None, protocol, on=on) if one.rounds else []
+    if not values or len(values) < len(one.counted):
+        return -math.inf
+    mean = float(np.mean(values))
+    return -math.inf if math.isnan(mean) else mean * (1 if load.task_of(one.runs[0].config)["higher_is_better"] else -1)
+
+
+def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
+    """The best group of each method on validation examples, which all counted runs must have, in the methods' order.
+
+    Raises:
+      InvalidInput: a run has no validation examples, or a method no mean on them.
+    """
+    if chosen_on(groups) != VALIDATION:
+        raise InvalidInput("--select validation needs runs with validation examples, made with --val-fraction")
+    methods = dict.fromkeys(one.method for one in groups)
+    best = [
+        max((one for one in groups if one.method == method), key=lambda one: goodness(one, protocol, VALIDATION))
+        for method in methods
+    ]
+    if none := [one.method for one in best if goodness(one, protocol, VALIDATION) == -math.inf]:
+        raise InvalidInput(f"no setting of {none[0]} has a mean on validation examples")
+    return best
+
+
+def best_setting_per_method(groups: Sequence[Group], protocol: Protocol) -> tuple[list[Group], str]:
+    """The best finished setting of each method, see `one_per_method`, named by it; and a sentence that names all.
+
+    Raises:
+      InvalidInput: see `one_per_method`.
+    """
+    best = one_per_method([one for one in groups if one.is_finished], protocol)
+    words = f"Chosen on validation examples of {len(groups)} settings: {', '.join(one.label for one in best)}."
+    return [replace(one, label=one.method) for one in best], words
+
+
 def load_runs(*folders: str | Path) -> "DataFrame":
     """Table of the runs in folders, one row each.
 
@@ -229,8 +298,10 @@ def load_runs(*folders: str | Path) -> "DataFrame":
 
 def _row(run: StoredRun) -> dict[str, Any]:
     row = {"folder": str(run.path), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
-    row["round"] = run.round
-    last, (primary, *others) = run.lines[-1] if run.lines else {}, load.task_of(run.config)["scores"]
+    last = run.final if run.lines else {}
+    row["round"] = last.get("round", 0)
+    row |= phase_summary(run.lines, higher_is_better=load.task_of(run.config)["higher_is_better"])
+    primary, *others = load.task_of(run.config)["scores"]
     for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
         for protocol in load.measured(line):
             named = {primary: line[protocol]["mean"]} | {name: line[protocol][name] for name in others}

@@ -17,7 +17,7 @@ from pfl_jax.methods.factories import version_of
 PACKAGE = Path(pfl_jax.__file__).parent
 
 EXPERIMENTS = Path(__file__).parents[1]
-BUILDING = ("cli", "run", "spec", "commands/batch.py", "commands/sweep.py")
+BUILDING = ("cli", "run", "spec", "commands/batch.py", "sweep.py")
 """Folders and files of `experiments` that say what a run is, build and train it; all others read runs."""
 
 ComparedCode: TypeAlias = Literal["sources", "version"]
@@ -50,7 +50,7 @@ def method_version(method: str) -> int | None:
 
 
 def code_version(method: str) -> dict[str, Any]:
-    """Today's code for a method: what is compared with the code behind a run."""
+    """Today's code for a method, for comparison with the code behind a run."""
     return source_versions() | {"method_version": method_version(method)}
 
 

@@ -1,1 +1,1 @@
-"""The machine: JAX configuration, devices, processes, locks, signals, progress, and the compilation cache."""
+"""The machine: JAX configuration, devices, processes, signals, terminals, and the compilation cache."""

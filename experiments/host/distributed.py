@@ -1,4 +1,4 @@
-"""Runs of several processes, on one or more machines: what they need of each other, their start and their end.
+"""Runs of several processes, on one or more machines: their start, their agreement, and their end.
 
 Every process stores the examples of its own clients; only the first one prints and writes files. An error before the
 rounds, or while files are written, stops all of them with one line. One that dies, or fails alone in a collective

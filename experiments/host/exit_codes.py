@@ -136,14 +136,14 @@ def stoppable(console: Console, last_words: Callable[[], str], *, at_once: bool 
 
 def _end(last_words: Callable[[], str]) -> None:
     """Say what remains, and end the process."""
-    said = "interrupted"
+    words = "interrupted"
     # Nothing that fails here may keep the process.
     with contextlib.suppress(Exception):
-        said = last_words()
+        words = last_words()
     with contextlib.suppress(Exception):
         if sys.stdout.isatty():
             # A progress bar has hidden it.
             print("\x1b[?25h", flush=True)
         sys.stdout.flush()
-    print_line(said)
+    print_line(words)
     os._exit(INTERRUPTED)

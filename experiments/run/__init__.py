@@ -1,1 +1,1 @@
-"""Execution of runs: build, run, record, resume and cache; the commands of one run and of many."""
+"""Execution of runs: from a `Spec` to its federation, model, method and rounds; its records and its resumption."""

@@ -22,7 +22,7 @@ SHORTAGE = (
     "the memory does not suffice: use a smaller --chunk, fewer --devices, --state-on host or disk, a smaller "
     "--batch-size or --train-size, or fewer --num-clients"
 )
-"""What a user can do; the first line of a run has its chunk and devices."""
+"""Advice after a shortage; the first line of a run has its chunk and devices."""
 
 MOST_BYTES = 2**28
 """Size up to which --keep-state auto keeps a state."""

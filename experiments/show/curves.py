@@ -1,8 +1,6 @@
-"""Which settings are shown, and curves of their scores: in a report, as a picture, and for a column of a paper."""
+"""Curves of settings' scores: in a report, as a picture, and for a column of a paper."""
 
-import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.folder import load, stored_runs
-from experiments.folder.run_folder import VALIDATION
-from experiments.folder.stored_runs import Group
+from experiments.folder import stored_runs
+from experiments.folder.stored_runs import Group, chosen_on, goodness, headline, ordered
 from experiments.show.draw import ROUND, Band, lines, over_runs, rows_of
 from experiments.show.pictures import ENDINGS, PAPER, Panel, Picture, save
-from experiments.spec.choices import ALWAYS, PROTOCOLS, Protocol
+from experiments.spec.choices import Protocol
 from pfl_jax.errors import InvalidInput
 
 NAME = "curves.png"
@@ -86,64 +83,6 @@ def save_picture(
         return
     frame = over_runs(pd.concat([rows_of(one.label, *one.curve(by), y_label=one.axis) for one in there]), band)
     save(Picture("", "", [Panel("", lines, frame, (width, 0.68 * width))]), path, style=PAPER)
-
-
-def headline(groups: Sequence[Group]) -> Protocol:
-    """Main protocol of most runs."""
-    names = [run.headline for group in groups for run in group.runs]
-    return max(PROTOCOLS, key=names.count)
-
-
-def ordered(groups: Sequence[Group]) -> list[Protocol]:
-    """Protocols of some groups, the main one first; received and trained are always among them."""
-    first = headline(groups)
-    lines = [line for group in groups for run in group.counted for line in run.lines]
-    there: list[Protocol] = [name for name in PROTOCOLS if name in ALWAYS or any(name in line for line in lines)]
-    return sorted(there, key=lambda name: name != first)
-
-
-def chosen_on(groups: Sequence[Group]) -> str:
-    """Examples on which the best settings are chosen: validation, where all counted runs have some, or test."""
-    lines = [run.lines[-1] for group in groups for run in group.counted]
-    return VALIDATION if lines and all(VALIDATION in line for line in lines) else "test"
-
-
-def goodness(one: Group, protocol: Protocol, on: str) -> float:
-    """Mean over clients and seeds after the last round, of errors minus it; a setting without it is the worst."""
-    values = one.values(one.rounds[-1], protocol, on=on) if one.rounds else []
-    if not values or len(values) < len(one.counted):
-        return -math.inf
-    mean = float(np.mean(values))
-    return -math.inf if math.isnan(mean) else mean * (1 if load.task_of(one.runs[0].config)["higher_is_better"] else -1)
-
-
-def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
-    """The best group of each method on validation examples, which all counted runs must have, in the methods' order.
-
-    Raises:
-      InvalidInput: a run has no validation examples, or a method no mean on them.
-    """
-    if chosen_on(groups) != VALIDATION:
-        raise InvalidInput("--select validation needs runs with validation examples, made with --val-fraction")
-    methods = dict.fromkeys(one.method for one in groups)
-    best = [
-        max((one for one in groups if one.method == method), key=lambda one: goodness(one, protocol, VALIDATION))
-        for method in methods
-    ]
-    if none := [one.method for one in best if goodness(one, protocol, VALIDATION) == -math.inf]:
-        raise InvalidInput(f"no setting of {none[0]} has a mean on validation examples")
-    return best
-
-
-def best_setting_per_method(groups: Sequence[Group], protocol: Protocol) -> tuple[list[Group], str]:
-    """The best finished setting of each method, see `one_per_method`, named by it; and a sentence that names all.
-
-    Raises:
-      InvalidInput: see `one_per_method`.
-    """
-    best = one_per_method([one for one in groups if one.is_finished], protocol)
-    words = f"Chosen on validation examples of {len(groups)} settings: {', '.join(one.label for one in best)}."
-    return [dataclasses.replace(one, label=one.method) for one in best], words
 
 
 def shown(groups: Sequence[Group]) -> list[Group]:

@@ -1,4 +1,4 @@
-"""What a run is: its options with their notes, presets, own code and data, and what its results depend on.
+"""Runs as values: their options with notes, presets, own code and data, and the options that results depend on.
 
 from experiments.spec.spec import Spec
 """

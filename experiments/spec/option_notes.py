@@ -1,4 +1,4 @@
-"""Options as values: what is known of one beside its type (notes in its `Annotated`), how it is read and written."""
+"""Options as values: notes beside their types (in `Annotated`), and how they are read and written."""
 
 import contextlib
 import enum
@@ -15,7 +15,7 @@ Note = TypeVar("Note")
 
 
 class Trait(enum.Enum):
-    """What an option is to a run."""
+    """Roles of an option in a run."""
 
     NEUTRAL = "results do not depend on it"
     BY_DIGEST = "results depend on it through the data's digest alone"
@@ -69,8 +69,10 @@ def noted(kinds: dict[str, Any], note: type[Note]) -> dict[str, tuple[Note, ...]
 
 
 class Argument(NamedTuple):
-    """How a field of a command's dataclass is given, in its `Annotated`: `form` may be an argument without a name, or
-    "none" for a field that is none of the command line's; a repeated option has all values.
+    """How the command line gives a field of a command's dataclass, in its `Annotated`.
+
+    `form`: an option; an option that may be repeated, whose values the field collects; an argument without a name; or
+    "none", a field that the command line does not give.
     """
 
     form: Literal["option", "repeated", "positional", "none"] = "option"
@@ -183,7 +185,7 @@ def assignments(values: Mapping[str, Any]) -> str:
 
 
 def texts_of(words: Iterable[str]) -> dict[str, Any]:
-    """Option -> what words of a command line give it: a text, several, or of what a switch switches True or False."""
+    """Option -> its text on a command line, several texts, or True or False of a switch."""
     texts: dict[str, list[str]] = {}
     of_option: list[str] = []
     for word in words:

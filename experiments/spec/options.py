@@ -1,7 +1,7 @@
-"""What a run is, as one value: the options of all experiments, and what follows from the notes beside them.
+"""All options of a run in one class, and the decisions that follow from the notes beside them.
 
-That is the command line and its help, the identity of a run, what has no effect, what may be changed when a run is
-resumed, and what a sweep may vary.
+These are the command line and its help, the identity of a run, options without effect, and those that a resumed run
+may change and a sweep may vary.
 """
 
 import importlib.util
@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
 from experiments.spec.choices import MethodName, PresetName, ProcedureName, networks
-from experiments.spec.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
+from experiments.spec.groups import Data, Evaluation, Federation, Privacy, Robustness, Training
+from experiments.spec.machine_groups import Engine, Output
 from experiments.spec.option_notes import Also, Needs, Option, Trait, assignments, flag, label, marked, noted
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.models import MODELS
@@ -56,7 +57,7 @@ class Options(Engine, Output, Evaluation, Privacy, Training, Robustness, Federat
 
 _hints = get_type_hints(Options, include_extras=True)
 KINDS: dict[str, Any] = {field.name: _hints[field.name] for field in fields(Options)}
-"""Types of the options, with what is noted of them."""
+"""Types of the options, with their notes."""
 
 COMMON = {field.name: Option(field.name, KINDS[field.name], field.default) for field in fields(Options)}
 """Name -> option that all methods have."""

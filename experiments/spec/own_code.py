@@ -26,7 +26,7 @@ from pfl_jax.validation import hint, parts
 EXECUTED = marked(KINDS, Trait.CODE)
 """Options that take FILE.py:NAME."""
 CODE = tuple(name for name in EXECUTED if name not in RESULT_NEUTRAL)
-"""Those on which results depend."""
+"""Options of EXECUTED on which results depend."""
 OTHER_FILES = marked(KINDS, Trait.FILE)
 """Options that name a file without code."""
 FILES = (*CODE, "partition", *OTHER_FILES)
@@ -69,7 +69,7 @@ def check_unchanged(kind: str, entry: Mapping[str, str]) -> None:
 
 
 def by_content(values: dict[str, Any], own_code: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What stands for a run's own files where runs are compared: names without folders, and digests."""
+    """Names without folders, and digests, of a run's own files, for comparisons of runs."""
     return {kind: Path(values[kind]).name for kind in own_code} | {
         f"{kind}_digest": entry["digest"] for kind, entry in own_code.items()
     }

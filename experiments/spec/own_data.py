@@ -1,4 +1,4 @@
-"""A user's own data: what it decides of a run's options, and notes on what may not have been meant."""
+"""A user's own data: the options of a run that follow from it, and remarks on likely mistakes."""
 
 import dataclasses
 from pathlib import Path
@@ -94,7 +94,7 @@ def fitted(spec: Spec, dataset: Dataset) -> Spec:
 
 
 def notes(dataset: Dataset) -> list[str]:
-    """Remarks on the user's own data that can be used, and may not be what was meant."""
+    """Remarks on the user's own data that can be used, and may hold a mistake."""
     found = _notes_on_classes(dataset) if dataset.num_classes else []
     if again := int(np.isin(_hashes(dataset.test_x), _hashes(dataset.train_x)).sum()):
         found.append(f"{again} of {len(dataset.test_y)} test rows have the inputs of a training row")

@@ -201,6 +201,10 @@ CUSTOM: Values = {
 }
 """A user's own data, of any size: the papers' hyper-parameters and no sizes of theirs."""
 
+OF_NEITHER_PAPER = {"fortunes": FORTUNES, "femnist": FEMNIST, "shakespeare": SHAKESPEARE, "stackoverflow_tags": TAGS}
+OF_NEITHER_PAPER |= {"heart": HEART, "watch": WATCH, "har": HAR, "domains": DOMAINS}
+"""Data set -> its values with either preset."""
+
 # FedPAC B.3: "fix both the server and client learning rate to 0.01", for pFedHN alone on all data sets.
 BY_DATASET_AND_METHOD: dict[tuple[str, str, str], Values] = {
     ("fedpac", dataset, "pfedhn"): {"lr": 0.01} for dataset in COLOR
@@ -224,14 +228,7 @@ BY_DATASET: dict[tuple[str, str], Values] = {
     },
     ("fedpac", "custom"): CUSTOM | {"min_size": 2},
     ("fedas", "custom"): CUSTOM | {"min_size": 4},
-    **{(preset, "fortunes"): FORTUNES for preset in PRESETS},
-    **{(preset, "femnist"): FEMNIST for preset in PRESETS},
-    **{(preset, "shakespeare"): SHAKESPEARE for preset in PRESETS},
-    **{(preset, "stackoverflow_tags"): TAGS for preset in PRESETS},
-    **{(preset, "heart"): HEART for preset in PRESETS},
-    **{(preset, "watch"): WATCH for preset in PRESETS},
-    **{(preset, "har"): HAR for preset in PRESETS},
-    **{(preset, "domains"): DOMAINS for preset in PRESETS},
+    **{(preset, dataset): values for dataset, values in OF_NEITHER_PAPER.items() for preset in PRESETS},
     ("fedas", "digits"): {
         "model": "mlp",
         "num_clients": 10,

@@ -1,5 +1,5 @@
-"""Benchmark of this machine: local training beside PyTorch, FedPAC's rounds, and its head weights beside those of its
-replication; --out stores the tables that it prints.
+"""Benchmark of this machine: local training beside PyTorch, also of networks by from_torch, FedPAC's rounds, and its
+head weights beside those of its replication; --out stores the tables that it prints.
 
     python -m lab.benchmark --out results/benchmark.jsonl
     python -m lab.benchmark --only head-weights
@@ -25,14 +25,14 @@ from experiments.host.exit_codes import exit_code, exit_process
 from experiments.show.tables import Table
 from experiments.spec.option_notes import Argument
 from experiments.spec.spec import Spec
-from lab.benchmark import head_weights, measure, workload
+from lab.benchmark import head_weights, measure, networks, workload
 from lab.benchmark.jax_rounds import Rounds, local_training, operations
 from lab.benchmark.records import Row, Section, store
 from lab.benchmark.workload import FULL, QUICK, Scale
 from pfl_jax import simulate
 from pfl_jax.errors import InvalidInput
 
-SectionName: TypeAlias = Literal["training", "head-weights"]
+SectionName: TypeAlias = Literal["training", "networks", "head-weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         peak = measure.matmul_peak(scale.matmul, mesh)
         sections: dict[SectionName, Callable[[], Section]] = {
             "training": lambda: training(scale, mesh, peak["peak"]),
+            "networks": lambda: networks.section(scale, mesh, peak["peak"]),
             "head-weights": lambda: head_weights.section(scale),
         }
+        if importlib.util.find_spec("torch") is None and options.only is None:
+            sections.pop("networks")
         for name in sections if options.only is None else (options.only,):
             section = sections[name]()._replace(machine=machine | {"quick": options.quick, "peak": peak})
             console.print(Table(section.title, section.headings, section.cells).terminal(caption=section.note))

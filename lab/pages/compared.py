@@ -7,12 +7,11 @@ from typing import NamedTuple, TypeAlias
 from experiments.commands import paper_table as comparison
 from experiments.commands.batch import one_of_many
 from experiments.commands.paper_table import Entry
-from experiments.folder.load import StoredRun
 from experiments.papers import published, settings
 from experiments.papers.published import Published
 from experiments.spec.choices import ALWAYS
 from lab.causes import Cause
-from lab.committed import ResultStore
+from lab.committed import CommittedRun, ResultStore
 from lab.queue.planned import CIFAR10, DATASET, SEEDS
 
 CLOSE = 1.0
@@ -123,7 +122,7 @@ def published_in(section: Section) -> list[Published]:
     return [row for row in published.load() if (row.paper, row.table, row.clients, row.dataset) == where]
 
 
-def runs(row: Published, library: ResultStore) -> list[StoredRun]:
+def runs(row: Published, library: ResultStore) -> list[CommittedRun]:
     """Finished runs beside a published accuracy, by seed."""
     found = (library.find(one_of_many(row.dataset, row.options, seed)) for seed in SEEDS)
     return [one for one in found if one is not None]

@@ -1,7 +1,7 @@
 """Table of docs/fairness.md: how evenly methods serve the clients of two comparisons."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.folder.load import StoredRun
@@ -43,6 +43,6 @@ def texts(root: Path) -> dict[Path, str]:
     return {page: filled(page, {"fairness": markdown(["method", *headings], rows)})}
 
 
-def _cell(runs: list[StoredRun], name: str) -> str:
+def _cell(runs: Sequence[StoredRun], name: str) -> str:
     of, form = MEASURES[name]
     return number(statistics.fmean(map(of, runs)) if runs else None, form)

@@ -13,7 +13,9 @@ from lab.pages.sizes import each_method
 def texts(root: Path) -> dict[Path, str]:
     """The page of a checkout, with its tables; InvalidInput if a measurement is missing."""
     sections = stored(root / ROOT.name / "benchmark.jsonl")
-    parts = {"head-weights": UNMEASURED} | {name: part(section) for name, section in sections.items()}
+    parts = dict.fromkeys(("networks", "head-weights"), UNMEASURED) | {
+        name: part(section) for name, section in sections.items()
+    }
     parts |= {"gpu": gpu(sections), "sizes": each_method()}
     page = root / "docs/performance.md"
     return {page: filled(page, parts)}

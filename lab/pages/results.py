@@ -14,8 +14,8 @@ import pandas as pd
 from experiments.commands import comparison
 from experiments.commands.paper_table import Entry, difference_text, entry
 from experiments.folder.load import StoredRun
+from experiments.folder.stored_runs import Group
 from experiments.host.console import duration
-from experiments.papers.published import Published
 from experiments.papers.settings import PAPERS
 from experiments.show import tables
 from experiments.show.draw import lines, over_runs, rows_of
@@ -320,7 +320,7 @@ def picture(library: ResultStore) -> Picture:
     """Curves of the methods that have a finished run."""
     by_method = {row.method: row for row in published_in(SECTIONS[0])}
     found = [(row, runs(row, library)) for row in map(by_method.get, METHODS) if row is not None]
-    rows = [_curves(row, there) for row, there in found if there]
+    rows = [rows_of(row.method, *Group("", tuple(there)).curve("received")) for row, there in found if there]
     seeds = [len(there) for _, there in found if there] or [0]
     numbers = " to ".join(map(str, dict.fromkeys((min(seeds), max(seeds)))))
     words = f"{numbers} {'seed' if numbers == '1' else 'seeds'}"
@@ -334,9 +334,3 @@ def picture(library: ResultStore) -> Picture:
     draw = functools.partial(lines, main=METHODS[0], points=points, least=LEAST)
     caption = f"Fashion-MNIST, 20 clients, {words}; diamonds: FedPAC's Table 1"
     return Picture("", caption, [Panel("", draw, frame)])
-
-
-def _curves(row: Published, there: Sequence[StoredRun]) -> pd.DataFrame:
-    """Rows for `over_runs` in the rounds that all runs have."""
-    numbers = sorted(set.intersection(*({line["round"] for line in one.lines} for one in there)))
-    return rows_of(row.method, numbers, [[one.at_round(number, "received") for number in numbers] for one in there])

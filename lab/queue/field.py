@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from experiments.commands.comparison import BASELINE
-from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import slug
 from experiments.spec.choices import CUSTOM, Protocol
 from experiments.spec.presets import DEFAULT_PRESET, preset_of
-from lab.committed import ResultStore
+from lab.committed import CommittedRun, ResultStore
 from lab.queue.planned import DATASET, SEEDS, PlannedRun
 from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import is_for_adapters
@@ -212,7 +211,7 @@ class Tuned(NamedTuple):
     method: str
     rate: str
     validation: float
-    results: list[StoredRun]
+    results: list[CommittedRun]
 
 
 class Comparison:

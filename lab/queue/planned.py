@@ -40,6 +40,8 @@ CIFAR10_METHODS = (
 """Methods of FedPAC's Tables 1 and 2 and of its replication on CIFAR-10, in the order of the runs."""
 CIFAR10_OF_FEDAS = ("fedas", "fedper", "fedala", "fedavg_ft", "fedproto")
 """Methods of FedAS's Table 3, likewise; `fedas` is also run as printed."""
+CIFAR10_PARTS_OF_FEDAS = ("fedas -synchronization", "fedas -alignment")
+"""Rows of its Table 4 (alignment alone, synchronization alone)."""
 
 FEDAS_METHODS = ("fedas", "fedper", "fedala", "fedavg")
 ALL_PROTOCOLS = {"eval_protocol": "before_aggregation"}
@@ -56,7 +58,8 @@ BLOCKS = {
     "causes": "the same without a supposed cause of a large difference, seed 0",
     "readings": "the replication's prototype weights by other readings of its equations, seed 0",
     "cifar10": "FedPAC's Tables 1 and 2 and its replication's on CIFAR-10, 20 clients, seed 0",
-    "cifar10-fedas": "FedAS's Table 3 on CIFAR-10, beta 0.1, participation 0.2 and 0.4, by either procedure",
+    "cifar10-fedas": "FedAS's Tables 3 and 4 on CIFAR-10, beta 0.1, participation 0.2, 1 and 0.4, "
+    "FedAS by either procedure",
     "tables-2-3": "FedPAC's Tables 2 (ablation) and 3 (concept shift), seed 0",
     "tables-4-10": "FedPAC's Tables 4 (global models), 5 (FedProto), 6 (clients of different sizes) and 10 (rotated "
     "images), 20 clients, seed 0",
@@ -182,13 +185,17 @@ def _chosen(rows: Sequence[Published], methods: Sequence[str]) -> list[Published
 
 
 def cifar10_of_fedas() -> list[Published]:
-    """Places of FedAS's Table 3 that are run, FedAS itself by either procedure."""
+    """Places of FedAS's Tables 3 and 4 that are run, FedAS itself by either procedure."""
     found = []
-    for participation in (0.2, 0.4):
+    for participation, methods, parts in (
+        (0.2, CIFAR10_OF_FEDAS, CIFAR10_PARTS_OF_FEDAS),
+        (1.0, ("fedas", "fedper"), ()),
+        (0.4, CIFAR10_OF_FEDAS, ()),
+    ):
         setting = f"dirichlet beta=0.1 participation={participation}"
-        there = [row for row in _rows([("fedas", 3)], FEDAS_CLIENTS, CIFAR10) if row.setting == setting]
-        own, *others = _chosen(there, CIFAR10_OF_FEDAS)
-        found += [own, own._replace(procedure="print"), *others]
+        there = [row for row in _rows([("fedas", 3), ("fedas", 4)], FEDAS_CLIENTS, CIFAR10) if row.setting == setting]
+        own, *others = _chosen(there, methods)
+        found += [own, own._replace(procedure="print"), *others, *_chosen(there, parts)]
     return found
 
 

@@ -71,10 +71,17 @@ def test_a_command_stores_what_it_measures(tmp_path, monkeypatch, capsys):
     assert main(["--quick", "--out", str(file)]) == 0
     assert "no GPU: GPU rows need one, lab.gpu" in capsys.readouterr().out
     found = records.stored(file)
-    assert list(found) == ["other", "training", "head-weights"]
+    with_torch = importlib.util.find_spec("torch") is not None
+    assert list(found) == ["other", "training", *["networks"] * with_torch, "head-weights"]
     machine, rows = found["training"].machine or {}, found["training"].rows
     assert (machine["quick"], machine["cpu"]) == (True, "A Processor")
-    assert ("PyTorch" in {row["by"] for row in rows}) == (importlib.util.find_spec("torch") is not None)
+    assert ("PyTorch" in {row["by"] for row in rows}) == with_torch
+    if with_torch:
+        own = found["networks"].rows
+        assert [row["network"] for row in own] == ["fedpac_cnn"] * 3 + ["fedavg_cnn"] * 3
+        for row in own:
+            torch_seconds = next(one["s"] for one in own if (one["network"], one["by"]) == (row["network"], "PyTorch"))
+            assert row["speed-up"] == (None if row["by"] == "PyTorch" else torch_seconds / row["s"])
     assert rows[0]["examples/s"] > 0
     assert rows[-1]["work"] == "FedPAC round, E = 1, both evaluations"
     weights = found["head-weights"]

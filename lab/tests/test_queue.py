@@ -10,13 +10,12 @@ from rich.console import Console
 from run_folders import FakeRuns
 
 from experiments.folder import load, version
-from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import SUMMARY
 from experiments.run import run, together
 from experiments.run.outcome import RunDiverged
 from experiments.spec.identity import relevant_options
 from lab import committed, results
-from lab.committed import ResultStore
+from lab.committed import CommittedRun, ResultStore
 from lab.queue import __main__ as queue
 from lab.queue import field
 from lab.queue.field import FIELDS, Comparison, Field, search_runs
@@ -100,9 +99,9 @@ def small_field(runs, monkeypatch):
     small = {"field": Field("its title", "fashion_mnist", {"num_clients": 20}, 50, 20, ("0.01", "0.03"), best=1)}
     monkeypatch.setattr(field, "FIELDS", small)
     validation = {0.01: 60.0, 0.03: 70.0}
-    monkeypatch.setattr(StoredRun, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])
+    monkeypatch.setattr(CommittedRun, "validation", lambda self, _: validation[self.config["hyper_parameters"]["lr"]])
     quality = {"local": 70.0, "fedavg": 90.0, "fedper": 80.0}
-    monkeypatch.setattr(StoredRun, "accuracy", lambda self, _: quality[self.config["options"]["method"]])
+    monkeypatch.setattr(CommittedRun, "accuracy", lambda self, _: quality[self.config["options"]["method"]])
 
 
 def described(requests):
@@ -176,7 +175,7 @@ def test_short_runs_of_a_method_train_together_and_the_mean_over_seeds_chooses(
     # Seed 0 alone would choose the other rate.
     values = {(0.01, 0): 80.0, (0.01, 1): 50.0, (0.01, 2): 50.0}
     monkeypatch.setattr(
-        StoredRun, "validation", lambda self, _: values.get((self.config["hyper_parameters"]["lr"], self.seed), 70.0)
+        CommittedRun, "validation", lambda self, _: values.get((self.config["hyper_parameters"]["lr"], self.seed), 70.0)
     )
     assert queue.main([*words, "--only", "field"]) == 0
     cells = [(rate, seed) for rate in (0.01, 0.03) for seed in SEEDS]
@@ -252,9 +251,7 @@ def test_a_result_is_small_and_only_the_same_run_counts(runs, words, tmp_path):
     assert content["rounds"]["trained"]["std"] == [line["trained"]["std"] for line in lines]
     library = ResultStore(tmp_path / "results")
     found = library.find(job.spec)
-    first, last = (line["received"]["mean"] for line in lines)
-    assert (found.accuracy("received"), found.at_round(1, "received")) == (last, first)
-    assert found.at_round(50, "received") is None
+    assert found.curve("received") == [line["received"]["mean"] for line in lines]
     for other, same in (({"chunk": 2}, True), ({"lr": 0.02}, False), ({"source": "embedded"}, False)):
         assert (library.find(job.spec.having(other)) == found) == same, other
     assert library.find(dataclasses.replace(job.spec, seed=7)) is None

@@ -9,22 +9,22 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, check_arguments
 
 Sizes: TypeAlias = int | Sequence[int] | np.ndarray
-"""One size for all clients, or one for each client."""
+"""One size for all clients, or a size for each client."""
 
 
 class Partition(NamedTuple):
     """Examples of each client, as indices into the dataset's training and test examples.
 
-    Clients may share examples, but nobody is tested on what anybody trains on.
+    Clients may share examples, but no client is tested on an example that any client trains on.
 
     Attributes:
       train: distinct indices of each client's training examples, int64 [n_i].
       test: distinct indices of each client's test examples, int64 [t_i].
       validation: distinct indices of each client's validation examples, int64 [v_i], which may be empty; None for a
-        partition without any. They are training examples set apart, see `pfl_jax.data.partition.with_validation`.
-      pooled: whether all indices are into the concatenation of training and test examples, as those of the functions in
-        `pfl_jax.data.partition` are, where test examples begin at P_train. Otherwise each table is of its own set.
-      client_names: names of the clients where they are the data's own; () otherwise.
+        partition without them. They are training examples set apart, see `pfl_jax.data.partition.with_validation`.
+      pooled: True if all indices count through the training examples and on through the test examples, which begin at
+        P_train, as from the functions in `pfl_jax.data.partition`. False if each table counts within its own set.
+      client_names: names of the clients if they come with the data; () otherwise.
     """
 
     train: Sequence[np.ndarray]
@@ -57,7 +57,7 @@ def check_sizes(size: Sizes, num_clients: int, name: str) -> np.ndarray:
 
 
 def split_evenly(total: int, classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """Numbers of examples int64 [K] that divide `total` evenly over `classes`; the first ones get the remainder."""
+    """Numbers of examples int64 [K] that divide `total` evenly over `classes`; the first classes get the remainder."""
     counts = np.zeros(num_classes, np.int64)
     counts[classes] = total // len(classes)
     counts[classes[: total % len(classes)]] += 1
@@ -89,9 +89,9 @@ def assign_both(
     num_clients: int,
     wanted: Callable[[int, int], np.ndarray],
 ) -> Partition:
-    """Assign training and test examples, by default as many of these as of those.
+    """Assign training and test examples, by default the same number of both.
 
-    `wanted` gives of a client and its size what it needs of each class [K].
+    `wanted` maps a client and its size to the number of examples that it needs of each class [K].
     """
     parts, given = [], (sizes[0], sizes[0] if sizes[1] is None else sizes[1])
     for name, y, size, offset in zip(("training", "test"), labels, given, (0, len(labels[0])), strict=True):
@@ -101,7 +101,7 @@ def assign_both(
 
 
 def by_client(train: np.ndarray, test: np.ndarray, names: Sequence[str] | np.ndarray) -> Partition:
-    """Partition of rows by the numbers of their clients, int [P_train] and [P_test], whose names are for errors."""
+    """Partition of rows by the numbers of their clients, int [P_train] and [P_test]; `names` of clients for errors."""
     parts = []
     for what, own, offset in (("training", train, 0), ("test", test, len(train))):
         counts = np.bincount(own, minlength=len(names))

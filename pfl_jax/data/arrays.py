@@ -40,36 +40,36 @@ def from_arrays(
       x: inputs [P, ...] of any rank from 2: numbers, as float32 (wider floats are rounded to it) or as integers of at
         most 32 bits; booleans are integers 0 and 1. Images are [P, H, W, C].
       y: labels [P] of classes, integers or strings, at least two different ones; they become 0 to K - 1 in sorted
-        order. Floats [P] are values to predict, as float32, and K is 0; but whole numbers as floats, at most half as
-        many different ones as rows, are classes, with a warning. Numbers [P, ...] are targets that stay as they are, as
-        float32 or int32, and K is 0.
+        order. Floats [P] are values to predict, as float32, and K is 0. But floats that are whole numbers, with at most
+        half as many different values as rows, are classes, with a warning. Numbers [P, ...] are targets that stay
+        unchanged, as float32 or int32, and K is 0.
       test_x: test inputs [P_test, ...]; without them a share of the rows is the test set.
-      test_y: test labels [P_test], all of them among those of y; or targets [P_test, ...].
-      test_fraction: share of test rows, 0.25 by default: of each client where clients are given, else of each class, or
-        of all rows where there are no classes; drawn by `seed`, and at least one row of either kind for a client. Not
-        together with a test set.
-      client: [P], integers or strings: whose row it is, for `pfl_jax.data.partition.natural`.
-      test_client: [P_test], likewise; with a test set and clients.
-      time: [P], numbers or dates: the test rows are the latest ones of each client, or of all, in place of a draw; a
+      test_y: test labels [P_test], which must all occur in y; or targets [P_test, ...].
+      test_fraction: share of test rows, 0.25 by default: of each client if clients are given, otherwise of each class,
+        or of all rows without classes. They are drawn by `seed`; each client keeps at least one training and one test
+        row. Not together with a test set.
+      client: [P], integers or strings: the client of each row, for `pfl_jax.data.partition.natural`.
+      test_client: [P_test], likewise; required with a test set if clients are given.
+      time: [P], numbers or dates: instead of a draw, the test rows are the latest ones of each client, or of all. A
         training row is older than all test rows of its client.
-      impute: what takes the place of NaN in x, for each feature by the training rows: its "mean", "median" or
-        "most_frequent" value, which is always that of words; None refuses missing values.
+      impute: replacement of NaN in x, for each feature from the training rows: its "mean", "median" or "most_frequent"
+        value; for words always the most frequent one. None refuses missing values.
       min_rows: clients with fewer rows, or without training or test rows, are left out, with a warning.
       normalize: subtract the mean of the training rows and divide by their deviation, for each feature, or for each
-        channel of images; what does not vary becomes 0. uint8 images stay uint8, with mean and std of pixels / 255.
-      num_classes: K, where labels are integers (or whole floats) from 0 to K - 1 of which some may be missing; by
-        default the labels there are. 0 for targets that are no classes although they are whole numbers.
-      name: of the data set.
-      source: what kind of data this is.
-      origin: where it came from.
-      seed: of the division into training and test rows.
+        channel of images; constant features become 0. uint8 images stay uint8, with mean and std of pixels / 255.
+      num_classes: K, if labels are integers (or whole floats) from 0 to K - 1 and some classes may be missing; by
+        default the number of different labels. 0 for targets that are not classes although they are whole numbers.
+      name: name of the data set.
+      source: kind of the data.
+      origin: where the data came from.
+      seed: seed of the division into training and test rows.
 
     Returns:
-      The dataset: `class_names` are the labels where these are not 0 to K - 1, `client_names` the clients.
+      The dataset: `class_names` are the labels unless these are 0 to K - 1, `client_names` the clients.
 
     Raises:
       InvalidInput: arrays of unequal length or of a wrong type or shape, NaN or infinite numbers, missing labels, one
-        class only, labels that are no classes, test labels or clients unknown in training, a client without training
+        class only, labels that are not classes, test labels or clients unknown in training, a client without training
         or test rows.
 
     Example:
@@ -117,11 +117,11 @@ def from_tables(
     """Data set of tables; every reader ends here. Errors count rows through the training and on through the test rows.
 
     Args:
-      tables: of the rows, some of them for training; without any for testing a share of the rows is.
-      roles: which columns are what.
-      encode: what words of inputs become; None refuses them.
+      tables: tables of the rows, at least one with training rows; if none is for testing, a share of the rows is.
+      roles: roles of the columns.
+      encode: conversion of words in the inputs; None refuses words.
       name, source, origin, test_fraction, impute, min_rows, normalize, num_classes, seed: see `from_arrays`.
-      client_names: names of the clients 0 to N - 1, where the column of clients has numbers; None where it has names.
+      client_names: names of the clients 0 to N - 1 if the column of clients has numbers; None if it has names.
     """
     check_value("impute", impute, Impute | None)
     check_value("encode", encode, Encode | None)
@@ -157,7 +157,7 @@ def from_tables(
 
 
 def _targets(joined: Columns, num_classes: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Labels as numbers, or other targets, and the classes [K] of the training rows, of which there may be none."""
+    """Labels as numbers, or other targets, and the classes [K] of the training rows, empty for other targets."""
     y = checks.column(joined.labels)
     if not (num_classes or (num_classes is None and _are_classes(y[: joined.num_train]))):
         return checks.values(y, "y"), np.zeros(0, np.int64)
@@ -171,7 +171,7 @@ def _targets(joined: Columns, num_classes: int | None) -> tuple[np.ndarray, np.n
         return y, np.arange(num_classes)
     if 2 * len(classes) > joined.num_train:
         raise InvalidInput(
-            f"y has {len(classes)} different labels in {joined.num_train} rows: these are no classes; name another "
+            f"y has {len(classes)} different labels in {joined.num_train} rows: these are not classes; name another "
             "column"
         )
     return _numbers(y, classes, "y", "label"), classes
@@ -193,7 +193,7 @@ def _are_classes(y: np.ndarray) -> bool:
 
 
 def _clients(joined: Columns, names: Sequence[str] | None) -> tuple[np.ndarray | None, np.ndarray]:
-    """Numbers of the rows' clients, and the names [N] of those in training; None and empty where there are none."""
+    """Numbers of the rows' clients, and the names [N] of the clients in training; without clients None and empty."""
     if joined.client is None:
         return None, np.zeros(0, np.int64)
     found = checks.names(joined.client, "client", "client")
@@ -202,16 +202,16 @@ def _clients(joined: Columns, names: Sequence[str] | None) -> tuple[np.ndarray |
 
 
 def _of_large_clients(joined: Columns, min_rows: int, *, has_test: bool) -> Columns:
-    """The rows of clients with at least so many, and with training and test rows; how many are left out is told."""
+    """Rows of clients with at least `min_rows`, and with training and test rows; warns about the clients left out."""
     check_value("min_rows", min_rows, Count)
     if joined.client is None:
-        raise InvalidInput("a least number of a client's rows is for data with clients: name their column")
+        raise InvalidInput("min_rows is for data with clients: name their column")
     owners, numbers = np.unique(checks.names(joined.client, "client", "client"), return_inverse=True)
     counts = np.stack([np.bincount(part, minlength=len(owners)) for part in np.split(numbers, [joined.num_train])])
-    # One row cannot be for both.
+    # One row cannot be both a training and a test row.
     large = (counts.sum(axis=0) >= max(min_rows, 2)) & (not has_test or (counts > 0).all(axis=0))
     if not large.any():
-        raise InvalidInput(f"none of {len(owners)} clients has {min_rows} rows, of both kinds if there is a test set")
+        raise InvalidInput(f"none of {len(owners)} clients has {min_rows} rows (of both kinds, with a test set)")
     if gone := int(np.sum(~large)):
         warnings.warn(
             f"{gone} of {len(owners)} clients have fewer than {max(min_rows, 2)} rows, and are left out", stacklevel=3
@@ -231,9 +231,9 @@ def _numbers(values: np.ndarray, known: np.ndarray, what: str, role: str) -> np.
 def _divided(
     group: np.ndarray | None, time: np.ndarray | None, size: int, fraction: float, owners: np.ndarray, seed: int
 ) -> list[np.ndarray]:
-    """Numbers of the training and of the test rows, these drawn from each group, or by time its latest ones.
+    """Numbers of the training rows and of the test rows: drawn from each group, or its latest ones by time.
 
-    Groups [P] are clients, whose names are `owners`, or classes; None for all rows together.
+    Groups [P] are clients, with names `owners`, or classes; None for all rows together.
     """
     if not 0 < fraction < 1:
         raise InvalidInput(f"the test fraction must be above 0 and below 1, not {fraction:g}")
@@ -250,7 +250,7 @@ def _divided(
         if time is None or not count:
             is_test[rng.permutation(rows)[:count]] = True
             continue
-        # Rows of one time are on one side: those of the test set, unless nothing would be left.
+        # Rows of the same time are on one side: the test set, unless no training row would be left.
         times = time[rows]
         first = np.sort(times)[len(rows) - count]
         later = times >= first if (times < first).any() else times > first

@@ -1,4 +1,4 @@
-"""Checks of data sets and partitions, once on the host: what is wrong is named, what is meant is made right.
+"""Checks of data sets and partitions, once on the host: mistakes are named, unusual forms of valid data are converted.
 
 Lists and other kinds of arrays become NumPy arrays, wider floats float32, booleans 0 and 1, labels [P, 1] labels [P].
 """
@@ -30,7 +30,7 @@ def inputs(x: Any, what: str) -> Any:
 
 
 def _numbers(x: Any, what: str, instead: str = "") -> Any:
-    """Numbers as float32 or integers of at most 32 bits; `instead` is another remedy for what is not finite."""
+    """Numbers as float32 or integers of at most 32 bits; `instead` is another remedy for NaN and infinity."""
     if x.dtype.kind not in "fiub":
         raise InvalidInput(f"{what} holds {x.dtype}: give numbers")
     if x.dtype.kind == "b":
@@ -49,8 +49,8 @@ def _numbers(x: Any, what: str, instead: str = "") -> Any:
         row, *place = bad[0].tolist()
         at = f"row {row}, place {place}" if place else f"row {row}"
         raise InvalidInput(
-            f"{what} has {x[tuple(bad[0])]} in {at} (counted from 0), which is no finite float32: leave such rows out"
-            f"{instead}"
+            f"{what} has {x[tuple(bad[0])]} in {at} (counted from 0), which is not a finite float32: leave such rows "
+            f"out{instead}"
         )
     return found
 
@@ -80,7 +80,7 @@ def names(values: Any, what: str, role: str) -> np.ndarray:
 
 
 def labels(y: Any, num_classes: int | None, what: str) -> np.ndarray:
-    """Labels 0 to K - 1 as int32 [P], of K classes or of any number."""
+    """Labels 0 to K - 1 as int32 [P], with `num_classes` K, or any K if it is None."""
     y = names(y, what, "label")
     if y.dtype.kind != "i":
         raise InvalidInput(f"{what} holds strings: labels are integers here; data.from_arrays makes these of any names")
@@ -92,7 +92,7 @@ def labels(y: Any, num_classes: int | None, what: str) -> np.ndarray:
 
 
 def values(y: Any, what: str) -> np.ndarray:
-    """Targets that are no classes: [P] as float32, or [P, ...] as float32 or int32; `what` is their name."""
+    """Targets that are not classes: [P] as float32, or [P, ...] as float32 or int32; `what` is their name."""
     y = column(y)
     if y.ndim == 0 or 0 in y.shape:
         raise InvalidInput(f"{what} has shape {list(y.shape)}: give one target for each row, [P] or [P, ...]")
@@ -106,7 +106,7 @@ def values(y: Any, what: str) -> np.ndarray:
 
 
 def column(y: Any) -> np.ndarray:
-    """Labels or targets [P] of such in one column [P, 1]; others as they are."""
+    """Labels or targets [P] if they are given as one column [P, 1]; others unchanged."""
     y = np.asarray(y)
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
@@ -147,10 +147,11 @@ def dataset(given: Dataset) -> Dataset:
     return given._replace(**found)
 
 
-def partition(given: Partition, num_train: int, num_test: int) -> Partition:
-    """The same partition with int64 indices into the pool of training and test examples.
+def partition(given: Partition, num_train: int, num_test: int, least: int = 1) -> Partition:
+    """The same partition, with int64 indices into the pool of training and test examples.
 
-    Nobody is tested on what anybody trains on, and everybody has a training and a test example.
+    No test example is a training example of any client, and every client has a training and a test example
+    unless `least` is 0.
     """
     splits = [split for split in SPLITS if getattr(given, split) is not None]
     sizes = {len(getattr(given, split)) for split in splits}
@@ -160,7 +161,7 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
     for split in splits:
         size, begin = (num_test, num_train) if split == "test" else (num_train, 0)
         size, begin = (total, 0) if given.pooled else (size, begin)
-        rows = [begin + _indices(row, client, split) for client, row in enumerate(getattr(given, split))]
+        rows = [begin + _indices(row, client, split, least) for client, row in enumerate(getattr(given, split))]
         flat, owners[split] = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         if len(outside := np.flatnonzero((flat < begin) | (flat >= begin + size))):
             which = "training and test examples together" if given.pooled else "its own set, unless pooled=True"
@@ -183,11 +184,11 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
     return Partition(**tables, pooled=True)
 
 
-def _indices(given: Any, client: int, split: str) -> np.ndarray:
+def _indices(given: Any, client: int, split: str, least: int) -> np.ndarray:
     """Indices of one client as int64 [n]."""
     row = np.asarray(given)
     if row.shape == (0,):
-        if split != "validation":
+        if split != "validation" and least:
             raise InvalidInput(f"client {client} has no {SPLITS[split]} examples: use fewer clients")
         return np.zeros(0, np.int64)
     if row.ndim != 1 or row.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""Data sets from what people have: each client's arrays, or a table with a column of clients."""
+"""Data sets from common forms: each client's arrays, or a table with a column of clients."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,28 +20,29 @@ def from_clients(
     time: str | None = None,
     **options: Any,
 ) -> Dataset:
-    """Data set of clients, who keep their own rows.
+    """Data set of clients, each with its own rows.
 
     Args:
-      given: a mapping from clients to their rows, a list of the clients' rows, or a table with a column of clients: a
-        pandas DataFrame, or a Hugging Face dataset, whose split "test" has the test rows. The rows of a client are a
+      given: a mapping from clients to their rows, a list of the clients' rows, a partitioner of Flower (anything with
+        `load_partition` and `num_partitions`), or a table with a column of clients: a pandas DataFrame, or a Hugging
+        Face dataset, whose split "test" has the test rows. The rows of a client are a
         tuple (x, y), a dict of arrays (by default x and y; test_x and test_y are its test rows), or a table. Columns of
-        clients are matched by their names; those of the first client give their order.
-      x: name or names of the inputs; by default the only array of rank 2 or more that is not y, and where there is none
+        clients are matched by their names; the first client's columns give the order.
+      x: name or names of the inputs. By default the only array of rank 2 or more that is not y; without such an array,
         all columns but y and client, side by side.
       y: name of the labels or targets, or names of columns that are [P, L] targets side by side.
-      client: in a table of all clients, name of the column that says whose row it is.
-      drop, time: columns that are left out, and that of times; see `pfl_jax.data.own_files.from_file`.
+      client: in a table of all clients, name of the column with the client of each row.
+      drop, time: columns that are left out, and the column of times; see `pfl_jax.data.own_files.from_file`.
       **options: `encode` of `from_file`; `test_fraction`, `impute`, `min_rows`, `normalize`, `num_classes`, `name`,
         `source`, `origin` and `seed` of `from_arrays`.
 
     Returns:
-      The dataset. Clients have the order of the mapping or list; those of a table are sorted.
+      The dataset. Clients have the order of the mapping or list; clients of a table are sorted.
 
     Raises:
       InvalidInput: another type, no clients, a missing column, a client without training or test rows, clients with
-        other columns or shapes, or some with whole numbers as labels and others with fractions (unless `num_classes`
-        says what they are), or anything that `from_arrays` refuses.
+        different columns or shapes, some clients with whole numbers as labels and others with fractions (unless
+        `num_classes` decides), or anything that `from_arrays` refuses.
 
     Example:
       >>> import numpy as np
@@ -57,14 +58,16 @@ def from_clients(
     roles = Roles(x, y, client, time, drop)
     if _is_table(given):
         return from_tables(_tables("the table", given, roles), roles, **options)
+    if hasattr(given, "load_partition") and hasattr(given, "num_partitions"):
+        given = [given.load_partition(number) for number in range(given.num_partitions)]
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
-        raise InvalidInput(f"clients are a mapping, a list or a table, not a {type(given).__name__}")
+        raise InvalidInput(f"clients are a mapping, a list, a table or a partitioner, not a {type(given).__name__}")
     clients = given if isinstance(given, Mapping) else dict(enumerate(given))
     if not clients:
         raise InvalidInput("there are no clients")
     if len(set(names := tuple(map(str, clients)))) < len(clients):
         raise InvalidInput(f"two clients have one name, as text: {', '.join(names)}")
-    # Numbers keep the clients' order.
+    # Numbered clients keep their order.
     tables = [
         one.with_column(client, number)
         for number, (name, rows) in enumerate(clients.items())
@@ -74,12 +77,12 @@ def from_clients(
 
 
 def _is_table(given: Any) -> bool:
-    """Whether something has named columns: a DataFrame, or a Hugging Face dataset or its splits."""
+    """Whether an object has named columns: a DataFrame, or a Hugging Face dataset or its splits."""
     return hasattr(given, "columns") or hasattr(given, "with_format")
 
 
 def _tables(source: str, rows: Any, roles: Roles) -> list[Table]:
-    """Tables of the rows of one client, or of all."""
+    """Tables of the rows of one client, or of all clients."""
     if hasattr(rows, "with_format"):
         return readers.tables(source, dict(rows) if isinstance(rows, Mapping) else {"train": rows}, roles)
     if isinstance(rows, tuple) and len(rows) == 2:

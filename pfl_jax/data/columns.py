@@ -1,6 +1,6 @@
 """Columns of users' tables as plain arrays: one rule for lists, objects, missing values, dates and unusual types.
 
-A column is numbers [P, ...] in which NaN is missing, dates [P] in which NaT is, or words [P] in which None is.
+A column is numbers [P, ...], dates [P] or words [P]; a missing value is NaN, NaT or None, respectively.
 """
 
 import datetime
@@ -25,7 +25,7 @@ NOTHING = (*NO_VALUE, "#n/a", "#n/a n/a", "#na", "-nan", "<na>", "1.#ind", "-1.#
 
 
 def plain(values: Any, what: str = "a column") -> np.ndarray:
-    """A column as an array of its kind, pictures as of `pictures.stack`; objects of several types stay as they are."""
+    """A column as an array of its kind, pictures as in `pictures.stack`; objects of several types stay unchanged."""
     if isinstance(values, np.ma.MaskedArray):
         gone = np.ma.getmaskarray(values)
         values = without(values.data, gone) if gone.any() else values.data
@@ -38,10 +38,10 @@ def plain(values: Any, what: str = "a column") -> np.ndarray:
         array = np.empty(len(values), object)
         array[:] = values
     if array.dtype.kind in "US" and not hasattr(values, "dtype"):
-        # NumPy makes texts of all that stands beside a text, also of NaN.
+        # NumPy turns everything beside a text into text, also NaN.
         array = np.array(values, object)
     if array.dtype.kind == "V" and array.dtype.names is None:
-        # bfloat16, float8 and int4, which NumPy does not know.
+        # bfloat16, float8 and int4, which NumPy lacks.
         return array.astype(np.float32)
     if array.dtype.kind == "S":
         return np.char.decode(array, "utf-8", "replace")
@@ -71,7 +71,7 @@ def _of_objects(array: np.ndarray) -> np.ndarray:
         texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in there]
         found, nothing = np.array(texts, object if gone.any() else str), None
     elif are(datetime.date):
-        # JAX and NumPy have no time zones: all times are those of Greenwich.
+        # JAX and NumPy have no time zones: all times are converted to UTC.
         found = np.array([_without_zone(value) for value in there], "datetime64[us]")
         nothing = np.datetime64("NaT", "us")
     else:
@@ -82,7 +82,7 @@ def _of_objects(array: np.ndarray) -> np.ndarray:
 
 
 def _is_nothing(value: Any) -> bool:
-    """Whether this is None, NaN, NaT or pandas' NA."""
+    """Whether a value is None, NaN, NaT or pandas' NA."""
     if value is None or type(value).__name__ == "NAType":
         return True
     return isinstance(value, numbers.Number | datetime.date | np.datetime64) and bool(value != value)
@@ -95,7 +95,7 @@ def _without_zone(value: datetime.date) -> datetime.date:
 
 
 def kind(column: Any) -> Kind:
-    """What a column holds."""
+    """Kind of the values in a column."""
     if column.dtype.kind in "biuf":
         return "numbers"
     if column.ndim > 1:
@@ -116,7 +116,7 @@ def missing(column: np.ndarray) -> np.ndarray:
 
 
 def sample(column: np.ndarray, row: int) -> str:
-    """What a row has, for errors."""
+    """Value in a row, for errors."""
     value = column[row]
     if isinstance(value, np.datetime64):
         return str(value.astype("datetime64[s]")).removesuffix("T00:00:00")
@@ -131,10 +131,10 @@ def without(column: np.ndarray, gone: np.ndarray) -> np.ndarray:
 
 
 def alike(name: str, parts: Sequence[tuple[str, Any]]) -> list[Any]:
-    """Parts of the column `name`, each with what has it, as arrays of one type; gray pictures beside color are RGB.
+    """Parts of the column `name`, each with its source, as arrays of one type; gray pictures beside color become RGB.
 
-    A part without any value has no kind of its own. InvalidInput for parts of several kinds or shapes, or pixels beside
-    other images.
+    A part without any value takes the kind of the others. InvalidInput for parts of several kinds or shapes, or for
+    pixels beside other images.
     """
     arrays = pictures.alike([part for _, part in parts])
     is_empty = [one.ndim == 1 and one.dtype.kind == "f" and bool(np.isnan(one).all()) for one in arrays]
@@ -152,17 +152,17 @@ def alike(name: str, parts: Sequence[tuple[str, Any]]) -> list[Any]:
 
 
 def _form(column: Any) -> str:
-    """What all parts of a column have in common."""
+    """Kind and shape that all parts of a column must share."""
     what = str(column.dtype) if column.ndim == 4 else kind(column)
     return f"{what} {list(column.shape[1:])}" if column.ndim > 1 else what
 
 
 def of_texts(texts: np.ndarray, form: re.Pattern[str] | None = None) -> np.ndarray:
-    """Texts str [P] as whole numbers, as numbers, or as words, the first of these that all are.
+    """Texts str [P] as whole numbers, as numbers, or as words: the first of these that fits all.
 
-    `form` is how numbers are written; None for any way.
+    `form` is the allowed form of numbers; None for any form.
     """
-    # To Python 1_0 is a ten.
+    # Python reads 1_0 as ten.
     if not np.any(np.char.find(texts, "_") >= 0) and (form is None or all(map(form.fullmatch, texts.tolist()))):
         for wanted in (np.int64, np.float64):
             with suppress(ValueError, OverflowError):
@@ -173,7 +173,7 @@ def of_texts(texts: np.ndarray, form: re.Pattern[str] | None = None) -> np.ndarr
 
 
 def dated(words: np.ndarray) -> np.ndarray:
-    """Words as dates if all of them are those of ISO 8601, 2020-01-31 or 2020-01-31T12:00; otherwise as they are."""
+    """Words as dates if all are ISO 8601 dates, 2020-01-31 or 2020-01-31T12:00; otherwise unchanged."""
     with suppress(ValueError):
         return plain(np.array([value and datetime.datetime.fromisoformat(value) for value in words], object))
     return words

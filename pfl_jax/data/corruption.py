@@ -22,24 +22,24 @@ STRENGTHS: dict[str, tuple[float, ...]] = {
     "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),
 }
 """CIFAR-10-C's values for the severities 1 to 5: deviation of the noise, and of the blur in pixels; factor of the
-contrast; what is added to pixels in [0, 1]; share of the pixels of a row or column that are left."""
+contrast; number added to pixels in [0, 1]; remaining share of the pixels of a row or column."""
 
 
 @check_arguments
 def corrupted(
     data: FederatedData, kind: Corruption, severity: Annotated[int, Range(1, 5)] = 3, seed: int = 0
 ) -> FederatedData:
-    """Federation whose images are corrupted, those for training too.
+    """Federation whose images are corrupted, for training too.
 
     Args:
       data: a federation with images [H, W, C] of uint8.
       kind: noise on each pixel; a Gaussian blur; less contrast, about the mean of each image and channel; more
         brightness; fewer pixels.
       severity: from 1 to 5.
-      seed: of the noise.
+      seed: seed of the noise.
 
     Raises:
-      InvalidInput: the inputs are no such images; the kind or the severity is unknown.
+      InvalidInput: the inputs are not such images; the kind or the severity is unknown.
 
     Example:
       >>> import numpy as np

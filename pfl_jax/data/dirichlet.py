@@ -16,12 +16,16 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, Positive, check_arguments
 
 MAX_TRIES = 1_000
+FIRST_TRIES = 20
+HOPELESS = 14
+"""Mean number of clients that are too small in the first draws above which no others follow. If sizes were independent,
+a draw would have none with probability exp(-14), and one of a thousand draws with probability 1/1000."""
 
 FEDAS_MIN_SIZE = 40
 """Minimum number of a client's examples in FedAS's code: a batch of 10 test examples / (1 - 0.75)."""
 
 FEDAS_TRAIN_SHARE = 0.75
-"""Share of a client's examples that FedAS trains on (its released code)."""
+"""Share of a client's examples that FedAS uses for training (its released code)."""
 
 
 @check_arguments
@@ -42,13 +46,14 @@ def dirichlet(
 
     Protocol "fedas" (FedAS 4.1 and its released code): training and test set are merged. A client that already has
     P / N examples gets none of the remaining classes. The proportions are drawn again until the smallest client has
-    `min_size` examples. Each client's examples are shuffled and divided 75/25 into training and test examples. Of a
-    dataset with `keep_split`, such as the embedded digits, which are split by writer, a client's examples from the
+    `min_size` examples. Each client's examples are shuffled and divided 75/25 into training and test examples. If a
+    dataset has `keep_split`, such as the embedded digits, which are split by writer, a client's examples from the
     training set are its training examples and the others its test examples.
 
     Clients share no examples, and have at least one for training and one for testing. All examples are used unless
-    sizes are limited. If none of MAX_TRIES draws gives every client its minimum, examples of the
-    last draw are moved from the largest clients to those that are too small, with a warning that says how many.
+    sizes are limited. If none of MAX_TRIES draws gives every client its minimum, or the first FIRST_TRIES draws show
+    that none will, examples of the last draw are moved from the largest clients to the clients that are too small; a
+    warning says how many.
 
     Args:
       dataset, num_clients, seed: see `pfl_jax.data.partition.grouped`.
@@ -60,7 +65,7 @@ def dirichlet(
       test_size: maximum number of a client's test examples; by default unlimited.
 
     Raises:
-      InvalidInput: an option is out of range, or there are too few examples for so many clients of the minimal size.
+      InvalidInput: an option is out of range, or there are too few examples for this number of clients of minimum size.
 
     Example:
       >>> from pfl_jax import data
@@ -102,25 +107,27 @@ def _draw(
 ) -> np.ndarray:
     """Counts int64 [2, N, K] of the first draw of proportions p_k ~ Dir_N(beta) that serves all clients.
 
-    All proportions are drawn again if a client is too small, as in the papers' code. If none of MAX_TRIES draws serves
-    all, the last one is completed, with a warning; InvalidInput if there are too few examples. `totals` int [2, K] are
+    All proportions are drawn again if a client is too small, as in the papers' code. If no draw serves all, the
+    last one is completed, with a warning; InvalidInput if there are too few examples. `totals` int [2, K] are
     the examples of each class, `divide` is `_separate_sets` or `_merged_sets`, and `needs` has the least number of a
-    client's training examples, test examples, and both together.
+    client's training examples, of its test examples, and of both together.
     """
     there = np.array([*totals.sum(axis=1), totals.sum()])
     if (num_clients * np.array(needs) > there).any():
         kinds = zip(needs, there, ("training examples", "test examples", "examples"), strict=True)
         few = " and ".join(f"{need} of the {all_} {kind}" for need, all_, kind in kinds if need)
         raise InvalidInput(f"{num_clients} clients cannot each have {few}: use fewer clients or a smaller min_size")
-    counts = np.zeros((2, num_clients, totals.shape[1]), np.int64)
-    for _ in range(MAX_TRIES):
+    counts, too_small = np.zeros((2, num_clients, totals.shape[1]), np.int64), list[int]()
+    # With a thousand clients a thousand draws take a minute.
+    while len(too_small) < MAX_TRIES and not (len(too_small) == FIRST_TRIES and np.mean(too_small) > HOPELESS):
         counts = divide(rng.dirichlet(np.full(num_clients, beta), totals.shape[1]), totals)
         train, test = counts.sum(axis=2)
-        if (np.stack([train, test, train + test]).min(axis=1) >= needs).all():
+        too_small.append(int((np.stack([train, test, train + test], axis=1) < needs).any(axis=1).sum()))
+        if not too_small[-1]:
             return counts
     moved = _complete(counts, needs)
     warnings.warn(
-        f"none of {MAX_TRIES} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "
+        f"none of {len(too_small)} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "
         f"{moved} of the {there[2]} were moved from the largest clients to those that were too small",
         stacklevel=2,
     )
@@ -128,13 +135,13 @@ def _draw(
 
 
 def _complete(counts: np.ndarray, needs: tuple[int, int, int]) -> int:
-    """Move examples, one at a time from the largest to the smallest client, until all have enough; their number."""
+    """Move examples one at a time from the largest to the smallest client until all have enough; number of moves."""
     moved = 0
     for which, need in (([0], needs[0]), ([1], needs[1]), ([0, 1], needs[2])):
         sizes = counts[which].sum(axis=(0, 2))
         while sizes.min() < need:
             giver, taker = int(sizes.argmax()), int(sizes.argmin())
-            # Of the set of which the giver has more than it needs itself, and of its largest class.
+            # From a set of which the giver has more than it needs itself, and there from its largest class.
             of_set = max(which, key=lambda one: counts[one, giver].sum() - needs[one])
             label = counts[of_set, giver].argmax()
             counts[of_set, [giver, taker], label] += [-1, 1]
@@ -179,7 +186,7 @@ def _fill(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 def _cut(proportions: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Integers int64 [N, K] in the proportions [K, N] that add up to `totals` [K] over the clients."""
-    # The small constant prevents that rounding in 0.7 + 0.1 + 0.2 loses an example of ten.
+    # The small constant prevents rounding in 0.7 + 0.1 + 0.2 from losing one example of ten.
     ends = np.floor(np.cumsum(proportions, axis=1) * totals[:, None] + 1e-9).astype(np.int64)
     ends = np.minimum(ends, totals[:, None])
     # The remainder of the rounding goes to the last client with a positive proportion, which may not be the last.

@@ -1,9 +1,9 @@
 """Synthetic image classification without a download: images composed of scikit-learn's handwritten digits.
 
-The images have the shapes and class counts of the real datasets and replace them where those are not available:
+The images have the shapes and class counts of the real datasets and replace them where these are not available:
 one digit (10 classes) or two digits side by side (62 or 100 classes, class = 10 * left + right), of random size, place
-and colors, under pieces of other digits and noise. Every output says which data it is
-(`pfl_jax.data.sources.Dataset`). All arithmetic is on integers, so the bytes of an image depend on the seed alone.
+and colors, under pieces of other digits and noise. Every output says which data was used
+(`pfl_jax.data.sources.Dataset`). All arithmetic is on integers, so the bytes of an image depend only on the seed.
 """
 
 import gzip
@@ -16,15 +16,15 @@ from pfl_jax.data.specs import Arrays, DatasetSpec
 from pfl_jax.errors import InvalidInput
 
 FIRST_TEST_DIGIT = 1287
-"""scikit-learn's digits come writer by writer: the label sequence 0-9, 0-9, 0-9, 0, 9, 5, 5, ... that each writer was
-asked for starts anew at 0, 130, 256, ..., 1157, 1287, 1415, ... Cutting there gives ten writers to the training
+"""scikit-learn's digits come writer by writer. Each was asked for one label sequence, 0-9, 0-9, 0-9, 0, 9, 5, 5, ...,
+which starts anew at 0, 130, 256, ..., 1157, 1287, 1415, ... Cutting at 1287 gives ten writers to the training
 images and the other four to the test images."""
 
 SIZES: dict[int, tuple[int, int]] = {10: (12_000, 4_000), 62: (12_400, 6_200), 100: (9_000, 3_000)}
-"""(training, test) images by number of classes; every class has equally many."""
+"""(training, test) images by number of classes; all classes have equally many."""
 
 NOISE = 32
-"""Largest change of a pixel's value, of 255."""
+"""Largest change of a pixel's value, which is at most 255."""
 
 
 def is_pairs(num_classes: int) -> bool:
@@ -41,7 +41,7 @@ def digits() -> Arrays:
 
 
 def compose_images(spec: DatasetSpec, seed: int = 0) -> Arrays:
-    """Composed images with the shape and classes of a dataset; training and test images are of disjoint handwriting."""
+    """Composed images with the shape and classes of a dataset; training and test images have different writers."""
     (height, width, channels), classes = spec.shape, spec.num_classes
     images, labels = _handwriting()
     parts = []
@@ -55,7 +55,7 @@ def compose_images(spec: DatasetSpec, seed: int = 0) -> Arrays:
         for column, which in enumerate(wanted):
             drawn = np.stack([rng.choice(of_digit[digit], size) for digit in range(10)])[which, np.arange(size)]
             np.maximum(ink, _placed(rng, own[drawn], (height, width), column * cell, cell), out=ink)
-        # Some rows of another digit, half as light.
+        # Some rows of another digit, at half brightness.
         pieces = own[rng.integers(0, len(own), size)] * rng.integers(0, 2, (size, 8, 1), np.int16)
         np.maximum(ink, _placed(rng, pieces, (height, width), 0, width) // 2, out=ink)
         dark, light = (rng.integers(*ends, (size, 1, 1, channels), np.int16) for ends in ((0, 100), (150, 256)))
@@ -66,7 +66,7 @@ def compose_images(spec: DatasetSpec, seed: int = 0) -> Arrays:
 
 
 def _placed(rng: np.random.Generator, glyphs: np.ndarray, canvas: tuple[int, int], left: int, cell: int) -> np.ndarray:
-    """Ink [B, H, W] of digits [B, 8, 8] at a random size and place of the columns that begin at `left`."""
+    """Ink [B, H, W] of digits [B, 8, 8] of random size and place, within the columns that begin at `left`."""
     places = []
     for extent, start, room in ((canvas[0], 0, canvas[0]), (canvas[1], left, cell)):
         size = rng.integers(room * 5 // 8, room + 1, (len(glyphs), 1))

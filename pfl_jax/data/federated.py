@@ -24,12 +24,12 @@ Split = Literal["train", "test", "validation"]
 
 @jax.tree_util.register_static
 class NumClasses(int):
-    """Number of classes; part of a federation's structure and no leaf, so that it is known while tracing."""
+    """Number of classes; part of a federation's structure and not a leaf, so that it is known while tracing."""
 
 
 @jax.tree_util.register_static
 class ClientNames(tuple[str, ...]):
-    """Names of the clients; part of a federation's structure and no leaf, as `NumClasses`."""
+    """Names of the clients; part of a federation's structure and not a leaf, like `NumClasses`."""
 
     __slots__ = ()
 
@@ -40,21 +40,22 @@ class FederatedData(NamedTuple):
     Attributes:
       x: [P, ...], the inputs of the pool: training examples, then test examples. uint8 [P, H, W, C] for images,
         otherwise float32 or integers.
-      y: [P], int32, the labels of the pool; or other targets, float32 [P] or numbers [P, ...].
+      y: [P], int32, the labels of the pool; for targets that are not classes, float32 [P] or numbers [P, ...].
       train_index, train_count: int32 [N, n_max] and [N].
       test_index, test_count: int32 [N, t_max] and [N].
-      num_classes: K of the dataset.
-      mean, std: float32 [C], those of uint8 pixels divided by 255; None for inputs that are not rescaled.
+      num_classes: number of classes K of the dataset.
+      mean, std: float32 [C], of uint8 pixels divided by 255; None for inputs that are not rescaled.
       label_map: int32 [N, K], the label that each client has for class k; None for the dataset's labels.
       rotation: float32 [N, 2], cosine and sine of the rotation of each client's images; None for no rotation.
       noise: float32 [N], standard deviation of the noise on each client's inputs; None for no noise.
-      missing: bool [N, ...], which numbers of an input each client lacks; None if nobody lacks any.
+      missing: bool [N, ...], the numbers of an input that each client lacks; None if no client lacks any.
       validation_index, validation_count: int32 [N, v_max] and [N], 0 for clients without validation examples; None for
-        a federation without any.
-      frozen: frozen parameters of the model that is trained, which every device has beside the examples; None without.
-      client_names: names [N] of the clients, where they are the data's own; () otherwise.
+        a federation without validation examples.
+      active: bool [N], clients with training examples, in a phase of `pfl_jax.data.phases`; None if all have some.
+      frozen: frozen parameters of the model that is trained, held by every device beside the examples; None without.
+      client_names: names [N] of the clients, if they come with the data; () otherwise.
       row: int32 [N], row of each client in the tables; None if row i is client i. A device that has only some clients'
-        examples (`pfl_jax.engine.placement`) has tables of these alone.
+        examples (`pfl_jax.engine.placement`) has only their rows in its tables.
     """
 
     x: jax.Array
@@ -73,11 +74,12 @@ class FederatedData(NamedTuple):
     validation_index: jax.Array | None = None
     validation_count: jax.Array | None = None
     row: jax.Array | None = None
+    active: jax.Array | None = None
     frozen: Frozen | None = None
     client_names: ClientNames = ClientNames()
 
     def __repr__(self) -> str:
-        """A line for each kind of thing, instead of all numbers."""
+        """One line for each field, instead of all numbers."""
         return described(self, f"{self.num_clients} clients")
 
     @property
@@ -85,7 +87,7 @@ class FederatedData(NamedTuple):
         """Number of clients N."""
         return self.train_index.shape[0]
 
-    # What follows is shared with `pfl_jax.engine.placement.PlacedData`, whose clients belong to devices.
+    # The following members are shared with `pfl_jax.engine.placement.PlacedData`, whose clients belong to devices.
 
     @property
     def mesh(self) -> None:
@@ -102,7 +104,7 @@ class FederatedData(NamedTuple):
         return self
 
     def assign_devices(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
-        """Positions in `clients` [M], which are sorted by size, of those that each device trains: int32 [D, W].
+        """Positions in `clients` [M], sorted by size, of the clients that each device trains: int32 [D, W].
 
         See `spread`. devices: D.
         """
@@ -113,15 +115,15 @@ class FederatedData(NamedTuple):
         return self._replace(frozen=frozen)
 
     def own_clients(self) -> np.ndarray:
-        """Sorted numbers of the clients whose states this process stores: all."""
+        """Sorted numbers of the clients whose states this process stores: all clients."""
         return np.arange(self.num_clients, dtype=np.int32)
 
 
 def spread(size: int, devices: int) -> np.ndarray:
-    """Ranks of each device's clients, int32 [D, ceil(M / D)], of `size` M that are sorted by size, for D `devices`.
+    """Ranks of each device's clients, int32 [D, ceil(M / D)]: M = `size` clients sorted by size, D = `devices`.
 
-    The D largest go to the devices in turn, the next D in the reverse order, and so on: loads are balanced, and clients
-    of a device that follow each other are of similar size.
+    The D largest go to the devices in turn, the next D in the reverse order, and so on. So loads are balanced, and
+    successive clients of a device have similar sizes.
 
     Example:
       >>> from pfl_jax.data import federated
@@ -135,9 +137,9 @@ def spread(size: int, devices: int) -> np.ndarray:
 
 PER_CLIENT = (
     *("train_index", "train_count", "test_index", "test_count", "label_map", "rotation", "noise", "missing"),
-    *("validation_index", "validation_count"),
+    *("validation_index", "validation_count", "active"),
 )
-"""Fields of FederatedData whose leading axis is that of the clients."""
+"""Fields of FederatedData whose leading axis is the clients."""
 
 
 @check_arguments
@@ -156,17 +158,17 @@ def federate(
     tables are into this pool.
 
     Args:
-      dataset: a `Dataset`, or what `pfl_jax.data.from_clients` takes, such as a list of the clients' arrays.
+      dataset: a `Dataset`, or any data that `pfl_jax.data.from_clients` takes, such as a list of the clients' arrays.
       partition: indices of each client's examples; None for the dataset's own clients.
       shift: "labels" permutes the labels, "rotation" rotates the images, "noise" adds noise to the inputs, "missing"
         sets some of their numbers to zero, differently for each group of clients.
       num_groups: number of groups G of the shift; client i belongs to group i mod G.
-      seed: seed of the shift, and of the division into training and test rows of what is no `Dataset`.
-      **columns: other arguments of `from_clients`, for what is no `Dataset`.
+      seed: seed of the shift and, if `dataset` is not a `Dataset`, of the division into training and test rows.
+      **columns: other arguments of `from_clients`, if `dataset` is not a `Dataset`.
 
     Raises:
-      InvalidInput: what `from_clients` refuses, inputs or labels that are not as in `Dataset`, NaN among them, a
-        partition that is not as in `Partition`, or a shift that is unknown or not possible for these inputs.
+      InvalidInput: data that `from_clients` refuses, inputs or labels not as in `Dataset`, NaN among them, a partition
+        not as in `Partition`, or a shift that is unknown or not possible for these inputs.
 
     Example:
       >>> from pfl_jax import data
@@ -208,7 +210,7 @@ def federate_runs(
       `select_run` returns the data of one run.
 
     Raises:
-      InvalidInput: as for `federate`, or the partitions differ in the number of clients, or there are none.
+      InvalidInput: as for `federate`; the partitions differ in the number of clients; or no partition is given.
     """
     seeds = [0] * len(partitions) if seeds is None else seeds
     kinds = {(len(partition.train), partition.validation is None) for partition in partitions}
@@ -245,12 +247,12 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
 
 
 def _fields(
-    dataset: Dataset, partitions: Sequence[Partition], shift: Shift, num_groups: int, seeds: Sequence[int]
+    dataset: Dataset, partitions: Sequence[Partition], shift: Shift, groups: int, seeds: Sequence[int], least: int = 1
 ) -> dict[str, Any]:
-    """Fields of the data, on the host; those of `PER_CLIENT` have a leading axis of the partitions."""
+    """Fields of the data, on the host; fields in `PER_CLIENT` have a leading axis of the partitions."""
     dataset = checks.dataset(dataset)
     shifts.check(shift, dataset)
-    partitions = [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
+    partitions = [checks.partition(each, len(dataset.train_y), len(dataset.test_y), least) for each in partitions]
     used = _used_examples(partitions)
     from_train, from_test = np.split(used, [np.searchsorted(used, len(dataset.train_y))])
     from_test = from_test - len(dataset.train_y)
@@ -264,7 +266,7 @@ def _fields(
         if getattr(partitions[0], split) is not None:
             rows = [getattr(each, split) for each in partitions]
             fields[f"{split}_index"], fields[f"{split}_count"] = _indices(rows, used)
-    drawn = [shifts.draw(shift, dataset, num_clients, num_groups, seed) for seed in seeds]
+    drawn = [shifts.draw(shift, dataset, num_clients, groups, seed) for seed in seeds]
     fields |= {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}
     return fields
 
@@ -272,7 +274,7 @@ def _fields(
 def _used_examples(partitions: Sequence[Partition]) -> np.ndarray:
     """Sorted indices of the examples that clients use."""
     rows = np.concatenate([row for each in partitions for table in each[:3] for row in table or ()])
-    # Very many clients have millions of rows, of which np.unique makes a table of hashes.
+    # With very many clients there are millions of rows, for which np.unique would build a table of hashes.
     is_used = np.zeros(int(rows.max()) + 1, bool)
     is_used[rows] = True
     return np.flatnonzero(is_used)
@@ -298,7 +300,7 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
 
     Returns:
       ClientData with x [n_max, ...], y [n_max, ...] and mask [n_max]. Padding repeats the pool's first example. x is
-      float32 if it is normalized, rotated or noisy; otherwise x and y have the type and the values of the pool.
+      float32 if it is normalized, rotated or noisy; otherwise x and y keep the type and the values of the pool.
 
     Example:
       >>> from pfl_jax import data
@@ -308,7 +310,7 @@ def client_data(data: FederatedData, client: int | jax.Array, split: Split) -> C
       >>> print(one.x.shape, one.mask.sum())  # 20 examples, padded to the largest client's 30
       (30, 8, 8, 1) 20
     """
-    # JAX would take the last client for one that is not there.
+    # For a client number that is too large, JAX would silently take the last client.
     if isinstance(client, int) and not 0 <= client < len(data.train_count if data.row is None else data.row):
         raise InvalidInput(f"there is no client {client}")
     row = client if data.row is None else data.row[client]
@@ -337,7 +339,7 @@ def class_table(data: FederatedData, split: Split = "train") -> np.ndarray:
       split: "train", "test" or "validation".
     """
     if not data.num_classes:
-        raise InvalidInput("the targets of this federation are no classes, which could be counted")
+        raise InvalidInput("the targets of this federation are not classes: there is nothing to count")
     index, count = map(np.asarray, _tables(data, split))
     y = np.asarray(data.y)[index]
     if data.label_map is not None:

@@ -17,12 +17,12 @@ SYSTEM_FOLDERS = (Path("/usr/share/datasets"), Path("/usr/local/share/datasets")
 """Folders in which Linux distributions install datasets, such as Debian's package `dataset-fashion-mnist`."""
 
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, tarfile.TarError)
-"""Errors of damaged, truncated or other files."""
+"""Errors of files that are damaged, truncated or of another kind."""
 
 NOTE = "note.txt"
-"""File beside a dataset's files that says what they are, where they are not the published ones."""
+"""File beside a dataset's files that describes them if they are not the published ones."""
 
-# First labels of MNIST's test set. Its files have the same names, shapes and label range as those of Fashion-MNIST.
+# First labels of MNIST's test set. Its files have the same names, shapes and label range as Fashion-MNIST's.
 _MNIST_TEST_LABELS = (7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5)
 _CIFAR10_TEST_LABELS = (3, 8, 8, 0, 6, 6, 1, 6, 3, 1, 0, 9, 5, 7, 9, 8)
 
@@ -31,13 +31,13 @@ CIFAR = {
     "cifar10": ("cifar-10-batches-bin", [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]),
     "cifar100": ("cifar-100-binary", ["train.bin", "test.bin"]),
 }
-"""Folder of CIFAR's archive, and its files, of which the last has the test examples."""
+"""Folder of CIFAR's archive, and its files; the last one has the test examples."""
 
 
 def missing(spec: DatasetSpec, data_dir: Path | None) -> str:
-    """What to say where `find` finds nothing."""
+    """Message for the case that `find` finds nothing."""
     if not spec.folders:
-        return f"{spec.name} comes through tensorflow-datasets alone: use source tfds or auto"
+        return f"{spec.name} comes only through tensorflow-datasets: use source tfds or auto"
     names = _sets_of_files(spec)[0][1][0] + ("" if spec.name in CIFAR else "[.gz] and its companions")
     searched = ", ".join(map(str, _search_folders(spec, data_dir)[:3]))
     return (
@@ -52,7 +52,7 @@ def _search_folders(spec: DatasetSpec, data_dir: Path | None) -> list[Path]:
 
 
 def _sets_of_files(spec: DatasetSpec) -> list[tuple[str, list[str]]]:
-    """Sets of files that are the whole dataset, by sub-folder: CIFAR's archive or batches, or four IDX files."""
+    """Sets of files that form the whole dataset, by sub-folder: CIFAR's archive or batches, or four IDX files."""
     if spec.name in CIFAR:
         folder, batches = CIFAR[spec.name]
         return [("", [Path(spec.url).name]), (folder, batches), ("", batches)]
@@ -63,7 +63,7 @@ def _sets_of_files(spec: DatasetSpec) -> list[tuple[str, list[str]]]:
 
 
 def find(spec: DatasetSpec, data_dir: Path | None) -> tuple[Path, ...]:
-    """The dataset's files, see `_sets_of_files`; () if there are none, InvalidInput if only some are there."""
+    """The dataset's files, see `_sets_of_files`; () if none is there, InvalidInput if only some are."""
     for parent in _search_folders(spec, data_dir) if spec.folders else ():
         for folder, names in _sets_of_files(spec):
             here = parent / folder
@@ -76,14 +76,14 @@ def find(spec: DatasetSpec, data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def load(spec: DatasetSpec, paths: tuple[Path, ...]) -> tuple[Arrays, str]:
-    """Examples, of which EMNIST's images become upright, in the files that `find` found; and the folder or archive.
+    """Examples in the files that `find` found, EMNIST's images turned upright; and the folder or archive.
 
-    InvalidInput if a file is damaged or of another dataset.
+    InvalidInput if a file is damaged or from another dataset.
     """
     origin = paths[0] if len(paths) == 1 else paths[0].parent
     try:
         arrays = _load_cifar(spec.name, paths) if spec.name in CIFAR else _load_idx(spec, paths)
-        # Several datasets have the same file names; the largest label shows whether these files are of the right one.
+        # Several datasets have the same file names; the largest label shows whether these are the right files.
         highest = arrays.train_y.max(), arrays.test_y.max()
         if highest[0] != spec.num_classes - 1 or highest[1] >= spec.num_classes:
             raise ValueError(
@@ -100,7 +100,7 @@ def load(spec: DatasetSpec, paths: tuple[Path, ...]) -> tuple[Arrays, str]:
 
 
 def note(spec: DatasetSpec, folder: Path, test_y: np.ndarray) -> str:
-    """First line of a folder's NOTE, such as "JPEG copy"; without one, what shows in CIFAR-10's labels, or "".
+    """First line of a folder's NOTE, such as "JPEG copy"; without one, a note on the order of CIFAR-10's labels, or "".
 
     InvalidInput if the file cannot be read.
     """
@@ -139,7 +139,7 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _load_cifar(name: str, paths: tuple[Path, ...]) -> Arrays:
-    """Records of label bytes, of which the last is used (CIFAR-100 has two), and 3072 bytes R, G, B."""
+    """Records of label bytes, of which the last one is used (CIFAR-100 has two), and 3072 bytes R, G, B."""
     contents = _members(paths[0]) if len(paths) == 1 else {path.name: path.read_bytes() for path in paths}
     labels = 2 if name == "cifar100" else 1
     *train, test = (np.frombuffer(contents[file], np.uint8).reshape(-1, labels + 3072) for file in CIFAR[name][1])

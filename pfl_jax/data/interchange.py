@@ -1,7 +1,7 @@
 """Clients' rows for other libraries, as LEAF's JSON and Flower's folders, and as an .npz file; `from_file` reads them.
 
 LEAF (Caldas et al. 2018): a folder with sub-folders train and test of files {"users": [...], "num_samples": [...],
-"user_data": {user: {"x": [...], "y": [...]}}}. Flower: what `flwr-datasets create` writes, a folder partition_N of
+"user_data": {user: {"x": [...], "y": [...]}}}. Flower: the output of `flwr-datasets create`, a folder partition_N of
 Hugging Face's `save_to_disk` for each client; flwr-datasets 0.6 has no file of indices.
 """
 
@@ -21,7 +21,7 @@ from pfl_jax.errors import CannotWrite, InvalidInput, imported, one_line
 
 
 def _client_rows(dataset: Dataset, parts: Partition) -> dict[str, list[tuple[Any, np.ndarray]]]:
-    """Inputs and labels of each client by split; classes by their names if they have any."""
+    """Inputs and labels of each client by split; classes by their names if there are names."""
     parts = checks.partition(parts, len(dataset.train_y), len(dataset.test_y))
     if parts.validation is not None:
         raise InvalidInput("these formats have training and test rows: leave out --val-fraction")
@@ -35,7 +35,7 @@ def write_leaf(folder: str | Path, dataset: Dataset, parts: Partition, clients: 
     """Write LEAF's files train/data.json and test/data.json.
 
     Args:
-      folder: a new one; InvalidInput if it is there, CannotWrite if it cannot be written.
+      folder: a new folder; InvalidInput if it exists, CannotWrite if it cannot be written.
       dataset: the data.
       parts: its partition.
       clients: names of the clients, the users.
@@ -76,7 +76,7 @@ def write_npz(path: str | Path, dataset: Dataset, parts: Partition, clients: Seq
     """Write the clients' rows as a file for `from_file`: x, y, client, and test_x, test_y, test_client.
 
     Args:
-      path: the file, which is replaced if it is there.
+      path: the file; an existing one is replaced.
       dataset, parts, clients: see `write_leaf`.
     """
     arrays = {}

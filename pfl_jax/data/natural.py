@@ -1,8 +1,8 @@
-"""Federations with their own clients: writers, roles of plays, users; from the files of LEAF and of TFF.
+"""Federations with their own clients: writers, roles in plays, users; from the files of LEAF and of TFF.
 
 `data` is the folder of LEAF's files (`train/` and `test/`, made by its preprocess.sh), TFF's SQLite file (.sqlite,
-also .lzma, .xz or .gz, which is unpacked beside it), or the folder of TFF's HDF5 files; docs/natural.md says where they
-come from. Clients are the first ones by name. LEAF's and TFF's split within users is kept. Where LEAF split by user, so
+also .lzma, .xz or .gz, which is unpacked beside it), or the folder of TFF's HDF5 files; docs/natural.md says where to
+get them. Clients are the first ones by name. LEAF's and TFF's split within users is kept. If LEAF split by user, so
 that nobody has both training and test rows, each user's rows are divided here, and the users of `test/` come last.
 """
 
@@ -19,16 +19,16 @@ from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput
 
 LENGTH = 80
-"""Characters of an example of Shakespeare, in LEAF's files and as TFF's users cut them."""
+"""Characters in an example of Shakespeare: in LEAF's files, and after cutting the texts of TFF's users."""
 
 PADDING, UNKNOWN, BEGIN, END = range(4)
-"""Symbols before those of characters."""
+"""Special symbols, numbered before the characters."""
 
 CHARACTERS = {ord(character): number for number, character in enumerate("\n" + string.printable[:95], start=END + 1)}
-"""Character -> its symbol: a line's end, and the 95 printable ones of ASCII."""
+"""Character -> its symbol: the end of a line, and the 95 printable characters of ASCII."""
 
 WORDS, TAGS, MOST_WORDS = 10_000, 500, 100
-"""Words and tags that are told apart, the most frequent ones, and most words of an example."""
+"""How many of the most frequent words, and of such tags, are kept apart; and the most words of an example."""
 
 
 A_HUNDRED = Limits(100, 500, 100)
@@ -40,17 +40,17 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
 
     Args:
       data: see the module.
-      limits: what is read of it.
+      limits: how much is read.
 
     Raises:
-      InvalidInput: no such files, or they are damaged, or have fewer clients.
+      InvalidInput: the files are missing or damaged, or have fewer clients.
 
     Reference:
       Caldas et al. LEAF: A Benchmark for Federated Settings. 2018.
     """
 
     def rows(images, labels):
-        # Both keep pixels divided by 255, in which nothing is lost; `write_leaf` writes whole numbers.
+        # Both formats keep pixels divided by 255, which loses nothing; `write_leaf` writes whole numbers.
         x = np.asarray(images, np.float32).reshape(-1, 28, 28, 1)
         scale = 1 if x.max(initial=0) > 1 else 255
         return np.round(scale * x).astype(np.uint8), np.asarray(labels, np.int32).reshape(-1)
@@ -61,10 +61,10 @@ def femnist(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
 
 
 def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
-    """Next character of Shakespeare's plays by role: symbols int32 [80], targets int32 [80], -1 where there is none.
+    """Next character of Shakespeare's plays by role: symbols int32 [80], targets int32 [80], -1 for no target.
 
-    Of LEAF's files the only target is the character after the 80 of an example. TFF's have texts: each begins and ends
-    with a symbol of its own and is cut into pieces of 80, in which every character is a target.
+    In LEAF's files the only target is the character after the 80 of an example. TFF's files have texts: each begins and
+    ends with a special symbol and is cut into pieces of 80, in which every character is a target.
 
     Args:
       data, limits: see `femnist`.
@@ -74,7 +74,7 @@ def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
 
     Reference:
       McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017; Caldas et
-      al. 2018. Their alphabets have 80 and 86 characters, ours those of ASCII.
+      al. 2018. Their alphabets have 80 and 86 characters; ours is ASCII.
     """
     rows = _next_of_leaf if _source(data) == "LEAF" else _next_of_texts
     features = _features(data, limits, ("train", "test"), ("snippets",))
@@ -85,12 +85,12 @@ def shakespeare(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
 def stackoverflow_tags(data: str | Path, limits: Limits = A_HUNDRED) -> Dataset:
     """Tags of questions and answers on Stack Overflow by user: numbers of words int32 [100], flags of 500 tags.
 
-    Words are those of the text and the title, numbered from 1 by their frequency in the training rows that are read,
-    the 10,000 most frequent ones; 10,001 is any other. Longer texts are cut off, shorter ones padded with 0.
+    Words come from the text and the title, numbered from 1 by their frequency in the training rows that are read: the
+    10,000 most frequent ones; 10,001 is any other. Longer texts are cut off, shorter ones padded with 0.
 
     Args:
       data: TFF's files, see `femnist`.
-      limits: what is read of it; all would be 135,818,730 examples.
+      limits: how much is read; everything would be 135,818,730 examples.
 
     Raises:
       InvalidInput: see `femnist`.
@@ -135,13 +135,13 @@ def _source(data: str | Path) -> str:
 def _features(
     data: str | Path, limits: Limits, splits: tuple[str, str], features: Sequence[str]
 ) -> Iterator[tff.Features]:
-    """Clients of LEAF's files, or of TFF's, where splits and features have these names."""
+    """Clients from LEAF's files, or from TFF's, in which splits and features have these names."""
     path = Path(data).expanduser()
     return _leaf_users(path, limits) if _source(data) == "LEAF" else tff.read(path, splits, features, limits.clients)
 
 
 def _leaf_users(path: Path, limits: Limits) -> Iterator[tff.Features]:
-    """Those of LEAF's files: the users with training and test rows, or, split by user, all with divided rows."""
+    """Users in LEAF's files: those with training and test rows; or, if LEAF split by user, all, with divided rows."""
     train, test = (
         {name: (x, y) for name, x, y in readers.leaf_users(readers.leaf_files(path).get(split, []))}
         for split in ("train", "test")
@@ -149,7 +149,7 @@ def _leaf_users(path: Path, limits: Limits) -> Iterator[tff.Features]:
     if both := sorted(train.keys() & test.keys()):
         yield from ((name, train[name], test[name]) for name in both[: limits.clients])
         return
-    # Those of test/ last, and all of them: they are the ones that do not take part in training.
+    # The users of test/ come last, and all of them are kept: they do not take part in training.
     kept = None if limits.clients is None else max(1, limits.clients - len(test))
     for name, (x, y) in [*sorted(train.items())[:kept], *sorted(test.items())][: limits.clients]:
         cut = len(y) - min(max(round(limits.test_fraction * len(y)), 1), len(y) - 1)
@@ -189,6 +189,6 @@ def _tags(text: bytes) -> list[str]:
 
 
 def _most_frequent(words: Iterable[str], number: int) -> dict[str, int]:
-    """Words and their numbers, from the most frequent one, 0; those of equal frequency by the alphabet."""
+    """Words and their numbers, 0 for the most frequent one; equally frequent words in alphabetical order."""
     counts = sorted(Counter(words).items(), key=lambda pair: (-pair[1], pair[0]))
     return {word: place for place, (word, _) in enumerate(counts[:number])}

@@ -19,7 +19,7 @@ from pfl_jax.errors import InvalidInput, one_line
 from pfl_jax.safe_read import BAD_NPZ
 
 HUB = "hf:"
-"""What the name of a dataset on the Hugging Face hub starts with."""
+"""Prefix of the name of a dataset on the Hugging Face hub."""
 
 FORMATS = (
     "an .npz or .csv file, a folder of images by class, a Hugging Face dataset's folder, hf:NAME of the hub, or the "
@@ -40,31 +40,31 @@ def from_file(
 ) -> Dataset:
     """Data set of a file or folder, with the digest of the files as its origin.
 
-    - .npz: arrays x [P, ...], y [P], and if there are, test_x, test_y.
+    - .npz: arrays x [P, ...], y [P], and possibly test_x, test_y.
     - .csv: a header, then one row for each example; all columns but label and client are numbers, unless encoded.
-      Integers if all of them are integers, otherwise float32.
-    - Folder of images: a sub-folder for each class, images of one size; uint8 [H, W, 1] or [H, W, 3]. Above them may be
-      folders train and test (or val), and with `client_column` a folder for each client.
+      Inputs are integers if all of them are integers, otherwise float32.
+    - Folder of images: a sub-folder for each class, images of one size; uint8 [H, W, 1] or [H, W, 3]. Above the classes
+      there may be folders train and test (or val), and with `client_column` a folder for each client.
     - Folder of Hugging Face's `save_to_disk`, or hf:NAME of the hub: the column of images or of equally long lists, or
-      all columns as numbers; the split "test", or else that for validation, is the test set.
+      all columns as numbers; the split "test", or else the validation split, is the test set.
     - LEAF's files, or their folder, and the folder of Flower's partitions: see `pfl_jax.data.interchange`; the column
       of the clients is client.
 
     Args:
       data: the file, the folder, or hf:NAME.
-      label: array or column of the labels; by default y of .npz and of LEAF, otherwise label.
-      client_column: array or column that says whose row it is; None leaves the clients to a partition. Of a folder of
-        images any name, for a level of folders of clients.
-      inputs: columns of the inputs; None for x of .npz, otherwise as of `from_clients`.
+      label: array or column of the labels; by default y for .npz and LEAF, otherwise label.
+      client_column: array or column with the client of each row; None leaves the clients to a partition. For a folder
+        of images any name, if there is a level of folders of clients.
+      inputs: columns of the inputs; None for x in .npz, otherwise as in `from_clients`.
       drop: columns that are left out.
       time: column of numbers or dates, by which the latest rows of each client, or of all, are the test rows.
-      test_data: file or folder with the test rows, of the same format; by default those within `data`.
-      **options: `encode`, what words become: "one_hot" flags, or "ordinal" numbers; by default they are refused.
+      test_data: file or folder with the test rows, in the same format; by default the test rows within `data`.
+      **options: `encode`, the conversion of words: "one_hot" flags, or "ordinal" numbers; by default words are refused.
         `test_fraction`, `impute`, `min_rows`, `normalize`, `num_classes` and `seed` of `from_arrays`.
 
     Raises:
       InvalidInput: a missing or damaged file, an unknown format, a missing column, columns that differ, or anything
-        `from_arrays` refuses.
+        else that `from_arrays` refuses.
     """
     roles = Roles(inputs, label or "label", client_column, time, drop)
     try:
@@ -74,7 +74,7 @@ def from_file(
                 raise InvalidInput(f"{data} has test rows of its own: leave out either them or {test_data}")
             tests, *_ = _read(test_data, label, roles)
             if any(one.is_test for one in tests):
-                raise InvalidInput(f"{test_data} has training and test rows: give a file with the test rows alone")
+                raise InvalidInput(f"{test_data} has training and test rows: give a file with only the test rows")
             tables += [dataclasses.replace(one, is_test=True) for one in tests]
         path = str(data)
         name = path[len(HUB) :] if path.startswith(HUB) else Path(data).expanduser().resolve().stem
@@ -87,12 +87,17 @@ def from_file(
 
 @contextlib.contextmanager
 def _reading(data: object) -> Iterator[None]:
-    """Whatever the packages raise that read a file, as InvalidInput that names it."""
+    """Context in which any error of a package that reads a file becomes an InvalidInput that names the file."""
     try:
         yield
     except InvalidInput:
         raise
     except (*BAD_NPZ, TypeError, RecursionError) as error:
+        if "Object arrays" in str(error):
+            raise InvalidInput(
+                f"{data} has an array of Python objects, which is never read: save numbers as x.astype(np.float32), "
+                "words as x.astype(str)"
+            ) from None
         raise InvalidInput(
             f"{data} is damaged, of another format, or holds a pickle, which is never read ({one_line(error, 150)})"
         ) from error
@@ -119,7 +124,7 @@ def digest(data: str | Path, test_data: str | Path | None = None) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _digest_of_files(path: str, stamps: tuple[tuple[str, int, int], ...]) -> str:
-    """SHA-256 of a file, or of a folder's files with their names in it; read again if size or time of one changes."""
+    """SHA-256 of a file, or of a folder's files with their names in it; cached until a file's size or time changes."""
     whole = hashlib.sha256()
     for name, _, _ in stamps:
         if name != path:
@@ -141,17 +146,17 @@ def _digest_on_hub(name: str) -> str:
 
 
 def _existing(data: str | Path) -> Path:
-    """The path, if there is a file or folder; InvalidInput otherwise."""
+    """The path, if it is a file or folder; InvalidInput otherwise."""
     path = Path(data).expanduser()
     if not path.exists():
         raise InvalidInput(f"{data} is not there: data is {FORMATS}")
     if not path.is_file() and not path.is_dir():
-        raise InvalidInput(f"{data} is no file or folder, but a pipe or a device: data is {FORMATS}")
+        raise InvalidInput(f"{data} is a pipe or a device, not a file or folder: data is {FORMATS}")
     return path
 
 
 def _read(data: str | Path, label: str | None, roles: Roles) -> tuple[list[Table], Roles, str]:
-    """Tables of a file or folder, what their columns are, and its kind."""
+    """Tables of a file or folder, the roles of their columns, and the kind of the data."""
     source = str(data).removeprefix(HUB) if str(data).startswith(HUB) else _existing(data)
     with _reading(data):
         if isinstance(source, str) or readers.is_hugging_face(source):

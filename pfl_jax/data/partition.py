@@ -1,7 +1,7 @@
 """Partitions of a dataset over clients.
 
-A partition is a function of a data set, of which it reads labels or clients, and a seed. Its indices are into the
-concatenation of training and test examples, the order of the pool in `pfl_jax.data.federated`.
+A partition is a function of a seed and of the labels or clients of a data set. Its indices count through the
+training examples and on through the test examples, the order of the pool in `pfl_jax.data.federated`.
 
 Sources: FedPAC (Xu, Tong & Huang 2023, "Personalized federated learning with feature alignment and classifier
 collaboration"), sections B.2, C.7 and C.8; FedAS (Yang, Huang & Ye 2024, "FedAS: bridging inconsistency in personalized
@@ -29,8 +29,8 @@ def dominant_classes(num_classes: int) -> list[np.ndarray]:
     """Groups of dominant classes of FedPAC B.2, for num_classes classes.
 
     10 classes: three consecutive classes from 0, 2, 4, 6 and 8 (the last group is 8, 9, 0). 62 classes (EMNIST):
-    digits, upper case, lower case. Other numbers, which the paper does not have: five groups of consecutive classes,
-    as equal as possible.
+    digits, upper case, lower case. Other numbers, which the paper does not have: five groups of consecutive classes of
+    sizes as equal as possible.
     """
     if num_classes == 10:
         return [(start + np.arange(3)) % 10 for start in range(0, 10, 2)]
@@ -107,9 +107,9 @@ def pathological(
     """Clients of exact sizes with few classes, in equal shares; the group gives the number of classes (FedPAC C.7).
 
     Client i belongs to group i mod G. With protocol "random" a class set is drawn for each client; with "clustered" all
-    clients of a group share one class set, and no two groups have the same set. A client's test examples are of the
-    same classes. If a client's size is not divisible by its number of classes, random ones of them get one more
-    example. Examples are assigned as in `grouped`.
+    clients of a group share one class set, and no two groups have the same set. A client's test examples have the same
+    classes. If a client's size is not divisible by its number of classes, random classes get one more example.
+    Examples are assigned as in `grouped`.
 
     Args:
       dataset, num_clients, train_size, test_size, seed: see `grouped`.
@@ -172,12 +172,12 @@ def iid(
     test_size: Sizes | None = None,
     seed: int = 0,
 ) -> Partition:
-    """Random assignment of examples, independent of their class; they are shared only if there are not enough.
+    """Random assignment of examples, independent of their class; clients share examples only if there are too few.
 
     Args:
-      dataset, num_clients, seed: see `grouped`; the dataset may have no classes.
+      dataset, num_clients, seed: see `grouped`; the targets need not be classes.
       train_size: training examples of each client; by default all examples are divided evenly, up to one example.
-      test_size: test examples of each client, by default likewise.
+      test_size: test examples of each client, likewise.
 
     Raises:
       InvalidInput: more clients than examples, or a client that needs more examples than exist.
@@ -187,7 +187,7 @@ def iid(
       >>> [len(row) for row in data.partition.iid(data.load("digits"), num_clients=4).train]
       [322, 322, 322, 321]
     """
-    # All examples as those of one class.
+    # All examples count as one class.
     labels = np.zeros(len(dataset.train_y), np.int32), np.zeros(len(dataset.test_y), np.int32)
     sizes = []
     for name, y, size in zip(("training", "test"), labels, (train_size, test_size), strict=True):
@@ -200,13 +200,13 @@ def iid(
 
 @check_arguments
 def natural(dataset: Dataset) -> Partition:
-    """Natural clients: each has the rows that are its own in the data set, all of them, and its number there.
+    """Natural clients: each client has exactly its own rows, and the same number as in the data set.
 
     Args:
-      dataset: with `train_client` and `test_client`, as of `from_arrays` with clients, and of `from_clients`.
+      dataset: data set with `train_client` and `test_client`, from `from_arrays` with clients or from `from_clients`.
 
     Raises:
-      InvalidInput: no clients in the data set, or one without training or test rows.
+      InvalidInput: the data set has no clients, or a client has no training or test rows.
 
     Example:
       >>> import numpy as np
@@ -244,7 +244,7 @@ def make(name: str, dataset: Dataset, num_clients: int, *, seed: int = 0, **opti
 
     Raises:
       InvalidInput: the name is unknown, or the function rejects the options.
-      TypeError: the function has no such option, or needs one more.
+      TypeError: the function lacks one of the options, or needs another one.
     """
     if name not in (names := [*PARTITIONS, "natural"]):
         raise InvalidInput(unknown("partition", name, names))
@@ -263,11 +263,11 @@ def with_validation(
 ) -> Partition:
     """Set validation examples apart from the training examples of each client; test examples stay.
 
-    Of n training examples a client loses round(fraction n), but at least one and at most n - 1: a client with a single
-    training example keeps it and has no validation examples. Which ones it loses depends on one random order of all
-    examples. An example that several clients share (see `grouped`) becomes a validation example of all of them, so no
-    client trains on another one's validation examples; the only exception are clients that would have no training
-    example left, which keep one.
+    Of n training examples, round(fraction n) are set apart, but at least one and at most n - 1: a client with a single
+    training example keeps it and has no validation examples. One random order of all examples decides which ones. An
+    example that several clients share (see `grouped`) becomes a validation example of all of them, so no client trains
+    on another one's validation examples. The only exception are clients that would have no training example left: they
+    keep one.
 
     Args:
       parts: a partition without validation examples.
@@ -290,7 +290,7 @@ def with_validation(
     order = np.random.default_rng((seed, 3)).permutation(1 + max(int(row.max()) for row in rows))
     sizes = [min(max(round(fraction * len(row)), 1), len(row) - 1) for row in rows]
     if not any(sizes):
-        raise InvalidInput("no client has two training examples, of which one could be for validation")
+        raise InvalidInput("no client has two training examples, so none can be set apart for validation")
     lowest = [row[np.argsort(order[row])[:size]] for row, size in zip(rows, sizes, strict=True)]
     chosen = np.unique(np.concatenate(lowest))
     train, validation = [], []
@@ -304,7 +304,7 @@ def with_validation(
 
 
 def num_groups(name: str, num_classes: int) -> int:
-    """Number of groups G, where client i is in group i mod G; partitions without groups have that of `grouped`.
+    """Number of groups G, where client i is in group i mod G; partitions without groups use the number of `grouped`.
 
     Args:
       name: a key of PARTITIONS.

@@ -1,4 +1,4 @@
-"""Partitions as files: one JSON of the rows of each client, with the name and the digest of the data they are rows of.
+"""Partitions as files: one JSON with the rows of each client, and the name and the digest of the data set.
 
     {"source": "digits (scikit-learn digits)", "digest": "6c2f...", "train_rows": 1287, "test_rows": 510,
      "clients": [{"train": [4, 17], "test": [1290]}, ...]}
@@ -23,7 +23,7 @@ def digest(dataset: Dataset) -> str:
     """First 16 hexadecimal digits of the SHA-256 of all examples, in their order.
 
     Args:
-      dataset: inputs and labels of any kind; how pixels are normalized, and names of classes, are no part of it.
+      dataset: inputs and labels of any kind; the digest leaves out names of classes and the normalization of pixels.
     """
     whole = hashlib.sha256()
     for array in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y):
@@ -37,9 +37,9 @@ def save(path: str | Path, parts: Partition, dataset: Dataset) -> None:
     """Write a partition as a file.
 
     Args:
-      path: the file, which is replaced if it is there.
-      parts: of `pfl_jax.data.partition`, or of your own.
-      dataset: the data that it divides; InvalidInput if they do not fit each other.
+      path: the file; an existing one is replaced.
+      parts: a partition from `pfl_jax.data.partition`, or your own.
+      dataset: the data that it divides; InvalidInput if partition and data do not fit.
 
     Example:
       >>> import tempfile
@@ -62,15 +62,15 @@ def save(path: str | Path, parts: Partition, dataset: Dataset) -> None:
 
 
 def load(path: str | Path, dataset: Dataset | None) -> Partition:
-    """Partition of a file, with exactly its rows.
+    """Partition from a file, with exactly its rows.
 
     Args:
-      path: written by `save`, or by others in the same form.
-      dataset: the data that it is of; None leaves out the check that it is.
+      path: the file, written by `save` or by another program in the same form.
+      dataset: the data that the partition divides; None skips this check.
 
     Raises:
-      InvalidInput: the file cannot be read, is of other data, or has a row that is not there, a row twice, or one for
-        training and for test.
+      InvalidInput: the file cannot be read, belongs to other data, or has a row that does not exist, a row twice, or a
+        row for both training and test.
     """
     try:
         content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))

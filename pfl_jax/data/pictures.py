@@ -1,4 +1,4 @@
-"""Pictures as arrays that look as their files look, whatever file, package or table they come from."""
+"""Pictures as arrays that look as the pictures do, whatever file, package or table they come from."""
 
 import io
 import sys
@@ -11,21 +11,21 @@ import numpy as np
 from pfl_jax.errors import InvalidInput, imported, one_line
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
-"""Endings of files with pictures."""
+"""Endings of picture files."""
 
 
 def stack(named: Iterable[tuple[object, Any]]) -> np.ndarray:
     """Pictures of one size, uint8 [P, H, W, 1], or [P, H, W, 3] if any of them has color.
 
     - Turned upright, by the orientation in their EXIF data.
-    - Palettes, CMYK and other kinds of color are RGB; black and white are 0 and 255.
-    - What is transparent shows white.
-    - Of several frames the first is read, and a warning says so; of color in 16 bits for a channel the upper 8, as
-      Pillow does.
+    - Palettes, CMYK and other kinds of color become RGB; black and white become 0 and 255.
+    - Transparent parts become white.
+    - If there are several frames, the first is read, with a warning. If color has 16 bits for a channel, the upper 8
+      are read, as Pillow does.
 
-    Of each its name, for errors, and the picture: a file's path, an image of Pillow, or, as Hugging Face and pandas
-    keep them, {"bytes": content or None, "path": file or None}. InvalidInput for one that is missing, damaged, of
-    another size than the first, or whose numbers have no brightness of their own (16 or 32 bits, floats).
+    Each is given by a name, for errors, and the picture: a file's path, an image of Pillow, or, in the form of Hugging
+    Face and pandas, {"bytes": content or None, "path": file or None}. InvalidInput for a picture that is missing or
+    damaged, has another size than the first, or has numbers that do not fix a brightness (16 or 32 bits, floats).
     """
     read = [(name, _read(name, picture)) for name, picture in named]
     for name, image in read:
@@ -39,13 +39,13 @@ def stack(named: Iterable[tuple[object, Any]]) -> np.ndarray:
 
 
 def alike(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays, of which gray pictures uint8 [P, H, W, 1] have three channels if others have."""
+    """The arrays; gray pictures uint8 [P, H, W, 1] get three channels if others have three."""
     channels = {x.shape[-1] if x.dtype == np.uint8 and x.ndim == 4 else 0 for x in arrays}
     return [np.broadcast_to(x, (*x.shape[:-1], 3)) for x in arrays] if channels == {1, 3} else list(arrays)
 
 
 def as_array(values: Any, what: str) -> np.ndarray:
-    """Values as an array, in which pictures are as of `stack`; `what` has them, for errors."""
+    """Values as an array, pictures as in `stack`; `what` is the source of the values, for errors."""
     if getattr(values, "dtype", None) in (None, object) and np.iterable(values):
         first = next((value for value in values if value is not None), None)
         if _is_of_pillow(first) or (isinstance(first, Mapping) and set(first) == {"bytes", "path"}):
@@ -70,8 +70,8 @@ def _read(name: object, picture: Any) -> np.ndarray:
             return _decoded(pillow, picture)
         with pillow.open(picture) as opened:
             return _decoded(pillow, opened)
-    except Exception as error:  # whatever the decoders raise at damaged bytes
-        raise InvalidInput(f"{name} is no image that can be read ({one_line(error)})") from None
+    except Exception as error:  # any error that decoders raise at damaged bytes
+        raise InvalidInput(f"{name} is not an image that can be read ({one_line(error)})") from None
 
 
 def _decoded(pillow: Any, opened: Any) -> np.ndarray:

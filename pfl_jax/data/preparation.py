@@ -1,4 +1,4 @@
-"""From the columns of a table to a model's inputs: missing values, words and scales, as of the training rows."""
+"""From the columns of a table to a model's inputs: missing values, words and scales, as in the training rows."""
 
 import dataclasses
 import json
@@ -14,10 +14,10 @@ from pfl_jax.data.table import named_columns, odd_value, table
 from pfl_jax.errors import InvalidInput, imported
 
 Impute: TypeAlias = Literal["mean", "median", "most_frequent"]
-"""What takes the place of a missing number, as in scikit-learn's SimpleImputer; of a word, the most frequent one."""
+"""Replacement of a missing number, as in scikit-learn's SimpleImputer; for a word, always the most frequent one."""
 
 Encode: TypeAlias = Literal["one_hot", "ordinal"]
-"""What a word becomes: flags of all words, or its place among them by the alphabet."""
+"""Conversion of a word: flags of all words, or its place among them in alphabetical order."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class InputColumn:
     """A column of inputs.
 
     Attributes:
-      name: its name.
+      name: name of the column.
       kind: "numbers" or "words".
-      fill: what takes the place of a missing value, a list for an array; None where nothing does.
-      words: those of the training rows, sorted.
-      shape: of a row's value.
+      fill: replacement of a missing value, a list for an array; None for no replacement.
+      words: words of the training rows, sorted.
+      shape: shape of a row's value.
     """
 
     name: str
@@ -39,7 +39,7 @@ class InputColumn:
     shape: tuple[int, ...] = ()
 
     def numbers(self, column: np.ndarray, encode: Encode | None) -> np.ndarray:
-        """Numbers [P, ...] of a column of its kind; of words, where `encode` has them as flags, [P, K]."""
+        """Numbers [P, ...] from a column of this kind; words become flags [P, K] if `encode` says so."""
         if self.fill is not None and (gone := columns.missing(column)).any():
             column = np.where(gone, np.asarray(self.fill), column)
         if self.kind != "words":
@@ -50,10 +50,10 @@ class InputColumn:
         return np.where(flags.any(axis=1), flags.argmax(axis=1), -1)
 
     def alike(self, column: np.ndarray) -> np.ndarray:
-        """A column of new rows as the training rows had it, whatever another reader took it for.
+        """A column of new rows in the form of the training rows, even if another reader gave it another form.
 
-        Texts become numbers as in a .csv file, numbers and True the only word that reads so. InvalidInput where that is
-        not possible, or a value is missing that nothing takes the place of.
+        Texts become numbers as in a .csv file; numbers and True become the only word that reads like them. InvalidInput
+        where that is not possible, or where a value is missing without a replacement.
         """
         if column.shape[1:] != self.shape:
             raise self._odd(f"a value of shape {list(column.shape[1:])}", 0, f"one of shape {list(self.shape)}")
@@ -74,7 +74,7 @@ class InputColumn:
         return column
 
     def _words(self, column: np.ndarray) -> np.ndarray:
-        """Words of numbers, of which NaN is missing."""
+        """Words from numbers; NaN is missing."""
         of_number: dict[int | float, list[str]] = {}
         for word in self.words:
             number = columns.of_texts(np.array([{"true": "1", "false": "0"}.get(word.lower(), word)]))
@@ -95,13 +95,13 @@ class InputColumn:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Inputs of a model from rows with named columns, as in training; that of a data set, and of an exported model.
+    """Turns rows with named columns into a model's inputs, as in training; for a data set or an exported model.
 
     Attributes:
       columns: the columns, in the order of the inputs.
-      encode: how words become numbers; a word that no training row has is no flag, or -1.
-      dtype: of the training rows' inputs, before they are normalized.
-      mean, std: of the training rows, which inputs are normalized with, nested tuples; None for none.
+      encode: conversion of words to numbers; a word that no training row has gets no flag, or -1.
+      dtype: type of the training rows' inputs before normalization.
+      mean, std: mean and deviation of the training rows, for normalization, nested tuples; None for no normalization.
 
     Example:
       >>> from pfl_jax import data
@@ -118,15 +118,15 @@ class Preparation:
     std: Any = None
 
     def __call__(self, rows: Any) -> np.ndarray:
-        """Inputs [P, ...] of new rows: those of a training row are what they were in training, bit for bit.
+        """Inputs [P, ...] of new rows; a row with the values of a training row gives the same input, bit for bit.
 
         Args:
-          rows: a mapping from names to columns, or a data frame; columns that are no inputs are left alone. Numbers may
-            be texts, as in csv.DictReader, and words that read as numbers or True may be these, as in pandas.
+          rows: a mapping from names to columns, or a data frame; columns that are not inputs are ignored. Numbers may
+            be texts, as from csv.DictReader; words that read as numbers or True may be those values, as from pandas.
 
         Raises:
-          InvalidInput: the rows are something else, or a column is missing, or has what the training rows did not:
-            another kind or shape, or nothing.
+          InvalidInput: the rows are something else, a column is missing, or a column differs from the training rows:
+            another kind or shape, or a missing value.
         """
         names = {one.name for one in self.columns}
         found = list(named_columns("the table", rows))
@@ -134,7 +134,7 @@ class Preparation:
         if gone := [one.name for one in self.columns if one.name not in given]:
             raise InvalidInput(f"the table has no column {gone[0]} (there are {', '.join(dict(found))})")
         x = self.side_by_side({one.name: one.alike(given[one.name]) for one in self.columns})
-        # Whole numbers that training had as floats were rounded once, to float32.
+        # Whole numbers that were floats in training were rounded once, to float32.
         x = checks.inputs(x.astype(np.float64) if self.dtype == "float32" else x, "the table")
         with np.errstate(invalid="ignore"):
             whole = x.astype(self.dtype)
@@ -154,7 +154,7 @@ class Preparation:
 
     @classmethod
     def from_json(cls, text: str) -> "Preparation":
-        """The preparation that `to_json` wrote."""
+        """The preparation from the text that `to_json` wrote."""
         fields = json.loads(text)
         own = [InputColumn(**{key: _tuples(value) for key, value in one.items()}) for one in fields.pop("columns")]
         return cls(tuple(own), **{key: _tuples(value) for key, value in fields.items()})
@@ -168,9 +168,9 @@ def _tuples(value: Any) -> Any:
 def fit(
     inputs: Mapping[str, Any], train: Any, impute: Impute | None, encode: Encode | None
 ) -> tuple[Preparation, np.ndarray]:
-    """Preparation of the columns `inputs` by the rows `train`, a slice or numbers, and the inputs of all rows.
+    """Preparation of the columns `inputs`, fitted to the rows `train`, a slice or numbers; and the inputs of all rows.
 
-    `impute` and `encode` are those of `pfl_jax.data.arrays.from_tables`.
+    `impute` and `encode` are as in `pfl_jax.data.arrays.from_tables`.
     """
     prepared = Preparation(tuple(_fitted(name, column, train, impute) for name, column in inputs.items()), encode)
     x = checks.inputs(prepared.side_by_side(inputs), "x")
@@ -194,7 +194,7 @@ def _fitted(name: str, column: Any, train: Any, impute: Impute | None) -> InputC
 
 
 def _fill(name: str, there: np.ndarray, strategy: str) -> Any:
-    """What takes the place of missing values: a word, a number, or lists of numbers for an array."""
+    """Replacement of missing values: a word, a number, or lists of numbers for an array."""
     impute = imported("sklearn.impute", "missing values need scikit-learn: pip install scikit-learn")
     flat = there.astype(object if there.dtype.kind in "UO" else np.float64).reshape(len(there), -1)
     if columns.missing(there).reshape(flat.shape).all(axis=0).any():
@@ -207,9 +207,9 @@ def _fill(name: str, there: np.ndarray, strategy: str) -> Any:
 
 
 def normalized(made: Dataset, prepared: Preparation) -> tuple[Dataset, Preparation]:
-    """The data set `made`, normalized by its training rows, and the preparation `prepared` that does so too.
+    """The data set `made`, normalized by its training rows, and the preparation `prepared` with that normalization.
 
-    uint8 images stay as they are, and the data set has the mean and deviation of pixels / 255.
+    uint8 images stay unchanged, and the data set has the mean and deviation of pixels / 255.
     """
     train_x = made.train_x
     axes = (0, 1, 2) if train_x.ndim == 4 else (0,)
@@ -220,7 +220,7 @@ def normalized(made: Dataset, prepared: Preparation) -> tuple[Dataset, Preparati
     std = np.sqrt(sum(np.square(part - mean).sum(axes, np.float64) for part in parts) / size)
     lowest = train_x.min(axes)
     constant = lowest == train_x.max(axes)
-    # Rounding would leave a constant a mean and a deviation that are nearly, and not exactly, its own and 0.
+    # By rounding, the mean and deviation of a constant would be only nearly its value and 0.
     mean, std = np.where(constant, lowest, mean), np.where(constant, 1.0, std)
     if train_x.dtype == np.uint8 and train_x.ndim == 4:
         std = np.where(constant, 1.0, std / 255)

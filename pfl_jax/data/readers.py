@@ -1,7 +1,7 @@
 """Readers of a user's files and folders, which give tables: .npz, .csv, images by class, Hugging Face, LEAF and Flower.
 
-Damaged files raise what the packages raise that read them; `pfl_jax.data.own_files` says which file it was. What is
-written for others, and the formats of LEAF and Flower, is in `pfl_jax.data.interchange`.
+Damaged files raise the errors of the packages that read them; `pfl_jax.data.own_files` adds the name of the file. The
+writers for other libraries, and the formats of LEAF and Flower, are in `pfl_jax.data.interchange`.
 """
 
 import csv
@@ -26,7 +26,7 @@ SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
 }
-"""Name of a split, in lower case -> what it is."""
+"""Name of a split, in lower case -> its use."""
 
 T = TypeVar("T")
 
@@ -35,11 +35,11 @@ LABEL = "label"
 
 _WHOLE = r"-?(0|[1-9]\d*)"
 CLIENT_NUMBER, LABEL_NUMBER = re.compile(_WHOLE), re.compile(_WHOLE + r"(\.\d+)?([eE][-+]?\d+)?")
-"""Numbers in texts that name something: 07 is another one than 7."""
+"""Whole and other numbers as texts that are names: 07 is another name than 7."""
 
 
 def npz(path: Path, roles: Roles) -> list[Table]:
-    """Tables of an .npz file: arrays, and those of the test rows with test_ before their names.
+    """Tables of an .npz file: its arrays, and those of the test rows, whose names begin with test_.
 
     Only the arrays that are asked for are read.
     """
@@ -61,7 +61,7 @@ def csv_file(path: Path, roles: Roles) -> Table:
         try:
             lines = [(reader.line_num, [field.strip() for field in row]) for row in reader if row]
         except csv.Error as error:
-            raise InvalidInput(f"{path}: line {reader.line_num} is no CSV ({error}): is a quote closed?") from None
+            raise InvalidInput(f"{path}: line {reader.line_num} is not CSV ({error}): is a quote closed?") from None
     if len(lines) < 2:
         raise InvalidInput(f"{path} has no rows: give a header and a row for each example")
     (_, header), *rows = lines
@@ -76,9 +76,9 @@ def csv_file(path: Path, roles: Roles) -> Table:
 
 
 def train_and_test(source: object, splits: dict[str, T]) -> list[tuple[T, bool]]:
-    """The training set of splits by name, and the test set if there is one; and whether it is the latter.
+    """Training set, and test set if there is one, from splits by name; each with whether it is the test set.
 
-    Without a test split, the one for validation is. Splits that are neither are left out, with a warning.
+    Without a test split, the validation split is the test set. Other splits are left out, with a warning.
     """
     kinds = {SPLITS.get(name.lower(), name): name for name in reversed(splits)}
     train = kinds.get("train", next(iter(splits)) if len(splits) == 1 else None)
@@ -91,10 +91,10 @@ def train_and_test(source: object, splits: dict[str, T]) -> list[tuple[T, bool]]
 
 
 def regular_files(path: Path) -> list[Path]:
-    """Regular files below a folder, sorted, without those that are hidden or lie in hidden folders."""
+    """Regular files below a folder, sorted, without hidden files and files in hidden folders."""
     found, seen = [], set()
     for folder, names, files in os.walk(path, followlinks=True):
-        # A link may lead to a folder that it lies in.
+        # A link may lead to a folder above it.
         is_new = (real := os.path.realpath(folder)) not in seen
         seen.add(real)
         names[:] = [name for name in names if is_new and not name.startswith(".")]
@@ -103,10 +103,11 @@ def regular_files(path: Path) -> list[Path]:
 
 
 def image_folder(path: Path, label: str | None, client: str | None) -> list[Table]:
-    """Tables of the images of a folder: columns image, that of the labels, and of the clients.
+    """Tables of the images in a folder, with columns for images, labels and, if there are any, clients.
 
-    Folders are [split/][client/]class/: a first level of names like train and test are splits. Of two further levels
-    the first are the clients if `client` is given, and the classes if `label` is, which takes what is below as one.
+    Folders are [split/][client/]class/: a first level of names like train and test are splits. If two further levels
+    follow, the first is the clients if `client` is given; if only `label` is given, it is the classes, and all images
+    below count.
     """
     images = [one for one in regular_files(path) if one.suffix.lower() in pictures.ENDINGS]
     levels = {one: folders for one in images if (folders := one.relative_to(path).parts[:-1])}
@@ -161,32 +162,32 @@ def tables(source: object, splits: dict[str, Any], roles: Roles) -> list[Table]:
 
 
 def _table(source: object, rows: Any, roles: Roles, *, is_test: bool) -> Table:
-    """Table of a split, with pictures as they look, and names in the place of the numbers of classes."""
+    """Table of a split, with pictures as arrays, and names in place of the numbers of classes."""
     if not hasattr(rows, "__len__"):
         raise InvalidInput(
             f"{source} is a stream: take rows of it, datasets.Dataset.from_list(list(stream.take(1000)))"
         )
     images = {name for name, feature in rows.features.items() if type(feature).__name__ == "Image"}
-    # Targets stay as they are stored: the palette of a mask numbers its classes. Other pictures are not read.
+    # Targets stay as stored: the palette of a mask numbers its classes. Other pictures are not read.
     images -= {*names_of(roles.labels)}
     chosen = images & {*names_of(roles.inputs or list(images))} - {*names_of(roles.drop)}
     named: dict[str, Any] = {name: list(rows.with_format(None)[name]) for name in rows.features if name in chosen}
     named |= arrays(rows.select_columns([name for name in rows.features if name not in images]))
     name = roles.labels if isinstance(roles.labels, str) else ""
     if name in named and (names := getattr(rows.features[name], "names", None)):
-        # Without a label is None, which is NaN here, or -1.
+        # A missing label is None, NaN here, or -1.
         there = named[name] >= 0
         named[name] = columns.without(np.array(names)[np.where(there, named[name], 0).astype(int)], ~there)
     return table(source, named.items(), is_test=is_test)
 
 
 def is_leaf(path: Path) -> bool:
-    """Whether this is a LEAF file, or a folder of some."""
+    """Whether this is a LEAF file, or a folder of LEAF files."""
     return path.suffix == ".json" or (path.is_dir() and any(leaf_files(path).values()))
 
 
 def leaf_files(path: Path) -> dict[str, list[Path]]:
-    """LEAF's files of each split, train alone where there is one set of files."""
+    """LEAF's files of each split; only train if there is one set of files."""
     if path.is_file():
         return {"train": [path]}
     folders = {"train": path}
@@ -202,14 +203,14 @@ def leaf_users(files: Sequence[Path]) -> Iterator[tuple[str, list[Any], list[Any
     """Name, x and y of each user with rows in LEAF's files of a split.
 
     Raises:
-      ValueError: a user who is there twice, or with another number of x than of y.
+      ValueError: a user occurs twice, or has different numbers of x and y.
     """
     seen: dict[str, Path] = {}
     for file in files:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content["users"], list):
-            raise ValueError(f"the users of {file.name} are no list")
-        # Not num_samples: LEAF counts the test rows of Shakespeare that it leaves out between the two sets.
+            raise ValueError(f"the users of {file.name} are not a list")
+        # Not num_samples: for Shakespeare, LEAF includes the test rows that it leaves out between the two sets.
         for user in map(str, content["users"]):
             rows = content["user_data"][user]
             if len(rows["x"]) != len(rows["y"]):
@@ -236,25 +237,25 @@ def leaf(path: Path) -> list[Table]:
 
 
 def _narrow(values: Any) -> Any:
-    """A column of lists, whose whole numbers have no width, as bytes if all of them are such."""
+    """A column of lists as bytes, if all of its numbers fit: whole numbers in lists have no width."""
     column = columns.plain(values)
     is_bytes = column.dtype.kind in "iu" and 0 <= column.min(initial=0) <= column.max(initial=0) < 256
     return column.astype(np.uint8) if is_bytes else column
 
 
 def is_flower(path: Path) -> bool:
-    """Whether this is a folder of partitions, as Flower has them."""
+    """Whether this is a folder of partitions in Flower's format."""
     return path.is_dir() and any(_partitions(path))
 
 
 def _partitions(path: Path) -> list[int]:
-    """Numbers of the partitions of a folder, sorted; others, such as partition_backup, are left alone."""
+    """Numbers of the partitions in a folder, sorted; other folders, such as partition_backup, are ignored."""
     found = (re.fullmatch(r"partition_(\d+)", one.name) for one in path.iterdir() if one.is_dir())
     return sorted(int(name[1]) for name in found if name)
 
 
 def flower(path: Path, roles: Roles) -> list[Table]:
-    """Tables of Flower's folder of partitions, whose numbers are the clients."""
+    """Tables of Flower's folder of partitions; the numbers of the partitions are the clients."""
     found = []
     for number in _partitions(path):
         folder = path / f"partition_{number}"

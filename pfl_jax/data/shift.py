@@ -1,7 +1,7 @@
 """Distribution shift between groups of clients: permuted labels (concept shift), or inputs that differ (feature skew).
 
 Source of labels and rotations: FedPAC (Xu, Tong & Huang 2023), Section 6.2 "Robustness to Concept Shift" and Appendix
-C.10; of noise, whose strength grows from client to client: Li et al., Federated Learning on Non-IID Data Silos (ICDE
+C.10. Source of the noise, which grows from client to client: Li et al., Federated Learning on Non-IID Data Silos (ICDE
 2022), Section 4. Client i belongs to group i mod G, as in the partitions. This module draws the shift;
 `pfl_jax.data.federated.client_data` applies it to all examples.
 """
@@ -65,7 +65,7 @@ def rotations(num_clients: int, num_groups: Count) -> np.ndarray:
 
 @check_arguments
 def noise_levels(num_clients: int, num_groups: Count, train_x: np.ndarray) -> np.ndarray:
-    """Standard deviation of the noise on each client's inputs, float32 [N]: g / G of that of `train_x` for group g.
+    """Standard deviation of the noise on each client's inputs, float32 [N]: in group g, g / G times that of `train_x`.
 
     Args:
       num_clients: N.
@@ -83,14 +83,14 @@ def noise_levels(num_clients: int, num_groups: Count, train_x: np.ndarray) -> np
 
 @check_arguments
 def missing_inputs(num_clients: int, num_groups: Count, shape: Sequence[int], seed: int = 0) -> np.ndarray:
-    """Which numbers of an input each client lacks, bool [N, ...]: 1 / G of them, other ones in each group.
+    """Numbers of an input that each client lacks, bool [N, ...]: 1 / G of them, different ones in each group.
 
-    The first group lacks none. Of images [H, W, C], pixels are missing in all channels: [N, H, W, 1].
+    The first group lacks none. In images [H, W, C], pixels are missing in all channels: [N, H, W, 1].
 
     Args:
       num_clients: N.
       num_groups: G.
-      shape: of one input.
+      shape: shape of one input.
       seed: seed of the draw.
 
     Example:
@@ -117,19 +117,19 @@ def check(shift: Shift, dataset: Dataset) -> None:
     if shift in ("noise", "missing") and kind not in (np.uint8, np.float32):
         raise InvalidInput(f"shift {shift} is for inputs of uint8 or float32, not {kind}")
     if shift == "labels" and not dataset.num_classes:
-        raise InvalidInput(f"shift labels permutes classes, and the targets of {dataset.description} are none")
+        raise InvalidInput(f"shift labels permutes classes, but the targets of {dataset.description} are not classes")
 
 
 def draw(shift: Shift, dataset: Dataset, num_clients: int, num_groups: int, seed: int) -> dict[str, np.ndarray]:
-    """Values [N, ...] of the fields of `FederatedData` that say how a shift changes each client's examples.
+    """Values [N, ...] of the fields of `FederatedData` that define how a shift changes each client's examples.
 
     Args:
-      shift: its kind.
+      shift: kind of the shift.
       dataset: the examples.
-      num_clients, num_groups, seed: N, G and the seed of what is random.
+      num_clients, num_groups, seed: N, G and the seed of all random numbers.
 
     Raises:
-      InvalidInput: there is one group, in which clients would not differ.
+      InvalidInput: there is only one group, so clients would not differ.
     """
     if shift != "none" and num_groups == 1 < num_clients:
         raise InvalidInput(f"shift {shift} makes groups of clients differ: give num_groups, at least 2")
@@ -150,7 +150,7 @@ def shifted(x: jax.Array, data: Any, row: jax.Array | int, client: jax.Array | i
     Args:
       x: the inputs.
       data: the `FederatedData`.
-      row: of the client in its tables.
+      row: row of the client in the tables.
       client: number of the client.
       split: number of the part of its examples.
     """
@@ -171,7 +171,7 @@ def direction(degrees: float | np.ndarray) -> np.ndarray:
 
 
 def add_noise(x: jax.Array, level: jax.Array, client: jax.Array | int, split: int) -> jax.Array:
-    """Add a client's noise to its inputs [n, ...], of the same values in every round.
+    """Add a client's noise to its inputs [n, ...]; the noise is the same in every round.
 
     Args:
       x: inputs, float32.

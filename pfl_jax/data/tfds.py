@@ -35,16 +35,16 @@ HOST_TIMEOUT = 5.0
 
 
 def folder_or_default(data_dir: Path | None) -> Path:
-    """The data folder `data_dir`, or that of tfds by default."""
+    """The data folder `data_dir`, or by default the folder of tfds."""
     if data_dir is not None:
         return data_dir
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
 def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str] | None:
-    """Examples and version of the dataset as prepared by tfds, or as cached by an earlier run; None without either.
+    """Examples and version of the dataset as prepared by tfds, or as cached by an earlier run; None if neither exists.
 
-    Arguments are those of `pfl_jax.data.sources.load`. Prepared data that cannot be read is an InvalidInput.
+    Arguments are as in `pfl_jax.data.sources.load`. Prepared data that cannot be read is an InvalidInput.
     """
     folder = folder_or_default(data_dir)
     kept = _newest((folder / "pfl_jax").glob(f"{spec.name}-*.npz"))
@@ -69,12 +69,13 @@ def find(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arra
 
 
 def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[Arrays, str]:
-    """Download and prepare the dataset with tfds; arguments and results are those of `find`.
+    """Download and prepare the dataset with tfds; arguments and results are as in `find`.
 
-    A host that does not answer within HOST_TIMEOUT, and whatever fails in tfds, is an InvalidInput.
+    A host that does not answer within HOST_TIMEOUT, and any failure in tfds, is an InvalidInput.
     """
     folder = folder_or_default(data_dir)
-    if reason := _unreachable(spec.url):
+    reason = _unreachable(spec.url) if spec.tfds_name else "it is not in tensorflow-datasets"
+    if reason:
         raise InvalidInput(
             f"{spec.name} cannot be downloaded: {reason}; give data_dir (--data-dir) a folder that has it, or "
             "use source embedded"
@@ -88,18 +89,18 @@ def download(spec: DatasetSpec, data_dir: Path | None, notify: Notify) -> tuple[
             else:
                 builder = tfds.builder(spec.tfds_name, data_dir=folder, try_gcs=False)
                 builder.download_and_prepare(download_config=config)
-        except Exception as error:  # tfds raises whatever requests, TensorFlow, tar or the file system raise
+        except Exception as error:  # any error of requests, TensorFlow, tar or the file system
             raise InvalidInput(
                 f"tensorflow-datasets cannot prepare {spec.name} in {folder}: {one_line(error)}; if an archive is "
                 f"damaged, remove it from {folder / 'downloads'}, and it is downloaded again"
             ) from error
     result = find(spec, folder, notify)
-    assert result is not None  # It was prepared there.
+    assert result is not None  # The dataset was prepared there.
     return result
 
 
 def _version(path: Path) -> str:
-    """Version in the name of a folder "3.0.2" or file "cifar10-3.0.2.npz"; "" if there is none."""
+    """Version in the name of a folder "3.0.2" or file "cifar10-3.0.2.npz"; "" without a version."""
     found = re.fullmatch(r"(?:.*-)?(\d+\.\d+\.\d+)(?:\.npz)?", path.name)
     return found[1] if found else ""
 
@@ -109,7 +110,7 @@ def _newest(paths: Iterable[Path]) -> Path | None:
 
 
 def _read_cache(path: Path, spec: DatasetSpec) -> Arrays | None:
-    """Cached arrays; None if they are damaged, or of other data."""
+    """Cached arrays; None if they are damaged, or belong to other data."""
     try:
         with open_npz(path) as stored:
             arrays = Arrays(*(np.asarray(stored[name]) for name in Arrays._fields))
@@ -176,7 +177,7 @@ def _prepare_cinic10(tfds: Any, url: str, folder: Path, config: Any) -> None:
     archive, features = downloads.download(url), tfds.features
 
     def examples(split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        # Not the hidden files that macOS leaves behind.
+        # Skips the hidden files that macOS leaves behind.
         pattern = re.compile(rf"(?:.*/)?{split}/({'|'.join(CINIC10_CLASSES)})/([^./][^/]*\.png)")
         # The archive is read member by member and not unpacked onto the disk.
         for path, file in downloads.iter_archive(archive):

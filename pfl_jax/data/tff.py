@@ -1,4 +1,4 @@
-"""Client data of TensorFlow Federated (TFF), read without TensorFlow: SQLite, also compressed, and HDF5.
+"""Client data of TensorFlow Federated (TFF), read without TensorFlow: SQLite, possibly compressed, and HDF5.
 
 SQLite has a table client_metadata (client_id, split_name, num_examples) and a table examples (split_name, client_id,
 serialized_example_proto) of serialized tf.train.Example messages. HDF5 has a file for each split, NAME_train.h5 and
@@ -42,24 +42,24 @@ message_type {
 }
 message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: "Features" } }
 """
-"""Messages of tf.train.Example, with a map as the entries that it is on the wire."""
+"""Messages of tf.train.Example, with a map in its wire format, a list of entries."""
 
 Features: TypeAlias = tuple[str, Sequence[Any], Sequence[Any]]
-"""Name of a client, and of its training and its test examples the features, each a list with a value of each example.
+"""Name of a client, features of its training examples and of its test examples: each a list with one value per example.
 
 A value is a text as bytes, a whole number, or an array of floats."""
 
 
 def read(path: Path, splits: Sequence[str], features: Sequence[str], number: int | None) -> Iterator[Features]:
-    """The first clients, by their names' order, that have training and test examples.
+    """The first clients, in the order of their names, that have training and test examples.
 
-    Errors are those of the packages that read the file.
+    Errors are raised by the packages that read the file.
 
     Args:
       path: the SQLite file, or the folder of HDF5 files.
-      splits: names of the splits of training and of test examples in SQLite; HDF5 files end in _train and _test.
-      features: names of those that are wanted of an example.
-      number: of clients; None for all.
+      splits: names of the training and test splits in SQLite; HDF5 files end in _train and _test.
+      features: names of the features that are wanted.
+      number: number of clients; None for all.
     """
     return _read_hdf5(path, features, number) if path.is_dir() else _read_sqlite(path, splits, features, number)
 
@@ -90,7 +90,7 @@ def _read_sqlite(path: Path, splits: Sequence[str], features: Sequence[str], num
 
 
 def _uncompressed(path: Path) -> Path:
-    """The file, which is unpacked beside a compressed one, once, as TFF does."""
+    """The file; a compressed one is unpacked beside it, once, as TFF does."""
     if path.suffix not in COMPRESSED:
         return path
     target = path.with_suffix("")
@@ -115,7 +115,7 @@ def _read_hdf5(path: Path, features: Sequence[str], number: int | None) -> Itera
 @functools.cache
 def _parser() -> Callable[[bytes], Any]:
     """Parser of a message of _SCHEMA."""
-    # Imported now: every start of an experiment would wait for it.
+    # Imported only here: otherwise every start of an experiment would wait for it.
     from google.protobuf import text_format
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.descriptor_pool import DescriptorPool
@@ -128,7 +128,7 @@ def _parser() -> Callable[[bytes], Any]:
 
 
 def parse_example(serialized: bytes) -> dict[str, Any]:
-    """Features of a serialized tf.train.Example: bytes or a whole number of one value, an array of several or floats.
+    """Features of a serialized tf.train.Example: a single value as bytes or a whole number, several or floats as array.
 
     Reference:
       tensorflow/core/example/example.proto and feature.proto.

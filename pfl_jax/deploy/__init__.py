@@ -1,7 +1,7 @@
-"""Methods outside the simulation: a server and clients that are processes of their own.
+"""Methods outside the simulation: a server and clients in separate processes.
 
-`pfl_jax.deploy.deployment` computes what server and clients do, whatever carries their messages; Flower does by
-`pfl_jax.deploy.flower`.
+`pfl_jax.deploy.deployment` computes the work of server and clients, whatever carries their messages.
+Flower carries them in `pfl_jax.deploy.flower`.
 """
 
 from pfl_jax.deploy.deployment import DeployedRound, Deployment, Request

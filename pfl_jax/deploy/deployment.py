@@ -1,7 +1,7 @@
 """A run as its server and each of its clients compute it, whatever carries the messages between them.
 
-Keys and cohorts are those of `pfl_jax.run`, which it equals, to the rounding of differently compiled programs. The
-server's state is in the server, a client's in a file of the client; messages are arrays by name.
+It has the keys and cohorts of `pfl_jax.run`, and equals it up to the rounding of differently compiled programs. The
+server holds its state, and each client has a file with its own; messages are arrays by name.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Request(NamedTuple):
     Attributes:
       kind: "train" asks for local training, "evaluate" for the scores of the model that the client would deploy.
       round: number of completed rounds.
-      arrived: number of the last round, from 1, whose message of this client arrived; 0 for none.
+      arrived: number of the last round, from 1, in which this client's message arrived; 0 for none.
       arrays: the parts of the server's state that clients read.
     """
 
@@ -67,8 +67,8 @@ class DeployedRound(NamedTuple):
       round: number of the round, counted from 1.
       server: the server's state after the round.
       cohort: [M], numbers of the drawn clients, ascending.
-      arrived: [M], bool: whether the client's message arrived. Without any, the server's state stays as it was.
-      received: Scores [N] as of `pfl_jax.RoundResult`, NaN for clients that did not answer; None if not evaluated.
+      arrived: [M], bool: whether the client's message arrived. Without any, the server's state does not change.
+      received: Scores [N] as in `pfl_jax.RoundResult`, NaN for clients that did not answer; None if not evaluated.
       traffic: bytes of all messages of the training of this round, as they were sent.
     """
 
@@ -99,11 +99,11 @@ def _program(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, eq=False)
 class Deployment:
-    """What server and clients of a run agree on before it begins; each of them makes it anew from the same program.
+    """Definition of a run that its server and clients share; each of them makes it from the same program.
 
     Attributes:
       method: the method, or a schedule, see `pfl_jax.run`.
-      settings: rounds, participation, stragglers and evaluations; what else goes wrong is left to the world.
+      settings: rounds, participation, stragglers and evaluations; other failures are not simulated.
       key: the run's key. Everybody knows it: it hides nothing.
       num_clients: number of clients N.
       example: examples of any client, or their shapes and types with a leading axis n; their values are not read.
@@ -120,7 +120,7 @@ class Deployment:
     example: ClientData
 
     def __post_init__(self) -> None:
-        for name in ("drop_rate", "attackers", "before_aggregation", "timetable"):
+        for name in ("drop_rate", "attackers", "before_aggregation", "timetable", "patience", "select"):
             if getattr(self.settings, name):
                 raise InvalidInput(f"{name} is for simulations only: leave it out")
         method = at_round(self.method, 0)
@@ -130,7 +130,7 @@ class Deployment:
             raise InvalidInput("this method cannot be deployed: its clients take turns in each round")
         self._settled_from  # noqa: B018, the check of the server's aggregation
 
-    # What the server does.
+    # Work of the server.
 
     def rounds(self, ask: Ask) -> Iterator[DeployedRound]:
         """The rounds of the run, at the server.
@@ -188,7 +188,7 @@ class Deployment:
                 scores.by_name[name][client] = value  # pyright: ignore[reportIndexIssue]
         return scores
 
-    # What a client does.
+    # Work of a client.
 
     def answer(self, client: int, request: Request, train: ClientData, test: ClientData, file: Path) -> Arrays:
         """Answer of a client to the server; nothing, if the client diverged.
@@ -226,7 +226,7 @@ class Deployment:
             with open_npz(file) as stored:
                 state, last = _as_tree((expected, jax.ShapeDtypeStruct((), jnp.int32)), dict(stored), "it")
         except BAD_NPZ as error:
-            raise InvalidInput(f"{file} is no state of this client: {error}") from error
+            raise InvalidInput(f"{file} is not a state of this client: {error}") from error
         if arrived == last:
             leaves, structure = jax.tree.flatten(state)
             state = jax.tree.unflatten(structure, [leaves[origin] for origin in self._settled_from])
@@ -249,7 +249,7 @@ class Deployment:
 
     @_program
     def _train(self, server, state, train: ClientData, index, client) -> tuple[PyTree, PyTree, jax.Array]:
-        """A client's next state, the two parts of its message, and whether all that is finite."""
+        """A client's next state, the two parts of its message, and whether all of these are finite."""
         method, key = at_round(self.method, index), fold_in(fold_in(self.key, index), client)
         result = method.local(key, server, state, train)
         finite = all_finite((result.client, result.message))
@@ -274,11 +274,11 @@ class Deployment:
         server, clients, _ = at_round(self.method, index).aggregate(key, server, clients, join(rows, sums), cohort)
         return server, clients
 
-    # What is known from shapes alone.
+    # Facts known from shapes alone.
 
     @cached_property
     def _shapes(self) -> tuple[PyTree, PyTree, tuple[PyTree, PyTree]]:
-        """Shapes of the server's state, of a client's, and of the two parts of its message."""
+        """Shapes of the server's state, of a client's state, and of the two parts of a client's message."""
         server, client = jax.eval_shape(self._first_server), jax.eval_shape(self._first_client, self.example, 0)
         return server, client, jax.eval_shape(self._train, server, client, self.example, 0, 0)[1]
 
@@ -287,7 +287,7 @@ class Deployment:
         """For each leaf of the server's state, whether training or evaluation reads it."""
 
         def both(server, state, examples):
-            # Not as compiled functions, which would read all that they are given.
+            # Not as compiled functions, which would read all their arguments.
             trained, scored = (type(self).__dict__[name].__wrapped__ for name in ("_train", "_score"))
             return trained(self, server, state, examples, 0, 0), scored(self, server, state, examples, examples, 0, 0)
 
@@ -298,7 +298,7 @@ class Deployment:
 
     @cached_property
     def _settled_from(self) -> list[int]:
-        """For each leaf of a client's state after a round, the leaf of its trained state that it is."""
+        """For each leaf of a client's state after a round, the number of the same leaf in its trained state."""
         size, (server, client, (rows, sums)) = self.settings.cohort_size(self.num_clients, 0), self._shapes
         cohort = jax.eval_shape(lambda: self._sample(jnp.int32(0), size))
         rows, clients = _stacked((rows, client), size)
@@ -308,7 +308,7 @@ class Deployment:
         used = _live(jaxpr, jaxpr.outvars[: len(jaxpr.outvars) - number])
         if not used.isdisjoint(inputs) or not all(out in inputs for out in outputs):
             raise InvalidInput(
-                "this method cannot be deployed: its server reads or computes states of clients, which are not there"
+                "this method cannot be deployed: its server reads or computes states of clients, which it does not have"
             )
         return [inputs.index(out) for out in outputs]
 
@@ -329,7 +329,7 @@ def _named(tree: PyTree) -> Arrays:
 
 
 def _as_tree(shapes: PyTree, arrays: Arrays, what: str) -> Any:
-    """Tree of these shapes and types, of arrays from `_named`; InvalidInput, which calls them `what`, for others."""
+    """Tree of these shapes and types from arrays of `_named`; InvalidInput for others, which it calls `what`."""
     return tree_of(arrays, shapes, what, **_PATHS)
 
 

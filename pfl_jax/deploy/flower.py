@@ -86,7 +86,7 @@ class _Nodes:
         self._clients: dict[int, int] = {}
 
     def connected(self) -> dict[int, int]:
-        """Client number -> node; of a client that was started anew, the node that came last."""
+        """Client number -> node; for a client that was restarted, its last node."""
         nodes = list(self._grid.get_node_ids())
         unknown = [
             self._message(self._flower.RecordDict(), node, "query") for node in nodes if node not in self._clients
@@ -96,7 +96,7 @@ class _Nodes:
         return {client: node for node, client in self._clients.items() if node in nodes}
 
     def ask(self, requests: dict[int, Request]) -> tuple[dict[int, Arrays], Traffic]:
-        """Bring requests to clients, see `pfl_jax.deploy.deployment.Ask`; bytes are those of the serialized arrays."""
+        """Bring requests to clients, see `pfl_jax.deploy.deployment.Ask`; bytes are of the serialized arrays."""
         nodes, messages = self.connected(), []
         for client, request in requests.items():
             if client in nodes:
@@ -113,7 +113,7 @@ class _Nodes:
         return self._flower.Message(content, node, kind, ttl=self._timeout)
 
     def _exchange(self, messages: list[Any]) -> dict[int, Any]:
-        """Node -> content of its reply, of replies without errors that arrive in time."""
+        """Node -> content of its reply, for replies without errors that arrive in time."""
         replies = list(self._grid.send_and_receive(messages, timeout=self._timeout)) if messages else []
         for reply in replies:
             if reply.has_error():

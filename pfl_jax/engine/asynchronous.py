@@ -1,7 +1,7 @@
-"""Asynchronous rounds and virtual time: devices of clients, who trains when, and messages from earlier server states.
+"""Asynchronous rounds and virtual time: clients' devices, who trains when, and messages from earlier server states.
 
-Time does not depend on values, so that a run's events are simulated on the host before anything is trained. Their
-result is a `Timetable`, which `pfl_jax.Settings` takes. docs/time.md has an example and the format of the files.
+Time does not depend on values, so a run's events are simulated on the host before anything is trained. The result is a
+`Timetable`, which `pfl_jax.Settings` takes. docs/time.md has an example and the format of the files.
 """
 
 import bisect
@@ -23,13 +23,13 @@ from pfl_jax.validation import Count, check_arguments
 from pfl_jax.wrappers.server_state import ExtendedServer, with_server_state
 
 Availability: TypeAlias = tuple[float, Sequence[Sequence[float]]]
-"""A period in seconds, and the intervals [start, end) within it in which a client can begin its work, ascending."""
+"""A period in seconds, and the ascending intervals [start, end) within it in which a client can begin its work."""
 
 TICK = 1e-6
 """Seconds by which a client may begin before its interval: sums of times are rounded."""
 
 SHORTEST, LATEST = 10 * TICK, 1e9
-"""Seconds of the shortest interval, and until which clients may wait for one: beyond, a sum loses a tick."""
+"""Seconds of the shortest interval; and the latest time until which clients may wait: later, a sum loses a tick."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Devices:
 
     Attributes:
       seconds_per_example: [N], seconds of training on one example.
-      bytes_per_second: [N], of what a client receives and sends.
+      bytes_per_second: [N], for receiving and sending.
       available: `Availability` of each client, None for always. A client that has begun also finishes.
 
     Raises:
@@ -58,7 +58,7 @@ class Devices:
             if not (np.isfinite(pair) & (pair > 0)).all():
                 raise InvalidInput(f"device {client} must have positive seconds_per_example and bytes_per_second")
             edges = [0.0] if one is None else [0, *(edge for interval in one[1] for edge in interval), one[0]]
-            # Starts are below ends, and an interval may begin where the one before it ends.
+            # Starts are below ends, and an interval may begin at the end of the previous one.
             is_whole = one is None or (len(edges) % 2 == 0 and len(edges) > 2 and np.isfinite(edges).all())
             steps = np.diff(edges) if is_whole else np.array([-1.0, -1.0])
             if one is not None and (min(steps) < 0 or min(steps[1::2]) < SHORTEST):
@@ -71,8 +71,8 @@ class Devices:
         """Seconds [n] of the work of the first n clients in a round, download and upload included.
 
         Args:
-          examples: [n], examples that each visits, an example of several epochs in each of them.
-          bytes_up, bytes_down: what a client sends and receives, see `pfl_jax.engine.communication.traffic`.
+          examples: [n], examples that each client visits; with several epochs, counted once per epoch.
+          bytes_up, bytes_down: bytes that a client sends and receives, see `pfl_jax.engine.communication.traffic`.
         """
         number = len(examples)
         moved = (bytes_up + bytes_down) / np.asarray(self.bytes_per_second[:number], np.float64)
@@ -97,7 +97,7 @@ class Devices:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Timetable:
-    """Who sends a message in which round, how old it is, and when the round ends.
+    """Clients that send a message in each round, the age of each message, and the time when each round ends.
 
     Attributes:
       clients: [R, K], int32, distinct client numbers of each round, ascending.
@@ -106,7 +106,7 @@ class Timetable:
       seconds: [R], virtual time of each server step, ascending.
 
     Raises:
-      InvalidInput: other shapes, clients that are not ascending, or a staleness of more rounds than there were.
+      InvalidInput: other shapes, clients that are not ascending, or a staleness of more rounds than there were before.
     """
 
     clients: np.ndarray
@@ -142,25 +142,25 @@ def timetable(
 ) -> Timetable:
     """Simulate the events of synchronous or asynchronous rounds.
 
-    Asynchronous, `concurrency` clients train at any time. A client that finishes puts its message into the buffer, and
+    Asynchronous: `concurrency` clients train at any time. A client that finishes puts its message into the buffer, and
     another one begins with the server's latest state. When the buffer has `buffer` messages, the server takes its step.
-    Whoever trains, or has a message in the buffer, does not begin again. Synchronous, `buffer` clients begin after each
-    step, and the step waits for the slowest. Either way those who begin are drawn uniformly among the available
-    clients; where there are too few, the free places are taken as soon as clients become available. Messages that
-    arrive at the same time arrive before anybody begins, so that equal devices, all available, with as many messages
-    in the buffer as clients at once are a synchronous run.
+    A client that trains, or has a message in the buffer, does not begin again. Synchronous: `buffer` clients begin
+    after each step, and the step waits for the slowest. In both cases the clients that begin are drawn uniformly among
+    the available ones; if there are too few, free places are taken as soon as clients become available. Messages that
+    arrive at the same time arrive before anybody begins. So asynchronous rounds with equal devices, always available,
+    and `concurrency` equal to `buffer` equal synchronous rounds.
 
     Args:
-      devices: of the clients, at least N.
+      devices: devices of the clients, at least N.
       seconds: [N], seconds of each client's work, see `Devices.seconds`.
-      rounds: R, server steps.
-      buffer: K, messages of a step.
+      rounds: R, number of server steps.
+      buffer: K, number of messages in a step.
       concurrency: clients that train at once; None for synchronous rounds.
-      seed: of the draws, of a generator of NumPy.
+      seed: seed of the draws, by NumPy's generator.
 
     Raises:
       InvalidInput: more messages in the buffer, or clients at once, than clients; fewer devices than clients; seconds
-        that are not finite, or so many that a device's availability is lost in rounding.
+        that are not finite, or so large that a device's availability is lost in rounding.
 
     Reference:
       Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba. Federated Learning with Buffered Asynchronous Aggregation.
@@ -215,7 +215,7 @@ def read_devices(path: str | Path) -> Devices:
         available also has "period", in seconds, and "available", [[start, end], ...].
 
     Raises:
-      InvalidInput: the file cannot be read, or is of another form.
+      InvalidInput: the file cannot be read, or has another form.
     """
     try:
         rows = json.loads(Path(path).expanduser().read_text())["devices"]
@@ -230,7 +230,7 @@ def read_devices(path: str | Path) -> Devices:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise InvalidInput(f"{path} is no trace of devices ({why}); docs/time.md has the format") from None
+        raise InvalidInput(f"{path} is not a trace of devices ({why}); docs/time.md has the format") from None
     return Devices(speeds[0], speeds[1], available)
 
 
@@ -239,7 +239,7 @@ def with_versions(method: Method, versions: int) -> Method:
 
     Args:
       method: the method to derive from.
-      versions: S; with none the method is returned as it is.
+      versions: S; with 0 the method is returned unchanged.
 
     Returns:
       A `Method` with an `ExtendedServer`, whose `extra` has leaves [S, ...], the latest of the earlier states first.
@@ -259,17 +259,17 @@ def with_versions(method: Method, versions: int) -> Method:
 def stale(method: Method, staleness: jax.Array) -> Method:
     """Method of one client that trained from an earlier state of the server.
 
-    It sends, in place of the value v of a `Mean` that it trained from received parameters,
+    In place of the value v of a `Mean` that it trained from received parameters, the client sends
 
         r + s (v - r');   s = 1 / sqrt(1 + staleness)
 
-    where r' are the parameters that it received and r those that it would receive now, see `trained_from` of
+    where r' are the parameters that it received and r the parameters that it would receive now, see `trained_from` of
     `pfl_jax.base.Method`. A `Mean` without received parameters, such as class means, has s times its weight instead.
-    Arrays without any, beside others that were received, exact means (`pfl_jax.base.Exact`) and parts that are no
-    `Mean` are sent as they are. A client that is not stale sends what that of `method` does, bit for bit.
+    Three parts are sent unchanged: arrays without received parameters in a `Mean` that has others, exact means
+    (`pfl_jax.base.Exact`), and parts that are not a `Mean`. With staleness 0 all messages are unchanged.
 
     Args:
-      method: one of `with_versions`, as a client follows it.
+      method: a method from `with_versions`, as a client follows it.
       staleness: int32 scalar, server steps since the client's download; at most the number of versions.
 
     Returns:
@@ -280,8 +280,8 @@ def stale(method: Method, staleness: jax.Array) -> Method:
       AISTATS 2022. Algorithm 1 (FedBuff), with updates scaled by 1 / sqrt(1 + staleness).
 
     Deviations:
-      The mean has the weights of `method`, most often numbers of examples, where the paper's is unweighted. The
-      server's learning rate is that of `pfl_jax.wrappers.server_optimizer`, by default 1.
+      The mean has the weights of `method`, most often numbers of examples; the paper's mean is unweighted. The server's
+      learning rate is 1, or the rate of `pfl_jax.wrappers.server_optimizer`.
     """
 
     def local(key, server: ExtendedServer, client, data):

@@ -28,9 +28,9 @@ class Outcome(NamedTuple):
       cohort: the participating clients; `present` marks those whose message arrived.
       finite: [M], bool: whether a client's state and message after training are free of NaN and infinity. Other clients
         become absent and keep their previous state. Scores do not count: nothing of the test set reaches the training.
-      server_finite: bool, the same for the server's next state and for the client states that it computed.
+      server_finite: bool, the same for the server's next state and the client states that the server computed.
       examples: training examples of the drawn cohort, each counted once; absent clients included.
-      info: the method's `Info`; rows are those of the clients of `cohort`, in that order. Rows of absent clients are
+      info: the method's `Info`; rows belong to the clients of `cohort`, in that order. Rows of absent clients are
         meaningless.
     """
 
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 def round_programs(
     method: Method | MethodSchedule, settings: RoundSettings, mesh: Mesh | None
 ) -> tuple[RoundProgram, ...]:
-    """RoundProgram for each network of a method: one, or those of a `Mixed`; settings and mesh are those of a run."""
+    """One RoundProgram for each network of a method: several for a `Mixed`; settings and mesh of the run."""
     mixed, chunk = mixture(method), settings.chunk
     if mixed is None:
         return (RoundProgram(method, settings, mesh),)
@@ -56,16 +56,16 @@ def round_programs(
 def chain_of(
     method: Method | MethodSchedule, settings: RoundSettings, state: State, num_clients: int, client: int
 ) -> tuple[int | None, PyTree, tuple[np.ndarray, PyTree, int]]:
-    """What a client deploys from, as `RoundProgram.personal` takes it.
+    """States from which a client's model is built, as `RoundProgram.personal` takes them.
 
     Args:
-      method, settings, state: of the run.
+      method, settings, state: method, settings and a state of the run.
       num_clients: N.
       client: number of the client.
 
     Returns:
-      Position of its network, None if all have the same; the state of its server; and its chain: the clients with which
-      it takes turns in an evaluation, or it alone, their states, and its place among them.
+      Position of its network, None if all have the same; the state of its server; and its chain: the clients that take
+      turns with it in an evaluation (without turns only itself), their states, and its position among them.
     """
     mixed, network, server, clients = mixture(method), None, state.server, state.clients
     members = np.arange(num_clients)
@@ -79,13 +79,18 @@ def chain_of(
 
 
 def sample(
-    programs: Sequence[RoundProgram], data: Federation, key: PRNGKey, round_index: jax.Array, size: int
+    programs: Sequence[RoundProgram],
+    data: Federation,
+    key: PRNGKey,
+    round_index: jax.Array,
+    size: int,
+    losses: jax.Array | None,
 ) -> tuple[Cohort, tuple[Places, ...]]:
     """Cohort of `size` clients of a round, and their places for each of the programs.
 
-    data, key and round_index are those of the run.
+    data, key and round_index are the run's; losses as in `sample_cohort`.
     """
-    cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings)
+    cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings, losses, data.active)
     return cohort, tuple(one.assign_devices(data, cohort.clients)[-1] for one in programs)
 
 
@@ -102,14 +107,14 @@ def train(
     """Body of every round: local training and aggregation.
 
     Args:
-      programs: those of `round_programs`.
+      programs: result of `round_programs`.
       data, trained, key, round_index, cohort: of the run.
-      servers, rows: for each network the server's state, and the states of its clients, leaves [D, W, ...].
+      servers, rows: for each network, the server's state and the states of its clients, leaves [D, W, ...].
 
     Returns:
       The next server states; the next scores of the clients' models right after their own last training; for each
-      network some clients' numbers, ascending, N or more in free places, None for all of them, with their next states;
-      and the outcome.
+      network, numbers of the updated clients, ascending, N or more in free places (None for all), and their next
+      states; and the outcome.
     """
     mesh, size = data.mesh or programs[0].mesh, len(cohort.clients)
     everyone = size == data.num_clients
@@ -132,7 +137,7 @@ def train(
         server, clients, info = method.aggregate(aggregation_key, server, before, messages, cohort)
         clients = choose(jnp.append(present, False)[own], clients, before)
         after, infos = [*after, server], [*infos, info]
-        # Distinct ones in free places too, as a scatter takes them.
+        # Free places have distinct numbers too, as a scatter needs them.
         ids = jnp.append(cohort.clients, cohort.num_clients)[own]
         ids = jnp.where(ids < cohort.num_clients, ids, cohort.num_clients + jnp.arange(len(own)))
         written.append((None if everyone else ids, clients))
@@ -144,5 +149,5 @@ def train(
 
 
 def _joined(parts: Sequence[PyTree]) -> PyTree:
-    """Rows [D, W, ...] of several networks in one table, next to each other."""
+    """Rows [D, W, ...] of several networks, side by side in one table."""
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), *parts)

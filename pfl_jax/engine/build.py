@@ -1,4 +1,4 @@
-"""The engine: one run of a method as four pure functions, wherever the clients' states are between rounds."""
+"""The engine: one run of a method as four pure functions, wherever the clients' states are stored between rounds."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from pfl_jax.schedules import MethodSchedule, mixture
 
 
 class Engine(NamedTuple):
-    """Federated training with one method as pure functions, for use under jit, vmap (over seeds, say) or scan.
+    """Federated training with one method as pure functions, for use under jit, vmap (for example over seeds) or scan.
 
     Attributes:
       init: (Federation, key) -> State.
@@ -32,7 +32,7 @@ class Engine(NamedTuple):
       evaluate: (Federation, State) -> Scores [N] of the model that each client would deploy now (protocol `received`).
       evaluate_new: (Federation, State) -> (received, trained), Scores [N] of clients that never took part: of the model
         they would deploy given the server's state, and of that model after one round of local training.
-      method, settings, mesh, store: what the engine was built with.
+      method, settings, mesh, store: the arguments of `build`.
     """
 
     init: Callable[[Federation, PRNGKey], State]
@@ -48,8 +48,8 @@ class Engine(NamedTuple):
         """Compiled engine, with one trace per cohort size; an engine whose store is not on the device is compiled.
 
         Args:
-          mesh: of data that belongs to devices; None for that of `build`.
-          donate: whether `round` takes over the buffers of its input state, which cannot be used afterwards.
+          mesh: mesh of data that belongs to devices; None for the mesh given to `build`.
+          donate: whether `round` takes over the buffers of its input state, which then cannot be used again.
         """
         if not self.store.is_traced:
             return self
@@ -80,15 +80,15 @@ def build(
     store: ClientStore | None = None,
     donate: bool = False,
 ) -> Engine:
-    """Engine of a method: what `pfl_jax.run` repeats, for a loop of one's own.
+    """Engine of a method: the functions that `pfl_jax.run` repeats, for your own loop.
 
-    The engine learns the clients' sizes too late to choose `Settings.chunk` by them: "auto" is 1 on a CPU here, and all
-    clients at once elsewhere; `pfl_jax.engine.chunking.resolved` makes the choice of `run`.
+    The engine learns the clients' sizes too late to choose `Settings.chunk` by them: here "auto" is 1 on a CPU, and all
+    clients at once elsewhere. `pfl_jax.engine.chunking.resolved` makes the same choice as `run`.
 
     Args:
       method, mesh: see `pfl_jax.run`.
-      settings: those of a run, or only what a round depends on.
-      store: place of the clients' states between rounds; None for the device. With another one the functions are
+      settings: settings of a run, or only the part that a round depends on.
+      store: storage of the clients' states between rounds; None for the device. With another store the functions are
         compiled already and cannot be traced.
       donate: whether `round` may write into the buffers of its input state, for stores that are not on the device; see
         `Engine.jit`.
@@ -124,14 +124,14 @@ def _engine(
     sampled: Callable[..., Any],
     trained_by: Callable[..., Any],
 ) -> Engine:
-    """Engine of the functions of a RoundProgram for each network, and of their `sample` and `train`."""
+    """Engine made of the functions of each network's RoundProgram, and of their `sample` and `train`."""
     one_network = mixture(method) is None
 
     def evaluated(data: ByIdentity, key: ByIdentity) -> list[Places]:
         return [one.evaluated(data.value, key.value) for one in programs]
 
     if not store.is_traced:
-        # The same in all rounds of a run. To draw some of very many clients takes longer than a round.
+        # The same in all rounds of a run. Drawing some of very many clients takes longer than a round.
         evaluated = functools.lru_cache(maxsize=1)(evaluated)
 
     def each(parts):
@@ -142,7 +142,7 @@ def _engine(
         return parts[0] if one_network else tuple(parts)
 
     def stored(data, one, places):
-        """The places with the rows of their clients in the store of one network."""
+        """The places, with the rows of their clients in one network's store."""
         return dataclasses.replace(places, ids=one.rows_of(data.num_clients, places.ids))
 
     def init(data, key):
@@ -152,11 +152,12 @@ def _engine(
             rows = ((stored(data, one, places), one.init_clients(data, server, key, places)) for places in blocks)
             clients.append(store.create(one.clients(data), data.mesh or mesh, rows))
         # A separate array for each field: every buffer is donated once.
-        unscored, completed = programs[0].unscored(data), jnp.zeros_like(data.train_count[0])
+        unscored, completed = programs[0].untrained(data), jnp.zeros_like(data.train_count[0])
         return State(together(servers), together(clients), unscored, key, completed)
 
     def round_(data, state, size):
-        cohort, drawn_places = sampled(data, state.key, state.round, size)
+        losses = None if state.trained.train is None else state.trained.train["loss"]
+        cohort, drawn_places = sampled(data, state.key, state.round, size, losses)
         before = list(zip(programs, each(state.clients), strict=True))
         rows = [
             store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
@@ -197,7 +198,7 @@ def _engine(
 
 
 def adopted(engine: Engine, data: Federation, clients: PyTree) -> PyTree:
-    """States of all clients of the data that came from outside, in the engine's store; see `ClientStore.adopt`."""
+    """States of all clients of the data, given from outside, in the engine's store; see `ClientStore.adopt`."""
     mesh, parts = data.mesh or engine.mesh, round_programs(engine.method, engine.settings, engine.mesh)
     if mixture(engine.method) is None:
         return engine.store.adopt(data, mesh, clients)
@@ -216,16 +217,16 @@ def compiled(
     store: ClientStore | None = None,
     over_runs: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] | None = None,
 ) -> Engine:
-    """Engine which is compiled once for all runs of a method on data of the same shapes.
+    """Engine that is compiled once for all runs of a method on data of the same shapes.
 
     Args:
-      method, settings, mesh, donate, store: see `build`; with hyper-parameters a function of them to a method.
-      made: the method, or that of one run.
-      data: the federation, None if it is not known yet. JAX keeps a program of every shape as long as the function
-        lives; with the shapes in the key, functions of shapes that were used long ago make room for others.
+      method, settings, mesh, donate, store: see `build`; with hyper-parameters, `method` is a function of them.
+      made: the method, or the method of one run.
+      data: the federation, None if it is not known yet. JAX keeps the programs of all shapes as long as a function
+        lives; because shapes are a part of the key, functions whose shapes were used long ago make room for others.
       hyper_parameters: see `pfl_jax.run`. Real numbers are inputs of the compiled programs: other values of them
         compile nothing.
-      over_runs: function of one run (values, *arguments) -> the same of several runs, hashable; None for one run.
+      over_runs: turns a function of one run (values, *arguments) into one of several runs; hashable. None for one run.
     """
     values = dict(hyper_parameters or {})
     inputs = {name: value for name, value in values.items() if is_input(value)}
@@ -253,7 +254,7 @@ def compiled(
 def _of_values(
     method: ByIdentity, fixed: tuple[tuple[str, Any], ...] | None, values: Mapping[str, Any]
 ) -> Method | MethodSchedule:
-    """The method of these values of hyper-parameters, or the method itself if it has none."""
+    """The method built with these values of hyper-parameters, or the method itself if it has none."""
     return method.value if fixed is None else method.value(**dict(fixed), **values)
 
 
@@ -267,14 +268,14 @@ def _programs(
     shapes: tuple[Any, ...],
     over_runs: Callable[..., Any] | None,
 ) -> Engine:
-    """Engine whose functions have the hyper-parameters that are inputs as their first argument."""
+    """Engine whose functions take the hyper-parameters that are inputs as their first argument."""
 
     def program(name: str) -> Callable[..., Any]:
         def run_one(values, *arguments):
             return getattr(build(_of_values(method, fixed, values), settings, mesh), name)(*arguments)
 
         function = run_one if over_runs is None else over_runs(run_one)
-        # As JAX calls it where it logs what it compiles.
+        # The name that JAX shows where it logs compilations.
         function.__name__ = name
         return function
 
@@ -294,8 +295,8 @@ def _programs_by_block(
 ) -> tuple[list[dict[str, Callable[..., Any]]], tuple[Callable[..., Any], Callable[..., Any]]]:
     """Functions of each network's RoundProgram by name, and `sample` and `train`, compiled one by one.
 
-    As in `_programs`, their first argument are the hyper-parameters that are inputs. With `donate`, `train` takes over
-    server and scores.
+    As in `_programs`, the first argument is the hyper-parameters that are inputs. With `donate`, `train` takes over
+    the buffers of server and scores.
     """
 
     def program(name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -312,7 +313,7 @@ def _programs_by_block(
 
         return program(name, of_programs, **BY_BLOCK[name])
 
-    # The cohort's rows come in anew for every round. On a mesh they leave in another sharding: nothing to reuse.
+    # The cohort's rows are new in every round. On a mesh they come out with another sharding: no buffer to reuse.
     taken = (*((2, 3) if donate else ()), *(() if mesh else (4,)))
     of_round = program("sample", sample, static_argnums=4), program("train", train, donate_argnums=taken)
     return [{name: of_network(index, name) for name in BY_BLOCK} for index in range(num_networks)], of_round
@@ -320,15 +321,16 @@ def _programs_by_block(
 
 BY_BLOCK: Mapping[str, Mapping[str, Any]] = {
     "init_server": {},
-    # The rows stay with the devices that made them.
+    # The rows stay on the devices that made them.
     "init_clients": {"out_shardings": None},
     "everyone": {},
     "unscored": {},
+    "untrained": {},
     "evaluated": {},
     "chains": {},
-    # Takes over the scores.
+    # Takes over the buffers of the scores.
     "evaluate": {"donate_argnums": 7},
     "evaluate_new": {},
 }
-"""Functions of a RoundProgram that are compiled by themselves where states are not on the device, with options of
+"""Functions of a RoundProgram that are compiled separately where states are not on the device, with their options for
 `jax.jit`."""

@@ -1,13 +1,13 @@
-"""Checkpoints on disk; restoring passes over damaged ones.
+"""Checkpoints on disk; restoring skips damaged ones.
 
 A checkpoint has a `State`, and a record that is stored as JSON. Arrays are stored unchanged, so that a resumed run
 equals the uninterrupted one bit for bit on the same machine and versions. Nothing in a checkpoint is executed or
 unpickled.
 
-Each process of a run writes its own part, with the rows of its own clients; the first one's has all else too. A part is
-the file `PROCESS-of-PROCESSES/ROUND.npz`, which is complete or absent, and has a CRC-32 of each array. A checkpoint is
-there when all of its parts are. Processes that resume a run read all parts, whatever their number was, and take the
-rows of their own clients.
+Each process of a run writes its own part, with the rows of its own clients; the first one also writes everything else.
+A part is the file `PROCESS-of-PROCESSES/ROUND.npz`, which is complete or absent, and has a CRC-32 of each array. A
+checkpoint exists when all of its parts do. Processes that resume a run read all parts, however many there are, and take
+the rows of their own clients.
 """
 
 import collections
@@ -32,7 +32,7 @@ FOLDER = "checkpoints"
 """Name of the checkpoint folder inside a run's folder."""
 
 _STATE, _CLIENTS, _ABOUT = "state.", "clients", "about"
-"""Beginning of the names of a part's leaves of the state, and the names of its clients and its record."""
+"""Prefix of the names of the state's leaves in a part, and the names of a part's client numbers and record."""
 
 _OF_CLIENTS = f"{_STATE}clients"
 
@@ -61,7 +61,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2, process: int = 0, processes: int = 1):
         self.folder: Path = folder.absolute()
-        # A process that is killed while another writes has only the one before.
+        # When a process is killed while another one writes, only the previous checkpoint is complete.
         self._keep = keep if processes == 1 else max(keep, 2)
         self._process, self._processes = process, processes
 
@@ -71,7 +71,7 @@ class Checkpoints:
         Args:
           state: state after a round, of one run or of several with a leading axis (`pfl_jax.engine.sweep`).
           record: additional data that JSON can store.
-          clients: own clients of this process, ascending; the state has their rows, or those of all. None for all.
+          clients: this process's own clients, ascending; the state has their rows, or the rows of all. None for all.
 
         Raises:
           CannotWrite: the part cannot be written; earlier checkpoints are kept.
@@ -82,7 +82,7 @@ class Checkpoints:
         about = json.dumps({"arrays": listed, "record": record}).encode()
         path = self._path(number, *own)
         make_folder(path.parent)
-        # Damaged, or of an earlier end of the run.
+        # Damaged, or from an earlier run that got further.
         self._remove(self._path(*part) for part in self._parts() if part[0] > number and part[1] == self._process)
         write_binary(
             path,
@@ -106,14 +106,14 @@ class Checkpoints:
         by_rows: bool = False,
         until: int | None = None,
     ) -> Checkpoint | None:
-        """Newest readable checkpoint; None if there is none.
+        """Newest readable checkpoint; None if there are no checkpoints.
 
         Args:
           like: a state of the same run, or its shapes.
-          check: function that is called with the record first, and raises InvalidInput for the record of another run.
-          clients: those whose rows are wanted, ascending; None for all.
-          by_rows: whether the clients' states stay in the file, memory-mapped, for those on disk.
-          until: round of the newest one that is wanted; None for any.
+          check: function that is called with the record first, and raises InvalidInput if it belongs to another run.
+          clients: clients whose rows are wanted, ascending; None for all.
+          by_rows: whether the clients' states stay in the file, memory-mapped; for runs that keep states on disk.
+          until: last round that is wanted; None for any.
 
         Raises:
           InvalidInput: all checkpoints are damaged, or the newest intact one is from another run.
@@ -138,7 +138,7 @@ class Checkpoints:
         return None
 
     def _stored(self) -> list[tuple[int, int]]:
-        """Checkpoints of which all parts are there: round and number of parts, ascending."""
+        """Complete checkpoints: round and number of parts, ascending."""
         parts = collections.Counter((number, processes) for number, _, processes in self._parts())
         return sorted(found for found, count in parts.items() if count == found[1])
 
@@ -178,14 +178,14 @@ class Checkpoints:
         """Arrays of a part with the rows of some clients, and its record."""
         path = self._path(*part)
         with open_npz(path) as stored:
-            # Rows that are read later are not compared with the CRC-32.
+            # Rows that are read later cannot be compared with their CRC-32 then.
             if by_rows and stored.zip is not None and (damaged := stored.zip.testzip()):
                 raise ValueError(f"{damaged} is damaged")
             about = json.loads(stored[_ABOUT].tobytes())
             arrays: dict[str, Any] = {}
             for name, _, dtype in about["arrays"]:
                 leaf = mapped(path, name) if by_rows and name.startswith(_OF_CLIENTS) else stored[name]
-                # NumPy's format has only the size of JAX's own types.
+                # For JAX's own types, NumPy's format has only the size.
                 arrays[name] = leaf.view(dtype)
         names = [name for name in arrays if name.startswith(_OF_CLIENTS)]
         if clients is not None:
@@ -212,19 +212,19 @@ def plain(state: State) -> State:
 
 
 def leaves_by_path(tree: PyTree, **names: Any) -> dict[str, Any]:
-    """Leaves of a `tree` by path, such as "server['head']", or as `names` of `jax.tree_util.keystr` have it."""
+    """Leaves of a `tree` by path, such as "server['head']"; `names` are options of `jax.tree_util.keystr`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, **names).lstrip("."): leaf for path, leaf in leaves}
 
 
 def tree_of(leaves: Mapping[str, Any], like: PyTree, what: str, **names: Any) -> Any:
-    """Tree from its leaves by path, see `leaves_by_path`; InvalidInput if they are not as those of another tree.
+    """Tree from its leaves by path, see `leaves_by_path`; InvalidInput unless shapes and types equal another tree's.
 
     Args:
       leaves: arrays by path.
       like: a tree of such arrays, or of their shapes and types.
-      what: what has the leaves, for the error.
-      **names: how paths are written.
+      what: description of the source of the leaves, for the error.
+      **names: options of `jax.tree_util.keystr`.
     """
     wanted = leaves_by_path(like, **names)
     kinds = [{path: describe_value(leaf) for path, leaf in each.items()} for each in (leaves, wanted)]
@@ -235,13 +235,13 @@ def tree_of(leaves: Mapping[str, Any], like: PyTree, what: str, **names: Any) ->
 
 
 def state_of(leaves: Mapping[str, Any], like: State, what: str, **names: Any) -> State:
-    """State from its leaves by path, the clients' part as it is there.
+    """State from its leaves by path; the clients' leaves are kept as given.
 
     Args:
-      leaves: those of a `plain` state.
+      leaves: leaves of a `plain` state.
       like: a state of the same run, or its shapes; not a `plain` one.
-      what: what has the leaves, for the error.
-      **names: how paths are written.
+      what: description of the source of the leaves, for the error.
+      **names: options of `jax.tree_util.keystr`.
     """
     state = tree_of(leaves, jax.eval_shape(plain, like), what, **names)
     return state._replace(

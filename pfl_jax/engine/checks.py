@@ -15,6 +15,8 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Cohort, Method, PyTree, State
 from pfl_jax.data.federated import FederatedData, client_data, select_run
+from pfl_jax.data.phases import Phases
+from pfl_jax.engine.batch_rows import check_rows
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
 from pfl_jax.engine.store import Federation
@@ -26,7 +28,7 @@ from pfl_jax.schedules import MethodSchedule, Mixed, at_round, mixture
 from pfl_jax.validation import check_values
 
 GENERATOR = "threefry2x32"
-"""Generator of random numbers of every key. The numbers of others depend under vmap on the other clients of a chunk."""
+"""Required generator of every key. Under vmap, numbers of other generators depend on the other clients of a chunk."""
 
 
 def check_run(
@@ -49,6 +51,8 @@ def check_run(
     if (mixed := mixture(method)) is not None:
         check_networks(mixed, data, state_on, newcomers)
     check_turns(method, settings)
+    check_patience(data, settings)
+    check_rows(at_round(method, 0), _first(data))
     if state is not None:
         check_state(method, data, settings, state)
 
@@ -64,6 +68,26 @@ def check_turns(method: Method | MethodSchedule, settings: RoundSettings) -> Non
             )
 
 
+def check_patience(data: Federation, settings: Settings) -> None:
+    """Raise InvalidInput for early stopping without validation examples: test examples decide nothing."""
+    if settings.patience is not None and data.validation_count is None:
+        raise InvalidInput(
+            "patience needs validation examples: data.partition.with_validation(parts, 0.1) sets some apart"
+        )
+
+
+def check_phases(phases: Phases | None, settings: Settings, newcomers: Federation | None) -> None:
+    """Raise InvalidInput for what cannot be measured where the data change."""
+    if phases is None:
+        return
+    if settings.patience is not None:
+        raise InvalidInput("patience compares rounds by the same examples, and those of phases change")
+    if newcomers is not None:
+        raise InvalidInput("newcomers cannot be given with phases: hold clients out as a phase in which they join")
+    if settings.rounds <= phases.starts[-1]:
+        raise InvalidInput(f"rounds is {settings.rounds}, and the last phase begins after {phases.starts[-1]} rounds")
+
+
 def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Federation | None = None) -> None:
     """Raise InvalidInput unless clients of the mixed networks can be trained by one method on this data.
 
@@ -77,7 +101,7 @@ def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Fed
         if len(mixed.network) != number:
             raise InvalidInput(f"network has {len(mixed.network)} entries, and this federation has {number} clients")
         if newcomers is not None:
-            raise InvalidInput("newcomers are dealt a network in turn: leave out network, which says those of others")
+            raise InvalidInput("newcomers are dealt a network in turn: leave out network, which is for other clients")
     clients = [mixed.members(index, number) for index in range(len(mixed.methods))]
     if empty := [index for index, own in enumerate(clients) if not len(own)]:
         raise InvalidInput(f"no client has network {empty[0]} of {len(clients)}: leave it out")
@@ -104,14 +128,14 @@ def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Fed
 
 
 def _exchange(method: Method, data: Federation) -> PyTree:
-    """Shapes of a client's message; InvalidInput if the server needs states of clients beside their messages."""
+    """Shapes of a client's message; InvalidInput if the server needs client states besides the messages."""
 
     def messages(data):
         key = jax.random.key(0)
         state = build(method, RoundSettings()).init(data, key)
         result = method.local(key, state.server, gather(state.clients, 0), client_data(data.on_device(), 0, "train"))
         row, sums = split(result.message, jnp.ones((), bool))
-        # Three messages beside the states of two clients, as of a network of two among three clients.
+        # Three messages with the states of two clients, as if two of three clients had this network.
         rows = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), row)
         cohort = Cohort(jnp.arange(3), jnp.ones(3, jnp.int32), jnp.ones(3, bool), data.num_clients)
         before = gather(state.clients, jnp.arange(2))
@@ -138,7 +162,7 @@ def check_engine(
             raise InvalidInput(f"engine was built with another {name}")
     for field in dataclasses.fields(RoundSettings):
         one, other = getattr(settings, field.name), getattr(engine.settings, field.name)
-        # Results do not depend on chunks, which `run` chooses by the clients' sizes.
+        # Results do not depend on chunks, which `run` chooses by the sizes of the clients.
         if field.name != "chunk" and one != other:
             raise InvalidInput(f"engine was built with {field.name} {other}, and settings has {one}")
 
@@ -164,10 +188,12 @@ def check_sweep(
             check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
     method = make_method(**{name: value[0] for name, value in values.items()})
     check_turns(method, settings)
+    check_patience(data, settings)
+    check_rows(at_round(method, 0), _first(data))
     if states is None:
         return
     rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size
-    # The states of a result have rows that pad the devices' shares.
+    # The states in a result also have rows that pad the devices' shares.
     if rows not in (number, -(-number // devices) * devices):
         raise InvalidInput(f"states has {rows} runs, and keys {number}")
     first, last = int(np.min(states.round)), int(np.max(states.round))
@@ -177,7 +203,7 @@ def check_sweep(
 
 
 def typed_key(key: Any, name: str = "key", *, axes: int = 0) -> jax.Array:
-    """Typed key, or with axes=1 keys [R], of typed or raw ones; InvalidInput unless they are of GENERATOR."""
+    """Typed key, or with axes=1 keys [R], from typed or raw ones; InvalidInput unless they are of GENERATOR."""
     is_raw = getattr(key, "dtype", None) == np.uint32
     if is_raw and key.shape[-1:] == (2,):
         key = jax.random.wrap_key_data(jnp.asarray(key), impl=GENERATOR)
@@ -191,7 +217,7 @@ def typed_key(key: Any, name: str = "key", *, axes: int = 0) -> jax.Array:
             f"{name} must be of JAX's generator {GENERATOR}, not of {found}, whose numbers depend on chunks: use "
             f'jax.random.key(0, impl="{GENERATOR}")'
         )
-    # Versions of JAX that no longer know the setting have it on.
+    # Versions of JAX that no longer know the setting always have it on.
     if not getattr(jax.config, "jax_threefry_partitionable", True):
         raise InvalidInput(
             "jax_threefry_partitionable is off, so that random numbers depend on chunks and padding: "
@@ -201,7 +227,7 @@ def typed_key(key: Any, name: str = "key", *, axes: int = 0) -> jax.Array:
 
 
 def check_not_traced(*trees: Any) -> None:
-    """Raise InvalidInput where a run is called within a transformation of JAX: it loops on the host."""
+    """Raise InvalidInput if a run is called inside a transformation of JAX: it loops on the host."""
     leaves = jax.tree.leaves((trees, jnp.zeros(())))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         raise InvalidInput(
@@ -212,7 +238,7 @@ def check_not_traced(*trees: Any) -> None:
 
 @contextlib.contextmanager
 def usual_settings() -> Iterator[None]:
-    """Context in which JAX's settings about transfers and types are what the engine is written for."""
+    """Context with the settings of JAX, about transfers and types, that the engine is written for."""
     with jax.transfer_guard("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -221,14 +247,14 @@ def usual_settings() -> Iterator[None]:
 def explain_misfit(
     make: Callable[..., Method | MethodSchedule], values: Mapping[str, Any], data: Federation
 ) -> Iterator[None]:
-    """Context whose errors become an InvalidInput if the reason is that the model does not take the inputs.
+    """Context whose errors become an InvalidInput if the cause is a model that does not take the inputs.
 
-    Only after an error is the model traced, so that a run that fits has no costs.
+    The model is traced only after an error, so a run that fits pays nothing.
 
     Args:
-      make: function of hyper-parameters, which may be traced, to the method or a schedule of it.
+      make: function of hyper-parameters, which may be traced, that gives the method or a schedule of it.
       values: its hyper-parameters.
-      data: the federation; with a leading axis of runs on its tables, the first run counts.
+      data: the federation; if its tables have a leading axis of runs, the first run is used.
     """
     try:
         yield
@@ -237,12 +263,12 @@ def explain_misfit(
     except Exception as error:
         if values and isinstance(error, jax.errors.JAXTypeError):
             raise InvalidInput(
-                f"of {', '.join(values)} one changes shapes, and its values share no program: fix it in the "
-                f"function, and start a sweep for each ({first_line(error)})"
+                f"one of {', '.join(values)} changes shapes, so its values cannot share a program: fix it in the "
+                f"function, and start a sweep for each value ({first_line(error)})"
             ) from error
         one, method = _first(data), at_round(make(**values), 0)
         if method.work is None:
-            # It does not name its model, which could be asked alone.
+            # Its model, which could be traced alone, is unknown.
             inputs, reason = list(one.x.shape[1:]), f"{type(error).__name__}: {first_line(error)}"
             codes = [getattr(inspect.unwrap(part), "__code__", None) for part in method if callable(part)]
             if frame := last_frame(error, {code.co_filename for code in codes if code}):
@@ -250,7 +276,7 @@ def explain_misfit(
             raise InvalidInput(f"the method fails on this federation's inputs {inputs} ({reason})") from error
         if method.task.kind == "classes" and not one.num_classes:
             raise InvalidInput(
-                "the method's model is for classification, and this federation's targets are no classes: give it "
+                "the method's model is for classification, and this federation's targets are not classes: give it "
                 "another task, such as model._replace(task=tasks.REGRESSION)"
             ) from error
         model, x = method.work.model, jax.eval_shape(lambda data: client_data(data, 0, "test").x, one)
@@ -277,7 +303,7 @@ def _first(data: Federation) -> FederatedData:
 def check_state(method: Method | MethodSchedule, data: Federation, settings: Settings, state: State) -> None:
     """Raise InvalidInput unless a run of a method can continue from a state.
 
-    A state that only fits, such as FedAvg's for FedProx, is taken for the start that it is.
+    A state that happens to fit, such as FedAvg's for FedProx, is accepted as a start.
     """
     typed_key(state.key, "the state's key")
     clients, completed = state.trained.shape[0], int(state.round)

@@ -1,4 +1,4 @@
-"""Choice of the number of clients under one vmap, and what is lost when clients differ in size."""
+"""Choice of the number of clients under one vmap, and the steps that it wastes when clients differ in size."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from pfl_jax.primitives.mini_batches import num_steps
 from pfl_jax.schedules import MethodSchedule, at_round, mixture
 
 MAX_WASTE = 0.1
-"""Share of wasted gradient steps up to which `choose_chunk` takes a larger chunk."""
+"""Largest share of wasted gradient steps at which `choose_chunk` still takes a larger chunk."""
 
 
 def wasted_share(
@@ -62,13 +62,13 @@ def resolved(
     devices: int = 1,
     backend: str | None = None,
 ) -> Settings:
-    """Settings with a chunk in place of "auto", as `choose_chunk` has it for a typical cohort.
+    """Settings with a number in place of chunk "auto", chosen by `choose_chunk` for a typical cohort.
 
     Args:
       settings: settings of a run.
-      method: its method. Where it does not say how clients train (`Method.work`), each example counts as a step, and
-        the model as one with convolutions.
-      counts: training examples [N] of all clients, or [R, N] of those of R runs.
+      method: method of the run. If it does not say how clients train (`Method.work`), each example counts as a step,
+        and the model is treated as one with convolutions.
+      counts: training examples [N] of all clients, or [R, N] for R runs.
       devices: number of devices that share the clients.
       backend: name of the backend; None for JAX's default.
 
@@ -91,7 +91,7 @@ def resolved(
     work, counts = at_round(method, 0).work, np.unique(np.sort(np.atleast_2d(counts), axis=1), axis=0)
     cohorts = typical_cohort(counts, settings.cohort_size(counts.shape[1], 0))
     if work is not None and work.same_steps:
-        # Their sizes do not count.
+        # All clients take the same steps, whatever their sizes.
         cohorts = np.minimum(cohorts, 1)
     batch_size, drop_last = (1, False) if work is None else (work.batch_size, work.drop_last)
     most = most_clients(method, backend)
@@ -100,13 +100,13 @@ def resolved(
 
 
 def most_clients(method: Method | MethodSchedule, backend: str | None = None) -> int | None:
-    """Most clients under one vmap that chunk "auto" takes, from `pfl_jax.backends`; None for no limit.
+    """Largest number of clients under one vmap for chunk "auto", from `pfl_jax.backends`; None for no limit.
 
-    It is 1 for convolutions on a CPU: with a separate kernel for each client they run in a loop there anyway, and one
-    after another wastes no step.
+    It is 1 for convolutions on a CPU. With separate kernels for each client, a CPU computes them in a loop anyway, and
+    training one client after another wastes no step.
 
     Args:
-      method: of the clients.
+      method: method of the clients.
       backend: name of the backend; None for JAX's default.
     """
     mixed, most = mixture(method), choices(backend).chunk
@@ -119,7 +119,7 @@ def choose_chunk(
 ) -> int:
     """Number of clients under one vmap for chunk "auto" where clients are not trained one after another.
 
-    A device's clients are divided into as few chunks of equal size as waste less than a tenth of the gradient steps.
+    A device's clients are divided into chunks of equal size, as few as waste less than a tenth of the gradient steps.
 
     Args:
       counts: training examples [M] of a typical cohort, see `typical_cohort`.

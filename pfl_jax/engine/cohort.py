@@ -1,25 +1,26 @@
 """Participation in a round: settings, and random cohorts, stragglers, drop-outs and attackers."""
 
 from dataclasses import dataclass, fields
-from typing import Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Cohort, PRNGKey
 from pfl_jax.engine.asynchronous import Timetable
+from pfl_jax.engine.selection import Selection, Weights
 from pfl_jax.errors import InvalidInput
-from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
-from pfl_jax.validation import AboveZero, BelowOne, Count, Fraction, Positive, check_values
+from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, SELECTION, STRAGGLERS
+from pfl_jax.validation import AboveZero, BelowOne, Count, Fraction, Positive, check_shapes, check_values
 from pfl_jax.wrappers.attacks import Attack
 
-DRAWS = ("participation", "full_last_round", "straggler_fraction", "drop_rate")
+DRAWS = ("participation", "full_last_round", "straggler_fraction", "drop_rate", "select")
 """Settings of the draw of cohorts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """Settings that the program of a round depends on, see `pfl_jax.build`.
+    """Settings on which the program of a round depends, see `pfl_jax.build`.
 
     Attributes:
       participation: share of the N clients in each round's cohort, in (0, 1]; at least one client. A round is given its
@@ -29,18 +30,21 @@ class RoundSettings:
       drop_rate: share of each cohort that drops out, in [0, 1), drawn anew in every round: these clients train and keep
         their new state, but their messages do not arrive. At least one message arrives.
       chunk: clients under one vmap on each device: 1 trains one after another, None all at once. "auto" lets
-        `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes: of several networks for each, which
-        gives a tuple. Time and memory depend on it, results do not.
-      attack: what attackers do, see `pfl_jax.wrappers.attacks`: "labels" (train on label K - 1 - y, of K
-        classes), "signs" (send the update with the opposite sign) or "noise" (send Gaussian noise as
-        long as the update); None for no attack. Without attackers, an attack is none.
+        `pfl_jax.engine.chunking` choose by model, backend and the clients' sizes; for several networks it becomes a
+        tuple with a choice for each. Time and memory depend on it, results do not.
+      attack: behavior of attackers, see `pfl_jax.wrappers.attacks`: "labels" (train on label K - 1 - y, of K classes),
+        "signs" (send the update with the opposite sign) or "noise" (send Gaussian noise as long as the update); None
+        for no attack. Without attackers it has no effect.
       attackers: share of the clients that attack, the same ones in all rounds; in [0, 1).
       attack_scale: factor of the update or noise that attackers send.
       eval_clients: number of clients that are evaluated by `received`, drawn once for a run; the others' scores are
         NaN. None evaluates all. Not with `Settings.before_aggregation`, whose mean over a sample would count cohorts
         too often.
-      timetable: who takes part in which round, and how old the state is from which each client trains, as
-        `pfl_jax.engine.asynchronous.timetable` simulates it; None draws cohorts.
+      timetable: the clients that take part in each round, and the age of the state from which each one trains, as
+        simulated by `pfl_jax.engine.asynchronous.timetable`; None draws cohorts.
+      select: weights of the clients in the draw of a cohort, from `pfl_jax.engine.selection` or a function of your own,
+        see `Weights` there; None draws all alike. Draws with equal weights are equal. The weight of a straggler is a
+        factor.
     """
 
     participation: AboveZero = 1.0
@@ -53,6 +57,7 @@ class RoundSettings:
     attack_scale: Positive = 1.0
     eval_clients: Count | None = None
     timetable: Timetable | None = None
+    select: Annotated[Selection | Weights | None, "a selection, a function of clients' weights, or None"] = None
 
     def __post_init__(self) -> None:
         check_values(vars(self), get_type_hints(type(self), include_extras=True))
@@ -63,16 +68,26 @@ class RoundSettings:
                 raise InvalidInput(f"{name} {value} cannot be given with a timetable, which says who takes part")
 
     @property
+    def selection(self) -> Selection | None:
+        """The selection, which a function of one's own becomes."""
+        return self.select if self.select is None or isinstance(self.select, Selection) else Selection(self.select)
+
+    @property
+    def reads_losses(self) -> bool:
+        """Whether the draw of a cohort depends on training losses."""
+        return self.selection is not None and self.selection.losses
+
+    @property
     def versions(self) -> int:
         """Number of earlier states of the server that clients may begin with, see `timetable`."""
         return 0 if self.timetable is None else self.timetable.largest_staleness
 
     def of_a_round(self) -> "RoundSettings":
-        """These settings without those of a run."""
+        """These settings without the fields that only a run has."""
         return RoundSettings(**{one.name: getattr(self, one.name) for one in fields(RoundSettings)})
 
     def usual_size(self, num_clients: int) -> int:
-        """Size of a cohort drawn from so many clients."""
+        """Size of a cohort drawn from this number of clients."""
         return max(1, round(self.participation * num_clients))
 
     def arrivals(self, cohort_size: int) -> int:
@@ -82,7 +97,7 @@ class RoundSettings:
 
 @dataclass(frozen=True)
 class Settings(RoundSettings):
-    """Settings of a run, independent of the method: those of a round, and those of the loop over rounds.
+    """Settings of a run, independent of the method: the settings of a round, and those of the loop over rounds.
 
     Attributes:
       rounds: communication rounds.
@@ -90,6 +105,9 @@ class Settings(RoundSettings):
       eval_every: rounds between two evaluations of `received`; the last round is always evaluated.
       before_aggregation: also evaluate by the protocol `pfl_jax.primitives.metrics.before_aggregation`. With partial
         participation this costs a second evaluation in every evaluated round whose previous round was not evaluated.
+      patience: end the run at the first evaluation this many rounds or more after the best one, by the mean over
+        clients of the primary score of `received` on validation examples, which the federation must have; None trains
+        all rounds. A run that continues from a state begins to count there.
 
     Example:
       >>> from pfl_jax import Settings
@@ -102,6 +120,7 @@ class Settings(RoundSettings):
     full_last_round: bool = False
     eval_every: Count = 1
     before_aggregation: bool = False
+    patience: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,7 +148,7 @@ def evaluated_clients(key: PRNGKey, num_clients: int, settings: RoundSettings) -
     Args:
       key: the run's key.
       num_clients: N; B = N unless `settings.eval_clients` is less.
-      settings: with `eval_clients`.
+      settings: settings with `eval_clients`.
     """
     if settings.eval_clients is None or settings.eval_clients >= num_clients:
         return jnp.arange(num_clients, dtype=jnp.int32)
@@ -153,7 +172,13 @@ def _fixed_share(key: PRNGKey, stream: int, num_clients: int, share: float) -> j
 
 
 def sample_cohort(
-    key: PRNGKey, round_index: jax.Array, counts: jax.Array, size: int, settings: RoundSettings
+    key: PRNGKey,
+    round_index: jax.Array,
+    counts: jax.Array,
+    size: int,
+    settings: RoundSettings,
+    losses: jax.Array | None = None,
+    active: jax.Array | None = None,
 ) -> Cohort:
     """Draw a round's cohort without replacement, in the order of client numbers; drop-outs are absent.
 
@@ -162,7 +187,9 @@ def sample_cohort(
       round_index: from 0.
       counts: [N], training examples of each client.
       size: M.
-      settings: fraction and rate of stragglers, and the drop rate.
+      settings: fraction and rate of stragglers, the drop rate, and the selection.
+      losses: [N], training losses for the selection, NaN before the first; None for none.
+      active: bool [N]; others are drawn only where these do not suffice, and are absent. None for all.
     """
     (num_clients,) = counts.shape
     if not 1 <= size <= num_clients:
@@ -171,17 +198,18 @@ def sample_cohort(
         clients = _from_timetable(settings.timetable, round_index, num_clients, size)
         sizes = counts[clients]
     elif size == num_clients:
-        # Nothing is drawn: random numbers are what takes a small program longest to compile.
+        # Everybody takes part: avoid random numbers, which take a small program longest to compile.
         clients, sizes = jnp.arange(num_clients, dtype=jnp.int32), counts
     else:
-        clients = _drawn(key, round_index, num_clients, size, settings)
+        clients = _drawn(key, round_index, counts, size, settings, losses, active)
         sizes = counts[clients]
     present = jnp.ones(size, bool)
     if settings.arrivals(size) < size:
-        # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on how clients are numbered.
+        # Drop-outs are drawn by rank of size, so that a seed's draw does not depend on the numbering of the clients.
         drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
         ranks = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
         present = jnp.zeros(size, bool).at[largest_first(sizes)[ranks]].set(True)
+    present = present if active is None else present & active[clients]
     return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients)
 
 
@@ -201,16 +229,33 @@ def staleness(round_index: jax.Array, settings: RoundSettings) -> jax.Array | No
     return jnp.asarray(settings.timetable.staleness, jnp.int32)[round_index]
 
 
-def _drawn(key: PRNGKey, round_index: jax.Array, num_clients: int, size: int, settings: RoundSettings) -> jax.Array:
+def _drawn(
+    key: PRNGKey,
+    round_index: jax.Array,
+    counts: jax.Array,
+    size: int,
+    settings: RoundSettings,
+    losses: jax.Array | None,
+    active: jax.Array | None,
+) -> jax.Array:
     """Clients of a cohort, see `sample_cohort`: int32 [M], ascending."""
+    num_clients, selection = len(counts), settings.selection
     cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
-    # The M largest of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k), in one
-    # precision, so that the cohorts do not depend on jax_enable_x64.
+    # The M largest values of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k); always
+    # in one precision, so that the cohorts do not depend on jax_enable_x64.
     scores = jax.random.gumbel(cohort_key, (num_clients,), jnp.float32)
-    # To find the stragglers takes a permutation of all clients in every round.
+    # Finding the stragglers takes a permutation of all clients in every round.
     if settings.straggler_fraction:
         is_straggler = stragglers(key, num_clients, settings.straggler_fraction)
         scores += jnp.where(is_straggler, jnp.log(settings.straggler_rate), 0.0)
+    if selection is not None:
+        known = jnp.full(num_clients, jnp.inf) if losses is None else jnp.where(jnp.isnan(losses), jnp.inf, losses)
+        own_key = jax.random.fold_in(jax.random.fold_in(key, SELECTION), round_index)
+        weights = jnp.asarray(selection.weights(own_key, round_index, counts, known, size), jnp.float32)
+        check_shapes(weights=(weights, "N"), counts=(counts, "N"))
+        scores += jnp.where(weights > 0, jnp.log(weights), -jnp.inf)
+    if active is not None:
+        scores = jnp.where(active, scores, -jnp.inf)
     _, clients = jax.lax.top_k(scores, size)
     return jnp.sort(clients).astype(jnp.int32)
 

@@ -19,8 +19,8 @@ class Traffic(NamedTuple):
     """Bytes sent by one client and in one round.
 
     Attributes:
-      up: bytes of the message, `LocalResult.message`; and of the download that a client passes on to the next one, if
-        the method has a `Method.hand_over`.
+      up: bytes of the message, `LocalResult.message`, and, if the method has a `Method.hand_over`, of the download that
+        a client passes on to the next one.
       down: bytes of the download, `Method.download`.
     """
 
@@ -31,13 +31,13 @@ class Traffic(NamedTuple):
 def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
     """Bytes that one client sends and receives in a round; scalar weights of a `Mean` are not counted.
 
-    What a client sends is counted as `Method.encoded` sends it, all else uncompressed. Without a server it is what goes
-    over one link, see `bytes_of_round`.
+    A client's message is counted in the form that `Method.encoded` gives it, everything else uncompressed. Without a
+    server these are the bytes over one link, see `bytes_of_round`.
 
     Args:
       method: the federation's method.
-      data: the federation's data, of which only shapes are read. If the message grows with the number of examples, the
-        result is that of the largest client.
+      data: the federation's data; only shapes are read. If the message grows with the number of examples, the result is
+        for the largest client.
     """
     method, key = at_round(method, 0), jax.random.key(0)
 
@@ -66,8 +66,8 @@ def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
 def bytes_of_round(one: Traffic, arrived: np.ndarray, info: Info) -> tuple[int, int]:
     """Bytes that all clients of a round sent and received.
 
-    A message goes once to the server; without one, over each link of its client, which `Info` counts as `links`, and is
-    counted there as sent.
+    A message goes once to the server. Without a server it goes over each link of its client, which `Info` counts as
+    `links`; it is counted as sent, once per link.
 
     Args:
       one: bytes of one client.

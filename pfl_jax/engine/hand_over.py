@@ -1,4 +1,4 @@
-"""Mapping of a function over clients that take turns: each begins with what the client before it has passed on."""
+"""Mapping of a function over clients that take turns: each begins with the state that the previous client passed on."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,16 +14,16 @@ from pfl_jax.engine.mapping import AXIS, map_chunks
 from pfl_jax.primitives.tree import choose, gather
 
 BLOCK = 32
-"""Least number of clients whose turns come before their training: enough to keep several devices busy."""
+"""Smallest number of clients whose turns precede their training: enough to keep several devices busy."""
 
 
 class Turns(NamedTuple):
-    """Turns of clients that hand something over, see `pfl_jax.engine.hand_over`.
+    """Turns of clients that pass a state on, see `pfl_jax.engine.hand_over`.
 
     Attributes:
       pass_on: function of one client, (method, data, shared, client, *rows of the client).
       numbers: [D, W], number of each client's turn.
-      chain: clients after which a new chain begins.
+      chain: number of clients after which a new chain begins.
     """
 
     pass_on: Callable[..., tuple[PyTree, PyTree]]
@@ -46,21 +46,21 @@ def map_in_turn(
     mesh: Mesh | None,
     specs: PyTree,
 ) -> tuple[PyTree, PyTree]:
-    """`pfl_jax.engine.mapping.map_places` of clients that pass something on.
+    """Like `pfl_jax.engine.mapping.map_places`, for clients that pass a state on.
 
-    In blocks of clients, first all take their turns, one after another, each on its own device; then fn is applied to
-    them in chunks. So no more than a block's states are in memory, whatever the number of clients.
+    Clients are handled in blocks. First all clients of a block take their turns, one after another, each on its own
+    device; then fn is applied to them in chunks. So no more than a block's states are in memory.
 
     Args:
-      fn: (shared, client, what the client has) -> (row, terms).
-      pass_on: (shared, what the client gets, client) -> (what it has, what the next one gets), trees like `first`.
+      fn: (shared, client, state after the client's turn) -> (row, terms).
+      pass_on: (shared, state the client gets, client) -> (state it keeps, state for the next), trees like `first`.
       shared: first argument of all calls.
-      first: what the first client of a chain gets.
+      first: state that the first client of a chain gets.
       clients: leaves [D, W, ...]: row d is for device d.
       turns: int32 [D, W]: consecutive numbers of the clients in these places, from a multiple of `chain`; arbitrary in
         free places.
       is_real: bool [D, W]: False for free places.
-      chain: clients after which a new chain begins.
+      chain: number of clients after which a new chain begins.
       size: largest number of clients in these places.
       chunk, mesh, specs: see `map_places`.
 
@@ -100,7 +100,7 @@ def map_in_turn(
                         lambda: (carried, jax.tree.map(jnp.zeros_like, carried)),
                     )
                     after = jax.tree.map(_of_its_device, after)
-                # Beyond the last place where the client is another device's.
+                # Beyond the last place if the client belongs to another device.
                 slot = jnp.where(is_own.any(), slot, len(slots))
                 return after, jax.tree.map(lambda leaf, row: leaf.at[slot].set(row, mode="drop"), handed, had)
 
@@ -138,6 +138,6 @@ def map_in_turn(
 
 
 def _of_its_device(leaf: jax.Array) -> jax.Array:
-    """The array of the one device on which it is not zero."""
+    """The array from the only device on which it is not zero."""
     number = leaf.astype(jnp.int32) if leaf.dtype == jnp.bool_ else leaf
     return lax.psum(number, AXIS).astype(leaf.dtype)

@@ -1,5 +1,7 @@
 """Mapping of a function over clients: in chunks on one device, or on the devices of a mesh."""
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
@@ -8,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pfl_jax.backends import cpu_cores
 from pfl_jax.base import PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import choose, gather
 from pfl_jax.validation import Check
+
+logger = logging.getLogger(__name__)
 
 AXIS = "clients"
 """Axis of a mesh over which clients are spread."""
@@ -28,6 +33,18 @@ def client_mesh(devices: list[Any] | None = None) -> Mesh:
     """
     devices = jax.local_devices() if devices is None else devices
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+@functools.cache
+def note_idle_cores() -> None:
+    """Log a warning, once in a process, where a run on one CPU device leaves cores idle."""
+    cores = cpu_cores()
+    if cores > 1 and jax.default_backend() == "cpu":
+        logger.warning(
+            "pfl_jax.run uses one CPU device, and there are %d cores: for all of them set JAX_NUM_CPU_DEVICES=%d "
+            "before the program starts, and give mesh=pfl_jax.client_mesh()",
+            *(cores, cores),
+        )
 
 
 def _check_mesh(name: str, mesh: Mesh | None) -> None:
@@ -52,12 +69,12 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     sharding = NamedSharding(mesh, PartitionSpec())
     if not mesh.is_multi_process:
         return jax.device_put(tree, sharding)
-    # device_put reaches only devices of this process; inputs of a program are taken to be equal in all processes.
+    # device_put reaches only devices of this process; inputs of a program are assumed to be equal in all processes.
     return jax.jit(_same, out_shardings=sharding)(tree)
 
 
 def replicated(mesh: Mesh | None) -> NamedSharding | None:
-    """Sharding of what all devices have; None without a mesh."""
+    """Sharding of arrays that all devices have; None without a mesh."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
@@ -83,8 +100,8 @@ def map_places(
         memory of one chunk, and devices exchange only their sums.
       shared: first argument of all calls.
       clients: leaves [D, W, ...]: row d is for device d.
-      is_real: [D, W], bool: False for free places, which are the last ones of a device. A NumPy array is known while
-        the program is traced, which saves what free places cost.
+      is_real: [D, W], bool: False for free places, which are the last ones of a device. If it is a NumPy array, its
+        values are known while the program is traced, and free places cost nothing.
       chunk: clients under one vmap on a device; 1 maps one after another, None all at once.
       mesh: mesh with the single axis "clients"; None uses the default device, and D is 1.
       specs: sharding of `shared`, a prefix of its tree.
@@ -127,7 +144,7 @@ def in_client_order(places: jax.Array | np.ndarray, size: int, rows: PyTree, mes
 
 
 def on_every_device(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Tree that is replicated on all devices of a mesh from here on, in a program that is traced.
+    """Tree that is replicated on all devices of a mesh from here on, inside a traced program.
 
     The partitioner could otherwise shard the computations that follow, with collectives inside loops, which can
     deadlock on CPUs with few threads.
@@ -148,7 +165,7 @@ def map_chunks(
 
     def map_chunk(index):
         if width == 1:
-            # Without vmap, a loop keeps the client's own trip count; vmap would run it as often as the largest one.
+            # Without vmap, a loop keeps the client's own trip count; vmap would run it as often as the largest count.
             return jax.tree.map(lambda leaf: leaf[None], fn(shared, gather(clients, index)))
         ranks = index * width + jnp.arange(width)
         # Copies of the last real client fill the last chunk: clients are sorted, so they cost no further steps.

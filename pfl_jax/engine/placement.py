@@ -4,8 +4,8 @@ Clients are dealt to the devices of a mesh by size, and no device gets more than
 only the examples of its own devices' clients. In a round, each device trains its own clients of the cohort. Their rows
 are then replicated, and all devices do the rest (aggregation, the next state) alike.
 
-Disadvantage: with a small cohort the number of clients per device is random, and all devices wait for the one with the
-most. Without placement every device can read all examples, and devices share the cohort evenly.
+Disadvantage: with a small cohort the number of clients per device is random, and all devices wait for the one with most
+clients. Without placement every device can read all examples, and devices share the cohort evenly.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ class PlacedData:
     """Federation whose examples are on the devices that own the clients; made by `place`.
 
     Attributes:
-      own: federation of each device's own clients, stacked: leaves [D, ...], with row d on device d.
+      own: each device's federation of its own clients, stacked: leaves [D, ...], with row d on device d.
       owner: int32 [N], position on the mesh of the device that owns each client, on every device.
       row: int32 [N], row of each client in the tables of its owner, on every device.
       train_count, test_count: int32 [N], for all clients, on every device.
-      validation_count: the same for validation examples; None for a federation without any.
+      validation_count: the same for validation examples; None for a federation without validation examples.
       mesh: mesh with the single axis "clients".
-      frozen: frozen parameters of the model that is trained, on every device; None without.
+      frozen: frozen parameters of the model that is trained, on every device; None for a model without them.
     """
 
     own: FederatedData
@@ -53,13 +53,18 @@ class PlacedData:
         return self.train_count.shape[0]
 
     @property
+    def active(self) -> None:
+        """None: all clients have examples."""
+        return None
+
+    @property
     def specs(self) -> "PlacedData":
         """Sharding of the fields over the mesh."""
         replicated = jax.tree.map(lambda _: PartitionSpec(), self)
         return dataclasses.replace(replicated, own=PartitionSpec(AXIS))
 
     def on_device(self) -> FederatedData:
-        """Federation that a device reads with `client_data`: its own clients."""
+        """The part of the federation that a device reads with `client_data`: its own clients."""
         return gather(self.own, 0)._replace(row=self.row, frozen=self.frozen)
 
     def with_frozen(self, frozen: Frozen | None) -> "PlacedData":
@@ -67,7 +72,7 @@ class PlacedData:
         return dataclasses.replace(self, frozen=replicate(frozen, self.mesh))
 
     def assign_devices(self, clients: jax.Array, devices: int) -> jax.Array:
-        """Table of which device trains which client: the one that owns it.
+        """Table of the clients that each device trains: those that it owns.
 
         Args:
           clients: client numbers [M], in the order in which a device trains them; N in free places.
@@ -83,12 +88,12 @@ class PlacedData:
         return jnp.where(jnp.arange(width) < jnp.sum(owned, axis=1, keepdims=True), own, len(clients))
 
     def own_clients(self) -> np.ndarray:
-        """Sorted numbers of the clients whose states this process stores: those of its devices."""
+        """Sorted numbers of the clients whose states this process stores, because its devices own them."""
         return np.flatnonzero(np.isin(np.asarray(self.owner), own_devices(self.mesh))).astype(np.int32)
 
 
 def place(data: FederatedData, mesh: Mesh) -> PlacedData:
-    """Assign a federation's clients to the devices of a mesh; this process stores those of its own devices.
+    """Assign a federation's clients to the devices of a mesh; this process stores the clients of its own devices.
 
     Args:
       data: data of all clients, the same in all processes.
@@ -130,7 +135,7 @@ def deal(counts: np.ndarray, devices: int) -> list[np.ndarray]:
 
 
 def without_inputs(dataset: Dataset) -> Dataset:
-    """Dataset with the same labels and the same shape and type of inputs, but without inputs."""
+    """Dataset without inputs, but with the same labels and the same shape and type of inputs."""
 
     def no_rows(inputs: np.ndarray) -> np.ndarray:
         # A new array: a slice would keep all inputs in memory.

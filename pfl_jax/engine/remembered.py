@@ -13,20 +13,20 @@ from pfl_jax.base import Method
 from pfl_jax.schedules import MethodSchedule
 
 MakeMethod: TypeAlias = Callable[..., Method | MethodSchedule]
-"""Function of hyper-parameters, as keyword arguments that may be traced, to the method or schedule of `pfl_jax.run`."""
+"""Function of hyper-parameters, as keyword arguments that may be traced, that gives a method or schedule."""
 
 REMEMBERED = 8
-"""Number of results that `remembered` keeps; the one that was used longest ago gives way."""
+"""Number of results that `remembered` keeps; the least recently used one is dropped."""
 
 Result = TypeVar("Result")
 
 
 class ByIdentity:
-    """Part of a key for something that may not be hashed, such as a method: equal to that of the same object only.
+    """Part of a key for an object that may not be hashable, such as a method; equal only for the same object.
 
     Attributes:
       value: the object.
-      state: what else has to be equal, such as `values_read`.
+      state: further text that has to be equal, such as the result of `values_read`.
     """
 
     def __init__(self, value: Any, state: str = ""):
@@ -41,13 +41,13 @@ class ByIdentity:
 
 
 def values_read(it: Any) -> str:
-    """Digest of the NumPy arrays, numbers and texts that functions read beside their arguments.
+    """Digest of the NumPy arrays, numbers and texts that functions read besides their arguments.
 
-    A compiled program has their values as constants, and they may be changed in place between two runs. Found are those
-    that functions close over, also in lists, dicts and objects, and what they read of their module by its name.
+    A compiled program has such values as constants, and a user may change them in place between two runs. The digest
+    covers values that functions close over, also in lists, dicts and objects, and those read by name from their module.
 
     Args:
-      it: a function, or anything that has some, such as a method.
+      it: a function, or an object that has functions, such as a method.
     """
     whole, seen, left = hashlib.blake2b(), set[int](), [it]
     while left:
@@ -77,7 +77,7 @@ def values_read(it: Any) -> str:
             case list() | tuple():
                 left += one
             case _:
-                # Numbers of objects may count, or be computed once.
+                # Numbers of objects are left out: they may be counters, or results that are computed once.
                 inside = getattr(one, "__dict__", {}).values()
                 left += [value for value in inside if callable(value) or isinstance(value, np.ndarray | list | dict)]
                 left += [getattr(one, "__wrapped__", None)]
@@ -106,5 +106,5 @@ def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def is_input(value: Any) -> bool:
-    """Whether a hyper-parameter is an input of a compiled program: a real number; others are a part of it."""
+    """Whether a hyper-parameter is an input of a compiled program: a real number. Others are constants of it."""
     return isinstance(value, float | np.floating | np.ndarray | jax.Array)

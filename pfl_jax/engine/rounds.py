@@ -1,8 +1,8 @@
 """Round engine as pure functions: sample a cohort, gather its states, train, aggregate, scatter the states back.
 
 All random numbers come from the run's key through `fold_in`: client i in round r uses fold_in(fold_in(key, r), i), and
-the cohort of round r has a stream of its own. A result therefore does not depend on chunks, on other clients or on
-where a run was interrupted, and two methods see the same cohorts.
+the cohort of round r has its own stream. A result therefore does not depend on chunks, on other clients or on where a
+run was interrupted, and two methods see the same cohorts.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ from pfl_jax.engine.asynchronous import stale, with_versions
 from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, staleness
 from pfl_jax.engine.hand_over import Turns, map_in_turn
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
-from pfl_jax.engine.scoring import checked_predict, deployed, handed_over, score_client
+from pfl_jax.engine.scoring import checked_predict, deployed, handed_over, score_client, without_loss
+from pfl_jax.engine.selection import drawn
 from pfl_jax.engine.store import BLOCK, Federation, Members, Places
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import use
@@ -39,8 +40,8 @@ class Trained(NamedTuple):
 
     Attributes:
       rows: the clients' states after training; the previous state for a client that diverged.
-      sent: what is alike for all networks: messages, with () for each `Mean`, zeros for absent clients; Scores of the
-        clients' models right after training; and whether states and messages are finite.
+      sent: results with the same shapes for all networks: messages, with () for each `Mean`, zeros for absent clients;
+        Scores of the clients' models right after training; and whether states and messages are finite.
     """
 
     rows: PyTree
@@ -49,15 +50,15 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundProgram:
-    """Round of one network as pure functions of some clients' states, wherever the states are stored between rounds.
+    """Round of one network as pure functions of some clients' states, wherever these are stored between rounds.
 
-    Their arguments are data, server, key and rounds (or round_index) of a run; places [D, W] of some clients, with
-    their states `rows`, leaves [D, W, ...]; and scores [N] of all clients, into which those of some are written.
+    Common arguments: data, server, key and rounds (or round_index) of a run; places [D, W] of some clients, with their
+    states `rows`, leaves [D, W, ...]; and scores [N] of all clients, into which the scores of some are written.
 
     Attributes:
       method, settings, mesh: see `pfl_jax.build`.
-      network: position of the network of a `Mixed` method with whose clients alone all but `sample` and `train` deal;
-        None if all clients have the same.
+      network: position of a network of a `Mixed` method: all functions except `sample` and `train` handle only clients
+        with this network. None if all clients have the same network.
     """
 
     method: Method | MethodSchedule
@@ -85,12 +86,12 @@ class RoundProgram:
         return survey.aggregate(server, join(rows, sums))
 
     def clients(self, data: Federation) -> Federation | Members:
-        """The clients as `pfl_jax.engine.store` takes them."""
+        """The clients in the form that `pfl_jax.engine.store` takes."""
         own = self._members(data.num_clients)
         return data if own is None else Members(len(own), np.flatnonzero(np.isin(own, data.own_clients())))
 
     def rows_of(self, num_clients: int, ids: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
-        """Rows of clients in the states of those that have this network; beyond the last row for others."""
+        """Rows of clients in the states of this network's clients; beyond the last row for other networks' clients."""
         own = self._members(num_clients)
         if own is None:
             return ids
@@ -105,8 +106,11 @@ class RoundProgram:
     def unscored(self, data: Federation) -> Scores:
         """Scores [N] of clients that were never scored."""
         task, validated = at_round(self.method, 0).task, data.validation_count is not None
-        nobody = no_scores(data.num_clients, task, validation=validated)
-        return jax.tree.map(jnp.array, nobody)
+        return jax.tree.map(jnp.array, no_scores(data.num_clients, task, validation=validated))
+
+    def untrained(self, data: Federation) -> Scores:
+        """Scores [N] of clients that were never trained."""
+        return without_loss(self.unscored(data)) if self.settings.reads_losses else self.unscored(data)
 
     def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, places: Places) -> PyTree:
         """States before the first round of the clients in these places, leaves [D, W, ...]."""
@@ -122,19 +126,19 @@ class RoundProgram:
     def local(
         self, data: Federation, server: PyTree, rows: PyTree, key: PRNGKey, round_index: jax.Array, cohort: Cohort
     ) -> tuple[jax.Array | np.ndarray, jax.Array, Trained, PyTree]:
-        """Local training of the clients of a cohort [M] that have this network.
+        """Local training of the clients in a cohort [M] that have this network.
 
         Returns:
-          Their positions [W] in the cohort, ascending, M in free places; those [D, W] in these of the devices' places;
-          their training, leaves [D, W, ...]; and the sums of their messages.
+          Positions [W] of these clients in the cohort, ascending, M in free places; the devices' places [D, W], as
+          indices of those positions; their training, leaves [D, W, ...]; and the sums of their messages.
         """
         method, round_key = self.method_of(round_index), fold_in(key, round_index)
 
         def train_one(own, data, shared, index, present, late, state):
             server, round_key = shared
-            own = own if late is None else stale(own, late)
+            own = drawn(own if late is None else stale(own, late), self.settings.selection, cohort, data, index)
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
-            scores = score_client(method, result.personal, data, index)
+            scores = score_client(method, result.personal, data, index, training=self.settings.reads_losses)
             finite = all_finite((result.client, result.message))
             messages, terms = split(result.message, present & finite)
             return Trained(choose(finite, result.client, state), (messages, scores, finite)), terms
@@ -227,7 +231,7 @@ class RoundProgram:
             train, test = (client_data(data, index, split) for split in ("train", "test"))
             state, begun, hand_over = method.init_client(keys[0], server, train), [server, server], method.hand_over
             if hand_over is not None:
-                # Each in a cohort of its own.
+                # Each newcomer has its own cohort.
                 pairs = zip((hand_over.personalize, hand_over.local), keys[1:], strict=True)
                 begun = [server if pass_on is None else pass_on(one, server, state, train) for pass_on, one in pairs]
             received = method.personalize(keys[1], begun[0], state, train)
@@ -246,7 +250,7 @@ class RoundProgram:
         return attackers(key, num_clients, share) if round(share * num_clients) else None
 
     def _of_client(self, method: Method, attacks: jax.Array | None, data: FederatedData, client: jax.Array) -> Method:
-        """Method as a client follows it, which is another one for an attacker."""
+        """Method as a client follows it; an attacker follows another one."""
         if attacks is None or self.settings.attack is None:
             return method
         kind, scale = self.settings.attack, self.settings.attack_scale
@@ -255,24 +259,24 @@ class RoundProgram:
         return attacked(method, kind, attacks[client], scale=scale, num_classes=data.num_classes)
 
     def _last_method(self, rounds: jax.Array) -> Method:
-        """Method of the last of `rounds` completed rounds; of the first round if there are none."""
+        """Method of the last of `rounds` completed rounds; of the first round if none is completed."""
         return self.method_of(jnp.maximum(rounds - 1, 0))
 
     def method_of(self, index: int | jax.Array) -> Method:
-        """Method of a round, whose server keeps the earlier states with which clients begin."""
+        """Method of a round, whose server keeps the earlier states from which clients may begin."""
         return with_versions(at_round(self.method, index, self.network or 0), self.settings.versions)
 
     def _members(self, num_clients: int) -> np.ndarray | None:
-        """Clients that have this network, ascending; None if all have the same."""
+        """Clients that have this network, ascending; None if all have the same network."""
         mixed = None if self.network is None else mixture(self.method)
         return None if mixed is None else mixed.members(self.network or 0, num_clients)
 
     def assign_devices(self, data: Federation, clients: jax.Array) -> tuple[jax.Array | np.ndarray, jax.Array, Places]:
-        """The devices' places of those of some clients [M], ascending, that have this network.
+        """Places on the devices for those among some clients [M], ascending, that have this network.
 
         Returns:
-          Their positions [W] in `clients`, ascending, with M in free places; positions [D, W] in these in the devices'
-          places, W in free ones; and the places.
+          Positions [W] of these clients in `clients`, ascending, M in free places; the devices' places [D, W], as
+          indices of those positions, W in free places; and the `Places`.
         """
         members, size = self._members(data.num_clients), len(clients)
         known = members is None or size == data.num_clients
@@ -289,7 +293,7 @@ class RoundProgram:
         table = data.assign_devices(own_ids[largest], 1 if mesh is None else mesh.size)
         order = jnp.append(largest, len(own))[table]
         ids = jnp.append(own_ids, data.num_clients)[order]
-        # Every device knows all places: the partitioner would exchange them otherwise.
+        # Every device computes all places: otherwise the partitioner would exchange them.
         order, ids = on_every_device((order, ids), mesh)
         return own, order, Places(ids, table < len(own) if known else ids < data.num_clients, len(own))
 
@@ -306,8 +310,8 @@ class RoundProgram:
     ) -> tuple[Any, PyTree]:
         """Rows [D, W, ...] and sums of fn(method, data, shared, client, *rows of the client).
 
-        The method is the one that the client follows, as an attacker or not in the run with this key; None if all are
-        honest. With turns, `shared` begins with the server's state, in whose place each client gets its own.
+        The method is the one that the client follows, as an attacker or not in the run with this key; key None: all are
+        honest. With turns, `shared` begins with the server's state, and each client gets its own state in its place.
         """
         attacks = None if key is None else self.attackers(data, key)
 
@@ -323,7 +327,7 @@ class RoundProgram:
 
         mesh, chunk = data.mesh or self.mesh, self.settings.chunk
         if chunk == "auto":
-            # `run` has chosen by the clients' sizes, which are not known here.
+            # `run` chooses by the clients' sizes, which are not known here.
             chunk = 1 if jax.default_backend() == "cpu" else None
         assert not isinstance(chunk, tuple)
         if chunk is None:

@@ -1,8 +1,8 @@
-"""Places of the clients' states between rounds: the device, the host's memory, or a file.
+"""Storage of the clients' states between rounds: the device, the host's memory, or a file.
 
 A `ClientStore` reads the rows of the clients that a device trains or evaluates, and writes those of a cohort. Nothing
-else knows where rows are. On the host and on disk, a process stores the rows of its own clients alone, memory holds no
-more than blocks of them while all clients are initialized or evaluated, and evaluation sends no rows between processes.
+else knows where rows are. On the host and on disk, a process stores only the rows of its own clients, memory holds only
+blocks of them while all clients are initialized or evaluated, and evaluation sends no rows between processes.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from pfl_jax.engine.placement import PlacedData
 from pfl_jax.primitives.tree import gather, scatter
 
 BLOCK = 256
-"""Number of clients whose rows are in memory, or on the device, at a time when all are read."""
+"""Number of clients whose rows are in memory, or on the device, at once when all are read."""
 
 Federation = FederatedData | PlacedData
 """A federation's data: replicated on every device, or sharded by client."""
@@ -35,7 +35,7 @@ Federation = FederatedData | PlacedData
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Which device handles which client, see `pfl_jax.engine.mapping.map_places`.
+    """Assignment of clients to devices, see `pfl_jax.engine.mapping.map_places`.
 
     Attributes:
       ids: client numbers, int32 [D, W]; at least N in free places.
@@ -49,11 +49,11 @@ class Places:
 
 
 class Members(NamedTuple):
-    """Clients of one network, as a store sees them: rows of a table of their own.
+    """Clients of one network, as a store sees them: rows of their own table.
 
     Attributes:
-      num_clients: their number.
-      own: those whose states this process stores, ascending.
+      num_clients: number of these clients.
+      own: rows of the clients whose states this process stores, ascending.
     """
 
     num_clients: int
@@ -68,11 +68,11 @@ class ClientStore:
     """States of the clients on the device: leaves [N, ...] of the program's state. Subclasses keep them elsewhere.
 
     Attributes:
-      is_traced: whether the functions are used while a program is traced, in which `clients` is a part.
+      is_traced: whether the functions are used while a program is traced that has `clients` as a part.
 
     Args:
-      donate: whether a round may write into the states that it is given, which are copied therefore if they come from
-        outside.
+      donate: whether a round may write into the states that it is given; states from outside are therefore copied
+        first.
     """
 
     is_traced: bool = True
@@ -96,12 +96,12 @@ class ClientStore:
     def write(self, data: Federation | Members, clients: PyTree, ids: jax.Array | None, rows: PyTree) -> PyTree:
         """States of all clients with other rows [M, ...] for the distinct clients `ids` [M]; None for all in order.
 
-        Rows of ids that are no clients are left out.
+        Rows whose id is not a client number are left out.
         """
         return rows if ids is None else scatter(clients, ids, rows)
 
     def adopt(self, data: Federation | Members, mesh: Mesh | None, clients: PyTree) -> PyTree:
-        """States that came from outside, in this place; the given ones stay as they are.
+        """States given from outside, moved into this store; the given arrays stay unchanged.
 
         Args:
           data: the federation.
@@ -119,7 +119,7 @@ class OnHost(ClientStore):
     is_traced: bool = False
 
     def blocks(self, places: Places) -> Iterator[Places]:
-        # All of equal shapes: free places fill the last one.
+        # All blocks have equal shapes: free places fill the last one.
         devices, length = places.ids.shape
         width = min(length, max(1, BLOCK // devices))
         full = ((0, 0), (0, -length % width))
@@ -174,7 +174,7 @@ class OnHost(ClientStore):
         return jax.tree.map(lambda leaf: np.array(leaf if len(leaf) == len(own) else np.asarray(leaf)[own]), clients)
 
     def _allocate(self, like: PyTree, count: int) -> PyTree:
-        """States of so many clients that are still to be filled, given some rows."""
+        """Uninitialized states of this number of clients, shaped like some rows."""
         return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), like)
 
     def _fill(self, clients: PyTree, positions: np.ndarray, rows: PyTree) -> None:
@@ -187,13 +187,13 @@ class OnHost(ClientStore):
 
 
 class OnDisk(OnHost):
-    """States in files that are mapped into memory; a round writes over the rows of the one before it.
+    """States in files that are mapped into memory; a round overwrites the rows of the previous round.
 
-    The files have room for all states from the beginning, so that a full disk is an error then and never later. They
-    end with the process: what lasts is in checkpoints.
+    The files reserve room for all states at the start, so a full disk is an error at the start and never later. They
+    are removed when the process ends; only checkpoints last.
 
     Args:
-      folder: where the files take room; None for the system's folder of temporary files.
+      folder: folder of the files; None for the system's folder of temporary files.
     """
 
     def __init__(self, folder: str | Path | None = None):
@@ -212,7 +212,7 @@ class OnDisk(OnHost):
 
 
 def _mapped(shape: tuple[int, ...], dtype: np.dtype, folder: str | Path | None) -> np.ndarray:
-    """Array in a new file that has no name, so that it ends with the array; CannotWrite if there is no room for it."""
+    """Array in a new file without a name, which disappears with the array; CannotWrite if there is no room for it."""
     if not (size := math.prod(shape) * dtype.itemsize):
         return np.empty(shape, dtype)
     try:
@@ -226,7 +226,7 @@ def _mapped(shape: tuple[int, ...], dtype: np.dtype, folder: str | Path | None) 
 
 
 def _stored(own: np.ndarray, places: Places, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
-    """Places of this process's devices that have a client, as flat indices, and the clients' positions in `own`."""
+    """Occupied places of this process's devices, as flat indices, and the positions of their clients in `own`."""
     devices = slice(None) if mesh is None else own_devices(mesh)
     ids, is_real = (np.asarray(leaf)[devices].reshape(-1) for leaf in (places.ids, places.is_real))
     (here,) = np.nonzero(is_real)

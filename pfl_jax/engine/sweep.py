@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PRNGKey, PyTree, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
-from pfl_jax.engine import chunking, simulate
+from pfl_jax.engine import chunking, loop, simulate
 from pfl_jax.engine.build import compiled
 from pfl_jax.engine.checks import check_not_traced, check_sweep, explain_misfit, typed_key, usual_settings
 from pfl_jax.engine.mapping import AXIS, ClientMesh, map_places, replicate
@@ -31,9 +31,9 @@ from pfl_jax.validation import Count, check_arguments
 
 @dataclass(frozen=True)
 class OverRuns:
-    """From a function of one run to the same of R runs, whose arguments and results have a leading axis R.
+    """Turns a function of one run into one of R runs, whose arguments and results have a leading axis R.
 
-    Data are [R, ...] in the tables of the clients, and common in the pool of examples.
+    In the data, the clients' tables are [R, ...]; the pool of examples is shared by all runs.
 
     Attributes:
       chunk: see `run`.
@@ -78,8 +78,7 @@ def run(
 ) -> Iterator[RoundResult]:
     """Run R federations of equal shapes together and yield a `RoundResult` [R, ...] after each round.
 
-    Each run equals that of `pfl_jax.engine.simulate.run` with its key, hyper-parameters and data, up to float32
-    rounding.
+    Each run equals `pfl_jax.engine.simulate.run` with its key, hyper-parameters and data, up to float32 rounding.
 
     Args:
       make_method: function that is called while tracing, with one traced number for each of `hyper_parameters`. Values
@@ -91,15 +90,14 @@ def run(
       hyper_parameters: name -> values [R].
       states: states to continue from, leaves [R, ...], instead of new ones initialized from the keys; states carry
         their own keys.
-      chunk: runs under one vmap on each device: 1 trains one after another, None all at once; "auto" is None, and 1 for
-        convolutions on a CPU.
+      chunk: runs under one vmap on each device: 1 trains one after another, None all at once; "auto" means 1 for
+        convolutions on a CPU, and None otherwise.
       mesh: devices to spread the runs over, see `pfl_jax.client_mesh`; None uses the default device.
       donate: see `pfl_jax.engine.simulate.run`.
 
     Raises:
-      InvalidInput: arguments of a wrong type, that disagree on the number of runs, or states of another method, or a
-        learning rate, momentum or weight decay out of its range, at once; a model that does not fit the data, at the
-        first round.
+      InvalidInput: arguments of a wrong type, different numbers of runs, states of another method, or a learning rate,
+        momentum or weight decay out of its range, at once; a model that does not fit the data, at the first round.
 
     Example:
       >>> import jax
@@ -131,14 +129,14 @@ def run(
     # The caller's states are never donated.
     states = jax.tree.map(jnp.copy, states) if donate else states
     data, values, keys, states = _on_devices(mesh, number, data, values, keys, states)
-    # The results of a run stay with its device, whatever the mesh.
+    # A run's results stay on its device, whatever the mesh.
     engine = compiled(make_method, first, values, settings, None, data, donate=donate, over_runs=OverRuns(chunk, mesh))
 
     def begin():
         first = engine.init(data, keys) if states is None else states
         return simulate.committed(first) if mesh is None else first
 
-    rounds = simulate.play(engine, data, settings, begin, None, explains, on_nan=None)
+    rounds = loop.play(engine, data, settings, begin, None, explains, on_nan=None)
     return map(partial(_without_padding, number), rounds)
 
 
@@ -146,13 +144,14 @@ def _without_padding(number: int, result: RoundResult) -> RoundResult:
     """Result without the rows that pad the devices' shares of the runs, except in `state` and `info`."""
     names = ("cohort", "arrived", "finite", "received", "trained", "before_aggregation")
     own = {name: jax.tree.map(lambda leaf: leaf[:number], getattr(result, name)) for name in names}
-    return result._replace(**own, examples=result.examples[:number])
+    kept = result.kept and result.kept[:number]
+    return result._replace(**own, examples=result.examples[:number], kept=kept)
 
 
 def _on_devices(
     mesh: Mesh | None, number: int, data: FederatedData, *inputs: PyTree
 ) -> tuple[FederatedData, PyTree, jax.Array, PyTree]:
-    """Data with a leading axis of runs, and other inputs of the runs, spread over the devices of a mesh.
+    """Data with a leading axis of runs, and the other inputs of the runs, spread over the devices of a mesh.
 
     All devices take the same number of runs; copies of the first runs fill the last shares.
     """

@@ -25,7 +25,7 @@ def conv_general(
       x: images [B, H, W, Cin].
       kernel: [kh, kw, Cin / groups, Cout].
       strides: steps between results, along both axes.
-      padding: rows and columns of zeros around the images; cropped where they are negative.
+      padding: rows and columns of zeros around the images; negative numbers crop.
       dilation: steps between the elements of the kernel, along both axes.
       groups: g; the first Cin / g channels give the first Cout / g results, and so on.
       precision: see `conv2d`.
@@ -42,7 +42,7 @@ def conv_general(
         return jnp.moveaxis(y, 0, 3).reshape(*y.shape[1:4], -1)
     outputs = _outputs(x, kernel, strides, padding, dilation)
     if max(strides) > 1:
-        # As one of stride 1 it has the kernel with the zeros in between.
+        # With stride 1, its kernel has zeros in between.
         spread = [(0, 0, step - 1) for step in dilation]
         kernel = jax.lax.pad(kernel, jnp.zeros((), kernel.dtype), (*spread, (0, 0, 0), (0, 0, 0)))
         return conv2d(*_as_one_pixel(x, kernel, strides, padding, outputs), precision=precision)
@@ -55,7 +55,7 @@ def conv_general(
 def _outputs(
     x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: Padding, dilation: Sequence[int]
 ) -> list[int]:
-    """Rows and columns of the result."""
+    """Numbers of rows and columns of the result."""
     return [
         (x.shape[1 + axis] + sum(padding[axis]) - (kernel.shape[axis] - 1) * dilation[axis] - 1) // strides[axis] + 1
         for axis in (0, 1)
@@ -63,7 +63,7 @@ def _outputs(
 
 
 def _resized(x: jax.Array, starts: Sequence[int], sizes: Sequence[int]) -> jax.Array:
-    """Images with so many zeros above and left, and with these numbers of rows and columns, by zeros or cropped."""
+    """Images with `starts` rows and columns of zeros above and left, padded with zeros or cropped to `sizes`."""
     sides = [(start, size - old - start, 0) for start, size, old in zip(starts, sizes, x.shape[1:3], strict=True)]
     return jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
 
@@ -73,7 +73,7 @@ def _as_one_pixel(
 ) -> tuple[jax.Array, jax.Array]:
     """Image and kernel of the same convolution with stride 1: a block of pixels, of the strides' size, is one pixel.
 
-    The kernel is filled with zeros to whole blocks; a kernel that is smaller than a block sees a part of it.
+    The kernel is filled with zeros to whole blocks; a kernel smaller than a block uses only a part of the block.
     """
     batch, channels = x.shape[0], x.shape[3]
     taps = [-(-kernel.shape[axis] // strides[axis]) for axis in (0, 1)]
@@ -91,7 +91,7 @@ def _as_one_pixel(
 def _as_several_images(
     x: jax.Array, kernel: jax.Array, padding: Padding, dilation: Sequence[int], outputs: Sequence[int]
 ) -> jax.Array:
-    """Images of every dilation[0]-th row and dilation[1]-th column each, [B dilation[0] dilation[1], H', W', C]."""
+    """Images made of every dilation[0]-th row and dilation[1]-th column, [B dilation[0] dilation[1], H', W', C]."""
     sizes = [-(-n // step) + taps - 1 for n, step, taps in zip(outputs, dilation, kernel.shape, strict=False)]
     x = _resized(x, [start for start, _ in padding], [n * step for n, step in zip(sizes, dilation, strict=True)])
     x = x.reshape(x.shape[0], sizes[0], dilation[0], sizes[1], dilation[1], -1).transpose(0, 2, 4, 1, 3, 5)

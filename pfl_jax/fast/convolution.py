@@ -7,8 +7,8 @@ kernel, are three bilinear maps,
 
     <g, C(x, w)> = <D(g, w), x> = <K(x, g), w>,
 
-so the derivatives of each map are the other two, forward and reverse, of any order. Each is an operation of JAX of its
-own, which is computed by one of several implementations, its `Form`.
+so the derivatives of each map are the other two, forward and reverse, of any order. Each map is its own JAX primitive,
+computed by one of several implementations, its `Form`.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from pfl_jax.backends import BACKENDS
 from pfl_jax.errors import InvalidInput
 from pfl_jax.fast.forms import FORMS, Padding
 
-# The maps have operands with a leading axis of clients: of size G, or 1 for all of them.
+# The operands of the maps have a leading axis of clients: of size G, or 1 if it is shared by all clients.
 
 
 def _by_client(name: str, form: str, padding: Padding, precision: str | None, a: jax.Array, b: jax.Array) -> jax.Array:
-    """A map for all clients: [G, ...] from [G or 1, ...] each."""
+    """A map for all clients: [G, ...] from operands [G, ...] or [1, ...]."""
     fn = functools.partial(getattr(FORMS[form], name), padding)
     with contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision):
         if len(a) == len(b) == 1:
@@ -40,10 +40,10 @@ def _by_client(name: str, form: str, padding: Padding, precision: str | None, a:
             a, b = (operand if len(operand) > 1 else operand[0] for operand in (a, b))
             return jax.vmap(fn, axes)(a, b)
         if len(b) == 1 and name != "kernel_gradient":
-            # Clients that share a kernel are one larger batch.
+            # Clients that share a kernel form one larger batch.
             y = fn(a.reshape(-1, *a.shape[2:]), b[0])
             return y.reshape(len(a), -1, *y.shape[1:])
-        # In a loop, which is the fastest way with one kernel per client.
+        # A loop is the fastest way with one kernel per client.
         number = max(len(a), len(b))
         return jax.lax.map(lambda i: fn(a[i if len(a) > 1 else 0], b[i if len(b) > 1 else 0]), jnp.arange(number))
 
@@ -112,7 +112,7 @@ def _define_gradients(operation: Primitive, first: Callable[..., Any], second: C
     """Define the adjoints of a map of a and b: first(t, b) with respect to a, second(t, a) with respect to b."""
 
     def for_all(gradient, operand):
-        # One operand for all clients has the sum of their gradients.
+        # The gradient of an operand shared by all clients is the sum of theirs.
         return jnp.sum(gradient, 0, keepdims=True) if operand.aval.shape[0] < len(gradient) else gradient
 
     def of_first(t, a, b, **parameters):
@@ -146,7 +146,7 @@ def conv2d(
         y[b, i, j, o] = sum_{u, v, c} x[b, i + u - padding, j + v - padding, c] kernel[u, v, c, o]
 
     Derivatives of any order, forward and reverse, equal those of `jax.lax.conv_general_dilated` up to rounding. Only
-    those that are used are computed, not that of the first layer with respect to the image.
+    derivatives that are used are computed; the first layer's derivative with respect to the image is not.
 
     Args:
       x: images [B, H, W, Cin], padded with zeros.
@@ -154,8 +154,8 @@ def conv2d(
       padding: rows and columns of zeros added on each side, or ((above, below), (left, right)).
       form: implementation. "direct": convolutions arranged for XLA's CPU backend, one client after another under
         vmap. "matmul": one matrix product over all windows, batched under vmap. "lax": JAX's own convolution, grouped
-        under vmap. "auto": that of `pfl_jax.backends`, "direct" on CPUs and "matmul" elsewhere.
-      precision: of the products, as of `jax.default_matmul_precision`; None for JAX's default.
+        under vmap. "auto": the choice of `pfl_jax.backends`, "direct" on CPUs and "matmul" elsewhere.
+      precision: precision of the products, as in `jax.default_matmul_precision`; None for JAX's default.
 
     Returns:
       [B, H + 2 padding - kh + 1, W + 2 padding - kw + 1, Cout].

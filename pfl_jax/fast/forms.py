@@ -1,4 +1,4 @@
-"""Implementations of a convolution and of its adjoints, see `pfl_jax.fast.convolution`."""
+"""Implementations of a convolution and its adjoints, see `pfl_jax.fast.convolution`."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 Padding: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
-"""Zeros above and below, left and right of an image."""
+"""Zeros above and below, and left and right of an image."""
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -16,7 +16,7 @@ _LAYOUT = ("NHWC", "HWIO", "NHWC")
 # holds 16 floats) and at least twice as many output channels.
 _CHANNELS = 16
 
-# With fewer channels, XLA's convolution of pairs of columns is the fastest in jax 0.10; from 0.11 on a matrix
+# With fewer channels, XLA's convolution of pairs of columns is the fastest in jax 0.10; from 0.11 on it is a matrix
 # product over bands of columns is (docs/performance.md).
 _BANDS = jax.__version_info__ >= (0, 11)
 _BAND = 4
@@ -40,7 +40,7 @@ NONE = (0, 0)
 
 
 def _correlate(x: jax.Array, kernel: jax.Array, padding: Padding = (NONE, NONE)) -> jax.Array:
-    """Convolution of x padded by zeros, or cropped where the numbers are negative."""
+    """Convolution of x padded with zeros; negative numbers crop."""
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=_LAYOUT)
 
 
@@ -63,7 +63,7 @@ def _lax_input_gradient(padding: Padding, g: jax.Array, kernel: jax.Array) -> ja
 
 
 def _lax_kernel_gradient(padding: Padding, x: jax.Array, g: jax.Array) -> jax.Array:
-    """K as a convolution whose batch are the input channels and whose channels are the batch."""
+    """K as a convolution whose batch is the input channels and whose channels are the batch."""
     return jax.lax.conv_general_dilated(x, g, (1, 1), padding, dimension_numbers=("CHWN", "IHWO", "HWNC"))
 
 
@@ -71,7 +71,7 @@ def _lax_kernel_gradient(padding: Padding, x: jax.Array, g: jax.Array) -> jax.Ar
 
 
 def _pad(x: jax.Array, padding: Padding) -> jax.Array:
-    """Images [B, H, W, C] with zeros around them, or cropped where the numbers are negative."""
+    """Images [B, H, W, C] with zeros around them; negative numbers crop."""
     return jax.lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*sides, 0) for sides in padding), (0, 0, 0)))
 
 
@@ -122,7 +122,7 @@ def _direct_convolve(padding: Padding, x: jax.Array, kernel: jax.Array) -> jax.A
 
 
 def _convolve_in_bands(padding: Padding, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Convolution as one matrix product, whose rows are windows of four columns' results at once.
+    """Convolution as one matrix product, in which each row is the window of four columns of results.
 
     The matrix [kh taps Cin, 4 Cout] has four copies of the kernel, each shifted by one column, and zeros elsewhere.
     With few channels this takes more operations than a product over the single windows, and a third of the copies.
@@ -163,9 +163,9 @@ def _convolve_in_pairs(padding: Padding, x: jax.Array, kernel: jax.Array) -> jax
 def _direct_input_gradient(padding: Padding, g: jax.Array, kernel: jax.Array) -> jax.Array:
     """D as the convolution of g with the kernel rotated by 180 degrees.
 
-    If the image is wider than g, some of these products are with zeros, and with few channels the convolution is slow.
-    In both cases the convolution is along the columns only, for all columns of the kernel at once, and the results are
-    shifted and added along the rows.
+    If the image is wider than g, some of these products are with zeros; and with few channels the convolution is slow.
+    In both cases the convolution runs along the columns only, for all columns of the kernel at once, and the results
+    are shifted and added along the rows.
     """
     height, width, channels, features = kernel.shape
     turned = jnp.flip(kernel, 0).transpose(0, 3, 1, 2)
@@ -178,7 +178,18 @@ def _direct_input_gradient(padding: Padding, g: jax.Array, kernel: jax.Array) ->
 
 
 def _direct_kernel_gradient(padding: Padding, x: jax.Array, g: jax.Array) -> jax.Array:
-    """K as a convolution whose batch are the input channels and whose channels are the batch."""
+    """K as a convolution whose batch is the input channels and whose channels are the batch.
+
+    With few input channels it is a convolution along examples and rows instead: its channels are the columns of g, its
+    batch the image shifted along the columns. Then g, the largest array of a first layer, keeps its order of axes.
+    """
+    columns = g.shape[2]
+    if x.shape[3] < _CHANNELS <= columns:
+        x = _pad(x, padding)
+        width, channels = x.shape[2] - columns + 1, x.shape[3]
+        shifted = jnp.stack([x[:, :, j : j + columns] for j in range(width)]).transpose(0, 4, 1, 2, 3)
+        kernel = _correlate(shifted.reshape(width * channels, *x.shape[:2], columns), g)
+        return kernel.reshape(width, channels, -1, g.shape[3]).transpose(2, 0, 1, 3)
     # Transposed by hand: with the same order in its dimension numbers, XLA takes its slow path.
     return _correlate(x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3), padding).transpose(1, 2, 0, 3)
 

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 from pfl_jax.errors import InvalidInput
 
 LARGEST = 127
-"""Elements of a window of max pooling, at most: their positions are stored as int8."""
+"""Largest number of elements in a window of max pooling: positions are stored as int8."""
 
 
 def _windows(x: jax.Array, window: Sequence[int]) -> jax.Array:
-    """View of x as disjoint windows: each axis of size n as two, [n // w, w], cropped to fit."""
+    """View of x as disjoint windows: each axis of size n becomes two, [n // w, w], cropped to fit."""
     x = x[tuple(slice(size // side * side) for size, side in zip(x.shape, window, strict=True))]
     sides = [(size // side, side) for size, side in zip(x.shape, window, strict=True)]
     return x.reshape(*itertools.chain.from_iterable(sides))
 
 
 def _inner(window: Sequence[int]) -> tuple[int, ...]:
-    """Axes of `_windows` inside of the windows."""
+    """Axes of `_windows` that run inside the windows."""
     return tuple(range(1, 2 * len(window), 2))
 
 
@@ -52,14 +52,14 @@ def _change_of_max_pool(window, primals, tangents):
 
 
 def max_pool(x: jax.Array, window: int | Sequence[int] = 2) -> jax.Array:
-    """Maximum over disjoint windows, by default 2 x 2 squares of x [B, H, W, C]; incomplete ones are dropped.
+    """Maximum over disjoint windows, by default 2 x 2 squares of x [B, H, W, C]; incomplete windows are dropped.
 
     If a window has several equal maxima, the first in row-major order gets the whole gradient, as in PyTorch (`jnp.max`
     would divide it). Derivatives of any order are supported.
 
     Args:
-      x: [B, H, W, C], or of any shape for a window of as many sides.
-      window: side length of the squares, at most 11; or a side for each axis of x, of at most 127 elements in all.
+      x: [B, H, W, C]; or any shape, if `window` has a side for each axis.
+      window: side length of the squares, at most 11; or a side for each axis of x, at most 127 elements in all.
 
     Returns:
       [B, H // window, W // window, C].
@@ -79,10 +79,10 @@ def max_pool(x: jax.Array, window: int | Sequence[int] = 2) -> jax.Array:
 
 
 def sum_pool(x: jax.Array, window: Sequence[int]) -> jax.Array:
-    """Sum over disjoint windows; incomplete ones are dropped.
+    """Sum over disjoint windows; incomplete windows are dropped.
 
     Args:
-      x: of any shape.
+      x: array of any shape.
       window: a side for each axis of x.
     """
     return jnp.sum(_windows(x, window), axis=_inner(window))

@@ -1,7 +1,7 @@
 """Functions whose convolutions and pooling are computed in a way that is fast for federated simulation.
 
-What a function computes is read off its jaxpr, so it may come from flax.linen, flax.nnx, equinox, haiku or plain
-`jax.lax`. Everything else in the jaxpr stays as it is.
+A function's operations are read off its jaxpr, so it may come from flax.linen, flax.nnx, equinox, haiku or plain
+`jax.lax`. Everything else in the jaxpr stays unchanged.
 """
 
 import functools
@@ -20,8 +20,8 @@ from pfl_jax.fast.pooling import LARGEST, max_pool, sum_pool
 Record = TypeVar("Record")
 
 INSIDE = {"jit", "closed_call", "remat2", "scan", "while", "cond"}
-"""Operations whose own programs are rewritten too. Those of others, such as functions with derivatives of their own
-(`jax.custom_jvp`, `jax.custom_vjp`), are left alone."""
+"""Operations whose inner programs are rewritten too. Inner programs of other operations, such as functions with their
+own derivatives (`jax.custom_jvp`, `jax.custom_vjp`), are left alone."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Fast:
 
     def __call__(self, *args: Any) -> Any:
         """The same as `function`, up to rounding."""
-        # A new function in each call: of one that JAX has seen it remembers the trace, with all that it read elsewhere.
+        # A new function in each call: JAX keeps the trace of a known function, with all values that it read elsewhere.
         program, shape = jax.make_jaxpr(lambda *args: self.function(*args), return_shape=True)(*args)
         results = core.jaxpr_as_fun(_fast_program(program))(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shape), results)
@@ -46,7 +46,7 @@ def fast(function: Callable[..., Any]) -> Fast:
     """The same function with fast convolutions and pooling.
 
     Args:
-      function: of pytrees of arrays, pure, that can be traced.
+      function: pure function of pytrees of arrays that can be traced.
 
     Example:
       >>> import flax.linen as nn
@@ -60,10 +60,10 @@ def fast(function: Callable[..., Any]) -> Fast:
 
 
 def with_fast(*names: str) -> Callable[[type[Record]], type[Record]]:
-    """Decorator of a `NamedTuple`: wherever one is made, the functions in some of its fields become fast ones.
+    """Decorator of a `NamedTuple`: whenever one is made, the functions in some of its fields become fast ones.
 
     Args:
-      names: of the fields; None stays.
+      names: names of the fields; a field that is None stays None.
     """
 
     def decorate(cls: Any) -> Any:
@@ -77,7 +77,7 @@ def with_fast(*names: str) -> Callable[[type[Record]], type[Record]]:
         def new(cls, *args, **fields):
             return make(cls, plain_new(cls, *args, **fields))
 
-        # `_replace` calls it.
+        # `_replace` calls `_make`.
         cls._make, cls.__new__ = classmethod(make), new
         return cls
 
@@ -90,7 +90,7 @@ def _fast_program(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def _rewritten(jaxpr: core.Jaxpr) -> core.Jaxpr:
-    """Jaxpr of the same inputs and outputs with fast convolutions and pooling; itself if it has none."""
+    """Jaxpr with the same inputs and outputs and fast convolutions and pooling; unchanged if it has none."""
     equations = [_rewritten_equation(equation) for equation in jaxpr.eqns]
     changed = any(new is not old for new, old in zip(equations, jaxpr.eqns, strict=True))
     return jaxpr.replace(eqns=equations) if changed else jaxpr
@@ -109,7 +109,7 @@ def _rewritten_equation(equation: core.JaxprEqn) -> core.JaxprEqn:
 
 
 def _rewritten_parameter(value: Any) -> Any:
-    """Parameter of an operation with its programs rewritten; itself if there are none."""
+    """Parameter of an operation, with programs inside it rewritten; unchanged if there are none."""
     if isinstance(value, core.ClosedJaxpr):
         return _fast_program(value)
     if isinstance(value, core.Jaxpr):
@@ -122,7 +122,7 @@ def _rewritten_parameter(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _call(name: str, parameters: tuple[tuple[str, Any], ...], inputs: tuple[Any, ...]) -> core.JaxprEqn | None:
-    """Call of a compiled function in the place of an operation, None if it has to stay; one for all that are alike."""
+    """Compiled call that replaces an operation, shared by equal operations; None if the operation has to stay."""
     replacement = REPLACEMENTS[name](dict(parameters), *inputs)
     if replacement is None:
         return None
@@ -132,7 +132,7 @@ def _call(name: str, parameters: tuple[tuple[str, Any], ...], inputs: tuple[Any,
 
 
 def _convolution(parameters: dict[str, Any], x: Any, kernel: Any) -> Callable[..., jax.Array] | None:
-    """Replacement of `conv_general_dilated`, of one and two dimensions."""
+    """Replacement of `conv_general_dilated` with one or two dimensions."""
     layout, dimensions = parameters["dimension_numbers"], x.ndim - 2
     precision = parameters["precision"]
     kept = (
@@ -150,7 +150,7 @@ def _convolution(parameters: dict[str, Any], x: Any, kernel: Any) -> Callable[..
     order = [0] * x.ndim
     for position, axis in enumerate((result_batch, *result_sides, result_channels)):
         order[axis] = position
-    # One dimension is the second of two.
+    # One dimension is treated as the second of two.
     first = 2 - dimensions
     ones, none = (1,) * first, ((0, 0),) * first
     name = None if precision is None else precision[0].name.lower()
@@ -172,7 +172,7 @@ def _convolution(parameters: dict[str, Any], x: Any, kernel: Any) -> Callable[..
 
 
 def _pooling(pool: Callable[..., jax.Array]) -> Callable[..., Callable[..., jax.Array] | None]:
-    """Replacement of a `reduce_window` of disjoint windows."""
+    """Replacement of a `reduce_window` with disjoint windows."""
 
     def replacement(parameters: dict[str, Any], x: Any) -> Callable[..., jax.Array] | None:
         window = tuple(parameters["window_dimensions"])

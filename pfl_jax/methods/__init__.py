@@ -1,9 +1,9 @@
 """Registry of all methods: `METHODS["fedpac"]` and `pfl_jax.methods.fedpac` are the same factory.
 
-A new method needs one file in this folder and one line in METHODS. The name of a method is always its factory, whatever
-was imported: `import pfl_jax.methods.fedper as one`, `from pfl_jax.methods import fedper` and
-`from pfl_jax.methods.fedper import fedper` give the same function. So other names of such a file, for example FedPAC's
-prototype weights, come from the file alone: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
+A new method needs one file in this folder and one line in METHODS. The name of a method always refers to its factory,
+whichever way it is imported: `import pfl_jax.methods.fedper as one`, `from pfl_jax.methods import fedper` and
+`from pfl_jax.methods.fedper import fedper` give the same function. Other names in these files, such as FedPAC's
+prototype weights, are imported from the file itself: `from pfl_jax.methods.fedpac_proto import prototype_weights`.
 """
 
 from collections.abc import Callable
@@ -44,6 +44,7 @@ from pfl_jax.methods.fedfomo import fedfomo as fedfomo
 from pfl_jax.methods.fedgen import fedgen as fedgen
 from pfl_jax.methods.fedgh import fedgh as fedgh
 from pfl_jax.methods.fedkd import fedkd as fedkd
+from pfl_jax.methods.fedlwf import fedlwf as fedlwf
 from pfl_jax.methods.fedmrl import fedmrl as fedmrl
 from pfl_jax.methods.fedpac import fedpac as fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto as fedpac_proto
@@ -54,6 +55,7 @@ from pfl_jax.methods.fedproto import fedproto_l as fedproto_l
 from pfl_jax.methods.fedprox import fedprox as fedprox
 from pfl_jax.methods.fedprox_ft import fedprox_ft as fedprox_ft
 from pfl_jax.methods.fedrep import fedrep as fedrep
+from pfl_jax.methods.fedreplay import fedreplay as fedreplay
 from pfl_jax.methods.fedrod import fedrod as fedrod
 from pfl_jax.methods.fedsa_lora import fedsa_lora as fedsa_lora
 from pfl_jax.methods.fedselect import fedselect as fedselect
@@ -89,6 +91,7 @@ _FACTORIES = (
     *(fml, fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
     *(fedpac_proto, pfedfda, fedas, fedas_cd2, dsgd, dfedavgm, osgp, dispfl, dfedpgp, feddpa, fedex_lora, hetlora),
     *(fedsa_lora, flora, flexlora),
+    *(fedlwf, fedreplay),
 )
 
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in _FACTORIES}
@@ -98,7 +101,7 @@ Each raises InvalidInput for a value of a wrong type or out of its range, see `p
 
 
 def factory_of(method: str | Callable[..., Method]) -> Callable[..., Method]:
-    """Factory of a `method` by its name in METHODS, InvalidInput for another name; a factory as it is."""
+    """Factory of a `method` by its name in METHODS, InvalidInput for an unknown one; a factory itself, unchanged."""
     if not isinstance(method, str):
         return method
     if method not in METHODS:
@@ -114,8 +117,8 @@ def make_method(
     Args:
       method: a name in METHODS, or a factory with the same kind of signature.
       model: the model that clients train.
-      training: recipe of local training; None for the method's own. Fields among `values` replace its fields.
-      **values: hyper-parameters, see `hyper_parameters`; those left out have the method's defaults.
+      training: recipe of local training; None for the method's default. Fields among `values` replace its fields.
+      **values: hyper-parameters, see `hyper_parameters`; the others have the method's defaults.
 
     Raises:
       InvalidInput: an unknown method or hyper-parameter, or a value of a wrong type or out of its range.
@@ -134,7 +137,7 @@ def make_method(
     recipe = {field.name for field in fields(LocalTraining)} & values.keys()
     check_value("training", training, LocalTraining | None)
     training = training or default_training(factory)
-    # Of LocalTraining(), the default of a method that wraps another, a copy would say what nobody said.
+    # Copied only for changes: a copy no longer counts as a plain LocalTraining(), of which factories warn.
     training = training.replace(**{name: values.pop(name) for name in recipe}) if recipe else training
     recipes = [
         recipe(**{field.name: values.pop(field.name) for field in fields(recipe) if field.name in values})

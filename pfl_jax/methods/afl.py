@@ -39,6 +39,7 @@ def afl(model: Model, training: LocalTraining = LocalTraining(), *, weight_lr: N
 
     Returns:
       A `Method` with the global model as server state, and as client state the number N lambda_i, 1 at first.
+      Trees: server model; client number.
 
     Info:
       weights: [M], lambda_i of the next round, times the number N of clients.

@@ -36,10 +36,10 @@ def apfl(
     On every mini-batch of E epochs, with m_i = alpha v_i + (1 - alpha) w_i before the step:
 
         w_i:  step along the gradient of CE(w_i)
-        v_i:  step along the gradient of CE(m_i) with respect to v_i, alpha times that with respect to m_i
+        v_i:  step along the gradient of CE(m_i) with respect to v_i, alpha times the gradient with respect to m_i
         alpha <- clip(alpha - lr <v_i - w_i, gradient of CE at m_i>, 0, 1), if adaptive
 
-    The server averages the w_i with weights beta, so its model is that of FedAvg; clients keep v_i and alpha. A client
+    The server averages the w_i with weights beta, so its model is FedAvg's; clients keep v_i and alpha. A client
     deploys the mixture of v_i and the received w.
 
     Args:
@@ -49,9 +49,10 @@ def apfl(
 
     Returns:
       A `Method` with the global model as server state and an `APFLClient` as client state.
+      Trees: server model; client APFLClient(own: model, alpha: number).
 
     Info:
-      alpha: [M], share of the own model in each client's mixture after the round.
+      alpha: [M], share of each client's own model in its mixture after the round.
 
     Reference:
       Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020. The algorithm Local Descent APFL, and
@@ -59,17 +60,16 @@ def apfl(
 
     Deviations:
       The paper averages the w_i of a cohort equally; here clients are weighted by their numbers of examples, as in
-      FedAvg. An adaptive alpha takes a step of plain gradient descent on every mini-batch, for any optimizer. The rest
-      is the paper's algorithm, from which the authors' code (github.com/MLOPTPSU/FedTorch, commit ab8068d) differs: it
-      mixes outputs, so that the loss of v_i is that of alpha f_v(x) + (1 - alpha) f_w(x), takes its gradient after the
-      step of w_i, and moves an adaptive alpha once a round, with 0.02 alpha added to the gradient. Its default alpha
-      is 0.5.
+      FedAvg. An adaptive alpha takes a step of plain gradient descent on every mini-batch, whatever optimizer trains
+      the models. The rest is the paper's algorithm. The authors' code (github.com/MLOPTPSU/FedTorch, commit ab8068d)
+      differs from it: v_i is trained on the loss of the mixed outputs alpha f_v(x) + (1 - alpha) f_w(x), after the step
+      of w_i; an adaptive alpha moves once a round, with 0.02 alpha added to the gradient. Its default alpha is 0.5.
     """
 
     if adaptive:
         training.require_lr("an adaptive alpha of apfl")
     risk, one = supervised_loss(model), training.transformation()
-    # Each model has steps of its own: the norm that clips its gradient is not that of both.
+    # Separate optimizers: each model's gradient is clipped by its own norm.
     optimizer = optax.partition({"own": one, "shared": one}, ("own", "shared"))
 
     def loss(models, alpha, batch, key):

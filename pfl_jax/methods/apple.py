@@ -84,14 +84,14 @@ def download(
     """State of a client with the core models of its cohort.
 
     Models of known peers are replaced. Other clients fill empty slots, in random order; each begins with the relation
-    p_0j, and the earlier relations are scaled by the share of examples that is left to them, so that relations that
-    equal p_0 still do.
+    p_0j, and the earlier relations are scaled by the share of examples that is left to them, so that relations equal to
+    p_0 remain equal to it.
 
     Args:
       key: key of the random order.
       client: the client's state.
       own: position of the client in the cohort.
-      messages: of the cohort, leaves [M, ...].
+      messages: messages of the cohort, leaves [M, ...].
       cohort: the cohort.
     """
     peers = client.peers
@@ -128,11 +128,11 @@ def apple(
     A client's model is v_i = sum_j p_ij w_j. In each step on a mini-batch it moves its own core model w_i and its
     relations p_i together:
 
-        w_i by -lr times the gradient of CE(v_i), which is p_ii times that with respect to v_i
+        w_i by -lr times the gradient of CE(v_i), which is p_ii times the gradient with respect to v_i
         p_i by -relation_lr times the gradient of  CE(v_i) + lambda(r) mu ||p_i - p_0||^2
 
     p_0j is client j's share of all examples, and lambda(r) = 1e-3^(r / L) in rounds r = 0 ... L - 1, 0 from then on.
-    Clients send w_i and download those of others. Relations never leave their clients.
+    Clients send w_i and download the core models of others. Relations never leave their clients.
 
     Args:
       training: recipe of local training, for core models and relations; relations have no weight decay.
@@ -144,9 +144,12 @@ def apple(
     Returns:
       A `Method`. The server keeps the initial model and counts rounds, a client keeps an `AppleClient`, so peers + 1
       models of every client stay in memory. Under `received` a client deploys v_i with the latest core models.
+      Trees: server AppleServer(initial: model, rounds: count); client AppleClient(core: model, relations: numbers [12],
+      peers: Peers(models: 11 x model, identities: counts [11, 2], sizes: numbers [11]), size: number, identity: counts
+      [2]).
 
     Info:
-      relations: [M, 1 + peers], p_i after local training: of the own core model, then of the peers' ones.
+      relations: [M, 1 + peers], p_i after local training: to the client's own core model, then to its peers' models.
 
     Reference:
       Luo, Wu. Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning. IJCAI 2022. Algorithm 1
@@ -154,15 +157,15 @@ def apple(
       are the released ones, for 12 clients and 160 rounds.
 
     Deviations:
-      The paper has all clients in every round, which all store the core models of all others. Here a client meets the
-      clients of its cohorts: it stores the first `peers` others, with their latest models that it has seen, and p_0 is
-      over those and itself. A client that has met nobody trains its core model alone (p_ii = 1); in the released code
-      all clients download all models before their first training. It draws downloads by relations if fewer than all are
-      allowed. Its regularizer has no factor 1/2, as here; the paper has mu / 2. Core models start equal (released: at
-      random). The second and the third full-batch round of three clients agree with the released training function
-      (github.com/ljaiverson/pFL-APPLE, commit 8078196) to 1e-6. There, SGD has no weight decay; here it has that of the
-      recipe. In PFLlib the gradient of a relation is a mean over parameters, and the learning rate is multiplied by the
-      number of clients.
+      In the paper all clients take part in every round, and each stores the core models of all others. Here a client
+      meets only the clients of its cohorts: it stores the first `peers` that it meets, each with the latest model that
+      it has seen, and p_0 covers these and itself. A client that has met nobody trains its core model alone (p_ii = 1);
+      in the released code all clients download all models before their first training. If fewer downloads are allowed,
+      that code draws them by relations. Its regularizer has no factor 1/2, as here; the paper has mu / 2. Core models
+      start equal (released: at random). The second and the third full-batch round of three clients agree with the
+      released training function (github.com/ljaiverson/pFL-APPLE, commit 8078196) to 1e-6. There, SGD has no weight
+      decay; here it has the recipe's. In PFLlib the gradient of a relation is a mean over parameters, and the learning
+      rate is multiplied by the number of clients.
     """
     risk = supervised_loss(model)
     steps = {"core": training, "relations": training.phase(relation_lr, weight_decay=0.0)}
@@ -190,7 +193,7 @@ def apple(
         positions = jnp.arange(cohort.present.shape[0])
         keys = jax.vmap(fingerprint_key, in_axes=(None, 0))(key, messages.identity)
         info = {"relations": clients.relations}
-        # One client after another: each takes in as many models as there are slots.
+        # One client after another, because each copies as many models as it has slots.
         clients = jax.lax.map(
             lambda one: download(one[0], one[1], one[2], messages, cohort), (keys, clients, positions)
         )

@@ -34,7 +34,7 @@ class CD2Client(NamedTuple):
 
 
 def personal_entries(params: Params, share: float | jax.Array) -> PyTree:
-    """Mask of the personal entries: bool leaves with the shapes of those of params.
+    """Mask of the personal entries: a tree of bool arrays with the shapes of params.
 
     The last floor(share * C) of a layer's C output channels are personal, with their slices of the kernel [..., C] and
     of the bias [C]. In the head, whose outputs are classes, the rows of the kernel [d, K] for personal features are
@@ -65,7 +65,8 @@ def distillation(model: Model, params: Params, personal: PyTree, batch: ClientDa
     """Distillation loss (1/2) (KL(p_shared || p_personal) + KL(p_personal || p_shared)) between the two paths.
 
     A path is the model with the entries of the other path set to zero; both use the head's bias. In each term only the
-    second distribution has a gradient: the first is the teacher. Both have the same dropout, by the key of the step.
+    second distribution has a gradient: the first is the teacher. Both paths have the same dropout, drawn by the key of
+    the step.
     """
     zeros = jax.tree.map(jnp.zeros_like, params)
     in_both = {**personal, "head": jax.tree.map(lambda p: p if p.ndim > 1 else jnp.ones_like(p), personal["head"])}
@@ -109,6 +110,7 @@ def cd2pfed(
     Returns:
       A `Method`. The server keeps a `CD2Server`, a client a `CD2Client`. A client that was never trained starts
       from and deploys the server's model.
+      Trees: server CD2Server(params: model, round: count); client CD2Client(params: model, trained: flag).
 
     Info:
       share: [], share of personal channels in the round.
@@ -123,7 +125,7 @@ def cd2pfed(
       a symmetric KL divergence; lambda = 1; which channels are personal (the last ones, with their incoming weights; in
       a fully connected layer the weights from personal to shared channels are shared); a teacher without gradient; no
       temperature. Left out: the paper's moving average of the weights over time (here the weights after training are
-      taken as they are), and a moving average in the teacher.
+      used unchanged), and a moving average in the teacher.
     """
     needs_classes(model, "cd2pfed", "its two paths learn each other's probabilities of classes")
     return decouple_channels(
@@ -158,7 +160,7 @@ def decouple_channels(
 
     def receive(key, server, client, data):
         personal = personal_entries(server.params, current_share(server))
-        # A client that was never trained has no personal channels of its own yet.
+        # A client that was never trained has no personal channels yet.
         own = jax.tree.map(lambda mask: mask & client.trained, personal)
         received = select_entries(own, client.params, server.params)
         return align(key, received, personal, client.params, data, client.trained), personal

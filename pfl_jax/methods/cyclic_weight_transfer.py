@@ -18,11 +18,12 @@ def cyclic_weight_transfer(model: Model, training: LocalTraining = LocalTraining
         w_0 = w;   w_i = w_{i-1} after E epochs on client i's data;   w <- w_M
 
     Args:
-      training: recipe of local training, of each client in its turn.
+      training: recipe of each client's local training in its turn.
 
     Returns:
       A `Method` with w as server state and no client state. Clients take turns in the order of their numbers, and
       absent ones are passed over. Under `received` all clients deploy w; under `trained` each deploys its w_i.
+      Trees: server model; client nothing.
 
     Reference:
       Chang, Balachandar, Lam, Yi, Brown, Beers, Rosen, Rubin, Kalpathy-Cramer. Distributed Deep Learning Networks among
@@ -30,8 +31,8 @@ def cyclic_weight_transfer(model: Model, training: LocalTraining = LocalTraining
       weight transfer".
 
     Deviations:
-      Momentum begins anew in each turn. The paper passes the weights on after a fixed number of epochs, `epochs` here,
-      and has four institutions that all take part in every cycle.
+      Momentum starts at zero in each turn. The paper passes the weights on after a fixed number of epochs, `epochs`
+      here, and has four institutions that all take part in every cycle.
     """
 
     def turn(key, server, client, data):

@@ -24,7 +24,7 @@ def ditto(
         w_i = E epochs of SGD from w on CE;   w = sum_i beta_i w_i
         v_i <- personal_epochs of SGD from v_i on  CE(v_i) + (lambda / 2) ||v_i - w||^2,  w as received
 
-    The global model is that of FedAvg. With lambda = 0 the personal models are those of local training.
+    The global model equals FedAvg's. With lambda = 0 personal models are trained as in local training.
 
     Args:
       training: recipe of local training for both models.
@@ -33,6 +33,7 @@ def ditto(
 
     Returns:
       A `Method` with the global model as server state and v_i as client state. Both evaluation protocols score v_i.
+      Trees: server model; client model.
 
     Reference:
       Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
@@ -41,8 +42,8 @@ def ditto(
     Deviations:
       Personal models start from the initial global model, as in the released code; the paper does not say where they
       start. The global model is trained by FedAvg, the paper's default; its robust aggregators are left out. The
-      released code draws clients with probabilities proportional to their sizes and averages them equally, and a
-      personal and a global step share each mini-batch; here both models have their own ones.
+      released code draws clients with probabilities proportional to their sizes and averages them equally. There each
+      mini-batch serves one personal and one global step; here each model has its own mini-batches.
     """
     base = fedavg(model, training)
     personal_training = training.replace(epochs=personal_epochs)

@@ -19,7 +19,7 @@ from pfl_jax.wrappers.compression import Compression, compressed
 from pfl_jax.wrappers.server_mean import ServerMean, robust
 from pfl_jax.wrappers.server_optimizer import ServerOptimizer, server_optimized
 
-# What several methods say in `pfl_jax.base.Privacy`.
+# Uses of data and reasons that several methods name in `pfl_jax.base.Privacy`.
 SIZE = "number of examples: weight of the client in the mean"
 IDENTITY = "fingerprint of the examples: identifies the client, only in a simulation"
 CLASS_SIZES = "numbers of examples of each class: sent"
@@ -49,8 +49,8 @@ def method_factory(factory: Any = None, *, version: int = 1, adapters: bool = Fa
     Returns:
       The factory, which also takes the fields of its recipe, in place of the recipe or beside it. With a function of
       the round as `lr`, such as a schedule of optax, it makes a schedule of methods for `pfl_jax.run`. It raises
-      InvalidInput for what is no model, for a recipe that is no `LocalTraining`, for a hyper-parameter that is unknown,
-      of a wrong type or out of its range, and for `dp_clip` where `Method.privacy` refuses it.
+      InvalidInput if the model is not a `Model`, the recipe is not a `LocalTraining`, a hyper-parameter is unknown, of
+      a wrong type or out of its range, or `Method.privacy` refuses the given `dp_clip`.
     """
     if factory is None:
         return functools.partial(method_factory, version=version, adapters=adapters)
@@ -68,7 +68,7 @@ def method_factory(factory: Any = None, *, version: int = 1, adapters: bool = Fa
         for wrapper in RECIPES:
             if strange := next((field.name for field in fields(wrapper) if field.name in others), None):
                 raise InvalidInput(
-                    f"{strange} is of a wrapper: give it to make_method, or wrap the method by "
+                    f"{strange} belongs to a wrapper: give it to make_method, or wrap the method by "
                     f"{RECIPES[wrapper].__module__}.{RECIPES[wrapper].__name__}(method, {wrapper.__name__}(...))"
                 )
         check_hyper_parameters(factory, {"epochs": recipe.most_passes} | values, _own_annotations(factory))
@@ -84,28 +84,28 @@ def method_factory(factory: Any = None, *, version: int = 1, adapters: bool = Fa
 
 
 def version_of(factory: Callable[..., Method]) -> int:
-    """Version of the results of a factory's methods: those of one version agree up to rounding."""
+    """Version of the results of a factory's methods: results of one version agree up to rounding."""
     return vars(factory)["version"]
 
 
 def is_for_adapters(factory: Callable[..., Method]) -> bool:
-    """Whether a factory's methods are for models with low-rank adapters, and another method without."""
+    """Whether a factory's methods are for models with low-rank adapters; without adapters they equal another method."""
     return vars(function_of(factory)).get("adapters", False)
 
 
 def unchecked(factory: Callable[Arguments, Method]) -> Callable[Arguments, Method]:
-    """Factory without the checks of `method_factory`, for other factories: a phase of theirs may have no epochs."""
+    """Factory without the checks of `method_factory`, for use in other factories, whose phases may have zero epochs."""
     return inspect.unwrap(factory)
 
 
 def needs_classes(model: Model, method: str, why: str) -> None:
-    """Raise InvalidInput unless the task of the `model` has classes; `why` says what the `method` needs them for."""
+    """Raise InvalidInput unless the task of the `model` has classes; `why` is the `method`'s reason to need them."""
     if model.task.kind != "classes":
         raise InvalidInput(f"{method} is for classification, and the model's task is {model.task.name}: {why}")
 
 
 def needs_vectors(model: Model, method: str, why: str) -> None:
-    """Raise InvalidInput if examples have a sequence of features; `why` says what the `method` needs one vector for."""
+    """Raise InvalidInput if examples have a sequence of features; `why` is the `method`'s reason to need a vector."""
     if model.task.kind == "sequences":
         raise InvalidInput(f"{method} is for tasks with one vector of features, not {model.task.name}: {why}")
 
@@ -123,7 +123,7 @@ def check_hyper_parameters(factory: Callable[..., Method], values: Mapping[str, 
 
 
 def function_of(factory: Callable[..., Method]) -> Callable[..., Method]:
-    """Function of a factory that `functools.partial` made, with its name and docstring; any other factory itself."""
+    """Function inside of a `functools.partial`, with its name and docstring; any other factory itself."""
     while isinstance(factory, functools.partial):
         factory = factory.func
     return factory
@@ -135,9 +135,9 @@ def _name(factory: Callable[..., Method]) -> str:
 
 
 def arguments(factory: Callable[..., Method]) -> dict[str, inspect.Parameter]:
-    """Arguments of a factory that are hyper-parameters of its own: the keyword-only ones."""
+    """Keyword-only arguments of a factory, which are the method's own hyper-parameters."""
     every = inspect.signature(factory, eval_str=True).parameters.values()
-    # `functools.partial` makes a recipe that it is given keyword-only.
+    # `functools.partial` makes a recipe that it binds keyword-only.
     return {one.name: one for one in every if one.kind is one.KEYWORD_ONLY and one.name != "training"}
 
 
@@ -159,18 +159,18 @@ def _own_annotations(factory: Callable[..., Method]) -> dict[str, Any]:
 
 
 def on_linear_model(factory: Callable[..., Method], values: Mapping[str, Any]) -> Method:
-    """Method of a factory for a linear model, to see what it says of itself without data.
+    """Method of a factory for a linear model, to read its properties without data.
 
-    Of `values`, its hyper-parameters, those of wrappers are ignored. Those that are left out have the method's defaults
-    where the given ones leave any: there are no default epochs beside local_steps.
+    `values` are its hyper-parameters; hyper-parameters of wrappers are ignored. The others have the method's defaults,
+    unless a given one excludes them: there are no default epochs beside local_steps.
 
     Raises:
-      Exception: any, because a factory of one's own may need more than a linear model has.
+      Exception: any, because a user's factory may need more than a linear model has.
     """
     own = {name: values[name] for name in arguments(factory) if name in values}
     recipe = {field.name: values[field.name] for field in fields(LocalTraining) if field.name in values}
     training, found = default_training(factory).replace(**recipe), []
-    # Traced, because an array that is computed would start JAX's devices before they are set up.
+    # Only traced: computing an array would start JAX's devices before they are set up.
     jax.eval_shape(lambda: found.append(factory(_LINEAR, training=training, **own)))
     check_value("method", found[0], Method)
     return found[0]
@@ -191,21 +191,22 @@ RECIPES: dict[type, Callable[[Method, Any], Method]] = {
     ServerMean: robust,
     ServerOptimizer: server_optimized,
 }
-"""Recipes of wrappers and the wrappers, in the order in which `pfl_jax.make_method` applies them. The optimizer of the
-server is outermost: its steps are made of what the server learns."""
+"""Recipes of wrappers and the wrappers, in the order in which `pfl_jax.make_method` applies them. The server's
+optimizer is outermost: it steps toward the mean that all the others made."""
 
 
 def recipes_of(factory: Callable[..., Method]) -> list[type]:
-    """Those of RECIPES whose fields are hyper-parameters of a factory's methods, as these say.
+    """Recipes of RECIPES that apply to a factory's methods, whose hyper-parameters include the recipes' fields.
 
-    Whether messages have a `Mean`, for `Compression` and `ServerMean`, is only seen when a method runs. An argument of
-    the factory's own comes before a recipe with such a field. A method that cannot be made for a linear model says
-    nothing: the fields of `ClientPrivacy` and `ServerOptimizer` are unknown to it.
+    `privacy` and `server_is_mean` of a method for a linear model decide on `ClientPrivacy` and `ServerOptimizer`, which
+    are left out if the factory cannot make one. `Compression` and `ServerMean` always apply: whether messages have the
+    `Mean` that they need shows only when a method runs. A recipe with a field that is also an argument of the factory
+    is left out.
     """
     own = arguments(factory).keys()
     try:
         method = on_linear_model(factory, {})
-    except Exception:  # whatever a factory of one's own needs of a model
+    except Exception:  # a user's factory may need anything of a model
         method = None
     privacy = None if method is None else method.privacy
     refused = set() if privacy is not None and privacy.clients is not None else {ClientPrivacy}
@@ -216,37 +217,38 @@ def recipes_of(factory: Callable[..., Method]) -> list[type]:
 def default_training(factory: Callable[..., Method]) -> LocalTraining:
     """Default recipe of local training of a factory; InvalidInput if it has none.
 
-    A method that wraps one with a recipe of its own, such as `fedas`, has it too by `training: LocalTraining =
-    default_training(fedas)`.
+    A method that wraps another with a special default, such as `fedas`, takes it over by
+    `training: LocalTraining = default_training(fedas)`.
     """
     recipe = getattr(inspect.signature(factory).parameters.get("training"), "default", None)
     if not isinstance(recipe, LocalTraining):
         raise InvalidInput(
             f"{_name(factory)} has no argument training with a default recipe: a method is made by NAME(model, "
-            "training: LocalTraining = LocalTraining(), *, ...), one that wraps fedas with its recipe, "
+            "training: LocalTraining = LocalTraining(), *, ...); one that wraps fedas has training: LocalTraining = "
             "default_training(fedas)"
         )
     return recipe
 
 
 def _tell_of_own_recipe(factory: Callable[..., Method], recipe: LocalTraining) -> None:
-    """Warn where a factory with a recipe of its own gets LocalTraining(), such as the default of one that wraps it."""
+    """Warn where a factory with another default gets LocalTraining(), for example from a factory that wraps it."""
     own = default_training(factory)
     if recipe.says_nothing and recipe != own:
         names = [field.name for field in fields(recipe) if getattr(recipe, field.name) != getattr(own, field.name)]
         general, usual = (", ".join(f"{name} {getattr(one, name)}" for name in names) for one in (recipe, own))
         warnings.warn(
-            f"{_name(factory)} trains with {general}, as LocalTraining() says, and not with {usual}, its own: give "
-            f"what is meant, or default_training({_name(factory)})",
+            f"{_name(factory)} trains with {general}, as in LocalTraining(), and not with its defaults {usual}: give "
+            f"these fields, or default_training({_name(factory)})",
             stacklevel=3,
         )
 
 
 def hyper_parameters(factory: Callable[..., Method], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Hyper-parameters of a method as one flat set: the given ones, and defaults where these leave any.
+    """Hyper-parameters of a method as one flat set: the given ones, and defaults for the others.
 
-    Name -> value: the fields of its recipe of local training, its own, and those of `recipes_of`. A default that the
-    given ones exclude is None, such as epochs beside local_steps, and lr beside an optimizer that has its own.
+    Name -> value: the fields of its recipe of local training, its own hyper-parameters, and the fields of `recipes_of`.
+    A default that the given values exclude is None, such as epochs beside local_steps, and lr beside an optimizer that
+    has its own.
     """
     given = dict(given or {})
     recipe = {field.name: given.pop(field.name) for field in fields(LocalTraining) if field.name in given}

@@ -20,7 +20,7 @@ class FDServer(NamedTuple):
     Attributes:
       params: the initial model of all clients.
       outputs: [K, K], in row k the mean over clients of their mean probabilities for examples of class k.
-      holders: [K], clients of the last cohort that hold each class.
+      holders: [K], number of clients of the last cohort that hold each class.
       round: int32, number of completed rounds.
     """
 
@@ -35,9 +35,9 @@ class FDClient(NamedTuple):
 
     Attributes:
       params: its model.
-      outputs: [K, K], what it last sent.
+      outputs: [K, K], the outputs that it last sent.
       held: [K], 1 for classes that it holds, 0 for others.
-      round: int32, the round whose mean has what it sent, counted from 1; 0 before.
+      round: int32, the round whose mean contains these outputs, counted from 1; 0 before.
     """
 
     params: Params
@@ -48,7 +48,7 @@ class FDClient(NamedTuple):
 
 @method_factory
 def fd(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegative = 1.0) -> Method:
-    r"""FD (federated distillation): clients learn from the mean output that the others have for each class.
+    r"""FD (federated distillation): clients learn from the mean output of the other clients for each class.
 
         w_i = E epochs of SGD from the client's previous w_i on
               CE(w_i) - lambda mean_l sum_k t_{y_l k} log p_k(x_l),   t_y = mean over the other clients j of p_jy
@@ -63,19 +63,21 @@ def fd(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegat
 
     Returns:
       A `Method` with an `FDServer` as server state and an `FDClient` as client state.
+      Trees: server FDServer(params: model, outputs: numbers [K, K], holders: numbers [K], round: count); client
+      FDClient(params: model, outputs: numbers [K, K], held: numbers [K], round: count).
 
     Info:
-      holders: [K], clients of the cohort that hold each class.
+      holders: [K], number of clients of the cohort that hold each class.
 
     Reference:
       Jeong, Oh, Kim, Park, Bennis, Kim. Communication-Efficient On-Device Machine Learning: Federated Distillation and
       Augmentation under Non-IID Private Data. 2018. Algorithm 1, without its augmentation.
 
     Deviations:
-      Outputs are those of the trained model; in the paper they are means over all local steps, while the model moves.
-      The paper's clients all take part and hold all classes. HtFLlib (github.com/TsingZ0/HtFLlib, commit e959261) has
-      the mean of raw logits, the client's own among them, as the target of a cross entropy, and an example's own
-      logits for classes without one.
+      Outputs come from the trained model; in the paper they are means over all local steps, while the model moves. In
+      the paper all clients take part and hold all classes. In HtFLlib (github.com/TsingZ0/HtFLlib, commit e959261) the
+      target of a cross entropy is the mean of raw logits, with the client's own among them; for classes without one it
+      is the example's own logits.
     """
     needs_classes(model, "fd", "it averages outputs by class")
     size = model.num_classes

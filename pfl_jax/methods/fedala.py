@@ -27,7 +27,8 @@ class FedALAClient(NamedTuple):
     Attributes:
       params: the client's model after its previous local training.
       weights: W_i, one array with entries in [0, 1] for each array of the last p layers; initially ones.
-      trained: bool scalar; False until the first local training, so long as there is no own model to interpolate with.
+      trained: bool scalar; False until the first local training, before which there is no own model to interpolate
+        with.
       converged: bool scalar; whether the weights have already been trained to convergence.
     """
 
@@ -51,7 +52,7 @@ def last_layers(params: Params, count: int) -> list[int]:
 
 
 def mix_layers(weights: list[jax.Array], received: Params, own: Params) -> Params:
-    """Interpolation W received + (1 - W) own on the last layers, those with weights W; `received` on all others."""
+    """Interpolation W received + (1 - W) own on the last layers, which have weights W; `received` on all others."""
     leaves, structure = jax.tree.flatten(received)
     own_leaves = jax.tree.leaves(own)
     first = len(leaves) - len(weights)
@@ -72,7 +73,7 @@ class _InterpolationLoss(NamedTuple):
     own: Params
 
     def batch_loss(self, weights: list[jax.Array], batch: ClientData, key: PRNGKey) -> jax.Array:
-        """Loss on a mini-batch, of the model as it is deployed."""
+        """Loss of the deployed model on a mini-batch."""
         params = mix_layers(weights, self.received, self.own)
         return self.model.task.loss(self.model.apply(params, batch.x), batch.y, batch.mask)
 
@@ -115,6 +116,8 @@ def fedala(
     Returns:
       A `Method` with the global model as server state and a `FedALAClient` as client state. Under `received` a client
       deploys its interpolation w^_i with the new global model.
+      Trees: server model; client FedALAClient(params: model, weights: (numbers [K], numbers [d, K]), trained: flag,
+      converged: flag).
 
     Reference:
       Zhang, Hua, Wang, Song, Xue, Ma, Guan. FedALA: Adaptive Local Aggregation for Personalized Federated Learning.
@@ -126,7 +129,7 @@ def fedala(
       trained for an evaluation are not kept; the next round trains them again. In the released code all clients adapt
       to the global model in every round, also those outside the cohort, which then go on from their interpolation.
     """
-    # The weights stay on the client and are trained until they have converged: that is not private in any case.
+    # The weights stay on the client and are trained until they have converged, which is never private.
     base, one_epoch = fedavg(model, training), training.replace(epochs=1, dp_clip=None, dp_noise=0.0)
     # The weights are trained by plain descent, whatever optimizer trains the models.
     descent = optax.chain(sgd(ala_lr), optax.stateless(_project))

@@ -42,7 +42,7 @@ def attention(models: Params, present: jax.Array, alpha_k: float | jax.Array, si
     def squared_distances(one: Params) -> jax.Array:
         return 2 * jax.vmap(proximal, in_axes=(0, None))(models, one)
 
-    # Of differences, one client after another: models are too close to each other for products of them.
+    # From differences, one client after another: models are so close that their inner products would cancel.
     distances = jax.lax.map(squared_distances, models)
     own = jnp.eye(present.shape[0], dtype=bool)
     others = jnp.where(own | ~present, 0.0, alpha_k * jnp.exp(-distances / sigma) / sigma)
@@ -68,12 +68,13 @@ def fedamp(
 
     Args:
       training: recipe of local training.
-      lam: strength lambda of the attention in the objective; lam / alpha_k is that of the proximal term.
+      lam: strength lambda of the attention in the objective; the proximal term has the strength lam / alpha_k.
       alpha_k: step size of the mixing. alpha_k / sigma is the weight of a client with an equal model.
       sigma: squared distance of two models at which the weight has decreased by a factor e.
 
     Returns:
       A `Method`. The server keeps the initial model, a client a `FedAMPClient`. Both evaluation protocols score w_i.
+      Trees: server model; client FedAMPClient(params: model, cloud: model).
 
     Info:
       attention: [M, M], xi_ij: weight of client j's model in u_i.
@@ -83,15 +84,15 @@ def fedamp(
       Algorithm 1 with A(x) = 1 - exp(-x / sigma).
 
     Deviations:
-      Only the models of a round's cohort are mixed; the paper has all clients in every round. The proximal point of u_i
-      is approximated by SGD from u_i; the paper does not say where its solver starts. In PFLlib it starts from w_i, and
-      the penalty is computed from the parameters' data, so that it has no gradient: whatever lambda is, a client's
-      model is that of local training, and other clients have no effect. Weights for others are scaled down where they
-      sum to more than 1; the paper assumes that they do not. HeurFedAMP is left out. The defaults are not the paper's,
-      which could not be verified: an equal model has 10 % of weight, and the weight tells models apart whose squared
-      distance is of the size of sigma, which depends on the network (`attention` in the Info shows it).
-      Reimplementations also decrease alpha_k during a run. Mixtures of three clients agree with those of PFLlib's
-      server (github.com/TsingZ0/PFLlib, commit d832e76) to 1e-6. There is no code of the authors on GitHub.
+      Only the models of a round's cohort are mixed; in the paper all clients take part in every round. The proximal
+      point of u_i is approximated by SGD from u_i; the paper does not say where its solver starts. In PFLlib it starts
+      from w_i, and the penalty is computed from the parameters' data, so that it has no gradient: for any lambda a
+      client trains as in local training, and other clients have no effect. Weights for others are scaled down where
+      they sum to more than 1; the paper assumes that they do not. HeurFedAMP is left out. The defaults are not the
+      paper's, which could not be verified. An equal model has a weight of 10 %. The weights distinguish models only if
+      their squared distances, which depend on the network, are of the order of sigma (see `attention` in the Info).
+      Reimplementations also decrease alpha_k during a run. Mixtures of three clients agree with PFLlib's server
+      (github.com/TsingZ0/PFLlib, commit d832e76) to 1e-6. The authors have no code on GitHub.
     """
 
     def train(key, server, client, data):

@@ -44,18 +44,19 @@ def fedas_cd2(
 
     Returns:
       A `Method`; states as in `cd2pfed`. Under `received` a client deploys the aligned model.
+      Trees: server CD2Server(params: model, round: count); client CD2Client(params: model, trained: flag).
 
     Info:
       share: [], share of personal channels in the round.
 
     Reference:
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Section 4.3 and
-      Fig. 6b; the defaults are its settings. The split is that of Shen, Zhou, Yu. CD2-pFed. CVPR 2022.
+      Fig. 6b; the defaults are its settings. The split is from Shen, Zhou, Yu. CD2-pFed. CVPR 2022.
 
     Deviations:
-      FedAS gives no equations for this combination. Embeddings are those of the whole backbone; the head is not
-      aligned. As in `fedas`, the squared distance is divided by the number d of features, the recipe of the alignment
-      is that of FedAS's released code, and what clients send contains the alignment. Fisher weights are left out
+      FedAS gives no equations for this combination. Embeddings come from the whole backbone; the head is not aligned.
+      As in `fedas`, the squared distance is divided by the number d of features, the recipe of the alignment is from
+      FedAS's released code, and the model that a client sends contains the alignment. Fisher weights are left out
       because the figure adds only the alignment. Clients that were never trained skip the alignment. The unverified
       choices of `cd2pfed` apply here too.
     """

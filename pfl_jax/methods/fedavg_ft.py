@@ -17,7 +17,7 @@ def fedavg_ft(
 ) -> Method:
     """FedAvg-FT: FedAvg whose clients fine-tune the global model before they use it.
 
-    Training and aggregation are those of FedAvg. A client deploys the received model after `finetune_epochs` epochs of
+    Training and aggregation are as in FedAvg. A client deploys the received model after `finetune_epochs` epochs of
     local training; it neither keeps nor sends the fine-tuned model.
 
     Args:
@@ -26,6 +26,7 @@ def fedavg_ft(
 
     Returns:
       A `Method` with the global model as server state and no client state.
+      Trees: server model; client nothing.
 
     Reference:
       The baseline FedAvg-FT of Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and

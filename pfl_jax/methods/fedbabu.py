@@ -32,6 +32,7 @@ def fedbabu(
     Returns:
       A `Method` with the shared backbone and the fixed head as server state, and no client state. The model under
       `received` is fine-tuned; the model under `trained` is the backbone after local training, with the fixed head.
+      Trees: server model; client nothing.
 
     Reference:
       Oh, Kim, Yun. FedBABU: Toward Enhanced Representation for Federated Image Classification. ICLR 2022. The training
@@ -40,7 +41,8 @@ def fedbabu(
     Deviations:
       The paper also fine-tunes only the backbone or only the head; here the whole model is fine-tuned, the paper's
       default. The released code averages clients equally, and multiplies the learning rate by 0.1 after half and after
-      three quarters of the rounds; here weights are numbers of examples, and the recipe has one learning rate.
+      three quarters of the rounds; here clients are weighted by their numbers of examples, and the recipe has one
+      learning rate.
     """
 
     risk = supervised_loss(model)
@@ -55,7 +57,7 @@ def fedbabu(
     def aggregate(key, server, clients, messages, cohort):
         return merge(messages.value, server["head"]), clients, {}
 
-    # States, fine-tuning and deployment are those of FedAvg-FT; local training leaves the head out.
+    # States, fine-tuning and deployment are as in FedAvg-FT; local training leaves the head out.
     tuned = fedavg_ft(model, training, finetune_epochs=finetune_epochs)
     # The head never changes, so it is not downloaded.
     return tuned._replace(

@@ -19,8 +19,9 @@ Leaves: TypeAlias = list[jax.Array]
 def is_normalization(params: Params) -> list[bool]:
     """Which leaves are parameters of normalization layers, in the order of `jax.tree.leaves`.
 
-    Those are the leaves of every part that has one named `scale`, as the normalizations of Flax call it: scale and bias
-    of a BatchNorm, GroupNorm, LayerNorm, InstanceNorm or RMSNorm; and of batch normalization the running statistics.
+    A part of the tree with a leaf named `scale` is a normalization, as in Flax: all leaves of the part count, which are
+    scale and bias of a BatchNorm, GroupNorm, LayerNorm, InstanceNorm or RMSNorm. So do the running statistics of batch
+    normalization.
 
     Example:
       >>> from pfl_jax.methods.fedbn import is_normalization
@@ -33,11 +34,11 @@ def is_normalization(params: Params) -> list[bool]:
 
 
 def shared_but(is_kept: Callable[[Params], list[bool]], model: Model, training: LocalTraining) -> Method:
-    """FedAvg in which each client keeps some leaves of its model; the server's stay the initial ones.
+    """FedAvg in which each client keeps some leaves of its model; on the server these keep their initial values.
 
     Args:
       is_kept: params -> which leaves a client keeps, in the order of `jax.tree.leaves`.
-      model: what clients train.
+      model: the model that clients train.
       training: recipe of local training.
     """
     loss = supervised_loss(model)
@@ -86,8 +87,9 @@ def fedbn(model: Model, training: LocalTraining = LocalTraining()) -> Method:
       training: recipe of local training.
 
     Returns:
-      A `Method`. The server keeps a whole model, whose normalization layers stay the initial ones; a client the leaves
-      of its own. A client that was never trained has the initial ones.
+      A `Method`. The server keeps a whole model, whose normalization layers keep their initial values; a client keeps
+      the leaves of its normalization layers, at their initial values until it is trained.
+      Trees: server model; client nothing.
 
     Reference:
       Li, Jiang, Zhang, Kamp, Dou. FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.

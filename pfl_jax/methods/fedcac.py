@@ -15,7 +15,7 @@ from pfl_jax.validation import Count, Fraction, ReadWith
 
 
 class FedCACServer(NamedTuple):
-    """Mean model w, which every client has but for its critical parameters, and number of completed rounds (int32)."""
+    """Mean model w, which clients have except for their critical parameters, and number of completed rounds (int32)."""
 
     params: Params
     rounds: jax.Array
@@ -27,8 +27,8 @@ class FedCACClient(NamedTuple):
     Attributes:
       params: v_i, the mean model of its collaborators in its last round; running statistics of batch normalization are
         the client's own.
-      critical: C_i as a tree of bool arrays, which entries the client has from `params`: none before its first round,
-        afterwards its critical ones and its running statistics.
+      critical: C_i as a tree of bool arrays, True for entries that the client has from `params`: none before its first
+        round, afterwards its critical entries and its running statistics.
     """
 
     params: Params
@@ -48,11 +48,11 @@ def critical_entries(before: PyTree, after: PyTree, share: float | jax.Array) ->
     Args:
       before: params before local training.
       after: params after it.
-      share: share of the entries of each array, rounded down; arrays with more entries that did not change have fewer
-        critical ones, those that changed. All entries of an array that did not change at all are critical.
+      share: share of the entries of each array, rounded down. If fewer entries changed, only these are critical; if
+        none changed, all entries of the array are.
 
     Returns:
-      A tree of bool arrays. No running statistics of batch normalization are critical: they are no parameters.
+      A tree of bool arrays. Running statistics of batch normalization are never critical: they are not parameters.
 
     Reference:
       FedCAC, its sensitivity and the selection in each layer; the rule for entries that did not change is from the
@@ -78,7 +78,7 @@ def with_own_statistics(client: FedCACClient, params: Params) -> FedCACClient:
 
 
 def overlaps(critical: PyTree) -> jax.Array:
-    """Share of each client's critical entries that are also critical for another one, if both have equally many.
+    """Share of each client's critical entries that are also critical for another client, if both have equally many.
 
         o_ij = 1 - |C_i xor C_j| / (2 |C_i|)
 
@@ -106,7 +106,7 @@ def collaborators(overlap: jax.Array, present: jax.Array, progress: float | jax.
       progress: from 0 in the first round; above 1 nobody collaborates unless all overlaps are equal.
 
     Returns:
-      [M, M], bool; row i has client i's collaborators, with itself.
+      [M, M], bool; row i has client i's collaborators, itself included.
     """
     own = jnp.eye(present.shape[0], dtype=bool)
     pairs = present[:, None] & present & ~own
@@ -125,7 +125,7 @@ def fedcac(
     share: Fraction = 0.5,
     collaboration_rounds: Annotated[Count, ReadWith("share")] = 100,
 ) -> Method:
-    r"""FedCAC: critical parameters are averaged over clients with similar ones, all others over everyone.
+    r"""FedCAC: critical parameters are averaged over clients with similar ones, all other parameters over all clients.
 
         w'_i = E epochs of SGD from w_i;   sensitivity  |(w'_i - w_i) w'_i|  of every parameter
         C_i  = the given share of each array with the largest sensitivity: client i's critical parameters
@@ -134,9 +134,9 @@ def fedcac(
         w_i  = v_i at the parameters of C_i, w at all others
 
     After T rounds nobody's overlap is large enough, and clients keep their critical parameters to themselves. Clients
-    outside a round's cohort keep v_i and C_i, C_i being empty before their first round, and get the new w at all other
-    parameters. So without critical parameters (share = 0) this is `fedavg` for any participation, but for batch
-    normalization, whose running statistics stay with the clients.
+    outside a round's cohort keep v_i and C_i (empty before their first round), and get the new w at all other
+    parameters. So without critical parameters (share = 0) this is `fedavg` for any participation, except that running
+    statistics of batch normalization stay with the clients.
 
     Args:
       training: recipe of local training.
@@ -146,6 +146,7 @@ def fedcac(
 
     Returns:
       A `Method` with a `FedCACServer` as server state and a `FedCACClient` as client state.
+      Trees: server FedCACServer(params: model, rounds: count); client FedCACClient(params: model, critical: model).
 
     Info:
       overlap: [M, M], the overlaps o.
@@ -153,15 +154,15 @@ def fedcac(
 
     Reference:
       Wu, Liu, Niu, Zhu, Tang. Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through
-      Cautiously Aggressive Collaboration. ICCV 2023. Written from what the released code computes; share = 0.5 and
-      T = 100 are its values for CIFAR-10 (40 clients, Dirichlet 0.1).
+      Cautiously Aggressive Collaboration. ICCV 2023. The equations follow the released code; share = 0.5 and T = 100
+      are its values for CIFAR-10 (40 clients, Dirichlet 0.1).
 
     Deviations:
-      The released code has all clients in every round. With partial participation, overlaps are those of the round's
-      cohort, and other clients get the current mean as described above; a port in PFLlib does the same. There, too, the
-      mean over collaborators is unweighted, and every client keeps its own running statistics; here it starts from
-      those of w in its first round. Compared with that code (kxzxvbk/Fling, commit f6c6f1e): three rounds of full
-      batches give the same models to 1e-5.
+      In the released code all clients take part in every round. With partial participation, overlaps are computed
+      within the round's cohort, and other clients get the current mean as described above; a port in PFLlib does the
+      same. As in the released code, the mean over collaborators is unweighted, and every client keeps its own running
+      statistics; here these start from the statistics of w in its first round. Compared with that code (kxzxvbk/Fling,
+      commit f6c6f1e): three rounds of full batches give the same models to 1e-5.
     """
     loss = supervised_loss(model)
 

@@ -18,11 +18,11 @@ from pfl_jax.streams import POLICY
 from pfl_jax.validation import NotNegative
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
-"""Of the Gaussian kernels whose sum measures the discrepancy of features (released code)."""
+"""Bandwidths of the Gaussian kernels whose sum measures the discrepancy of features (released code)."""
 
 
 class FedCPServer(NamedTuple):
-    """What all clients share: backbone theta, global head, and parameters of the policy network, see `Policy`."""
+    """State that all clients share: backbone theta, global head, and parameters of the policy network, see `Policy`."""
 
     backbone: Backbone
     head: Head
@@ -100,19 +100,20 @@ def fedcp(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNe
 
     Returns:
       A `Method` with a `FedCPServer` as server state; a client keeps its head.
+      Trees: server FedCPServer(backbone, head, policy: 4 arrays); client head.
 
     Reference:
       Zhang, Hua, Wang, Song, Xue, Ma, Guan. FedCP: Separating Feature Information for Personalized Federated Learning
-      via Conditional Policy. KDD 2023. Written from what the released code computes; lambda = 5 is its value for the
-      CNN on MNIST (20 clients, Dirichlet 0.1, batches of 10, learning rate 0.005 without momentum and weight decay).
+      via Conditional Policy. KDD 2023. The equations follow the released code; lambda = 5 is its value for the CNN on
+      MNIST (20 clients, Dirichlet 0.1, batches of 10, learning rate 0.005 without momentum and weight decay).
 
     Deviations:
       The released code adds Gumbel noise to the policy's scores, in training and in evaluation; here there is none. A
       client that was never trained has the vector v_i of the initial head (released: random numbers). All clients use
-      the current global head and policy (released: a client outside the cohort keeps those of its last round, deploys
-      them, and later trains from them). The released loaders do not shuffle and leave out incomplete mini-batches,
-      which is `LocalTraining(drop_last=True, shuffle=False)`. Compared with that code (commit 7110e97), without the
-      noise: two rounds of full batches give the same models to 1e-5.
+      the current global head and policy (released: a client outside the cohort keeps, deploys and later trains from the
+      ones of its last round). The released loaders do not shuffle and leave out incomplete mini-batches, as does
+      `LocalTraining(drop_last=True, shuffle=False)`. Compared with that code (commit 7110e97), without the noise: two
+      rounds of full batches give the same models to 1e-5.
     """
     needs_vectors(model, "fedcp", "it compares those vectors between two models")
 
@@ -123,7 +124,7 @@ def fedcp(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNe
 
     def train(key, server, client, data):
         vector = context(model, client)
-        # One forward pass for all epochs; but each mini-batch of augmented inputs has features of its own.
+        # One forward pass serves all epochs, unless inputs are augmented, which gives each mini-batch new features.
         received = extract_features(model, server.backbone, data) if training.augment is None else None
 
         def value(params, features, batch):

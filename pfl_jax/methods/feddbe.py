@@ -26,7 +26,7 @@ class FedDBEServer(NamedTuple):
 
 
 class FedDBEModel(NamedTuple):
-    """What a client trains and deploys: the model, and the bias of its features [d]."""
+    """Model that a client trains and deploys: its parameters, and the bias of its features [d]."""
 
     params: Params
     bias: jax.Array
@@ -58,6 +58,7 @@ def feddbe(
 
     Returns:
       A `Method`. The server keeps a `FedDBEServer`, a client its bias b_i [d], which starts at zero.
+      Trees: server FedDBEServer(params: model, consensus: numbers [d]); client numbers [d].
 
     Reference:
       Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan. Eliminating Domain Bias for Federated Learning in Representation

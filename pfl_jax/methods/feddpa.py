@@ -17,12 +17,12 @@ from pfl_jax.validation import Count, Fraction
 
 
 class DualParams(NamedTuple):
-    """What a client deploys.
+    """Model that a client deploys.
 
     Attributes:
       shared: the global parameters.
       own: the client's parameters.
-      references: features [S, d] of some of its training examples, by the client's own parameters.
+      references: features [S, d] of some of its training examples under the client's own parameters.
     """
 
     shared: Params
@@ -39,7 +39,7 @@ def feddpa(
     scale: Fraction = 0.5,
     references: Count = 5,
 ) -> Method:
-    """FedDPA-T: FedAvg of one adapter, and on each client a second one; how much of it counts, each input decides.
+    """FedDPA-T: FedAvg of one adapter, and on each client a second one, whose weight depends on the input.
 
         own_i <- E epochs of SGD on CE(share own_i + (1 - share) w),  w as received
         w_i    = E epochs of SGD from w on CE(w_i);   w = sum_i beta_i w_i
@@ -49,13 +49,14 @@ def feddpa(
     the backbone with the client's own adapter, and x_s are `references` of its training examples.
 
     Args:
-      training: recipe of local training of both.
+      training: recipe of local training of both models.
       share: weight of the client's own adapter while it is trained.
-      scale: largest weight of it in a prediction.
-      references: number S of training examples that inputs are compared with, the first ones of the client.
+      scale: largest weight of the client's adapter in a prediction.
+      references: number S of training examples with which inputs are compared, the client's first ones.
 
     Returns:
       A `Method` with the global model as server state and the client's own parameters as client state.
+      Trees: server model; client model.
 
     Reference:
       Yang, Long, Shen, Jiang, Blumenstein. Dual-Personalizing Adapter for Federated Foundation Models. NeurIPS 2024,
@@ -63,8 +64,8 @@ def feddpa(
 
     Deviations:
       The released code (github.com/Lydia-yang/FedDPA) draws the references anew for each input. There the features are
-      the last hidden state of a language model. It trains the own adapter from the second round on; here from the
-      first.
+      the last hidden state of a language model, and the client's adapter is trained from the second round on, here from
+      the first.
     """
     if not model.num_features:
         raise InvalidInput(NO_FEATURES)

@@ -31,8 +31,8 @@ class FedDynClient(NamedTuple):
     """State of a client.
 
     Attributes:
-      drift: r_i, as the server counts it in r.
-      trained: r_i of its last training, which becomes r_i when its message arrives.
+      drift: r_i, as included in the server's r.
+      trained: r_i after its last training, which becomes r_i when its message arrives.
     """
 
     drift: Params
@@ -41,7 +41,7 @@ class FedDynClient(NamedTuple):
 
 @method_factory
 def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), *, lam: NotNegative = 0.01) -> Method:
-    r"""FedDyn: the clients' regularizers change so that their minima agree with that of the mean loss.
+    r"""FedDyn: the clients' regularizers change so that their minima agree with the minimum of the mean loss.
 
         w_i = E epochs of SGD from w on  CE(w_i) + lambda <r_i, w_i> + (lambda / 2) ||w_i - w||^2
         r_i <- r_i + w_i - w
@@ -51,8 +51,8 @@ def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), 
     is the paper's h. The means over the cohort are unweighted, so r is the mean of the r_i of all N clients. A client
     whose message does not arrive keeps its r_i.
 
-    Without the linear term this is FedProx with a step of the server beyond the mean; there is no limit that is
-    FedAvg, as w moves by r for the smallest lambda too.
+    Without the linear term this is FedProx with a step of the server beyond the mean. No lambda gives FedAvg: w moves
+    by r for the smallest lambda too.
 
     Args:
       training: recipe of local training.
@@ -60,6 +60,7 @@ def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), 
 
     Returns:
       A `Method` with a `FedDynServer` as server state and a `FedDynClient` as client state. Clients deploy w.
+      Trees: server FedDynServer(params: model, drift: model); client FedDynClient(drift: model, trained: model).
 
     Reference:
       Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. Federated Learning Based on Dynamic Regularization.
@@ -70,8 +71,8 @@ def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), 
       defined, and lambda may change with the round. The local minimum is approximated by E epochs of SGD (in the
       released code, with clipping at norm 10 and weight decay 1e-3; see --clip-norm and --weight-decay). In the
       released code lambda is divided by a client's number of examples relative to the mean over clients; here, as in
-      Algorithm 1, all clients have the same. The released figures show the mean of the clients' latest models instead
-      of w. Three full-batch rounds of three clients of equal size agree with the released functions, without
+      Algorithm 1, it is the same for all clients. The released figures show the mean of the clients' latest models
+      instead of w. Three full-batch rounds of three clients of equal size agree with the released functions, without
       clipping (github.com/alpemreacar/FedDyn, commit 48a19fa), to 1e-6.
     """
 

@@ -39,12 +39,14 @@ def fedem(
     FedAvg.
 
     Args:
-      training: recipe of local training; each model has an optimizer of its own, and its own norm with clip_norm.
+      training: recipe of local training; each model has its own optimizer, and clip_norm limits the norm of each
+        model's gradient.
       learners: number L of shared models.
 
     Returns:
       A `Method` with the models, leaves [L, ...], as server state; a client keeps the logarithms of pi_i [L], which are
       equal at the start.
+      Trees: server 3 x model; client numbers [3].
 
     Info:
       mixture: [M, L], pi: row i has the weights of the models for client i after the round.
@@ -60,7 +62,7 @@ def fedem(
       of a cohort sum to 1.
     """
     needs_classes(model, "fedem", "its prediction mixes probabilities of classes")
-    # Each model has steps of its own: the norm that clips its gradient is not that of all models together.
+    # Separate optimizers: each model's gradient is clipped by its own norm.
     one_model = training.transformation()
     steps = optax.GradientTransformation(jax.vmap(one_model.init), jax.vmap(one_model.update))
 

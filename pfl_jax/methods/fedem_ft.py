@@ -18,7 +18,7 @@ def fedem_ft(
 ) -> Method:
     """FedEM-FT: FedEM whose clients fine-tune the shared models before they use them.
 
-    Training and aggregation are those of FedEM. Fine-tuning is one more local update of FedEM: an E-step, new mixture
+    Training and aggregation are as in FedEM. Fine-tuning is one more local update of FedEM: an E-step, new mixture
     weights pi_i, then `finetune_epochs` epochs of local training of all L models. Clients neither keep nor send the
     fine-tuned models.
 
@@ -29,6 +29,7 @@ def fedem_ft(
 
     Returns:
       A `Method`; states as in `fedem`.
+      Trees: server 3 x model; client numbers [3].
 
     Info:
       mixture: [M, L], as in `fedem`.

@@ -16,7 +16,7 @@ from pfl_jax.primitives.tree import merge, split
 
 
 class ExactParams(NamedTuple):
-    """A model with adapters, and what is added to the frozen kernels beside them.
+    """A model with adapters, and the residuals that are added to the frozen kernels beside them.
 
     Attributes:
       params: adapters A, B, and the head.
@@ -42,15 +42,15 @@ def train_adapters(
     data: ClientData,
     optimizer: optax.GradientTransformation | None = None,
 ) -> LocalResult:
-    """Result of local training of adapters and head beside residuals that stay, for a client that keeps nothing.
+    """Result of local training of adapters and head with fixed residuals, for a client without a state.
 
     Args:
-      model: with adapters.
+      model: model with adapters.
       training: recipe of local training.
-      key: of local training.
-      start: what the training starts from.
+      key: key of local training.
+      start: parameters and residuals from which the training starts.
       data: the client's examples.
-      optimizer: in place of that of the recipe.
+      optimizer: optimizer to use in place of the recipe's.
     """
     risk = supervised_loss(model)
 
@@ -64,7 +64,7 @@ def train_adapters(
 
 @method_factory(adapters=True)
 def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Method:
-    """FedEx-LoRA: FedAvg of low-rank adapters, and the error of averaging A and B apart goes into the frozen kernels.
+    """FedEx-LoRA: FedAvg of low-rank adapters; the error of averaging A and B apart is added to the frozen kernels.
 
         (A_i, B_i, phi_i) = E epochs of SGD from (A, B, phi), with kernels W + R + A B
         A = sum_i beta_i A_i,   B = sum_i beta_i B_i,   R <- R + sum_i beta_i A_i B_i - A B
@@ -76,6 +76,7 @@ def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
 
     Returns:
       A `Method` with an `ExactParams` as server state and no client state.
+      Trees: server ExactParams(params: model); client nothing.
 
     Info:
       residual: [], norm of all residuals after the round.

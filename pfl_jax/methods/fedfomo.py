@@ -94,18 +94,19 @@ def fedfomo(
     fallback: Fallback = "previous",
     memory: Count = 100,
 ) -> Method:
-    r"""FedFomo: a client moves toward those of D models that have a lower loss on its held-out examples.
+    r"""FedFomo: a client compares D models, and moves toward those with a lower loss on its held-out examples.
 
         w_ij = max(0, L_i(theta_i) - L_i(theta_j)) / ||theta_j - theta_i||,   normalized to sum to 1 over j
         theta_i <- theta_i + sum_j w_ij (theta_j - theta_i);   p_i <- p_i + w_i;   then E epochs of SGD
 
     theta_i is the model from which i's previous local training started, L_i the mean cross entropy on held-out
-    examples of i that are never trained on, and theta_j are models trained since then: i's own one and D - 1 downloaded
+    examples of i that are never trained on, and theta_j are models trained since then: i's own and D - 1 downloaded
     ones. If none of them is better, `fallback` decides. Downloads are chosen by the affinities p_i, epsilon-greedily.
 
     Args:
       training: recipe of local training.
-      download: number D of models that a client compares: its own trained one and D - 1 of other clients; at least 1.
+      download: number D of models that a client compares: its own trained model and D - 1 models of other clients; at
+        least 1.
       held_out: share of a client's training examples that are held out to compare models.
       epsilon: probability that a download is chosen at random, in the first round.
       epsilon_decay: decrease of epsilon per round, down to zero.
@@ -117,6 +118,9 @@ def fedfomo(
     Returns:
       A `Method` with a `FedFomoServer` as server state and a `FedFomoClient` as client state, so D + 1 models of every
       client stay in memory. Under `received` a client deploys its combination.
+      Trees: server FedFomoServer(initial: model, rounds: count); client FedFomoClient(previous: model, models: 5 x
+      model, received: flags [5], senders: counts [4, 2], affinity: Affinity(peers: counts [100, 2], values: numbers
+      [100]), identity: counts [2]).
 
     Info:
       weights: [M, 1 + D], weights of theta_i, of the own trained model and of the downloaded models in the
@@ -131,13 +135,13 @@ def fedfomo(
     Deviations:
       A client downloads right after a round in which it took part, from that round's cohort. In the released code it
       downloads when it next takes part, from the cohort of the round before; with full participation this is the same.
-      Here models and p_i are stored on the client, and the server need not keep models of clients that are absent. A
-      client's own model is always among those compared and is one of the D, as in the released code, whose commands for
-      five models ask for four others. There, epsilon is one round further: the first downloads of trained models have
-      0.25, here 0.3; and with participation below 1 all clients train for one epoch in round 0. The norm is Euclidean
-      (released: by default the sum of absolute values). Affinities add up the normalized weights, so they never
-      decrease (released: negative values count too). Clients compare only models of single clients (released: also
-      averages over groups from spectral clustering of the affinities, and the mean of those averages). Clients are
+      Here models and p_i are stored on the client, and the server need not keep models of absent clients. A client's
+      own model is always among those compared and is one of the D, as in the released code, whose commands for five
+      models ask for four others. There, epsilon decreases one round earlier: it is 0.25 at the first downloads of
+      trained models, here 0.3. With participation below 1 all clients train there for one epoch in round 0. The norm is
+      Euclidean (released: by default the sum of absolute values). Affinities add up the normalized weights, so they
+      never decrease (released: negative values count too). Clients compare only models of single clients (released:
+      also averages over groups from spectral clustering of the affinities, and the mean of those averages). Clients are
       identified by a hash of their data, so that results do not depend on their numbers.
     """
     base = fedavg(model, training)
@@ -150,7 +154,7 @@ def fedfomo(
         result = base.local(key, start, (), rest)
         kept = client._replace(
             previous=start,
-            # For a client whose message does not arrive: `aggregate` decides the models of all others.
+            # Only a client whose message does not arrive keeps these: `aggregate` sets the models of all others.
             models=jax.tree.map(lambda leaf, own: leaf.at[0].set(own), client.models, result.personal),
             received=client.received.at[0].set(True),
             affinity=add_affinity(client.affinity, client.senders, shares[2:]),

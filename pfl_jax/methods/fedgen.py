@@ -29,7 +29,7 @@ class FedGenServer(NamedTuple):
       generator: parameters of the `Generator`.
       moments: state of its optimizer.
       shares: [K], shares of the classes in the last cohort's examples; zeros before the first round.
-      seed: uint32, of the labels and the noise that clients draw in the next round, each in each step anew.
+      seed: uint32, seed of the labels and the noise that each client draws in each step of the next round.
     """
 
     params: Params
@@ -58,14 +58,14 @@ class Generator(nn.Module):
         inputs = jnp.concatenate([noise, jax.nn.one_hot(labels, self.num_classes)], axis=1)
         size = inputs.shape[1]
         hidden = inputs @ self.param("hidden", torch_uniform(size), (size, self.hidden_size))
-        # Batch normalization without running statistics: each unit's mean and variance over the batch. It takes a bias
-        # before it away, whose gradient would be rounding, which Adam makes as large as any.
+        # Batch normalization without running statistics: each unit's mean and variance over the batch. It cancels a
+        # bias before it, so there is none: its gradient would be rounding, which Adam scales up to whole steps.
         hidden = nn.LayerNorm(1e-5, reduction_axes=0, use_fast_variance=False, name="norm")(hidden)
         return Dense(self.num_features, name="output")(nn.relu(hidden))
 
 
 def likeness(noise: jax.Array, features: jax.Array) -> jax.Array:
-    """Near 1 if different noise gives equal features, less the more these differ; a scalar.
+    """Scalar near 1 if different noise gives equal features; the more these differ, the smaller it is.
 
         exp(-mean_lm ((1/e) ||noise_l - noise_m||^2 (1/d) |features_l - features_m|_1)),   over all pairs of the batch
 
@@ -101,46 +101,48 @@ def fedgen(
     noise_size: Annotated[Count, ReadWith("alpha")] = 32,
     hidden_size: Annotated[Count, ReadWith("alpha")] = 256,
 ) -> Method:
-    r"""FedGen: the server's generator G of features for labels brings what the clients' heads agree on to all of them.
+    r"""FedGen: the server trains a generator G of features for labels on the clients' heads, and clients learn from it.
 
         w_i = E epochs of SGD from w on  CE(w_i) + alpha E[CE(phi_i(G(noise, y)), y)];   w = sum_i beta_i w_i
         G:  server_steps of Adam on  E[CE(phi(G(noise, y)), y)] + diversity likeness(noise, G(noise, y))
 
     Labels y are drawn by the shares of the classes in the examples of the last cohort, noise is normal; each step draws
-    batch_size of them anew. Clients learn from G after the first round, when it is trained. With shared="head" clients
-    keep their backbones, which then may be of different networks. With alpha = 0 this is `fedavg`, or `lg_fedavg`.
+    batch_size new pairs. Clients learn from G after the first round, when it is trained. With shared="head" clients
+    keep their backbones, which then may have different architectures. With alpha = 0 this is `fedavg`, or `lg_fedavg`.
 
     Args:
       training: recipe of local training.
       alpha: weight of the generated features in the clients' loss.
-      shared: what the clients share besides the generator, the whole model or its head.
+      shared: part that the clients share besides the generator, the whole model or its head.
       server_lr: learning rate of the generator.
       server_steps: steps of the generator's training in a round.
       diversity: weight of the term that keeps features of different noise apart.
-      noise_size: numbers of noise for each feature vector.
+      noise_size: length of the noise vector for each feature vector.
       hidden_size: width of the generator's hidden layer.
 
     Returns:
       A `Method` with a `FedGenServer` as server state; a client keeps nothing, or with shared="head" its backbone.
+      Trees: server FedGenServer(params: model, generator: 5 arrays, moments: 11 arrays, shares: numbers [K], seed:
+      count); client nothing.
 
     Info:
       shares: [K], shares of the classes in the examples of the cohort.
 
     Reference:
-      Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021. Its text could
-      not be read: the equations are those that released code agrees on, the values and the diversity those of the
-      authors (github.com/zhuangdizhu/FedGen, commit 67f2cd7) for MNIST.
+      Zhu, Hong, Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021. Its text was
+      not available: the equations are common to all released code; the values and the diversity are the authors' for
+      MNIST (github.com/zhuangdizhu/FedGen, commit 67f2cd7).
 
     Deviations:
       G learns from the mean head, whose logits are the mean of the clients' logits for heads that are one dense layer;
-      so the server sees no client's head. The authors' code has the mean of the clients' cross entropies, by their
-      numbers of examples of each class, a second term that pulls outputs toward those for generated features, weights
-      of 10 that decay, uniform noise, weight decay of the generator, and running statistics of its normalization.
-      PFLlib (github.com/TsingZ0/PFLlib, commit d832e76) and HtFLlib (github.com/TsingZ0/HtFLlib, commit e959261), which
-      shares the head, train on generated features from the first round, draw labels by the examples of all clients and
-      uniform noise, and have no diversity; HtFLlib starts Adam anew in every round. With these choices and the same
-      draws, three full-batch rounds of three clients agree with PFLlib's code, of the whole model and of heads alone,
-      to 1e-5 of what they change.
+      so the server sees no client's head. In the authors' code G learns from the mean of the clients' cross entropies,
+      weighted by their numbers of examples of each class. That code also has a second term that pulls outputs toward
+      the outputs for generated features, weights of 10 that decay, uniform noise, weight decay of the generator, and
+      running statistics of its normalization. PFLlib (github.com/TsingZ0/PFLlib, commit d832e76) and HtFLlib
+      (github.com/TsingZ0/HtFLlib, commit e959261), which shares the head, train on generated features from the first
+      round, draw labels by the examples of all clients, draw uniform noise, and have no diversity term; HtFLlib
+      initializes Adam again in every round. With these choices and the same draws, three full-batch rounds of three
+      clients agree with PFLlib's code, for the whole model and for heads alone, to 1e-5 of the update.
     """
     needs_classes(model, "fedgen", "its generator makes features of classes")
     network = Generator(model.num_classes, hidden_size, model.num_features)

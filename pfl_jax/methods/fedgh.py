@@ -40,7 +40,7 @@ def fedgh(
     server_batch_size: Annotated[Count, ReadWith("server_epochs")] = 1,
     server_epochs: Epochs = 1,
 ) -> Method:
-    r"""FedGH: clients have backbones of their own under one head, which the server trains on their class means.
+    r"""FedGH: clients keep their own backbones under one head, which the server trains on their class means.
 
         (theta_i, phi_i) = E epochs of SGD from (theta_i, phi) on CE;   c_ik = mean of f(theta_i, x) over i's class k
         phi <- server_epochs of SGD on CE(phi(c_ik), k), over all clients i of the cohort and classes k that they hold
@@ -55,19 +55,20 @@ def fedgh(
 
     Returns:
       A `Method`. The server keeps the initial backbone, from which all clients start, and phi; a client theta_i.
+      Trees: server model; client backbone.
 
     Reference:
       Yi, Wang, Liu, Shi, Yu. FedGH: Heterogeneous Federated Learning with Generalized Global Header. ACM MM 2023.
       Algorithm 1. The released learning rate, on CIFAR-10 and CIFAR-100, is 0.01 for clients and server.
 
     Deviations:
-      The server visits the class means in a random order, the released code client after client. Its optimizer holds
-      the parameters of a client's model instead of the header's (github.com/LipingYi/FedGH, commit ff50ac0), so there
-      phi never changes; here it does, as in the paper and in PFLlib. In the authors' code, class means are means over
-      mini-batches of the batches' means, and gradients are clipped at norm 50. Class means are not weighted by their
-      examples. All clients have the same architecture here. In PFLlib (github.com/TsingZ0/PFLlib, commit d832e76) the
-      server's head is the first client's own object, so that the server's steps move that client's head, and that
-      client's training the server's; with a copy of it, two full-batch rounds of three clients agree to 1e-6.
+      The server visits the class means in a random order, the released code client after client. In that code
+      (github.com/LipingYi/FedGH, commit ff50ac0) the server's optimizer holds the parameters of a client's model
+      instead of the header's, so phi never changes; here it does, as in the paper and in PFLlib. In the authors' code,
+      class means are means over mini-batches of the batches' means, and gradients are clipped at norm 50. Class means
+      are not weighted by their numbers of examples. All clients have the same architecture here. In PFLlib
+      (github.com/TsingZ0/PFLlib, commit d832e76) the server and the first client share one head object, so that the
+      steps of each move the other's head; with a copy of it, two full-batch rounds of three clients agree to 1e-6.
     """
     needs_classes(model, "fedgh", "its server trains on the mean feature of each class")
     server_training = training.plain(
@@ -97,7 +98,7 @@ def fedgh(
         head = fit_head(key, model, server["head"], means, examples, server_training)
         return merge(server["backbone"], head), clients, {}
 
-    # As LG-FedAvg, but for what is sent and how the server makes a head of it.
+    # As LG-FedAvg, except for the messages and for the head that the server trains on them.
     return lg_fedavg(model, training)._replace(
         local=train,
         aggregate=aggregate,

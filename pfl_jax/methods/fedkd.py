@@ -23,7 +23,7 @@ class FedKDServer(NamedTuple):
     Attributes:
       student: the shared model.
       round: int32, number of completed rounds.
-      initial: the teacher of all clients at first, if its network is not that of the student.
+      initial: the teacher of all clients at first, if its network differs from the student's.
     """
 
     student: Params
@@ -39,7 +39,7 @@ class FedKDClient(NamedTuple):
 
 
 class FedKDMessage(NamedTuple):
-    """Change of the student in the form of its factors' product, and how many numbers the factors have; two `Mean`s."""
+    """Change of the student as the product of its factors, and how many numbers the factors have; two `Mean`s."""
 
     change: Mean
     numbers: Exact
@@ -49,7 +49,7 @@ def low_rank(change: PyTree, energy: float | jax.Array) -> tuple[PyTree, jax.Arr
     """Changes with the smallest ranks that keep a share of each array's energy, and the numbers that are then sent.
 
     The energy is the sum of the squared singular values. Arrays [..., m, n] count as matrices of n columns; vectors,
-    and matrices whose factors are no smaller, are sent as they are.
+    and matrices whose factors are not smaller, are sent unchanged.
 
     Args:
       change: tree of arrays.
@@ -91,23 +91,25 @@ def fedkd(
         L_t = CE_t + (KL(p_s || p_t) + mean (1/d) ||f_t - f_s M||^2) / (CE_t + CE_s)
         L_s = CE_s + (KL(p_t || p_s) + mean (1/d) ||f_t - f_s M||^2) / (CE_t + CE_s)
 
-    On each client E epochs of SGD train teacher and M on L_t and the student on L_s; what belongs to the other model
-    has no gradient. The change D_i of the student is sent as U S V with the smallest rank for which the squares of the
-    kept singular values are a share T of all; the server moves the student by sum_i beta_i D_i, approximated again.
-    T grows from first_energy to last_energy in energy_rounds equal steps, the first of them before the first round.
+    On each client E epochs of SGD train teacher and M on L_t and the student on L_s; the other model's outputs and
+    features have no gradient. The change D_i of the student is sent as U S V with the smallest rank that keeps a share
+    T of the sum of the squared singular values; the server moves the student by sum_i beta_i D_i, approximated again. T
+    grows from first_energy to last_energy in energy_rounds equal steps, the first of them before the first round.
     Clients deploy their teachers.
 
     Args:
       training: recipe of local training of all parameters.
-      first_energy: share T of the energy from which T grows; the first round keeps one step more.
+      first_energy: share T of the energy from which T grows; the first round has one step more.
       last_energy: share T from round energy_rounds on.
       energy_rounds: steps in which T grows, one before each round.
 
     Returns:
       A `Method` with a `FedKDServer` as server state and a `FedKDClient` as client state.
+      Trees: server FedKDServer(student: model, round: count); client FedKDClient(teacher: model, mapping: numbers [d,
+      d]).
 
     Info:
-      sent: [], numbers that a client sends, as a share of those of the whole change, mean over the cohort.
+      sent: [], numbers that a client sends, as a share of all numbers of its change, mean over the cohort.
       energy: [], T of the round.
 
     Reference:
@@ -116,17 +118,17 @@ def fedkd(
       released values.
 
     Deviations:
-      Teacher and student have the same architecture and begin alike unless `Model.shared` is another one, M as the
-      identity; the paper's student is smaller. Both have the same learning rate; PFLlib has another option for the
-      student's. Hidden states are compared in the last layer alone. Communication is counted for the whole change;
-      `sent` says what share of it the factors have. The student moves on the server, and clients receive the result:
-      those outside the cohort have not its earlier approximations. A matrix whose factors have no fewer numbers than
-      itself is sent whole. The released code (github.com/wuch15/FedKD, commit 9b9e63f) sends factors of every matrix
-      but embeddings, which it does not train; its search for the rank stops below full rank and otherwise sends
-      nothing. HtFLlib (commit e959261) approximates the parameters, not their change, counts clients
-      equally, lets both losses train both models, divides its KL by K as well, clips the gradients of teacher, student
-      and M at norm 10 each, and begins with a random M; three rounds with these choices and nothing truncated equal its
-      code.
+      Teacher and student have the same architecture and initial values, and M starts as the identity, unless
+      `Model.shared` is another network; the paper's student is smaller. Both have the same learning rate; PFLlib has a
+      separate option for the student's. Hidden states are compared in the last layer alone. Communication is counted
+      for the whole change; `sent` is the share of it that the factors have. The student moves on the server, and
+      clients receive the result, because clients outside the cohort have missed its earlier changes. A matrix is sent
+      whole if its factors do not have fewer numbers. The released code (github.com/wuch15/FedKD, commit 9b9e63f) sends
+      factors of every matrix except embeddings, which it does not train; its search for the rank stops below full rank
+      and otherwise sends nothing. HtFLlib (commit e959261) approximates the parameters, not their change, weights
+      clients equally, lets both losses train both models, divides its KL by K as well, clips the gradients of teacher,
+      student and M at norm 10 each, and begins with a random M. With these choices and without truncation, three rounds
+      equal its code.
     """
     needs_classes(model, "fedkd", "its models learn each other's probabilities of classes")
     needs_vectors(model, "fedkd", "it compares those vectors between two models")
@@ -189,7 +191,7 @@ def fedkd(
         personalize=lambda key, server, client, data: client.teacher,
         predict=model.apply,
         download=lambda server, client: server.student,
-        # What is sent is a change already.
+        # The message is a change already.
         trained_from=lambda server, client: FedKDMessage(jax.tree.map(jnp.zeros_like, server.student), NOT_RECEIVED),
         privacy=Privacy(refused="its loss divides by the mean losses of a mini-batch"),
     )

@@ -18,21 +18,21 @@ from pfl_jax.validation import Count
 
 
 class FedMRLClient(NamedTuple):
-    """What a client keeps: its own model, and the projector, a kernel [d_1 + d, d] and a bias [d]."""
+    """State of a client: its own model, and the projector, a kernel [d_1 + d, d] and a bias [d]."""
 
     params: Params
     projector: PyTree
 
 
 class FedMRLServer(NamedTuple):
-    """The small shared model, and what clients begin with."""
+    """The small shared model, and the first state of all clients."""
 
     shared: Params
     initial: FedMRLClient
 
 
 class FedMRLModel(NamedTuple):
-    """Model that a client deploys: the backbone of the shared model, and what the client keeps."""
+    """Model that a client deploys: the backbone of the shared model, and the client's state."""
 
     shared: Backbone
     own: FedMRLClient
@@ -42,37 +42,40 @@ class FedMRLModel(NamedTuple):
 def fedmrl(model: Model, training: LocalTraining = LocalTraining(), *, small_features: Count | None = None) -> Method:
     r"""FedMRL: features of a small shared model and of a client's own are fused; both heads learn from nested parts.
 
-        r = P_i [g(x), f_i(x)]:   features g(x) [d_1] of the shared model, f_i(x) [d] of the own one, projected to [d]
+        r = P_i [g(x), f_i(x)]:   features g(x) [d_1] of the shared model, f_i(x) [d] of the client's, projected to [d]
         E epochs of SGD on  CE(phi_i(r)) + CE(phi_g(r_1 ... r_d_1)),   from the received shared model (g, phi_g)
         (g, phi_g) = sum_i beta_i of the trained shared models
 
-    Own model and projector stay on the client, which deploys phi_i(r). Own models may be of different networks.
+    A client keeps its model and projector, and deploys phi_i(r). The clients' models may have different architectures.
 
     Args:
       training: recipe of local training of all parameters.
-      small_features: features d_1 of the shared model, at most d; None is a quarter of those of its network.
+      small_features: features d_1 of the shared model, at most d; None for a quarter of its network's features.
 
     Returns:
       A `Method` with a `FedMRLServer` as server state and a `FedMRLClient` as client state.
+      Trees: server FedMRLServer(shared: 6 arrays, initial: FedMRLClient(params: model, projector: {bias: numbers [d],
+      kernel: numbers [21, d]})); client FedMRLClient(params: model, projector: {bias: numbers [d], kernel: numbers [21,
+      d]}).
 
     Reference:
       Yi, Yu, Ren, Wang, Liu, Li. Federated Model Heterogeneous Matryoshka Representation Learning. NeurIPS 2024, with
       both losses weighted by 1, as there.
 
     Deviations:
-      The shared model has the network of `Model.shared_network` under a dense layer with ReLU to d_1 features (none if
-      it has as many already); the authors' is a convolutional network whose last hidden layer is smaller, that of
-      HtFLlib (github.com/TsingZ0/HtFLlib, commit e959261) pools the features. The authors' code
-      (github.com/LipingYi/FedMRL, commit 8b90f41) clips the gradients of each part at norm 50, and has momentum 0.9;
-      options have both. HtFLlib never stores the trained projector, so that every round begins with the first one, and
-      averages clients equally. With equal clients, the projector kept and our shared model, three full-batch rounds of
-      three clients agree with its code to 1e-6.
+      The shared model is `Model.shared_network`, with a dense layer and ReLU to d_1 features unless it has as many
+      already. The authors' is a convolutional network with a smaller last hidden layer; HtFLlib's
+      (github.com/TsingZ0/HtFLlib, commit e959261) pools the features. The authors' code (github.com/LipingYi/FedMRL,
+      commit 8b90f41) clips the gradients of each part at norm 50, and has momentum 0.9; both are options here. HtFLlib
+      never stores the trained projector, so that every round begins with the first one, and averages clients equally.
+      With equal clients, the projector kept and our shared model, three full-batch rounds of three clients agree with
+      its code to 1e-6.
     """
     network = model.shared_network
     size = max(1, network.num_features // 4) if small_features is None else small_features
     if size > model.num_features:
         raise InvalidInput(
-            f"small_features is at most the {model.num_features} features of a client's model, not {size}"
+            f"small_features must be at most {model.num_features}, the features of a client's model, not {size}"
         )
     small = with_features(network, size, layer="to_small_features")
     both, projection = model._replace(shared=small), Dense(model.num_features)

@@ -62,7 +62,7 @@ class FedPACMessage(NamedTuple):
       backbone: trained backbone theta_i.
       head: trained head phi_i.
       centroids: class centroids [K, d] of the trained backbone (Eq. 17), zero for classes without examples, and class
-        counts [K]; as a `Mean`, or as a pair if the server needs those of every client.
+        counts [K]; as a `Mean`, or as a pair if the server needs the centroids of every client.
       statistics: statistics from which the server computes the head weights: in FedPAC (mu_i, V_i) of the received
         backbone, or (mu_i, Lambda_i).
     """
@@ -98,18 +98,19 @@ def fedpac(
       training: recipe of local training of the backbone; also of the head, except for `head_lr` and `head_epochs`.
       lam: strength lambda of the feature alignment.
       head_lr: learning rate of the head.
-      head_epochs: local epochs of the head in a round, before those of the backbone.
+      head_epochs: local epochs of the head in a round, before the backbone's.
       alignment: whether features are aligned to the global class centroids (Table 2).
       collaboration: whether heads are combined; if not, each client keeps its own (Table 2).
       covariance: the features' covariance matrix in the head weights: the identity (Eq. 43), or each client's second
-        moments (Eq. 37), which it sends then; Appendix C.1 computes the weights of Figures 2 and 3 so.
+        moments (Eq. 37), which it then sends; Appendix C.1 computes the weights of Figures 2 and 3 in this way.
       solver: solver for the head weights: auto, projected_gradient, osqp or interior_point.
 
     Returns:
       A `Method`. The server keeps a `FedPACServer`, a client its head.
+      Trees: server FedPACServer(backbone, head, centroids: numbers [K, d], centroid_counts: numbers [K]); client head.
 
     Info:
-      head_weights: [M, M], alpha_ij (Fig. 2, 3): row i is what client i's new head takes of each client's head.
+      head_weights: [M, M], alpha_ij (Fig. 2, 3): row i has the shares of all clients' heads in client i's new head.
       gap: [M], relative Frank-Wolfe gap of each client's quadratic program.
 
     Reference:
@@ -125,7 +126,7 @@ def fedpac(
       unchanged; Section 1 mentions a slight modification that the paper does not describe. Centroids and statistics of
       one label then mix the classes that different groups give this label. If the matrix of a quadratic program has a
       negative eigenvalue, by rounding, the released code leaves out all below 0.01, and a client for which that is not
-      enough keeps its own head; here every program is solved as it is, in float64. Weights below 1e-3 are set to zero,
+      enough keeps its own head; here every program is solved unchanged, in float64. Weights below 1e-3 are set to zero,
       as in the released code; the paper has no such cut. The paper does not say how a singular empirical covariance
       matrix is inverted; here a thousandth of its mean eigenvalue is added to its diagonal.
     """
@@ -218,7 +219,7 @@ def align_and_combine(
         personalize=lambda key, server, client, data: merge(server.backbone, client),
         predict=model.apply,
         download=download,
-        # The means of classes are measured anew.
+        # Class means are not received: clients compute them from their data.
         trained_from=lambda server, client: FedPACMessage(server.backbone, *[NOT_RECEIVED] * 3),
         privacy=Privacy(
             head_training.most_passes + training.most_passes,

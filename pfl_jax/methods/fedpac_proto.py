@@ -28,7 +28,7 @@ def prototype_weights(
       heads: the clients' heads, leaves [M, ...].
       centroids: the clients' class centroids [M, K, d].
       class_counts: examples of each client and class [M, K]; a client without examples gets weight zero.
-      reduction: of the losses of the classes that client j holds.
+      reduction: reduction of the losses over the classes of client j.
 
     Returns:
       alpha [M, M], rows on the simplex.
@@ -80,15 +80,16 @@ def fedpac_proto(
       training: recipe of local training of the backbone; also of the head, except for `head_lr` and `head_epochs`.
       lam: strength lambda of the feature alignment.
       head_lr: learning rate of the head.
-      head_epochs: local epochs of the head in a round, before those of the backbone.
+      head_epochs: local epochs of the head in a round, before the backbone's.
       alignment: whether features are aligned to the global class centroids.
       reduction: whether the losses of a client's class centroids are averaged or added up.
 
     Returns:
       A `Method`; states as in `fedpac`.
+      Trees: server FedPACServer(backbone, head, centroids: numbers [K, d], centroid_counts: numbers [K]); client head.
 
     Info:
-      head_weights: [M, M], alpha_ij: row i is what client i's new head takes of each client's head.
+      head_weights: [M, M], alpha_ij: row i has the shares of all clients' heads in client i's new head.
 
     Reference:
       Ding. ICLR 2023 Personalized Federated Learning with Feature Alignment and Classifier Collaboration (a
@@ -96,14 +97,14 @@ def fedpac_proto(
 
     Deviations:
       Eq. 13 normalizes over the wrong index, which contradicts the paper's own constraint; here each row sums to 1.
-      Eq. 12 has client i's centroids where the text applies i's head to those of the others. It has heads and
-      centroids of one round t, while Eq. 8 gives the centroids of round t + 1; here both are those trained in the
+      Eq. 12 has client i's centroids where the text applies i's head to the other clients' centroids. It has heads and
+      centroids of one round t, while Eq. 8 gives the centroids of round t + 1; here both are from the training of the
       round. Eq. 12 names no reduction over the classes of client j. The text asks for one loss of each client, which
       both give, and for weights that tell similar clients apart, which the mean hardly gives: over 10 classes its
-      exponents are a tenth of the sum's. The weight of a client with f_ij < 0 is to be zero; a cross entropy is never
-      negative, so that rule is left out. The paper does not say which models it measures. Its 92.03 on Fashion-MNIST
-      with 20 clients agrees with the models right after local training, which have 91.1 to 91.2 with all weights that
-      were tried (`trained`); the models that clients deploy have 86.12 (`received`).
+      exponents are a tenth of the sum's. The paper's rule that a client with f_ij < 0 has weight zero is left out: a
+      cross entropy is never negative. The paper does not say which models it measures. Its 92.03 on Fashion-MNIST with
+      20 clients agrees with the models right after local training, which reach 91.1 to 91.2 with all weights that were
+      tried (`trained`); the models that clients deploy reach 86.12 (`received`).
     """
     needs_classes(model, "fedpac_proto", "it needs a mean feature for each class, to align with and to judge heads by")
     return align_and_combine(

@@ -41,30 +41,30 @@ def fedphp(
 
     q_i counts the client's earlier trainings. R is the cross entropy between softmax(logits of p_i / temperature) and
     the outputs of w_i, or with transfer="features" the `discrepancy` of their features; p_i has no gradient. With
-    lambda = 0 the server's model is that of FedAvg.
+    lambda = 0 the server's model is FedAvg's.
 
     Args:
       training: recipe of local training.
       lam: weight lambda of the inherited model in the loss.
-      transfer: what the trained model learns of the inherited one, outputs or features.
+      transfer: whether the trained model learns the outputs or the features of the inherited one.
       temperature: divisor of the inherited model's logits.
       inheritance: largest weight of the inherited model in the running mean, below 1.
-      expected_trainings: trainings of a client until that weight, in the paper participation times rounds.
+      expected_trainings: trainings of a client until the weight is largest, in the paper participation times rounds.
 
     Returns:
       A `Method` with the global model as server state and a `FedPHPClient` as client state. Both evaluation protocols
       score p_i.
+      Trees: server model; client FedPHPClient(inherited: model, trainings: count).
 
     Reference:
       Li, Zhan, Shao, Li, Song. FedPHP: Federated Personalization with Inherited Private Models. ECML PKDD 2021. Only
-      its abstract could be read; the equations, the temperature and 0.9 are those of the authors' code
+      its abstract was available; the equations, the temperature and 0.9 are from the authors' code
       (github.com/lxcnju/FedRepo, commit 617ee01).
 
     Deviations:
       The authors' bandwidths of the discrepancy depend on the features; here they are fixed, as in PFLlib
       (github.com/TsingZ0/PFLlib, commit d832e76). There mu_i grows with the round, not with the client's trainings, and
-      what is evaluated is w_i. With transfer="features", three full-batch rounds of three clients agree with its code
-      to 1e-6.
+      w_i is evaluated. With transfer="features", three full-batch rounds of three clients agree with its code to 1e-6.
     """
     needs_classes(model, "fedphp", "its models learn each other's probabilities of classes")
     if transfer == "features":

@@ -91,6 +91,8 @@ def fedproto_g(
     Returns:
       A `Method`. The server keeps a `ProtoState`, the initial model and the global prototypes; a client keeps its
       model.
+      Trees: server ProtoState(params: model, prototypes: Prototypes(centroids: numbers [K, d], counts: numbers [K]));
+      client model.
 
     Info:
       counts: [K], the cohort's number of examples of each class.
@@ -103,9 +105,9 @@ def fedproto_g(
       Clients predict with their classifier, as in FedPAC's comparison, not by the nearest prototype. The regularizer
       compares the feature of each example with the prototype, as the released code does, not the mean feature of the
       class. The paper's additional factor 1/|N_j| would shrink the global prototypes; here they are means over examples
-      (in the released code, unweighted means over clients). A client's prototypes are those of its trained model; the
-      released code takes means of the features that occur in the last local epoch, while the model changes, and leaves
-      out incomplete mini-batches. All clients have the same architecture and start from the same model.
+      (in the released code, unweighted means over clients). A client computes its prototypes with its trained model;
+      the released code takes means of the features that occur in the last local epoch, while the model changes, and
+      leaves out incomplete mini-batches. All clients have the same architecture and start from the same model.
     """
     needs_classes(model, "fedproto_g", "its prototypes are mean features of classes")
     step = local_step(model, training, lam)
@@ -152,6 +154,8 @@ def fedproto_l(
 
     Returns:
       A `Method`. The server keeps the initial model, a client a `ProtoState`: its model and its prototypes.
+      Trees: server model; client ProtoState(params: model, prototypes: Prototypes(centroids: numbers [K, d], counts:
+      numbers [K])).
 
     Reference:
       FedProto-L of Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and Classifier

@@ -28,6 +28,7 @@ def fedprox(
 
     Returns:
       A `Method` with the global model as server state and no client state.
+      Trees: server model; client nothing.
 
     Reference:
       Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
@@ -36,7 +37,7 @@ def fedprox(
     Deviations:
       The server weights clients by their number of examples, as in `fedavg`; Algorithm 2 samples clients by size and
       averages them equally. Every client trains for E epochs: the partial work of slow devices is not simulated. The
-      papers that compare with FedProx do not state mu; 0.01 is one of the values that its own paper tries.
+      papers that compare with FedProx do not state mu; 0.01 is one of the values that FedProx's paper tries.
     """
 
     def train(key, server, client, data):

@@ -19,7 +19,7 @@ def fedprox_ft(
 ) -> Method:
     """FedProx-FT: FedProx whose clients fine-tune the global model before they use it.
 
-    Training and aggregation are those of FedProx. Fine-tuning is that of FedAvg-FT: `finetune_epochs` epochs of local
+    Training and aggregation are as in FedProx. Fine-tuning is as in FedAvg-FT: `finetune_epochs` epochs of local
     training on cross entropy from the received model, without the proximal term. Clients neither keep nor send the
     fine-tuned model.
 
@@ -30,6 +30,7 @@ def fedprox_ft(
 
     Returns:
       A `Method` with the global model as server state and no client state.
+      Trees: server model; client nothing.
 
     Reference:
       The baseline FedProx-P of Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning.

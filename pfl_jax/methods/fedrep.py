@@ -30,12 +30,13 @@ def fedrep(
 
     Args:
       training: recipe of local training of the backbone; also of the head, except for `head_lr` and `head_epochs`.
-      head_lr: learning rate of the head; None for that of the backbone.
-      head_epochs: local epochs of the head in a round, before those of the backbone.
+      head_lr: learning rate of the head; None for the backbone's.
+      head_epochs: local epochs of the head in a round, before the backbone's.
 
     Returns:
       A `Method`. The server keeps the shared backbone and the head that every client starts from; a client
       keeps its head.
+      Trees: server model; client head.
 
     Reference:
       Collins, Hassani, Mokhtari, Shakkottai. Exploiting Shared Representations for Personalized Federated Learning.
@@ -64,6 +65,6 @@ def fedrep(
         backbone = training.fit(backbone_key, server["backbone"], data, backbone_loss)
         return LocalResult(client=head, message=mean_by_size(backbone, data), personal=merge(backbone, head))
 
-    # States, aggregation and deployment are those of FedPer; only local training differs.
+    # States, aggregation and deployment are as in FedPer; only local training differs.
     privacy = Privacy(head_epochs + training.most_passes, (SIZE,), clients=())
     return fedper(model)._replace(local=train, privacy=privacy)

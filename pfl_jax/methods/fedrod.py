@@ -37,11 +37,12 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     The server averages theta and phi with weights beta; clients keep psi_i and predict phi(f(x)) + psi_i(f(x)).
 
     Args:
-      training: recipe of local training; the shared model and the personal head each have an optimizer of their own,
-        and their own norm with clip_norm.
+      training: recipe of local training; the shared model and the personal head have separate optimizers, and clip_norm
+        limits the norm of each one's gradient.
 
     Returns:
       A `Method` with the generic model as server state and the personal head as client state.
+      Trees: server model; client head.
 
     Reference:
       Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.
@@ -53,7 +54,7 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
       client does not train the generic head for this class.
     """
     needs_classes(model, "fedrod", "its balanced softmax needs the number of examples of each class")
-    # Each part has steps of its own: a norm that clips the shared gradient is not that of the personal head too.
+    # Separate optimizers: the gradient of each part is clipped by its own norm.
     one = training.transformation()
     steps = optax.partition({"shared": one, "personal": one}, FedRoDModel._make(("shared", "personal")))
 
@@ -62,7 +63,7 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
 
         def value(params, features, batch):
             generic = model.classify(params.generic["head"], features)
-            # The loss of the personal head has no gradient in the shared parameters.
+            # The loss of the personal head does not train the shared parameters.
             own = jax.lax.stop_gradient(generic) + model.classify(params.head, jax.lax.stop_gradient(features))
             balanced = balanced_softmax(generic, batch.y, batch.mask, counts)
             return balanced + model.task.loss(own, batch.y, batch.mask)

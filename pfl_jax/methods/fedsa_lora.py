@@ -27,8 +27,9 @@ def fedsa_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
       training: recipe of local training.
 
     Returns:
-      A `Method`. The server keeps a whole model, whose B and head stay the initial ones; a client the leaves of its
-      own.
+      A `Method`. The server keeps a whole model, whose B and head keep their initial values; a client keeps its own B
+      and head.
+      Trees: server model; client (numbers [K], numbers [d, K]).
 
     Reference:
       Guo, Zeng, Wang, Fan, Wang, Qu. Selective Aggregation for Low-Rank Adaptation in Federated Learning. ICLR 2025,
@@ -36,7 +37,7 @@ def fedsa_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
 
     Deviations:
       Clients are weighted by their numbers of examples, as in the released code; the paper averages equally. Three
-      rounds whose parameters that code averages (github.com/Pengxin-Guo/FedSA-LoRA, commit fc276b5) agree to 1e-6 of
-      the update.
+      rounds in which that code averages the parameters (github.com/Pengxin-Guo/FedSA-LoRA, commit fc276b5) agree to
+      1e-6 of the update.
     """
     return shared_but(is_kept, model, training)

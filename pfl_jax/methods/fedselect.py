@@ -1,4 +1,4 @@
-"""Each client makes the parameters that local training changes most its own (Tamirisa et al. 2024)."""
+"""Parameters become personal where a client's training changes them most (Tamirisa et al. 2024)."""
 
 from typing import NamedTuple
 
@@ -22,18 +22,18 @@ class FedSelectClient(NamedTuple):
 
 
 def select(where: PyTree, params: PyTree, others: PyTree) -> PyTree:
-    """Take the entries of `params` where the bool arrays of `where` are True, and those of `others` elsewhere."""
+    """Take the entries of `params` where the bool arrays of `where` are True, and entries of `others` elsewhere."""
     return jax.tree.map(jnp.where, where, params, others)
 
 
 def grown(personal: PyTree, before: PyTree, after: PyTree, rate: float | jax.Array, limit: float | jax.Array) -> PyTree:
-    """Mask with more personal entries: in every array those shared ones that changed most.
+    """Mask with more personal entries: in every array the shared entries that changed most.
 
     Args:
       personal: the mask so far, a tree of bool arrays.
       before: params before local training.
       after: params after it.
-      rate: share of an array's shared entries that become personal, rounded; those that did not change stay shared.
+      rate: share of an array's shared entries that become personal, rounded; entries that did not change stay shared.
       limit: largest share of an array's entries that are personal, rounded down.
 
     Returns:
@@ -63,8 +63,8 @@ def fedselect(
         w   = sum_i n_i (1 - m_i) w'_i / sum_i n_i (1 - m_i), entry by entry;   v_i = w'_i
         m_i <- m_i and the given share (rate) of each array's other entries: the largest |w'_i - w_i|
 
-    An entry that everyone in the cohort has for itself keeps its value in w. Without personal entries (rate = 0 or
-    limit = 0) this is `fedavg`.
+    An entry that is personal for the whole cohort keeps its value in w. Without personal entries (rate or limit 0) this
+    is `fedavg`.
 
     Args:
       training: recipe of local training, of both phases.
@@ -74,6 +74,7 @@ def fedselect(
 
     Returns:
       A `Method`. The server keeps w, a client a `FedSelectClient`.
+      Trees: server model; client FedSelectClient(params: model, personal: model).
 
     Info:
       personal: [M], share of each client's entries that are personal from its next round on.
@@ -81,16 +82,17 @@ def fedselect(
     Reference:
       Tamirisa, Xie, Bao, Zhou, Arel, Shamsian. FedSelect: Personalized Federated Learning with Customized Selection of
       Parameters for Fine-Tuning. CVPR 2024: its hypothesis, its alternating local training, and the mean of each entry
-      over the clients that share it. The rest is what the released code computes, whose defaults are rate and limit.
+      over the clients that share it. The rest follows the released code, which has the same default rate and limit.
 
     Deviations:
       Only the paper's abstract and the released code (github.com/lapisrocks/fedselect, commit 0949f8a) were available.
-      That code (1) takes the change since a client's previous selection, not that of the last training; (2) selects
+      That code (1) takes the change since a client's previous selection, not since its last training began; (2) selects
       every third round, not in the first one; (3) gives entries that become personal the server's mean once more;
       (4) alternates the two phases epoch by epoch, without momentum; (5) averages clients equally; (6) never makes
-      biases personal; (7) makes all entries of an array personal where fewer than the rate changed, and passes the
-      limit by up to one selection; (8) keeps running statistics at the clients. With (1), (2), (3) and (6) changed in
-      it, three rounds of one full-batch epoch with equal clients give the same masks, and models to 2e-6 of an update.
+      biases personal; (7) makes all entries of an array personal where a smaller share than the rate changed, and
+      exceeds the limit by up to one selection; (8) keeps running statistics at the clients. With (1), (2), (3) and (6)
+      changed in it, three rounds of one full-batch epoch with equal clients give the same masks, and models to 2e-6 of
+      an update.
     """
     risk = supervised_loss(model)
 

@@ -21,7 +21,7 @@ class Generator(NamedTuple):
     """Parameters from which the server computes the global prototypes, see `generate`.
 
     Attributes:
-      embeddings: e [K, d], a trained vector of each class.
+      embeddings: e [K, d], a trained vector for each class.
       hidden: first layer, {"kernel": [d, d], "bias": [d]}.
       output: second layer, of the same shapes.
     """
@@ -92,7 +92,7 @@ def adaptive_margin(prototypes: Prototypes, threshold: float | jax.Array) -> jax
     r"""Margin delta = min(max_k min_{k' != k} ||Q_k - Q_k'||, threshold), for the clients' mean prototypes Q.
 
     Args:
-      prototypes: of each client, centroids [M, K, d] and counts [M, K].
+      prototypes: each client's centroids [M, K, d] and counts [M, K].
       threshold: largest margin; it is also the margin if fewer than two classes have prototypes.
 
     Returns:
@@ -142,6 +142,9 @@ def fedtgp(
 
     Returns:
       A `Method` with a `FedTGPServer` as server state; a client keeps its model.
+      Trees: server FedTGPServer(initial: model, generator: Generator(embeddings: numbers [K, d], hidden: {bias: numbers
+      [d], kernel: numbers [d, d]}, output: {bias: numbers [d], kernel: numbers [d, d]}), prototypes: numbers [K, d],
+      ready: flag); client model.
 
     Info:
       margin: [], the margin delta.
@@ -149,16 +152,16 @@ def fedtgp(
 
     Reference:
       Zhang, Liu, Hua, Cao. FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for
-      Data and Model Heterogeneity in Federated Learning. AAAI 2024. Written from the authors' slides and from what
-      their released code computes; lambda = 10, tau = 100 and 100 server epochs are its command for CIFAR-10 (20
-      clients, batches of 10, learning rate 0.01 on clients and server).
+      Data and Model Heterogeneity in Federated Learning. AAAI 2024. The equations follow the authors' slides and their
+      released code; lambda = 10, tau = 100 and 100 server epochs are its command for CIFAR-10 (20 clients, batches of
+      10, learning rate 0.01 on clients and server).
 
     Deviations:
       The margin of a class is its distance to the nearest other class, as in the slides and in the released code; the
       maximum over all pairs of classes would be larger. The released client computes its prototypes before it saves its
-      trained model, so they are those of the model before the round's training; here they are of the trained model.
-      All clients have the same architecture and start from the same model. The alignment compares each example with
-      its prototype, as the released code does. With the order of saving mended, two rounds of full batches of that code
+      trained model, so they belong to the model before the round's training; here they belong to the trained model. All
+      clients have the same architecture and start from the same model. The alignment compares each example with its
+      prototype, as the released code does. With the order of saving corrected, two rounds of full batches of that code
       (commit c77cbbb) give the same models and prototypes to 1e-5.
     """
     needs_classes(model, "fedtgp", "its prototypes are mean features of classes")
@@ -191,7 +194,7 @@ def fedtgp(
         return FedTGPServer(server.initial, generator, generate(generator), ready), clients, info
 
     def init_server(key):
-        # The model's key is the run's own, so that all methods start from the same model.
+        # The model has the run's key, so that all methods start from the same model.
         generator = init_generator(jax.random.fold_in(key, PROTOTYPE_GENERATOR), num_classes, model.num_features)
         return FedTGPServer(model.init(key), generator, generate(generator), jnp.zeros((), bool))
 

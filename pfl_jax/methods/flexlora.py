@@ -1,4 +1,4 @@
-"""Low-rank adapters of a rank of its own on each client, cut from the mean of all products (Bai et al. 2024)."""
+"""Low-rank adapters of a different rank on each client, cut from the mean of all products (Bai et al. 2024)."""
 
 import jax.numpy as jnp
 
@@ -15,7 +15,7 @@ from pfl_jax.validation import Count
 
 @method_factory(adapters=True)
 def flexlora(model: Model, training: LocalTraining = LocalTraining(), *, min_rank: Count = 1) -> Method:
-    """FlexLoRA: the products of the adapters are averaged, and each client gets the mean's best part of its own rank.
+    """FlexLoRA: the products of adapters are averaged, and each client gets the mean's best approximation of its rank.
 
         A_i = A[:, :r_i],  B_i = B[:r_i],  with r_i drawn once from min_rank to r
         (A_i, B_i, phi_i) = E epochs of SGD from (A_i, B_i, phi)
@@ -29,6 +29,7 @@ def flexlora(model: Model, training: LocalTraining = LocalTraining(), *, min_ran
 
     Returns:
       A `Method` with the global model as server state and a client's rank r_i, int32, as client state.
+      Trees: server model; client count.
 
     Reference:
       Bai, Chen, Qian, Yao, Li. Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
@@ -36,9 +37,9 @@ def flexlora(model: Model, training: LocalTraining = LocalTraining(), *, min_ran
 
     Deviations:
       The paper fixes the clients' ranks by their resources; here they are drawn. The server keeps r ranks of the mean,
-      the most that a client has. The head, which is no adapter, is averaged. All adapters have one scale; in the
-      released code (github.com/alibaba/FederatedScope, branch FlexLoRA, commit 1cb1ab7) it is 16 / r_i, and
-      equal without this after three rounds whose products that code decomposes, to 1e-5 of the update.
+      the most that a client has. The head, which is not an adapter, is averaged. All adapters have one scale; in the
+      released code (github.com/alibaba/FederatedScope, branch FlexLoRA, commit 1cb1ab7) it is 16 / r_i. Without this
+      difference, three rounds in which that code decomposes the products agree to 1e-5 of the update.
     """
     loss = supervised_loss(model)
 

@@ -1,4 +1,4 @@
-"""A simplex of heads under one backbone, in which each client has a region of its own (Grinwald et al. 2024)."""
+"""A simplex of heads under one backbone, in which each client has its own region (Grinwald et al. 2024)."""
 
 from typing import NamedTuple
 
@@ -22,13 +22,13 @@ from pfl_jax.streams import SIMPLEX_POINTS
 from pfl_jax.validation import Count, NotNegative
 
 SCALES = 1000
-"""Scales of the clients' scores that are compared, between 1e-4 and 1 (released code)."""
+"""Number of scales of the clients' scores that are compared, between 1e-4 and 1 (released code)."""
 
 SMALLEST_DISTANCE = 1e-4
 """Distance of two points of the simplex below which they count as this far apart (released code)."""
 
 RANK_TOLERANCE = 1e-12
-"""Sum of squares along a principal component, relative to that of the changes, below which it is rounding."""
+"""Share of the changes' sum of squares below which a principal component is rounding."""
 
 
 class Projection(NamedTuple):
@@ -50,10 +50,10 @@ class FlocoServer(NamedTuple):
 
     Attributes:
       backbone: shared backbone.
-      heads: the endpoints: matrices [m, ...] and the vectors (biases), of which there is one for all endpoints.
+      heads: the endpoints: matrices [m, ...], and the vectors (biases), which all endpoints share.
       projection: from the round `projection_round` on; zero before.
       rounds: completed rounds, int32 scalar.
-      seed: of the points that clients draw, uint32 scalar.
+      seed: seed of the points that clients draw, uint32 scalar.
     """
 
     backbone: Backbone
@@ -64,7 +64,7 @@ class FlocoServer(NamedTuple):
 
 
 class FlocoClient(NamedTuple):
-    """State of a client: its point of the simplex [m], the center at first; and whether it has one (bool scalar)."""
+    """State of a client: its point of the simplex [m], the center until it is projected; and whether it was (bool)."""
 
     point: jax.Array
     placed: jax.Array
@@ -78,12 +78,12 @@ class FlocoMessage(NamedTuple):
 
 
 def is_matrix(model: Model) -> Head:
-    """Which arrays of the model's head have endpoints: those of two axes or more."""
+    """Which arrays of the model's head have endpoints: the arrays with two axes or more."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, jax.eval_shape(model.init, jax.random.key(0))["head"])
 
 
 def head_at(has_endpoints: Head, heads: Head, point: jax.Array) -> Head:
-    """Head at a point [m] of the simplex: sum_j point_j phi_j of the matrices, and the vectors as they are."""
+    """Head at a point [m] of the simplex: sum_j point_j phi_j of the matrices, and the vectors unchanged."""
 
     def combine(matrix, leaf):
         return jnp.tensordot(point, leaf, axes=1, precision="highest") if matrix else leaf
@@ -112,8 +112,8 @@ def spread_energy(points: jax.Array, present: jax.Array) -> jax.Array:
 def fit_projection(changes: jax.Array, present: jax.Array, size: int) -> Projection:
     """Projection of the clients' changes onto the simplex, by which their points spread best.
 
-    Scores kappa are those of the first m principal components. Of the scales z, the one is chosen for which the points
-    nearest to kappa / z have the smallest `spread_energy`.
+    Scores kappa are along the first m principal components. The scale z is the one for which the points nearest to
+    kappa / z have the smallest `spread_energy`.
 
     Args:
       changes: [M, P].
@@ -172,7 +172,7 @@ def floco(
     projection_round: Count = 20,
     radius: NotNegative = 0.01,
 ) -> Method:
-    r"""Floco: heads along a simplex, in which clients train and deploy near points of their own.
+    r"""Floco: heads on a simplex, in which each client trains and deploys near its own point.
 
         phi(alpha) = sum_j alpha_j phi_j,   alpha on the simplex of m endpoints
         (theta_i, phi_i1..m) = E epochs of SGD from (theta, phi_1..m) on CE(theta_i, phi_i(alpha)), alpha drawn anew for
@@ -194,25 +194,28 @@ def floco(
     Returns:
       A `Method` with a `FlocoServer` and a `FlocoClient`. A client that has no point when the projection is made gets
       one in the first round in which it takes part.
+      Trees: server FlocoServer(backbone, heads: {bias: numbers [K], kernel: numbers [5, d, K]}, projection:
+      Projection(center: numbers [1105], components: numbers [5, 1105], scale: number), rounds: count, seed: count);
+      client FlocoClient(point: numbers [5], placed: flag).
 
     Info:
       points: [M, m], the clients' points after the round.
 
     Reference:
-      Grinwald, Wiesner, Nakajima. Federated Learning over Connected Modes. NeurIPS 2024. Written from what the released
-      code computes. Its settings are m = 20 and radius 0.01 for CIFAR-10 with Dirichlet 0.3, m = 10 and 0.1 for groups
+      Grinwald, Wiesner, Nakajima. Federated Learning over Connected Modes. NeurIPS 2024. The equations follow the
+      released code. Its settings are m = 20 and radius 0.01 for CIFAR-10 with Dirichlet 0.3, m = 10 and 0.1 for groups
       of classes, 10 and 0.5 for FEMNIST, and the projection after 250 of 500 rounds; the default here is half of 40
       rounds. With m endpoints, gradients of the heads are about 2 / (m + 1) times as large, so the default of m is
       smaller.
 
     Deviations:
-      For the projection, the released code trains all clients once more, and discards the results; here the changes are
-      those of the round's cohort, and later clients are projected, by the same components, with the change of their
-      first round. Points drawn near alpha_i may lie slightly outside of the simplex, as there. There the endpoints of
-      the weights have Xavier's initialization, here the model's own; there is one bias for all endpoints in both. The
-      projection agrees with the released functions (github.com/dennis-grinwald/floco, commit a25b3a1): on the same
-      changes of 12 and of 20 clients, their points agree to 2e-5. Floco+, a personal model regularized toward the
-      simplex, is left out: see `ditto`.
+      For the projection, the released code trains all clients once more, and discards the results; here the changes
+      come from the round's cohort, and later clients are projected, by the same components, with the change of their
+      first round. As there, points drawn near alpha_i may lie slightly outside of the simplex, and all endpoints share
+      one bias. The weights of the endpoints have Xavier's initialization there, the model's here. The projection agrees
+      with the released functions (github.com/dennis-grinwald/floco, commit a25b3a1): on the same changes of 12 and of
+      20 clients, their points agree to 2e-5. Floco+, a personal model regularized toward the simplex, is left out: see
+      `ditto`.
     """
     matrices, risk, optimizer = is_matrix(model), supervised_loss(model), training.transformation()
 

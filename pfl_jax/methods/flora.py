@@ -1,4 +1,4 @@
-"""Low-rank adapters of a rank of its own on each client, which the server stacks (Wang et al. 2024)."""
+"""Low-rank adapters of a different rank on each client, which the server stacks (Wang et al. 2024)."""
 
 import jax
 
@@ -15,7 +15,7 @@ from pfl_jax.validation import Count
 
 @method_factory(adapters=True)
 def flora(model: Model, training: LocalTraining = LocalTraining(), *, min_rank: Count = 1) -> Method:
-    """FLoRA: clients train new adapters in every round, and the sum of their products goes into the frozen kernels.
+    """FLoRA: clients train new adapters in every round, and the sum of their products is added to the frozen kernels.
 
         A_i new of rank r_i, B_i = 0, with r_i drawn once from min_rank to r
         (A_i, B_i, phi_i) = E epochs of SGD from (A_i, B_i, phi), with kernels W + R + A_i B_i
@@ -31,6 +31,7 @@ def flora(model: Model, training: LocalTraining = LocalTraining(), *, min_rank: 
     Returns:
       A `Method` with an `ExactParams` as server state, whose adapters add nothing, and a client's rank r_i, int32, as
       client state.
+      Trees: server ExactParams(params: model); client count.
 
     Reference:
       Wang, Shen, He, Sun, Wang, Lyu, Li. FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank
@@ -38,8 +39,8 @@ def flora(model: Model, training: LocalTraining = LocalTraining(), *, min_rank: 
 
     Deviations:
       The paper fixes the clients' ranks by their resources; here they are drawn. A client receives R as matrices; the
-      paper sends the stacks A and B. The head, which is no adapter, is averaged. Three rounds whose adapters the
-      released code stacks (github.com/ATP-1010/FederatedLLM, commit 7bea158) agree to 1e-6 of the update.
+      paper sends the stacks A and B. The head, which is not an adapter, is averaged. Three rounds in which the released
+      code stacks the adapters (github.com/ATP-1010/FederatedLLM, commit 7bea158) agree to 1e-6 of the update.
     """
     base = fedex_lora(model, training)
 
@@ -53,7 +54,7 @@ def flora(model: Model, training: LocalTraining = LocalTraining(), *, min_rank: 
     def aggregate(key, server, clients, messages, cohort):
         weights, (sent, head) = size_weights(cohort.counts), split(messages)
         stacked = [mean_product(weights, one) for one in find_adapters(sent)]
-        # What the clients trained is in R now. The server's own adapters stay the initial ones, which add nothing.
+        # R contains the clients' training now. The server's adapters keep their initial values, which add nothing.
         mean = weighted_mean(weights, sent)
         backbone = map_adapters(lambda _, initial: initial, mean, server.params["backbone"])
         residuals = [before + change for before, change in zip(server.residuals, stacked, strict=True)]

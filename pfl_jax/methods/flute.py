@@ -33,7 +33,7 @@ class FluteMessage(NamedTuple):
 
 
 def distance_to_simplex(kernel: jax.Array, held: jax.Array) -> jax.Array:
-    """How far a head's weights are from a simplex, the same angle between any two classes.
+    """Distance of a head's weights from a simplex, in which any two classes have the same angle.
 
         || G / ||G|| - (I - 1 1' / K) / sqrt(K - 1) * u u' ||,  G = H' H,  with Frobenius norms and elementwise *
 
@@ -70,36 +70,37 @@ def flute(
 
     Without the penalties, the head's epochs and the server's step this is `fedper`.
 
-    D is a norm, whose gradient has a kink where it is zero: a head that has come to its simplex, such as that of a
-    client with few classes, goes on to and fro across it by lr lam. There rounding grows from step to step (a
-    thousandfold in two rounds of the tests' tiny problem), so that two machines agree in such a head to the length of
-    these steps only. With a smaller lam or lr the steps are smaller, and fewer heads arrive.
+    D is a norm, which has a kink where it is zero. A head that has reached its simplex, such as the head of a client
+    with few classes, moves to and fro across it in steps of lr lam. There rounding grows from step to step (a
+    thousandfold in two rounds of the tests' tiny problem), so that two machines agree on such a head only up to the
+    length of these steps. With a smaller lam or lr the steps are smaller, and fewer heads reach the simplex.
 
     Args:
       training: recipe of local training of the whole model; also of the head, except for `head_epochs`.
       lam: strength lambda of the distance to the simplex in local training.
       head_penalty: strength of the squared length of the head's weights.
       feature_penalty: strength of the mean squared length of the features.
-      head_epochs: local epochs of the head alone in a round, before those of the whole model.
+      head_epochs: local epochs of the head alone in a round, before the whole model's.
       server_lr: learning rate of the server's step on the heads.
 
     Returns:
       A `Method`. The server keeps the shared backbone and the head that every client starts from; a client its head.
+      Trees: server model; client head.
 
     Info:
       distance: [M], D of each client's head before the server's step.
 
     Reference:
       Liu, Shen, Yang. Federated Representation Learning in the Under-Parameterized Regime. ICML 2024: its version for
-      classification. Defaults are those of the released code, there with 10 examples in a mini-batch.
+      classification. Defaults are from the released code, which has 10 examples in a mini-batch.
 
     Deviations:
       Only the paper's abstract and the released code (github.com/RenpuLiu/flute, commit 14dd19d) were available; the
-      equations are what that code computes. There the squared length of the features, times 0.0005, is a sum over the
-      mini-batch of 10 examples; here it is a mean. There clients are averaged equally, momentum goes on from the head's
-      epochs into those of the whole model, biases have no weight decay, and clients train only their heads in a last
-      round. The head's epochs are on features of the original images, as in `fedrep`. H_i is what the head computes
-      beyond its bias, for heads of any form. Three full-batch rounds of that code's client and server updates, without
+      equations follow that code. There the squared length of the features, times 0.0005, is a sum over the mini-batch
+      of 10 examples; here it is a mean. There clients are averaged equally, momentum goes on from the head's epochs to
+      the whole model's epochs, biases have no weight decay, and clients train only their heads in a last round. The
+      head's epochs use features of the original images, as in `fedrep`. H_i is computed from the head's outputs without
+      its bias, for heads of any form. Three full-batch rounds of that code's client and server updates, without
       momentum and weight decay, agree to 7e-6 of an update.
     """
     needs_classes(model, "flute", "its heads are drawn toward the same angle between any two classes")

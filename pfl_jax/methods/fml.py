@@ -17,7 +17,7 @@ Computed = tuple[Params, jax.Array]
 """Parameters of one model, and its features [B, d] for a mini-batch."""
 
 INITIAL = "initial"
-"""Key of the initial personal model in the server's state, if its network is not that of the shared model."""
+"""Key of the initial personal model in the server's state, if its network differs from the shared model's."""
 
 
 def divergence(logits: jax.Array, teacher: jax.Array, mask: jax.Array) -> jax.Array:
@@ -40,17 +40,17 @@ def fit_two(
     data: ClientData,
     value: Callable[[Computed, Computed, PyTree, ClientData], jax.Array],
 ) -> tuple[Params, Params, PyTree]:
-    """Train a personal and a shared model, and what else there is, together on the same mini-batches.
+    """Train a personal model, a shared model and other parameters together on the same mini-batches.
 
-    Each of the three has an optimizer of its own, so that a norm that clips a gradient is that of one of them.
+    Each of the three has its own optimizer, so that clip_norm limits the norm of each one's gradient.
 
     Args:
-      model: the architecture of the personal model; that of the shared one is its `Model.shared_network`.
-      training: recipe of all.
+      model: the architecture of the personal model; its `Model.shared_network` is the shared model's.
+      training: recipe of all three.
       key: as in `LocalTraining.fit`.
       start: personal and shared model, and other parameters.
       data: the client's examples.
-      value: (personal model with its features, shared one with its own, other parameters, mini-batch) -> scalar.
+      value: (personal model and its features, shared model and its features, other parameters, mini-batch) -> scalar.
     """
 
     def loss(parts, batch, key):
@@ -76,7 +76,7 @@ def fml(
         w = sum_i beta_i w_i
 
     Both take E epochs over the same mini-batches; in each KL only the second distribution has a gradient. The v_i stay
-    on the clients, which deploy them. With alpha = 1 the personal models are those of `local`.
+    on the clients, which deploy them. With alpha = 1 the personal models equal the models of `local`.
 
     Args:
       training: recipe of local training of both models.
@@ -84,18 +84,19 @@ def fml(
       beta: weight of the labels in the loss of the shared model.
 
     Returns:
-      A `Method` with the shared model as server state, and the initial v_i if its network is another one; v_i is the
-      client state. Both evaluation protocols score v_i.
+      A `Method` with the shared model as server state, and the initial v_i if its network differs; v_i is the client
+      state. Both evaluation protocols score v_i.
+      Trees: server model; client model.
 
     Reference:
       Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu. Federated Mutual Learning. 2020. Eq. 4 and 5.
 
     Deviations:
-      Personal models of the same network begin as the initial shared model. In HtFLlib (github.com/TsingZ0/HtFLlib,
-      commit e959261) the divergences are divided by K, both models descend the gradients of both losses, gradients are
-      clipped at norm 10, clients are averaged equally, and the defaults alpha = 1 and beta = 0 train the personal model
-      without the shared one. With these choices put in, three full-batch rounds of three clients agree with its clients
-      to 1e-6.
+      Personal models with the shared model's network start from the initial shared model. In HtFLlib
+      (github.com/TsingZ0/HtFLlib, commit e959261) the divergences are divided by K, both models descend the gradients
+      of both losses, gradients are clipped at norm 10, clients are averaged equally, and the defaults alpha = 1 and
+      beta = 0 train the personal model without the shared one. With these choices, three full-batch rounds of three
+      clients agree with its clients to 1e-6.
     """
     needs_classes(model, "fml", "its models learn each other's probabilities of classes")
 

@@ -18,11 +18,11 @@ from pfl_jax.streams import CATEGORY_EMBEDDINGS, VALVE
 from pfl_jax.validation import NotNegative
 
 TINY = 1e-12
-"""Least norm that a vector is divided by."""
+"""Smallest norm by which a vector is divided."""
 
 
 class Shared(NamedTuple):
-    """What all clients share.
+    """Parameters that all clients share.
 
     Attributes:
       backbone: theta.
@@ -116,12 +116,14 @@ def gpfl(
 
     Returns:
       A `Method` with a `GPFLServer` as server state; a client keeps its head.
+      Trees: server GPFLServer(shared: Shared(backbone, embeddings: numbers [K, d], valve: 8 arrays), head); client
+      head.
 
     Reference:
       Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan. GPFL: Simultaneously Learning Global and Personalized Feature
-      Information for Personalized Federated Learning. ICCV 2023. Written from what the released code computes;
-      lambda = 0.01 and mu = 0.1 are its values for the CNN on MNIST (20 clients, Dirichlet 0.1, batches of 10, learning
-      rate 0.005 without momentum and weight decay of the model).
+      Information for Personalized Federated Learning. ICCV 2023. The equations follow the released code; lambda = 0.01
+      and mu = 0.1 are its values for the CNN on MNIST (20 clients, Dirichlet 0.1, batches of 10, learning rate 0.005
+      without momentum and weight decay of the model).
 
     Deviations:
       In the released code, conditions are zero in the first round, and later come from the client's own trained
@@ -152,7 +154,7 @@ def gpfl(
 
         loss = loss_of_features(model, value, lambda params: params[0].backbone)
         shared, head = training.fit(key, (received, head), data, loss)
-        # With the condition of the training, not that of the trained embeddings.
+        # With the condition of the training, not the condition of the trained embeddings.
         return LocalResult(client=head, message=mean_by_size(shared, data), personal=deploy(shared, head, personal))
 
     def deploy(shared, head, condition):

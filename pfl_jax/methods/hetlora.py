@@ -1,4 +1,4 @@
-"""Low-rank adapters of a rank of its own on each client (Cho et al. 2024)."""
+"""Low-rank adapters of a different rank on each client (Cho et al. 2024)."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def hetlora(
         r_i <- t, but at least min_rank, if s_i is less than before the training
         A = sum_i p_i A_i,  B = sum_i p_i B_i,  padded with zeros;  p_i = ||A_i B_i|| / sum_j ||A_j B_j||
 
-    p_i is of each adapter's own. On a model without adapters it is FedAvg.
+    Each adapter has its own p_i. On a model without adapters it is FedAvg.
 
     Args:
       training: recipe of local training.
@@ -49,6 +49,7 @@ def hetlora(
 
     Returns:
       A `Method` with the global model as server state and a client's rank r_i, int32, as client state.
+      Trees: server model; client count.
 
     Info:
       rank: [M], rank of each client after the round.
@@ -58,13 +59,13 @@ def hetlora(
       2024, Section 3.
 
     Deviations:
-      The paper fixes the clients' first ranks by their devices; here they are drawn. The head, which is no adapter, is
-      averaged by the numbers of examples.
+      The paper fixes the clients' first ranks by their devices; here they are drawn. The head, which is not an adapter,
+      is averaged by the numbers of examples.
     """
     loss = supervised_loss(model)
 
     def last_ranks(params, rank):
-        # The norm of no ranks at all, zero, has no gradient.
+        # The small constant gives a gradient of zero where the norm is zero, as for no ranks at all.
         ends = find_adapters(keep_ranks(params, jnp.floor(gamma * rank), rank))
         norms = [jnp.sqrt(jnp.sum(one[A] ** 2) * jnp.sum(one[B] ** 2) + 1e-12) for one in ends]
         return sum(norms, jnp.zeros(()))
@@ -79,13 +80,13 @@ def hetlora(
         own_ranks = within_ranks(training.transformation(), rank)
         params = training.fit(key, start, data, penalized, transformation=own_ranks)
         fewer = jnp.maximum(jnp.floor(gamma * rank), min_rank).astype(jnp.int32)
-        rank = jnp.where(last_ranks(params, rank) < last_ranks(start, rank), jnp.minimum(fewer, rank), rank)
+        rank = jnp.where(last_ranks(params, rank) < last_ranks(start, rank), fewer, rank)
         params = keep_ranks(params, 0, rank)
 
         def sent(part):
             if not is_adapter(part):
                 return mean_by_size(part, data)
-            # Before any training all norms are zero, and then all clients count alike.
+            # Before any training all norms are zero; then all clients have equal weights.
             return Mean(part, jnp.sqrt(adapter_squared_norm(part)) + 1e-12)
 
         backbone = jax.tree.map(sent, params["backbone"], is_leaf=is_adapter)
@@ -102,7 +103,7 @@ def hetlora(
         aggregate=aggregate,
         personalize=lambda key, server, client, data: keep_ranks(server, 0, client),
         predict=model.apply,
-        # All that a client trains from; it sends zeros in the other ranks.
+        # A client trains from its own ranks alone, and sends zeros in the others.
         trained_from=lambda server, client: keep_ranks(server, 0, client),
         privacy=Privacy(training.most_passes, (SIZE, "norm of an adapter: weight of the client in its mean")),
     )

@@ -34,7 +34,7 @@ def hypcluster(
         z_i = argmin over c of  (1/n_i) sum_l CE(w_c; x_l, y_l)
         w'_i = E epochs of SGD from w_{z_i};   w_c = sum over i with z_i = c of  n_i w'_i / sum of their n_i
 
-    A model that no client of the cohort chose stays as it is. With one model this is FedAvg.
+    A model that no client of the cohort chose does not change. With one model this is FedAvg.
 
     Args:
       training: recipe of local training.
@@ -43,6 +43,7 @@ def hypcluster(
     Returns:
       A `Method` with the models, leaves [k, ...], as server state and no client state: a client chooses anew in every
       round.
+      Trees: server 3 x model; client nothing.
 
     Info:
       cluster: [M], index of the model that each client trained.

@@ -109,15 +109,15 @@ def knn_per(
     Returns:
       A `Method` with the global model as server state and no client state. The protocol `trained` interpolates the
       client's model right after local training in the same way.
+      Trees: server model; client nothing.
 
     Reference:
       Marfoq, Neglia, Kameni, Vidal. Personalized Federated Learning through Local Memorization. ICML 2022. The section
-      on kNN-Per. The candidate values of a are those of FedPAC (Appendix B.3).
+      on kNN-Per. The candidate values of a are FedPAC's (Appendix B.3).
 
     Deviations:
-      The paper's weights are exp(-r), the default here; its released code has exp(-r^2 / d), see `kernel`. Every
-      client chooses a weight a_i of its own. The global
-      model was trained on the held-out examples too.
+      The paper's weights are exp(-r), the default here; its released code has exp(-r^2 / d), see `kernel`. Every client
+      chooses its own weight a_i. The global model was trained on the held-out examples too.
     """
     needs_classes(model, "knn_per", "its neighbors vote for classes")
 

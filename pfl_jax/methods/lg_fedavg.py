@@ -22,6 +22,7 @@ def lg_fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method
     Returns:
       A `Method`. The server keeps the shared head and the backbone that every client starts from; a client
       keeps its backbone.
+      Trees: server model; client backbone.
 
     Reference:
       Liang, Liu, Ziyin, Salakhutdinov, Morency. Think Locally, Act Globally: Federated Learning with Local and Global
@@ -31,7 +32,7 @@ def lg_fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method
       The commands of the released code start from a model trained by FedAvg; here clients start from the same random
       model as all other methods, as in the comparisons of FedPAC and FedAS. The paper does not fix which layers are
       shared; here only the head, as in FedPAC's baseline. The released code averages clients equally, and
-      tests each client with its model of the round in which its test accuracy was best.
+      tests each client with its model from the round in which its test accuracy was best.
     """
     loss = supervised_loss(model)
 

@@ -20,7 +20,7 @@ class MoonClient(NamedTuple):
 
     Attributes:
       params: its model after its previous local training.
-      trained: bool scalar; False until the first local training, so long as there is no previous model.
+      trained: bool scalar; False until the first local training, before which there is no previous model.
     """
 
     params: Params
@@ -71,14 +71,15 @@ def moon(
 
     Returns:
       A `Method` with the global model as server state and a `MoonClient` as client state.
+      Trees: server model; client MoonClient(params: model, trained: flag).
 
     Reference:
       Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. Algorithm 1. T = 0.5 is the paper's; its best mu
       is 5 on CIFAR-10 and 1 on CIFAR-100 and Tiny-ImageNet, and 1 is the released default.
 
     Deviations:
-      z is what the last layer gets, the paper's definition. The paper's networks have a projection of two layers
-      before the last one; here that is a matter of the model. The contrastive term starts with a client's second local
+      z is the input of the last layer, as in the paper's definition. The paper's networks have a projection of two
+      layers before the last one; here the model decides. The contrastive term starts with a client's second local
       training: the paper's Algorithm 1 does not say what the previous model of the first one is, and the released code
       has no term in the first round. There, a client that is first drawn later has a random model as its previous one.
       Three full-batch rounds of three clients agree with the released training function

@@ -1,4 +1,4 @@
-"""A network describes each client's data, and a hypernetwork makes the client's model of it (Scott et al. 2024)."""
+"""A network describes each client's data, from which a hypernetwork makes the client's model (Scott et al. 2024)."""
 
 from typing import NamedTuple
 
@@ -64,13 +64,13 @@ def pefll(
     hidden_size: Count = 100,
     hidden_layers: Count = 3,
 ) -> Method:
-    r"""PeFLL: an embedding network describes a client's data, and a hypernetwork makes the client's model of it.
+    r"""PeFLL: an embedding network describes a client's data, from which a hypernetwork makes the client's model.
 
         v_i = mean of g(x, y; psi) over a mini-batch of client i;   w_i = h(v_i; phi);   w'_i = E epochs of SGD from w_i
         (phi, psi) <- (phi, psi) + server_lr (1/M) sum_i (dw_i / d(phi, psi))^T (w'_i - w_i),  with momentum
         deployed:  h(v_i; phi), with v_i from all training examples
 
-    A client keeps nothing, and one that never took part has a model of its own without training. h is the hypernetwork
+    A client keeps nothing, and a client that never took part gets its own model without training. h is the hypernetwork
     of `pfedhn`; where it gives everyone the same model, w_i = phi, this is `fedavg` of equal clients (server_lr = 1).
 
     Args:
@@ -83,6 +83,8 @@ def pefll(
 
     Returns:
       A `Method` with a `PeFLLServer` as server state and no client state.
+      Trees: server PeFLLServer(hypernetwork: 8 arrays, embedding: Embedding(backbone, kernel: numbers [30, 32], bias:
+      numbers [32]), optimizer: 12 arrays); client nothing.
 
     Info:
       change: [M], Euclidean norm of each client's w'_i - w_i.
@@ -97,12 +99,12 @@ def pefll(
       embedding network is a LeNet with the label as further channels of the image, or a linear layer on the label
       alone; here it is the model's backbone, with the label beside its features, so that it takes any input. The last
       bias of the hypernetwork starts as an ordinary initialization of the model, and there is one output layer after a
-      ReLU, as in `pfedhn`. The code's default optimizer is Adam with a learning rate of 2e-4, its other one SGD with
-      the momentum that is the default here; server_lr = 0.1 is a guess, not tuned. The code clips gradients of clients
-      and server at norm 50. Its descriptors are divided by twice the number of mini-batches in place of the number of
-      examples, and all shifted and scaled by mean and standard deviation over the entries of the first one. Three
-      full-batch steps of that code with networks like the ones here, SGD, descriptors that are means, and no momentum
-      of the clients agree to 3e-6 of an update.
+      ReLU, as in `pfedhn`. The code's default optimizer is Adam with a learning rate of 2e-4, the alternative is SGD
+      with the momentum that is the default here; server_lr = 0.1 is a guess, not tuned. The code clips gradients of
+      clients and server at norm 50. Its descriptors are divided by twice the number of mini-batches in place of the
+      number of examples, and all are shifted and scaled by the mean and standard deviation of the entries of the first
+      one. Three full-batch steps of that code with networks like the ones here, SGD, descriptors that are means, and no
+      momentum of the clients agree to 3e-6 of an update.
     """
     needs_classes(model, "pefll", "its embedding network takes the label as one of several classes")
     steps, loss = sgd(server_lr, server_momentum), supervised_loss(model)
@@ -125,7 +127,7 @@ def pefll(
         batch = gather(data, rows)
 
         def descriptor_of(embedding):
-            # Running statistics are no parameters.
+            # Running statistics are not parameters.
             backbone = map_statistics(jax.lax.stop_gradient, embedding.backbone)
             return describe(embedding, model.features(backbone, batch.x), batch)
 
@@ -166,7 +168,7 @@ def pefll(
         aggregate=aggregate,
         personalize=personalize,
         predict=model.apply,
-        # The model has the shape of the last bias, the gradient of the descriptor that of the embedding network's.
+        # The model has the shape of the last bias; the descriptor's gradient has the shape of the embedding's bias.
         download=lambda server, client: (server.embedding, server.hypernetwork[-1][1], server.embedding.bias),
         trained_from=lambda server, client: PeFLLMessage(
             jax.tree.map(jnp.zeros_like, server.embedding), NOT_RECEIVED, NOT_RECEIVED

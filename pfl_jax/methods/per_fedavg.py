@@ -32,7 +32,7 @@ def deal(batch: ClientData, parts: int, step: int | jax.Array) -> list[ClientDat
       step: number of the step.
 
     Returns:
-      Mini-batches with y = labels. One without a real example is replaced by that of the first row.
+      Mini-batches with y = labels. One without a real example is replaced by the one with the first row.
     """
     # As many rows for each; the surplus ones are not real.
     surplus = -batch.mask.shape[0] % parts
@@ -79,6 +79,7 @@ def per_fedavg(
     Returns:
       A `Method` with the model w as server state and no client state. Under `trained` a client deploys its own w_i
       after the step.
+      Trees: server model; client nothing.
 
     Reference:
       Fallah, Mokhtari, Ozdaglar. Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
@@ -89,9 +90,9 @@ def per_fedavg(
       The number of steps follows from epochs. The mini-batches of a step are disjoint, where the paper draws them
       independently; a client with fewer examples than mini-batches uses one of them twice. Optimizer, momentum,
       weight decay and clipping apply to the estimate of grad F_i (the paper has plain descent); the step of alpha has
-      none of them. The variant with the exact Hessian is left out, and so is that with one mini-batch a step. delta is
-      not stated in the paper; 1e-3 is FL-bench's. There is no code of the authors. A full-batch round of hessian_free
-      with three clients agrees with FL-bench's (github.com/KarhouTam/FL-bench, commit 06e658b) to 1e-6.
+      none of them. The variant with the exact Hessian is left out, and so is the variant with one mini-batch a step.
+      delta is not stated in the paper; 1e-3 is FL-bench's. The authors have released no code. A full-batch round of
+      hessian_free with three clients agrees with FL-bench's (github.com/KarhouTam/FL-bench, commit 06e658b) to 1e-6.
     """
     loss, parts = supervised_loss(model), 2 if meta_gradient == "first_order" else 3
     gradient_and_statistics = jax.grad(loss, has_aux=True)
@@ -107,7 +108,7 @@ def per_fedavg(
         meta, statistics = gradient_and_statistics(adapted, outer, outer_key)
         for batch in curvature:
             moved = (move(params, sign * delta, meta) for sign in (1, -1))
-            # One key: the difference is that of the parameters alone.
+            # One key for both, so that only the parameters differ.
             ahead, behind = (gradient_and_statistics(one, batch, curvature_key)[0] for one in moved)
             product = jax.tree.map(lambda a, b: (a - b) / (2 * delta), ahead, behind)
             meta = move(meta, -inner_lr, product)

@@ -92,7 +92,7 @@ def at_least(covariance: jax.Array, floor: jax.Array) -> jax.Array:
     """Covariance [d, d] whose eigenvalues below a positive floor are raised to it; unchanged if there are none."""
     values, axes = jnp.linalg.eigh((covariance + covariance.T) / 2)
     raised = jnp.matmul(axes * jnp.maximum(values, floor), axes.T, precision="highest")
-    # Half of it, because of rounding.
+    # Half of the floor, because of rounding.
     return jnp.where(jnp.min(values) < floor / 2, raised, covariance)
 
 
@@ -130,7 +130,7 @@ def local_gaussians(
     Args:
       features: [n, d].
       data: examples of the features.
-      known: global distribution, whose means replace those of classes with up to `FEW` examples.
+      known: global distribution, whose means replace the means of classes with up to `FEW` examples.
       ridge: positive, so that the covariance is invertible.
       class_sizes: the client's examples of each class [K], if `data` has only a part of them.
     """
@@ -159,7 +159,7 @@ def validation_loss(
       known, ridge: see `local_gaussians`.
 
     Returns:
-      beta [2] of means and covariance -> scalar, the sum over the folds; it needs no factorization for another beta.
+      beta [2] of means and covariance -> scalar, the sum over the folds; another beta needs no new factorization.
     """
     num_classes = known.means.shape[0]
     priors, folds = log_priors(data, num_classes), stratified_folds(data.y, data.mask, FOLDS)
@@ -167,7 +167,7 @@ def validation_loss(
     judged = data.mask & (class_sizes[data.y] >= FOLDS)
 
     def fold_loss(fold):
-        # A fold has half of the examples, but its means must be of the same classes as those that the client deploys.
+        # A fold has half of the examples, but its means must cover the same classes as the deployed means.
         own = local_gaussians(features, data._replace(mask=judged & (folds != fold)), known, ridge, class_sizes)
         # In these coordinates the global covariance is the identity and the client's is diagonal.
         axes, variances = _diagonalize(shrunk(known.covariance), shrunk(own.covariance))
@@ -198,7 +198,7 @@ def best_interpolation(
       features: [n, d].
       data: examples of the features.
       known, ridge: see `local_gaussians`.
-      single: whether both are equal.
+      single: whether both coefficients are equal.
 
     Returns:
       beta [2]; 0, the global distribution, for a client without two examples of any class.
@@ -245,19 +245,20 @@ def pfedfda(
 
     Returns:
       A `Method` with a `PFedFDAServer` as server state and no client state.
+      Trees: server PFedFDAServer(backbone, features: Gaussians(means: numbers [K, d], covariance: numbers [d, d]));
+      client nothing.
 
     Reference:
-      McLaughlin, Su. Personalized Federated Learning via Feature Distribution Adaptation. NeurIPS 2024. Written from
-      what the released code computes; two coefficients, two folds and ridge = 1 are its defaults, for CIFAR-10
-      and CIFAR-100 with batches of 50 and EMNIST with batches of 16, learning rate 0.01, momentum 0.5 and 5 local
-      epochs.
+      McLaughlin, Su. Personalized Federated Learning via Feature Distribution Adaptation. NeurIPS 2024. The equations
+      follow the released code; two coefficients, two folds and ridge = 1 are its defaults, for CIFAR-10 and CIFAR-100
+      with batches of 50 and EMNIST with batches of 16, learning rate 0.01, momentum 0.5 and 5 local epochs.
 
     Deviations:
-      Local statistics are those of the trained backbone; the released code collects features during training, while the
-      backbone changes, over all epochs. A class of which the client has one or two examples takes the global mean
-      everywhere, in the covariance, too (released: only as the mean that is deployed in evaluation, neither in training
-      nor in the folds). The released code also adds 1e-4 to every entry of the covariance. Folds are drawn once and are
-      the same in every round. Coefficients are found by projected gradient descent (released: ten iterations of
+      Local statistics are computed with the trained backbone; the released code collects features during training,
+      while the backbone changes, over all epochs. A class of which the client has one or two examples takes the global
+      mean everywhere, also in the covariance (released: only as the mean that is deployed in evaluation, not in
+      training or in the folds). The released code also adds 1e-4 to every entry of the covariance. Folds are drawn once
+      and are the same in every round. Coefficients are found by projected gradient descent (released: ten iterations of
       L-BFGS). Compared with that code (commit 73c7c40, without the 1e-4): on the same features, statistics, classifiers
       and the loss that chooses the coefficients agree to 1e-5, the coefficients to 1e-3.
     """
@@ -288,7 +289,7 @@ def pfedfda(
 
     def aggregate(key, server, clients, messages: Mean, cohort):
         backbone, (means, covariance) = messages.value
-        # No client's covariance has a smaller eigenvalue. What compression or a median leave of them may.
+        # No client's covariance has a smaller eigenvalue, but compression or a median may cause one.
         covariance = at_least(covariance, jnp.minimum(jnp.asarray(ridge, jnp.float32), 1.0))
         return PFedFDAServer(backbone, Gaussians(means, covariance)), clients, {}
 
@@ -306,7 +307,7 @@ def pfedfda(
         local=train,
         aggregate=aggregate,
         personalize=personalize,
-        # The distribution too: it is the received one, moved toward the client's own.
+        # Also the distribution: a client moves the received one toward its own.
         trained_from=lambda server, client: server,
         predict=lambda personal, inputs: model.features(personal.backbone, inputs) @ personal.kernel + personal.bias,
         privacy=Privacy(

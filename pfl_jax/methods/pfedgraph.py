@@ -18,7 +18,7 @@ SIMILAR = 0.9
 """Cosine above which two clients' changes count as equal (released code)."""
 
 TINY = 1e-8
-"""Least norm that a vector is divided by."""
+"""Smallest norm by which a vector is divided."""
 
 
 class PFedGraphClient(NamedTuple):
@@ -87,8 +87,8 @@ def pfedgraph(
         w_i = sum_j W_ij w'_j
 
     s_ij = cos(w'_i - w^0, w'_j - w^0) compares the clients' changes since the common initial model w^0; above 0.9 it
-    counts as 1. There is no second term of the loss in a client's first round. With full participation, large alpha
-    and lambda = 0 this is `fedavg`; for small alpha every client keeps its own model, as in `local`.
+    counts as 1. In a client's first round the loss has no second term. With full participation, lambda = 0 and large
+    alpha this is `fedavg`; for small alpha every client keeps its own model, as in `local`.
 
     Args:
       training: recipe of local training.
@@ -97,22 +97,22 @@ def pfedgraph(
 
     Returns:
       A `Method` with the initial model as server state and a `PFedGraphClient` as client state.
+      Trees: server model; client PFedGraphClient(params: model, reference: model).
 
     Info:
       graph: [M, M], the weights W of the column's model in the row's combination.
       similarity: [M, M], the cosines s between the clients' changes.
 
     Reference:
-      Ye, Ni, Wu, Chen, Wang. Personalized Federated Learning with Inferred Collaboration Graphs. ICML 2023. Written
-      from what the released code computes; alpha = 0.8 and lambda = 0.01 are its defaults, for CIFAR-10 with 10
-      clients.
+      Ye, Ni, Wu, Chen, Wang. Personalized Federated Learning with Inferred Collaboration Graphs. ICML 2023. The
+      equations follow the released code; alpha = 0.8 and lambda = 0.01 are its defaults, for CIFAR-10 with 10 clients.
 
     Deviations:
       The released code adds lambda sum_j W_ij cos(w, w'_j) to the loss, which moves a client away from the models of
-      its combination; here it is subtracted, as the aim asks. With partial participation the graph joins the
-      clients of one round, and a client keeps its last reference until it takes part again; the released code has
+      its combination; here it is subtracted, in line with the paper's aim. With partial participation the graph joins
+      the clients of one round, and a client keeps its last reference until it takes part again; the released code has
       references only for the clients of the previous round. Compared with that code (commit 4f5f17c, with the sign of
-      lambda turned): two rounds of full batches give the same models and graph to 1e-5.
+      lambda reversed): two rounds of full batches give the same models and graph to 1e-5.
     """
 
     def train(key, server, client, data):

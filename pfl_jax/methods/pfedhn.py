@@ -22,8 +22,8 @@ class PFedHNServer(NamedTuple):
 
     Attributes:
       hypernetwork: its parameters, a list of (kernel [in, out], bias [out]).
-      velocity: that of its momentum, in the same form.
-      seed: uint32, from which the clients' embeddings are drawn.
+      velocity: velocity of its momentum, in the same form.
+      seed: uint32, seed from which the clients' embeddings are drawn.
     """
 
     hypernetwork: list[tuple[jax.Array, jax.Array]]
@@ -73,7 +73,7 @@ def init_hypernetwork(
 
 
 def params_of(model: Model) -> Callable[[jax.Array], Params]:
-    """Function of flat weights [P], as of `generate`, to the params of a `model`."""
+    """Function from flat weights [P], as `generate` returns them, to the params of a `model`."""
     return ravel_pytree(jax.tree.map(jnp.zeros_like, jax.eval_shape(model.init, jax.random.key(0))))[1]
 
 
@@ -109,6 +109,7 @@ def pfedhn(
     Returns:
       A `Method`. The server keeps a `PFedHNServer`. The embedding v_i [embedding_size] is stored as client i's state,
       although only the server uses it; it is initialized with standard normal numbers.
+      Trees: server PFedHNServer(hypernetwork: 8 arrays, velocity: 8 arrays, seed: count); client numbers [32].
 
     Info:
       change: [M], Euclidean norm of each client's d_i.
@@ -121,7 +122,7 @@ def pfedhn(
     Deviations:
       One step serves all clients of a round, see above. The bias of the output layer starts as an ordinary
       initialization of the model, to which the hidden activations add noise of about 0.05 (standard deviation) to every
-      weight, of which about 0.025 differs between clients; in the released code this bias is drawn like that of any
+      weight, of which about 0.025 differs between clients; in the released code this bias is drawn like the bias of any
       layer. v_i is drawn by the run's key and a hash of the client's data, so that results do not depend on how clients
       are numbered. Differences from the released code: it chooses the embedding size by the number of clients, which is
       fixed here. Its momentum of 0.9 and weight decay of 1e-3 apply to hypernetwork and embeddings, once for every

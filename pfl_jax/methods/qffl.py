@@ -55,6 +55,7 @@ def qffl(model: Model, training: LocalTraining = LocalTraining(), *, q: NotNegat
 
     Returns:
       A `Method` with the global model as server state and no client state.
+      Trees: server model; client nothing.
 
     Info:
       step: [], length of the server's step in units of L, 1 / sum_i beta_i h_i.

@@ -27,8 +27,8 @@ class ScaffoldClient(NamedTuple):
     """State of a client.
 
     Attributes:
-      control: its control variate c_i, as the server counts it in c.
-      trained: c_i+ of its last training, which becomes c_i when its message arrives.
+      control: its control variate c_i, as included in the server's c.
+      trained: c_i+ after its last training, which becomes c_i when its message arrives.
     """
 
     control: Params
@@ -67,7 +67,7 @@ def mean_gradient(
 ) -> Params:
     """Gradient of the mean loss over all examples of a client, computed in mini-batches; zero without examples.
 
-    `key` is that of the client: each mini-batch has a key of its own for the loss.
+    `key` is the client's; each mini-batch has its own key for the loss.
     """
     count = jnp.maximum(jnp.sum(data.mask), 1)
 
@@ -108,7 +108,7 @@ def scaffold(
         c_i+ = c_i - c + (w - w_i) / (S_i lr),  S_i steps of client i                      (option II)
         w <- w + server_lr mean_i (w_i - w);   c <- c + (M / N) mean_i (c_i+ - c_i)
 
-    All control variates start at zero, so for clients of equal size the first round is that of FedAvg. Both means are
+    All control variates start at zero, so for clients of equal size the first round equals FedAvg's. Both means are
     unweighted over the cohort: c is the mean of the c_i, so the corrections c - c_i cancel in the server's mean only if
     all clients have equal weights. A client whose message does not arrive keeps its c_i. With a learning rate of zero
     neither models nor control variates change.
@@ -119,6 +119,8 @@ def scaffold(
 
     Returns:
       A `Method`. The server keeps a `ScaffoldServer`, a client a `ScaffoldClient`.
+      Trees: server ScaffoldServer(params: model, control: model); client ScaffoldClient(control: model, trained:
+      model).
 
     Reference:
       Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
@@ -128,7 +130,7 @@ def scaffold(
       The paper has no momentum. With momentum m, S_i is replaced by `effective_steps`, so that c_i remains an estimate
       of the client's gradient. With S_i itself, c_i would be up to 1 / (1 - m) times too large: the corrections would
       oscillate around their fixed point for m = 0.5 and diverge for m = 0.9. Weight decay is part of the steps, so c_i
-      estimates the gradient of the loss with weight decay. The steps of other optimizers and clipped ones are no
+      estimates the gradient of the loss with weight decay. Clipped steps and the steps of other optimizers are not
       multiples of gradients; there c_i+ is the client's gradient at w (option I), which takes one more pass over the
       examples.
     """

@@ -1,4 +1,4 @@
-"""Networks, and their convolution and pooling operations; `from_flax` and `from_torch` take modules of others."""
+"""Networks, and their convolution and pooling operations; `from_flax` and `from_torch` accept your own modules."""
 
 from pfl_jax.networks.flax_modules import from_flax as from_flax
 from pfl_jax.networks.flax_modules import to_flax as to_flax

@@ -1,4 +1,4 @@
-"""Layers of networks whose outputs adapters change, of flax.linen, flax.nnx and this project."""
+"""Layers of networks whose outputs adapters change: from flax.linen, flax.nnx and this project."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ def intercepted(called: Callable[[Any], str | None], handle: Callable[..., Any])
     """Context in which parts of a network are called by `handle`: (call, part, path, inputs) -> outputs.
 
     Args:
-      called: part -> name of the method; None for a part that is left alone. Of flax.nnx modules it is "__call__".
+      called: part -> name of the method; None for a part that is left alone. For flax.nnx modules it is "__call__".
       handle: the function.
     """
 
@@ -52,7 +52,7 @@ def kind_of(layer: Any) -> str | None:
 
 
 def called_layer(layer: Any) -> str | None:
-    """Method that calls a layer with a kernel; None for others."""
+    """Method that calls a layer with a kernel; None for other parts."""
     return kind_of(layer) and "__call__"
 
 
@@ -68,12 +68,12 @@ def kernel_of(layer: Any) -> Any:
 
 
 def contract(layer: Any, inputs: Sequence[int], x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """A layer's operation on x with `kernel` [inputs, r] in the place of its own kernel, with r outputs.
+    """A layer's operation on x with `kernel` [inputs, r] instead of its own kernel, with r outputs.
 
     Args:
-      layer: of a kind.
-      inputs: sizes of what is contracted.
-      x: its input.
+      layer: a layer with a kind, see `kind_of`.
+      inputs: sizes of the contracted axes.
+      x: input of the layer.
       kernel: the other kernel.
     """
     kind = kind_of(layer)

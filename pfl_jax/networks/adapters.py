@@ -2,7 +2,7 @@
 
 A model with adapters has them as its backbone, and its classifier as its head, so that every method runs on it. The
 frozen parameters are `Model.frozen`: the engine holds one copy for all clients of a device, and under vmap a frozen
-layer is one product over clients times examples. Nothing merges an adapter into a layer's kernel, which would copy the
+layer is one product over clients times examples. No adapter is ever merged into a layer's kernel, which would copy the
 kernel for each client.
 """
 
@@ -26,9 +26,9 @@ class Site(NamedTuple):
     """Layer that gets an adapter.
 
     Attributes:
-      path: of the layer in its module.
-      inputs: sizes [..., inputs] of what is contracted: of a dense layer its inputs, of a convolution its kernel
-        without the outputs, of an embedding its rows.
+      path: path of the layer in its module.
+      inputs: sizes [..., inputs] of the contracted axes: inputs of a dense layer, kernel of a convolution without the
+        outputs, rows of an embedding.
       outputs: sizes of the outputs.
     """
 
@@ -38,7 +38,7 @@ class Site(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """What is done to the output of a layer.
+    """Change to the output of a layer.
 
     Attributes:
       init: (key, Site) -> dictionary of trained parameters.
@@ -68,23 +68,23 @@ def lora(
     attention projections (`DenseGeneral`), convolutions (A has the kernel, B is 1 x 1) and embeddings can have one.
 
     Args:
-      model: of flax.linen or flax.nnx layers, such as `pfl_jax.networks.pretrained.bert` or `from_flax` gives; its
-        initial backbone is frozen, its running statistics too. Its head stays the head, and is trained.
+      model: model of flax.linen or flax.nnx layers, such as from `pfl_jax.networks.pretrained.bert` or `from_flax`. Its
+        initial backbone is frozen, with its running statistics. Its head stays the head, and is trained.
       input_shape: shape of one input.
       rank: r, columns of A and rows of B.
       alpha: scale of the adapters, times rank.
       targets: regular expression that is searched for in the paths of layers, such as "encoder/layer_5/query".
-      frozen_a: key of the A if these stay as they are drawn, and clients train the B alone (FFA-LoRA): then the mean of
-        the clients' adapters is exactly that of their merged kernels. None trains both.
+      frozen_a: random key for matrices A that stay as drawn, so that clients train only B (FFA-LoRA). Then the mean of
+        the clients' adapters is exactly the mean of their merged kernels. None trains both.
       input_dtype: int32 for tokens.
-      frozen_dtype: of the frozen parameters, float32 or bfloat16.
+      frozen_dtype: type of the frozen parameters, float32 or bfloat16.
 
     Returns:
-      The model; its backbone has {"lora_a": [inputs, r], "lora_b": [r, outputs]} at the path of each layer. A third,
-      "residual" [inputs, outputs], is added to A B where a method puts one there.
+      The model; its backbone has {"lora_a": [inputs, r], "lora_b": [r, outputs]} at the path of each layer. A third
+      entry, "residual" [inputs, outputs], is added to A B if a method puts one there.
 
     Raises:
-      InvalidInput: targets is no regular expression, or no layer that can have an adapter matches it; rank is below 1.
+      InvalidInput: targets is not a regular expression, or matches no layer that can have an adapter; rank is below 1.
 
     Example:
       >>> import jax
@@ -135,7 +135,7 @@ def bottleneck(
     D is uniform as in `lora`, U is zero. Pooling and activation come after them.
 
     Args:
-      size: of the hidden layer, columns of D and rows of U.
+      size: width of the hidden layer, columns of D and rows of U.
       model, input_shape, targets, input_dtype, frozen_dtype: see `lora`.
 
     Raises:
@@ -167,16 +167,16 @@ def prompts(
     input_dtype: Any = jnp.int32,
     frozen_dtype: Any = jnp.float32,
 ) -> Model:
-    """Model whose backbone is the states of some tokens that are put before those of every example.
+    """Model whose backbone is the states of some tokens, which are put before the states of every example.
 
     They are drawn from a normal distribution with deviation 0.02.
 
     Args:
-      tokens: number of them, p.
-      after: path of the part of the network whose outputs [B, T, d] become [B, p + T, d], or its end; a regular
+      tokens: number of these tokens, p.
+      after: path, or end of a path, of the part of the network whose outputs [B, T, d] become [B, p + T, d]; a regular
         expression.
-      model, input_shape, input_dtype, frozen_dtype: see `lora`. What follows must take any number of tokens, as the
-        encoder of `pfl_jax.networks.pretrained.bert` does.
+      model, input_shape, input_dtype, frozen_dtype: see `lora`. The following parts must take any number of tokens, as
+        the encoder of `pfl_jax.networks.pretrained.bert` does.
 
     Raises:
       InvalidInput: there is no such part; tokens is below 1.
@@ -201,7 +201,7 @@ def prompts(
 def linear_probe(
     model: Model, input_shape: Sequence[int], *, input_dtype: Any = jnp.float32, frozen_dtype: Any = jnp.float32
 ) -> Model:
-    """Model without any adapter: its backbone is empty and frozen, only its head is trained.
+    """Model without any adapter: its backbone is empty and frozen; only its head is trained.
 
     Args:
       model, input_shape, input_dtype, frozen_dtype: see `lora`.
@@ -223,10 +223,10 @@ def adapted(
     """Model whose backbone is the adapters of some layers; the model's own backbone is frozen.
 
     Args:
-      adapter: what each layer gets.
+      adapter: adapter of each layer.
       called: layer, or any part of the network -> name of the method whose outputs get the adapter; None for a layer
         that cannot have one. By default layers with a kernel.
-      model, input_shape, targets, input_dtype, frozen_dtype: see `lora`; with None for targets no layer gets one.
+      model, input_shape, targets, input_dtype, frozen_dtype: see `lora`; targets None: no layer gets an adapter.
 
     Raises:
       InvalidInput: see `lora`.
@@ -282,7 +282,7 @@ def _uniform(key: PRNGKey, inputs: int, outputs: int) -> jax.Array:
 
 
 def _number(path: tuple[str, ...]) -> int:
-    """Number of a layer that does not depend on which other layers have adapters."""
+    """Number for the key of a layer, whichever other layers have adapters."""
     return zlib.crc32("/".join(path).encode())
 
 
@@ -294,7 +294,7 @@ def _sites(
 
     def record(call, layer, path, args):
         output, kernel = call(*args), adapted_layers.kernel_of(layer)
-        # The head has no parameters here.
+        # Here the head has no parameters.
         if kernel is not None and path:
             features = layer.features if isinstance(layer, nn.Module) else getattr(layer, "out_features", 1)
             outputs = len(features) if isinstance(features, tuple) else 1
@@ -304,7 +304,7 @@ def _sites(
         return output
 
     with adapted_layers.intercepted(called, record), module_checks.applied(inputs):
-        # A new function: JAX remembers the trace of one that it has seen, and would call no layer.
+        # A new function each time: JAX remembers the trace of a known one, and would not call the layers again.
         jax.eval_shape(lambda *args: model.features(*args), backbone, inputs)
     return found
 

@@ -7,20 +7,20 @@ With the mean m and the biased variance v of a channel over the real examples of
     otherwise      y = scale (x - running mean) / sqrt(running variance + epsilon) + bias
 
 n is the number of values of a channel in the mini-batch. As in PyTorch, whose momentum is 1 - rho, the running variance
-is the unbiased one. Padded examples are in no statistic.
+is the unbiased one. Padded examples enter no statistic.
 
-The statistics stand in the backbone under `pfl_jax.base.STATISTICS`, so that a method treats them as it treats other
-parameters of the backbone: FedAvg averages them as part of the model, FedPer too, LG-FedAvg keeps them at the client,
-and they are counted in messages. Three things differ:
+The statistics are in the backbone under `pfl_jax.base.STATISTICS`, so a method treats them like other parameters of the
+backbone: FedAvg and FedPer average them as part of the model, LG-FedAvg keeps them at the client, and messages count
+them. Three things differ:
 
-- They are no parameters of a loss. A pass in training returns their new values beside the features, the loss returns
+- They are not parameters of a loss. A pass in training returns their new values beside the features, the loss returns
   them beside its value (`has_aux` of `jax.grad`), and a step writes them into the parameters after the optimizer, see
-  `pfl_jax.primitives.tree.with_statistics`. So no optimizer moves them, neither does weight decay.
+  `pfl_jax.primitives.tree.with_statistics`. So neither an optimizer nor weight decay moves them.
 - Penalties on parameters and similarities between models (`proximal`, `feddyn`, `fedamp`, `fedfomo`, `pfedgraph`) leave
-  them out, and an optimizer of the server takes their mean as it is. Elsewhere they count as parameters: among the
-  channels of `cd2pfed`, in the models that `pfedhn` generates.
-- FedBN keeps them at the client with scale and bias, FedCAC keeps them there alone: its critical entries are none of
-  them.
+  them out, and a server optimizer takes their mean unchanged. Elsewhere they count as parameters: among the channels of
+  `cd2pfed`, and in the models that `pfedhn` generates.
+- FedBN keeps them at the client together with scale and bias. FedCAC keeps only them at the client: they are never
+  critical entries.
 """
 
 from typing import Any
@@ -51,14 +51,14 @@ def normalize(
       running: running mean and variance, {"mean": [C], "var": [C]}.
       mask: [B], the real examples, in training; None to use the running statistics.
       epsilon: number added to the variance.
-      decay: share rho of the running statistics that stays.
+      decay: share rho that the running statistics keep.
 
     Returns:
       The normalized channels [B, ..., C], and the next running statistics, which have no gradient.
 
     Raises:
-      InvalidInput: the rows of x are not those of the mask, or there is one row only: a batch size of 1, or gradients
-        of single examples, which differential privacy needs and which no statistics of a mini-batch leave apart.
+      InvalidInput: x and the mask have different numbers of rows, or there is only one row: a batch size of 1, or
+        gradients of single examples, which differential privacy needs and statistics of a mini-batch rule out.
     """
     if mask is None:
         # An average of models with negative weights may have negative variances.
@@ -71,8 +71,8 @@ def normalize(
         )
     if mask.shape[0] == 1:
         raise InvalidInput(
-            "BatchNorm needs mini-batches of at least two examples: it has no gradients of single examples, and no "
-            "batch_size of 1"
+            "BatchNorm needs mini-batches of at least two examples: neither gradients of single examples nor "
+            "batch_size 1 are possible"
         )
     axes = tuple(range(x.ndim - 1))
     weights = jnp.broadcast_to(mask.reshape(-1, *(1,) * (x.ndim - 1)), (*x.shape[:-1], 1)).astype(x.dtype)
@@ -88,9 +88,9 @@ def normalize(
 
 
 def normalizing(mask: jax.Array | None) -> Any:
-    """Interceptor of Flax calls in which every `flax.linen.BatchNorm` is `normalize`.
+    """Interceptor of Flax calls that computes every `flax.linen.BatchNorm` by `normalize`.
 
-    Momentum and epsilon are the module's own; its `use_running_average` has no effect, since mask says what is meant.
+    Momentum and epsilon are the module's own; its `use_running_average` has no effect, since the mask decides.
 
     Args:
       mask: [B], the real examples, in training; None to use the running statistics.

@@ -1,4 +1,4 @@
-"""A `Model` from any Flax module: its head is one of its parts, its backbone all the rest."""
+"""A `Model` from any Flax module: its head is one of its parts, its backbone everything else."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -29,26 +29,26 @@ def from_flax(
 ) -> Model:
     """Model from a Flax module, whose call maps inputs [B, ...] to logits [B, K], or to other outputs of the task.
 
-    The head is the part of the module that gives its logits, and what goes into it are the features. Everything else
-    belongs to the backbone, also the running statistics of BatchNorm: in local training it normalizes by the
-    mini-batch, otherwise by its running statistics, see `pfl_jax.networks.batch_norm`. Dropout drops out values in
-    local training, with another mask in every step, and none otherwise. For flax.linen this holds whatever
-    `use_running_average` and `deterministic` are, for flax.nnx unless a call gives them.
+    The head is the part of the module that gives its logits; its input is the features. Everything else belongs to the
+    backbone, including the running statistics of BatchNorm: in local training it normalizes by the mini-batch,
+    otherwise by its running statistics, see `pfl_jax.networks.batch_norm`. Dropout drops out values only in local
+    training, with a new mask in every step. For flax.linen this holds whatever `use_running_average` and
+    `deterministic` are; for flax.nnx unless a call gives them.
 
     Args:
-      module: a flax.linen module; or for flax.nnx a function rngs -> module, since each seed starts from parameters of
-        its own. Its call takes the inputs alone: set `train` or `deterministic` as attributes.
+      module: a flax.linen module; or for flax.nnx a function rngs -> module, since each seed starts from its own
+        parameters. Its call takes only the inputs: set `train` or `deterministic` as attributes.
       input_shape: shape of one input, without the batch.
       num_classes: K, or the number of outputs of another task.
-      head: name of the part, "Dense_2" or "classifier"; slashes lead into parts of parts: "decoder/out".
+      head: name of the part, "Dense_2" or "classifier"; slashes separate nested parts: "decoder/out".
       input_dtype: int32 for tokens.
-      task: what the outputs mean.
+      task: meaning of the outputs.
 
     Returns:
       The model; its parameters keep the module's own names and structure.
 
     Raises:
-      InvalidInput: the module has no such part, or one that is not its last step; it keeps variables besides its
+      InvalidInput: the module has no such part, or the part is not its last step; it keeps variables besides its
         parameters and the statistics of BatchNorm; it has BatchNorm or dropout in its head; or it cannot be called.
 
     Example:
@@ -64,7 +64,7 @@ def from_flax(
     if _is_nnx_module(module):
         raise InvalidInput(
             "a flax.nnx module has its parameters already: give a function rngs -> module, so that each seed starts "
-            "from parameters of its own"
+            "from its own parameters"
         )
     if isinstance(module, type) and issubclass(module, nn.Module):
         raise InvalidInput(f"{module.__name__} is a class: give an instance of it, such as {module.__name__}()")
@@ -85,7 +85,7 @@ def from_flax(
 
 
 def to_flax(params: Params, head: str = "head") -> dict[str, Any]:
-    """Variables of a flax.linen module, for its `apply`, from the parameters of the model that `from_flax` made.
+    """Variables for the `apply` of a flax.linen module, from the parameters of the model that `from_flax` made of it.
 
     Args:
       params: {"backbone": ..., "head": ...}.
@@ -105,7 +105,7 @@ def to_flax(params: Params, head: str = "head") -> dict[str, Any]:
       >>> bool((net.apply(networks.to_flax(params, "layers_2"), x) == model.apply(params, x)).all())
       True
     """
-    # Copied, since the head goes into it.
+    # Copied, since the head is added to it.
     tree = jax.tree.map(lambda leaf: leaf, dict(params["backbone"]))
     statistics = {STATISTICS: tree.pop(STATISTICS)} if STATISTICS in tree else {}
     *folders, last = head.split("/")
@@ -123,7 +123,7 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
       model: any model.
       input_shape: shape of one input.
       num_classes: K.
-      input_dtype: of the inputs.
+      input_dtype: type of the inputs.
     """
     inputs = jax.ShapeDtypeStruct((2, *input_shape), input_dtype)
     with module_checks.applied(inputs):
@@ -148,7 +148,7 @@ def check_model(model: Model, input_shape: Sequence[int], num_classes: int, *, i
 
 
 def _is_nnx_module(module: Any) -> bool:
-    # Nobody has one who has not imported flax.nnx.
+    # A user who has not imported flax.nnx has no such module.
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(module, nnx.Module)
 
@@ -191,10 +191,10 @@ def _from_linen(module: nn.Module, inputs: jax.ShapeDtypeStruct, num_classes: in
 
 
 def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str, ...]) -> tuple[nn.Module, int]:
-    """Head of a module as a module of its own, and the number of features that go into it.
+    """Head of a module as a separate module, and its number of input features.
 
     Raises:
-      InvalidInput: the module has no such part, or one that cannot be a head, or other variables than parameters.
+      InvalidInput: the module has no such part, the part cannot be a head, or there are variables besides parameters.
     """
     name = "/".join(path)
     found: list[tuple[nn.Module, Any, Any]] = []
@@ -217,7 +217,7 @@ def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str
     def first_call(key, x):
         with nn.intercept_methods(record), one_pass(None, training=False):
             result, variables = module.init_with_output(key, x)
-        # Whether anything happens to the head's result is told by identity: both are tracers here.
+        # Whether the head's result is used further is decided by identity: both are tracers here.
         last.append(bool(found) and result is found[-1][2])
         return result, variables
 
@@ -233,7 +233,7 @@ def _linen_head(module: nn.Module, inputs: jax.ShapeDtypeStruct, path: tuple[str
 
 
 def _refuse_statistics(statistics: Any, norms: set[tuple[str, ...]], head: tuple[str, ...]) -> None:
-    """Raise InvalidInput for statistics of a head, and for those of other modules than BatchNorm."""
+    """Raise InvalidInput for statistics in a head, and for statistics of modules other than BatchNorm."""
     for keys, _ in jax.tree_util.tree_leaves_with_path(statistics):
         path = tuple(key.key for key in keys[:-1])
         if path not in norms:
@@ -252,14 +252,14 @@ def _linen_parts(params: Any, prefix: str = "") -> list[str]:
 
 
 def _lookup(params: Any, path: Sequence[str]) -> Any:
-    """Parameters of a part; None where there is none."""
+    """Parameters of a part; None if there is no such part."""
     for part in path:
         params = params.get(part) if hasattr(params, "get") else None
     return params
 
 
 def _without(params: Any, path: Sequence[str]) -> dict[str, Any]:
-    """Parameters without those of a part, nor folders that are empty without it."""
+    """Parameters without a part, and without folders that this leaves empty."""
     first, *rest = path
     kept = {name: inner for name, inner in params.items() if name != first}
     inner = _without(params[first], rest) if rest else {}

@@ -1,4 +1,4 @@
-"""Layers with PyTorch's initialization, since the papers ran PyTorch; and a `Model` from a backbone."""
+"""Layers with PyTorch's initialization, since the papers used PyTorch; and a `Model` from a backbone."""
 
 import functools
 import math
@@ -25,15 +25,15 @@ def torch_uniform(fan_in: int) -> nn.initializers.Initializer:
     bound = 1.0 / math.sqrt(fan_in)
 
     def init(key, shape, dtype=jnp.float32, out_sharding=None):
-        # The same numbers for any shape, but a program of one axis is compiled in half the time.
+        # The same numbers in any shape, but a program with one axis is compiled in half the time.
         return jax.random.uniform(key, (math.prod(shape),), dtype, -bound, bound).reshape(shape)
 
     return init
 
 
 NNX_INTERCEPTOR: ContextVar[Callable[..., Any] | None] = ContextVar("interceptor of nnx modules", default=None)
-"""What models of flax.nnx modules call in the place of each part: (call, part, path, inputs) -> outputs. Flax itself
-intercepts the methods of flax.linen modules alone."""
+"""Function that models of flax.nnx modules call in place of each part: (call, part, path, inputs) -> outputs. Flax
+itself intercepts only the methods of flax.linen modules."""
 
 
 class Dense(nn.Module):
@@ -78,9 +78,9 @@ def last_state(width: int, x: jax.Array, real: jax.Array) -> jax.Array:
     """Last state [B, width] of a gated recurrent unit over the steps of x [B, T, C]; inside a compact module.
 
     Args:
-      width: of the state.
-      x: see there.
-      real: bool [B, T]; the other steps, before, between and after these, leave the state as it is.
+      width: width of the state.
+      x: the inputs [B, T, C].
+      real: bool [B, T]; steps that are False, before, between or after the real ones, leave the state unchanged.
     """
 
     def step(cell, state, inputs):
@@ -98,8 +98,8 @@ def assemble(
     """Model of a backbone under a dense head.
 
     Args:
-      backbone: module inputs [B, ...] -> features [B, d], with no variables besides its parameters and the statistics
-        of batch normalization.
+      backbone: module inputs [B, ...] -> features [B, d], without variables other than its parameters and the
+        statistics of batch normalization.
       num_features: d.
       input_shape: shape of one input.
       num_classes: K, or the number of outputs of another task.
@@ -111,7 +111,7 @@ def assemble(
     if num_classes < 1:
         raise InvalidInput(
             f"a model needs at least one output, not {num_classes}: the number of classes, or of the values of another "
-            "task (data whose targets are no classes has 0 classes)"
+            "task (data whose targets are not classes has 0 classes)"
         )
     head = Dense(num_classes)
 

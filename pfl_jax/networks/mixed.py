@@ -25,22 +25,22 @@ def mixed(
 ) -> Mixed:
     """Method for clients that have different networks, for `pfl_jax.run` and `pfl_jax.sweep`.
 
-    Clients with the same network are trained together, and the server takes the messages of all. So it is for methods
-    whose messages do not depend on the network: `local`, those that share the head alone (`lg_fedavg`, `fedgh`), class
-    means of features (`fedproto_g`, `fedtgp`), outputs (`fd`), or a second model beside each client's own (`fml`,
-    `fedkd`, `fedmrl`), which has the first network unless theirs name another, `Model.shared`. For others, a run says
-    that they need equal parameters. All networks begin with the head of the first one, if theirs have the same shapes.
+    Clients with the same network are trained together, and the server takes the messages of all. This works for methods
+    whose messages do not depend on the network: `local`; methods that share only the head (`lg_fedavg`, `fedgh`), class
+    means of features (`fedproto_g`, `fedtgp`) or outputs (`fd`); and methods with a second model beside each client's
+    own (`fml`, `fedkd`, `fedmrl`), which has the first network unless `Model.shared` names another. For other methods a
+    run reports that they need equal parameters. All networks begin with the head of the first one, if shapes are equal.
 
-    Random numbers of a client do not depend on its network, and with one network the results are those of
+    Random numbers of a client do not depend on its network, and with one network the results equal those of
     `make(models[0])`, bit for bit.
 
     Args:
-      make: function of a model to the method, such as functools.partial(make_method, "fedproto_g").
+      make: function that maps a model to the method, such as functools.partial(make_method, "fedproto_g").
       models: networks for the same inputs and task.
       network: position in `models` of each client's network, [N]; None deals them out in turn: client i has network
         i modulo their number.
-      features: number of features of all networks: those with another number get a layer, see `with_features`. None
-        leaves all as they are.
+      features: common number of features: networks with another number get a layer, see `with_features`. None leaves
+        all networks unchanged.
 
     Raises:
       InvalidInput: the networks differ in their outputs or have frozen parameters, the method asks all clients before
@@ -84,7 +84,7 @@ def with_features(model: Model, features: int, layer: str = LAYER) -> Model:
     """Model with another number of features: a dense layer with ReLU on top of its backbone, below a new dense head.
 
     Args:
-      model: any model whose backbone is a dictionary; one that has this number already is returned as it is.
+      model: any model whose backbone is a dictionary; a model that has this number already is returned unchanged.
       features: number of features d of the new model.
       layer: key of the layer in the backbone.
 
@@ -134,7 +134,7 @@ def with_features(model: Model, features: int, layer: str = LAYER) -> Model:
 
 
 def _with_head(model: Model, first: Model) -> Model:
-    """Model that begins with the head of the first one, if it has the same shapes."""
+    """Model that begins with the head of the first model, if the shapes are equal."""
 
     def shapes(one: Model) -> PyTree:
         head = jax.eval_shape(one.init, jax.random.key(0))["head"]

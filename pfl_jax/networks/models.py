@@ -1,4 +1,4 @@
-"""Networks of the papers and others by name, as `Model(init, features, classify)` of pure functions.
+"""Networks of the papers and other networks, by name, as `Model(init, features, classify)` of pure functions.
 
 ResNets are in `pfl_jax.networks.resnet`, networks for tokens in `pfl_jax.networks.text`, for series of numbers in
 `pfl_jax.networks.series`; `pfl_jax.networks.from_flax` makes models from other Flax modules. The features, which are
@@ -22,7 +22,7 @@ from pfl_jax.networks.text import bag_of_words, char_lstm, text_gru, text_mean
 
 
 class Backbone(nn.Module):
-    """Convolution blocks, then hidden dense layers, for inputs [B, ...] -> features [B, d]; integers as numbers.
+    """Convolution blocks, then hidden dense layers: inputs [B, ...] -> features [B, d]; integers count as numbers.
 
     Attributes:
       blocks: (features, size, padding) of each convolution block.
@@ -37,7 +37,7 @@ class Backbone(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         if jnp.issubdtype(x.dtype, jnp.integer):
-            # Sums of squares, as Fisher traces take of inputs, would overflow.
+            # Sums of squares of integer inputs, as in Fisher traces, would overflow.
             x = x.astype(jnp.float32)
         for index, (features, size, padding) in enumerate(self.blocks, start=1):
             x = ConvBlock(features, size, padding, self.activation, name=f"conv{index}")(x)
@@ -80,7 +80,7 @@ def fedpac_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
 
     Reference:
       Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and Classifier Collaboration. ICLR 2023,
-      Appendix B.1. What the paper leaves open follows the released code (features are taken after the activation).
+      Appendix B.1. Details missing in the paper follow the released code (features are taken after the activation).
     """
     blocks = [(16, 5, 0), (32, 5, 1)]
     if len(input_shape) == 3 and input_shape[2] > 1:
@@ -196,14 +196,14 @@ HETEROGENEOUS: dict[str, tuple[str, ...]] = {
 }
 """Families of networks for `pfl_jax.mixed`: name -> names in MODELS.
 
-Those of HtFLlib in small: it deals FedAvg's CNN, GoogLeNet, MobileNetV2 and ResNet-18 (HtFE-img-4), variants of HARCNN
+Small versions of HtFLlib's: FedAvg's CNN, GoogLeNet, MobileNetV2 and ResNet-18 (HtFE-img-4), variants of HARCNN
 (HtFE-sen-3), fastText and recurrent networks (HtFE-txt-2 to 6)."""
 
 
 def is_convolutional(model: Model) -> bool:
     """Whether a model has convolutions, which need another schedule on a CPU: see `pfl_jax.engine.chunking`.
 
-    Told by its parameters: the kernel of a two-dimensional convolution is the usual array of four axes.
+    The decision is by its parameters: the kernel of a two-dimensional convolution is usually the array with four axes.
 
     Args:
       model: any model.

@@ -1,4 +1,4 @@
-"""What a Flax module must satisfy to become a `Model`, each with the message for the user."""
+"""Requirements on a Flax module that becomes a `Model`, each with the message for the user."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,8 +10,8 @@ from pfl_jax.errors import InvalidInput, describe_value, one_line
 
 @contextlib.contextmanager
 def applied(inputs: jax.ShapeDtypeStruct, cannot: str = "the model cannot be applied to inputs") -> Iterator[None]:
-    """Context in which a module is called with `inputs` [B, ...]: what it raises becomes an InvalidInput, which
-    begins with the words `cannot`.
+    """Context in which a module is called with `inputs` [B, ...]: any error becomes an InvalidInput that begins with
+    the words `cannot`.
     """
     try:
         yield
@@ -31,7 +31,7 @@ def refuse_variables(collections: Iterable[str]) -> None:
 
 
 def refuse_dropout(head: str, there: bool) -> None:
-    """Raise InvalidInput if dropout is `there` in the `head`: methods also train heads on features without any."""
+    """Raise InvalidInput if dropout is `there` in the `head`: methods also train heads on features without dropout."""
     if there:
         raise InvalidInput(f"the head {head} has dropout, which only a backbone can have: name a later part with head=")
 

@@ -1,4 +1,4 @@
-"""Models from flax.nnx modules, imported where one is given: importing flax.nnx takes its time."""
+"""Models from flax.nnx modules; this module is imported only if one is given, because importing flax.nnx takes long."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from pfl_jax.networks.layers import NNX_INTERCEPTOR
 
 
 class _Pass(nnx.Module):
-    """In the place of a head: the features as they are."""
+    """Stand-in for a head that returns the features unchanged."""
 
     def __init__(self, record: Callable[[jax.Array], None]):
         self.record = record
@@ -27,7 +27,7 @@ class _Pass(nnx.Module):
 
 
 class _MaskedBatchNorm(nnx.BatchNorm):
-    """Batch normalization in which padded examples are in no statistic."""
+    """Batch normalization whose statistics leave out padded examples."""
 
     examples: jax.Array | None = None
 
@@ -41,7 +41,7 @@ class _MaskedBatchNorm(nnx.BatchNorm):
 
 @functools.cache
 def _intercepted(kind: type) -> type:
-    """Subclass of a class of modules that `NNX_INTERCEPTOR` gets the calls of."""
+    """Subclass of a class of modules whose calls go to `NNX_INTERCEPTOR`."""
 
     class Intercepted(kind):
         def __call__(self, *args, **kwargs):
@@ -54,7 +54,7 @@ def _intercepted(kind: type) -> type:
 
 
 class _Part(NamedTuple):
-    """Part of a module, apart from its values.
+    """Part of a module, without its values.
 
     Attributes:
       graph: definition of the module.
@@ -70,9 +70,9 @@ class _Part(NamedTuple):
         """The module with these values, in training with a key and otherwise without.
 
         Args:
-          values: parameters, with the running statistics under `STATISTICS` where there are any.
+          values: parameters, and the running statistics, if any, under `STATISTICS`.
           mask: [B], the real examples, in training.
-          key: of all random streams; None for a module as it is deployed.
+          key: key of all random streams; None for a deployed module.
         """
         values = dict(values)
         statistics = jax.lax.stop_gradient(values.pop(STATISTICS, {}))
@@ -104,7 +104,7 @@ def from_nnx(
       make: the function.
       inputs: shape and type of two inputs.
       num_classes: K.
-      path: of the head in the module.
+      path: path of the head in the module.
 
     Raises:
       InvalidInput: the module cannot become a `Model`.
@@ -114,7 +114,7 @@ def from_nnx(
     name = "/".join(path)
 
     def record(x: jax.Array) -> None:
-        # Two at most are kept: their arrays belong to traces that are over.
+        # At most two are kept: their arrays belong to finished traces.
         seen.append(x)
         del seen[:-2]
 
@@ -150,9 +150,7 @@ def from_nnx(
         calls.append((len(seen), bool(seen) and seen[-1] is result))
         after = jax.tree.leaves(nnx.state(module, nnx.RngCount))
         if any(new is not old for new, old in zip(after, before, strict=True)):
-            raise InvalidInput(
-                "the module draws random numbers where it is deployed too: let its dropout be deterministic"
-            )
+            raise InvalidInput("the module draws random numbers when deployed too: let its dropout be deterministic")
         return result
 
     params = jax.eval_shape(init, jax.random.key(0))
@@ -167,13 +165,13 @@ def _part_of(module: Any) -> _Part:
     """Shapes of a module, whose BatchNorm becomes `_MaskedBatchNorm`.
 
     Raises:
-      InvalidInput: it keeps other variables than parameters, random streams and the statistics of BatchNorm.
+      InvalidInput: it keeps variables other than parameters, random streams and the statistics of BatchNorm.
     """
     for _, part in nnx.iter_modules(module):
         if type(part) is nnx.BatchNorm:
             if part.axis != -1:
                 raise InvalidInput(f"BatchNorm with axis={part.axis} is not supported: channels must be the last axis")
-            # In its place, since it may be a part of several others.
+            # Changed in place, since the part may occur in several other parts.
             part.__class__ = _MaskedBatchNorm
         elif any(isinstance(value, nnx.BatchStat) for value in vars(part).values()):
             raise InvalidInput(
@@ -192,10 +190,10 @@ def _filled(shapes: Any, values: PyTree) -> Any:
 
 
 def _without_head(module: Any, path: Sequence[str], record: Callable[[jax.Array], None]) -> tuple[nnx.Module, Any]:
-    """An nnx module with `_Pass` in the place of its head, and the head.
+    """An nnx module with `_Pass` in place of its head, and the head.
 
     Raises:
-      InvalidInput: it is no module, or has no such part.
+      InvalidInput: it is not a module, or has no such part.
     """
     if not isinstance(module, nnx.Module):
         raise InvalidInput(f"the function of rngs gives a {type(module).__name__}, not a flax.nnx module")
@@ -212,7 +210,7 @@ def _without_head(module: Any, path: Sequence[str], record: Callable[[jax.Array]
 
 
 def _part(owner: Any, name: str) -> Any:
-    """Part of an nnx module, an attribute or a place in a list; None without one."""
+    """Part of an nnx module: an attribute or an entry of a list; None if there is no such part."""
     if isinstance(owner, list | tuple | nnx.List) and name.isdecimal() and int(name) < len(owner):
         return owner[int(name)]
     return getattr(owner, name, None)

@@ -1,4 +1,4 @@
-"""Passes of flax.linen modules in training, with batch normalization by the mini-batch and dropout, and otherwise."""
+"""Passes of flax.linen modules: in training with batch normalization by the mini-batch and dropout, or deployed."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -14,7 +14,7 @@ DROPOUT_LAYERS = (nn.Dropout, nn.MultiHeadDotProductAttention)
 
 
 def dropping(training: bool) -> Any:
-    """Interceptor of Flax calls in which every layer of `DROPOUT_LAYERS` drops out values in training alone.
+    """Interceptor of Flax calls in which layers of `DROPOUT_LAYERS` drop out values only in training.
 
     Their `deterministic` has no effect, neither as attribute nor as argument.
 
@@ -26,7 +26,7 @@ def dropping(training: bool) -> Any:
         layer = context.module
         if not isinstance(layer, DROPOUT_LAYERS) or context.method_name != "__call__":
             return call(*args, **kwargs)
-        # Flax refuses an argument beside the attribute. The layer is the copy of this pass, never the user's own.
+        # Flax refuses an argument beside the attribute. The layer is a copy for this pass, not the user's own.
         object.__setattr__(layer, "deterministic", None)
         args = args[:1] if isinstance(layer, nn.Dropout) else args
         return call(*args, **{**kwargs, "deterministic": not training})
@@ -35,11 +35,11 @@ def dropping(training: bool) -> Any:
 
 
 def one_pass(mask: jax.Array | None, *, training: bool) -> ExitStack:
-    """Context of a pass of a Flax module, in which batch normalization and dropout do what the pass is for.
+    """Context of a pass of a Flax module, with batch normalization and dropout set for the purpose of the pass.
 
     Args:
       mask: [B], the real examples, in training; None to use the running statistics.
-      training: whether there is dropout.
+      training: whether to apply dropout.
     """
     stack = ExitStack()
     stack.enter_context(nn.intercept_methods(normalizing(mask)))
@@ -51,8 +51,8 @@ def init_backbone(module: nn.Module, key: PRNGKey, x: jax.Array) -> Backbone:
     """Initial parameters of a Flax module, with its running statistics.
 
     Args:
-      module: its call takes inputs alone.
-      key: of the random parameters.
+      module: module whose call takes only the inputs.
+      key: key of the random parameters.
       x: inputs [B, ...].
     """
     with one_pass(None, training=False):
@@ -61,7 +61,7 @@ def init_backbone(module: nn.Module, key: PRNGKey, x: jax.Array) -> Backbone:
 
 
 def to_backbone(variables: Any) -> Backbone:
-    """Parameters of Flax variables, with the running statistics under `STATISTICS` where there are any."""
+    """Parameters of Flax variables, and the running statistics, if any, under `STATISTICS`."""
     params = dict(variables["params"])
     return params | {STATISTICS: variables[STATISTICS]} if STATISTICS in variables else params
 
@@ -76,11 +76,11 @@ def apply_backbone(
     """Output of a Flax module, and its next running statistics.
 
     Args:
-      module: its call takes inputs alone.
+      module: module whose call takes only the inputs.
       backbone: from `init_backbone`.
       x: inputs [B, ...].
-      mask: [B], the real examples, in training; None to use the running statistics, which then stay as they are.
-      key: of dropout in training; None for no dropout.
+      mask: [B], the real examples, in training; None to use the running statistics, which then stay unchanged.
+      key: key of dropout in training; None for no dropout.
     """
     params = dict(backbone)
     statistics = jax.lax.stop_gradient(params.pop(STATISTICS, {}))

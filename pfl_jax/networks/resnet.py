@@ -25,11 +25,11 @@ def _normalization(groups: int | None, name: str) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two convolutions with normalization, added to their input; a 1x1 convolution of it where shapes differ.
+    """Two convolutions with normalization, added to their input; a 1x1 convolution of the input if shapes differ.
 
     Attributes:
       features: output channels.
-      groups: of each group normalization; None for batch normalization.
+      groups: number of groups in each group normalization; None for batch normalization.
       halve: whether the first convolution has stride two.
     """
 
@@ -52,8 +52,8 @@ class ResNet(nn.Module):
 
     Attributes:
       widths: channels of each stage; all but the first begin with stride two.
-      blocks: of each stage.
-      groups: of each group normalization; None for batch normalization.
+      blocks: number of blocks in each stage.
+      groups: number of groups in each group normalization; None for batch normalization.
     """
 
     widths: Sequence[int]
@@ -85,38 +85,38 @@ def _resnet(
 
 
 def resnet8(input_shape: Sequence[int], num_classes: int, groups: int = 8) -> Model:
-    """ResNet-8 for images of CIFAR's size: three stages of one block, of 16, 32 and 64 channels.
+    """ResNet-8 for images of CIFAR's size: three stages with one block each, of 16, 32 and 64 channels.
 
     78,042 parameters for 32x32x3 and ten classes.
 
     Args:
       input_shape: (height, width, channels) of the images.
       num_classes: K.
-      groups: of each group normalization.
+      groups: number of groups in each group normalization.
 
     Raises:
-      InvalidInput: the inputs are no images, or the groups do not divide the channels.
+      InvalidInput: the inputs are not images, or the groups do not divide the channels.
 
     Reference:
       He, Zhang, Ren, Sun. Deep Residual Learning for Image Recognition. CVPR 2016, Section 4.2 with n = 1; shortcuts
-      that change shapes are 1x1 convolutions, and group normalization (Wu, He. ECCV 2018) takes the place of batch
-      normalization, which `resnet8_bn` has.
+      that change shapes are 1x1 convolutions, and group normalization (Wu, He. ECCV 2018) replaces batch normalization,
+      which `resnet8_bn` has.
     """
     return _resnet(*SMALL, groups, input_shape, num_classes)
 
 
 def resnet18(input_shape: Sequence[int], num_classes: int, groups: int = 8) -> Model:
-    """ResNet-18 for images of CIFAR's size: the first convolution is 3x3 of stride one, nothing is pooled before.
+    """ResNet-18 for images of CIFAR's size: the first convolution is 3x3 with stride one, without pooling before it.
 
-    Four stages of two blocks, of 64, 128, 256 and 512 channels. 11,173,962 parameters for 32x32x3 and ten classes.
+    Four stages with two blocks each, of 64, 128, 256 and 512 channels. 11,173,962 parameters for 32x32x3, ten classes.
 
     Args:
       input_shape: (height, width, channels) of the images.
       num_classes: K.
-      groups: of each group normalization.
+      groups: number of groups in each group normalization.
 
     Raises:
-      InvalidInput: the inputs are no images, or the groups do not divide the channels.
+      InvalidInput: the inputs are not images, or the groups do not divide the channels.
 
     Reference:
       He, Zhang, Ren, Sun. Deep Residual Learning for Image Recognition. CVPR 2016, Table 1, with the changes that
@@ -135,7 +135,7 @@ def resnet8_bn(input_shape: Sequence[int], num_classes: int) -> Model:
       num_classes: K.
 
     Raises:
-      InvalidInput: the inputs are no images.
+      InvalidInput: the inputs are not images.
     """
     return _resnet(*SMALL, None, input_shape, num_classes)
 
@@ -150,6 +150,6 @@ def resnet18_bn(input_shape: Sequence[int], num_classes: int) -> Model:
       num_classes: K.
 
     Raises:
-      InvalidInput: the inputs are no images.
+      InvalidInput: the inputs are not images.
     """
     return _resnet(*LARGE, None, input_shape, num_classes)

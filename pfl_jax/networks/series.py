@@ -1,7 +1,7 @@
-"""Small networks over series of numbers [B, T, C]; steps of zeros alone are padding.
+"""Small networks over series of numbers [B, T, C]; steps with only zeros are padding.
 
-Series of different lengths are padded with steps of zeros, as tokens are with 0. With the task "regression" the outputs
-are a forecast of as many numbers.
+Series of different lengths are padded with steps of zeros, as tokens are with 0. With the task "regression", the K
+outputs are a forecast of K numbers.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from pfl_jax.networks.layers import Dense, assemble, last_state, torch_uniform
 
 
 def _is_real(x: jax.Array) -> jax.Array:
-    """Which steps of series [B, T, C] are no padding: bool [B, T]."""
+    """Mask of the steps of series [B, T, C] that are not padding: bool [B, T]."""
     return jnp.any(x != 0, axis=-1)
 
 
@@ -25,7 +25,7 @@ class SeriesConvolutions(nn.Module):
     """Convolutions over time with pooling, then dense layers, all with ReLU: series [B, T, C] -> features [B, d].
 
     Attributes:
-      channels: of each convolution, over `size` steps without padding, with pooling over pairs of steps after it.
+      channels: channels of each convolution, over `size` steps without padding; pooling over pairs of steps follows it.
       size: steps of a kernel.
       hidden: widths of the dense layers; the last is d.
     """
@@ -62,8 +62,8 @@ class SeriesTransformer(nn.Module):
     """Encoder with normalization before its parts: series [B, T, C] -> mean state of the real steps [B, width].
 
     Attributes:
-      width: of the states.
-      heads: of the attention.
+      width: width of the states.
+      heads: number of attention heads.
       layers: number of blocks of attention and two dense layers of four times the width.
     """
 
@@ -80,7 +80,7 @@ class SeriesTransformer(nn.Module):
         for index in range(1, self.layers + 1):
             inputs = nn.LayerNorm(name=f"norm_attention{index}")(states)
             attention = nn.MultiHeadDotProductAttention(self.heads, name=f"attention{index}")
-            # All steps of a series of zeros alone see each other: no row of the softmax is empty.
+            # In a series of only zeros all steps see each other: no row of the softmax is empty.
             seen = real | ~jnp.any(real, axis=1, keepdims=True)
             states = states + attention(inputs, inputs, mask=seen[:, None, None, :])
             inputs = nn.LayerNorm(name=f"norm_dense{index}")(states)
@@ -108,7 +108,7 @@ def series_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
       num_classes: K, or the number of forecast values.
 
     Raises:
-      InvalidInput: the inputs are no series, or too short.
+      InvalidInput: the inputs are not series, or too short.
 
     Reference:
       The layers of HARCNN in PFLlib (github.com/TsingZ0/PFLlib, commit d832e76), for UCI-HAR.
@@ -118,17 +118,17 @@ def series_cnn(input_shape: Sequence[int], num_classes: int) -> Model:
 
 
 def series_gru(input_shape: Sequence[int], num_classes: int, width: int = 64) -> Model:
-    """Gated recurrent unit over the steps; its last state are the features.
+    """Gated recurrent unit over the steps; the features are its last state.
 
     14,662 parameters for 9 channels and six classes.
 
     Args:
       input_shape: (steps, channels) of a series.
       num_classes: K, or the number of forecast values.
-      width: of the state, d.
+      width: width of the state, d.
 
     Raises:
-      InvalidInput: the inputs are no series.
+      InvalidInput: the inputs are not series.
 
     Reference:
       Cho et al. Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation. EMNLP
@@ -141,19 +141,19 @@ def series_gru(input_shape: Sequence[int], num_classes: int, width: int = 64) ->
 def series_transformer(
     input_shape: Sequence[int], num_classes: int, width: int = 64, heads: int = 4, layers: int = 2
 ) -> Model:
-    """Two blocks of a transformer's encoder over the steps; the mean of the real steps' states are the features.
+    """Two blocks of a transformer's encoder over the steps; the features are the mean of the real steps' states.
 
     109,318 parameters for series of 128 steps, 9 channels and six classes.
 
     Args:
       input_shape: (steps, channels) of a series.
       num_classes: K, or the number of forecast values.
-      width: of the states, d.
-      heads: of the attention, a divisor of the width.
+      width: width of the states, d.
+      heads: number of attention heads, a divisor of the width.
       layers: number of blocks.
 
     Raises:
-      InvalidInput: the inputs are no series, or the heads do not divide the width.
+      InvalidInput: the inputs are not series, or the heads do not divide the width.
 
     Reference:
       Vaswani et al. Attention Is All You Need. NeurIPS 2017, with normalization before each part (Xiong et al. On Layer

@@ -1,4 +1,4 @@
-"""Another split of a model's parameters into what clients share and what each keeps, by their paths."""
+"""Another split of a model's parameters, by their paths, into a shared part and a part that each client keeps."""
 
 import re
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from pfl_jax.errors import NO_FEATURES, InvalidInput
 
 
 def split(model: Model, *, personal: str) -> Model:
-    """Model whose head is the parameters that a regular expression finds, and whose backbone is all others.
+    """Model whose head is the parameters that a regular expression finds, and whose backbone is all other parameters.
 
-    A method that shares backbones and keeps heads then keeps what `personal` says: FedPer on low-rank adapters with
+    A method that shares backbones and keeps heads then keeps the `personal` ones: FedPer on low-rank adapters with
     personal="lora_b|^head" is FedSA-LoRA (`pfl_jax.methods.fedsa_lora`). The head need not be the model's last step, so
     there are no features: a method that uses them as vectors, such as FedPAC, is refused when it runs.
 
     Args:
       model: any model without batch normalization in training.
-      personal: searched for in the paths of the parameters, "backbone/fc2/lora_b" or "head/kernel".
+      personal: regular expression searched for in the paths of the parameters, "backbone/fc2/lora_b" or "head/kernel".
 
     Returns:
       The model; its parameters are {"backbone": {path: leaf}, "head": {path: leaf}}.
 
     Raises:
-      InvalidInput: personal is no regular expression, or it finds no parameter, or all; the model has running
+      InvalidInput: personal is not a regular expression, or finds no parameters or all of them; the model has running
         statistics that its training changes.
 
     Example:
@@ -43,7 +43,7 @@ def split(model: Model, *, personal: str) -> Model:
     keyed, structure = jax.tree.flatten_with_path(shapes)
     paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in keyed]
     if any(STATISTICS in path.split("/") for path in paths):
-        # They would be trained as parameters: a loss returns new ones for a backbone, which a split model has no more.
+        # They would be trained as parameters: a loss returns new ones for a backbone, which a split model lacks.
         raise InvalidInput("the model has running statistics of batch normalization: split one without, or freeze them")
     own = [path for path in paths if pattern.search(path)]
     if not own or len(own) == len(paths):
@@ -84,22 +84,22 @@ def split(model: Model, *, personal: str) -> Model:
 
 
 def pattern_of(name: str, text: str) -> re.Pattern[str]:
-    """Regular expression of an argument, InvalidInput if it is none.
+    """Regular expression of an argument; InvalidInput if the text is not one.
 
     Args:
-      name: of the argument.
+      name: name of the argument.
       text: the expression.
     """
     try:
         return re.compile(text)
     except re.error as error:
-        raise InvalidInput(f"{name} {text!r} is no regular expression: {error}") from None
+        raise InvalidInput(f"{name} {text!r} is not a regular expression: {error}") from None
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Unfinished:
-    """What stands in the place of features [B, d] until `Model.classify` knows the other parameters.
+    """Stand-in for features [B, d] until `Model.classify` gets the other parameters.
 
     Attributes:
       parts: the backbone and the inputs; in training the mask and the key too.

@@ -14,19 +14,19 @@ from pfl_jax.networks.layers import Dense, assemble, last_state
 from pfl_jax.tasks import NEXT_SYMBOL
 
 VOCABULARY = 10_000
-"""Rows of the embedding by default."""
+"""Default number of rows of the embedding."""
 
 MOST_WORDS = 2**17
-"""The most rows that `vocabulary_of` gives."""
+"""Largest number of rows that `vocabulary_of` returns."""
 
 
 def vocabulary_of(tokens: np.ndarray) -> int:
-    """Rows of an embedding that has one for each token: the largest token of the training data plus 1.
+    """Rows of an embedding with one row for each token: the largest token of the training data plus 1.
 
     At least 2 and at most `MOST_WORDS`; larger tokens share the rows.
 
     Args:
-      tokens: integers [P, T] of the training examples, 0 where they are padded.
+      tokens: integers [P, T] of the training examples, padded with 0.
 
     Example:
       >>> import numpy as np
@@ -39,14 +39,14 @@ def vocabulary_of(tokens: np.ndarray) -> int:
 
 def _known(x: jax.Array, vocabulary: int) -> jax.Array:
     """Tokens [B, T] below the size of the vocabulary."""
-    # Federations of floats give tokens as floats.
+    # In federations of floats, tokens arrive as floats.
     tokens = jnp.maximum(x.astype(jnp.int32), 0)
-    # Tokens beyond the vocabulary share its rows, but never that of the padding.
+    # Tokens beyond the vocabulary share its rows, but not the row of the padding.
     return jnp.where(tokens < vocabulary, tokens, 1 + (tokens - 1) % (vocabulary - 1))
 
 
 def _embed(x: jax.Array, vocabulary: int, width: int) -> tuple[jax.Array, jax.Array]:
-    """Embeddings [B, T, width] of tokens, and which of them are words; inside a compact module."""
+    """Embeddings [B, T, width] of tokens, and a mask of the words; inside a compact module."""
     tokens = _known(x, vocabulary)
     return nn.Embed(vocabulary, width, name="embedding")(tokens), tokens > 0
 
@@ -56,7 +56,7 @@ class MeanOfWords(nn.Module):
 
     Attributes:
       vocabulary: rows of the embedding.
-      width: of the embedding and of the features.
+      width: width of the embedding and of the features.
     """
 
     vocabulary: int
@@ -75,7 +75,7 @@ class LastState(nn.Module):
 
     Attributes:
       vocabulary: rows of the embedding.
-      width: of the embedding and of the state.
+      width: width of the embedding and of the state.
     """
 
     vocabulary: int
@@ -100,31 +100,31 @@ def text_mean(input_shape: Sequence[int], num_classes: int, vocabulary: int = VO
     644,290 parameters for two classes.
 
     Args:
-      input_shape: (length,) of a sequence of tokens, 0 where it is padded.
+      input_shape: (length,) of a sequence of tokens, padded with 0.
       num_classes: K.
       vocabulary: rows of the embedding; larger tokens share them.
-      width: of the embedding and of the features, d.
+      width: width of the embedding and of the features, d.
 
     Raises:
-      InvalidInput: the inputs are no sequences, or there are no words.
+      InvalidInput: the inputs are not sequences, or there are no words.
     """
     _check(input_shape, vocabulary, width)
     return assemble(MeanOfWords(vocabulary, width), width, input_shape, num_classes, jnp.int32)
 
 
 def text_gru(input_shape: Sequence[int], num_classes: int, vocabulary: int = VOCABULARY, width: int = 64) -> Model:
-    """Gated recurrent unit over the words' embeddings; its last state are the features.
+    """Gated recurrent unit over the words' embeddings; the features are its last state.
 
     664,962 parameters for two classes.
 
     Args:
-      input_shape: (length,) of a sequence of tokens, 0 where it is padded.
+      input_shape: (length,) of a sequence of tokens, padded with 0.
       num_classes: K.
       vocabulary: rows of the embedding; larger tokens share them.
-      width: of the embedding and of the state, d.
+      width: width of the embedding and of the state, d.
 
     Raises:
-      InvalidInput: the inputs are no sequences, or there are no words.
+      InvalidInput: the inputs are not sequences, or there are no words.
 
     Reference:
       Cho et al. Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine Translation. EMNLP
@@ -139,8 +139,8 @@ class StatesOfTwoLayers(nn.Module):
 
     Attributes:
       vocabulary: rows of the embedding.
-      embedding: its width.
-      width: of the layers.
+      embedding: width of the embedding.
+      width: width of the layers.
     """
 
     vocabulary: int
@@ -158,19 +158,19 @@ class StatesOfTwoLayers(nn.Module):
 def char_lstm(
     input_shape: Sequence[int], num_classes: int, vocabulary: int = VOCABULARY, embedding: int = 8, width: int = 256
 ) -> Model:
-    """Two LSTM layers over embedded symbols, and the next symbol at each place: logits [B, T, K].
+    """Two LSTM layers over embedded symbols that predict the next symbol at each place: logits [B, T, K].
 
-    Its task is the next symbol; 823,172 parameters for 100 symbols.
+    Its task is `pfl_jax.tasks.NEXT_SYMBOL`; 823,172 parameters for 100 symbols.
 
     Args:
-      input_shape: (length,) of a sequence of symbols, 0 where it is padded.
+      input_shape: (length,) of a sequence of symbols, padded with 0.
       num_classes: K, the number of symbols.
       vocabulary: rows of the embedding; larger symbols share them.
-      embedding: its width.
-      width: of the layers and the features, d.
+      embedding: width of the embedding.
+      width: width of the layers and the features, d.
 
     Raises:
-      InvalidInput: the inputs are no sequences, or there are no symbols.
+      InvalidInput: the inputs are not sequences, or there are no symbols.
 
     Reference:
       McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017, Section 3.
@@ -181,17 +181,17 @@ def char_lstm(
 
 
 def bag_of_words(input_shape: Sequence[int], num_classes: int, vocabulary: int = VOCABULARY) -> Model:
-    """Logistic regression on the frequencies of the words of a text: a head alone.
+    """Logistic regression on the frequencies of the words of a text: the model is only a head.
 
     5,000,500 parameters for 500 labels.
 
     Args:
-      input_shape: (length,) of a sequence of words, 0 where it is padded.
+      input_shape: (length,) of a sequence of words, padded with 0.
       num_classes: K, or the number of labels.
       vocabulary: number of features, d; larger words share them.
 
     Raises:
-      InvalidInput: the inputs are no sequences, or there are no words.
+      InvalidInput: the inputs are not sequences, or there are no words.
 
     Reference:
       Reddi et al. Adaptive Federated Optimization. ICLR 2021, Appendix C.5 (tag prediction).
@@ -214,4 +214,4 @@ def bag_of_words(input_shape: Sequence[int], num_classes: int, vocabulary: int =
 
 
 TEXT_MODELS = ("text_mean", "text_gru", "char_lstm", "bag_of_words")
-"""Names in MODELS of the networks over tokens."""
+"""Names in MODELS of the networks for tokens."""

@@ -1,4 +1,4 @@
-"""Graphs that `torch.export` writes of a module, and their results in JAX."""
+"""Graphs that `torch.export` makes of a module, and their results in JAX."""
 
 import importlib
 import operator
@@ -17,19 +17,19 @@ from pfl_jax.networks.torch_operations import Image, channels_first, channels_la
 
 TYPES = {"float32": "float32", "float64": "float32", "float16": "float32", "bfloat16": "float32", "int64": "int32"}
 TYPES |= {name: name for name in ("int32", "int16", "int8", "uint8", "bool")}
-"""Types of PyTorch, and those of their arrays in JAX."""
+"""Types of PyTorch -> types of their arrays in JAX."""
 
 IGNORED = {"_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range_for_size", "sym_constrain_range"}
 """Operations that compute nothing."""
 
 MAY_ALIAS = {"reshape", "flatten", "contiguous", "to", "type_as", "dropout", "feature_dropout", "expand_as", "identity"}
-"""Operations whose result may be a view of their first argument, beside those that say so."""
+"""Operations whose result may be a view of their first argument, besides those whose schema says so."""
 
 INPUT = "inputs"
 
 
 class Value(NamedTuple):
-    """Result of an earlier step, or an input, by its name."""
+    """Result of an earlier step, or an input, referred to by name."""
 
     name: str
 
@@ -38,7 +38,7 @@ class Step(NamedTuple):
     """One operation of a graph.
 
     Attributes:
-      result: name of what it gives.
+      result: name of its result.
       operation: a name of `torch_operations.NAMES`, or a function of numbers.
       args, kwargs: numbers, names of types, `Value`s, and lists of these.
     """
@@ -51,12 +51,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """What a module computes of one input.
+    """Computation of a module with one input.
 
     Attributes:
-      steps: one after another; their inputs are INPUT, and the module's parameters and buffers by their names.
-      result: what they give.
-      constants: arrays of the graph itself, by name.
+      steps: operations in order; their inputs are INPUT, and the module's parameters and buffers by their names.
+      result: result of the program.
+      constants: arrays inside the graph itself, by name.
     """
 
     steps: tuple[Step, ...]
@@ -71,12 +71,12 @@ class Program:
 
     @property
     def inputs(self) -> set[str]:
-        """Names of all parameters and buffers that it reads."""
+        """Names of all parameters and buffers that the program reads."""
         read = _names(self.result).union(*(_names((step.args, step.kwargs)) for step in self.steps))
         return {name for name in read if not name.startswith("%")} - self.constants.keys() - {INPUT}
 
     def same(self, other: "Program") -> bool:
-        """Whether another program computes the same."""
+        """Whether another program is the same computation."""
         constants = self.constants.keys() == other.constants.keys() and all(
             np.array_equal(value, other.constants[name]) for name, value in self.constants.items()
         )
@@ -84,7 +84,7 @@ class Program:
 
     @property
     def unknown(self) -> set[str]:
-        """Names of operations that nothing here computes."""
+        """Names of operations without an implementation here."""
         names = {step.operation for step in self.steps if isinstance(step.operation, str)}
         return names - torch_operations.NAMES - {"stop_gradient"}
 
@@ -101,7 +101,7 @@ class Program:
           values: parameters and buffers.
           x: the input, an array or an `Image`.
           mask: [B], the real examples, in training.
-          key: of random numbers in training.
+          key: key of random numbers in training.
         """
         found: dict[str, Any] = {**self.constants, **values, INPUT: x}
         statistics: dict[str, jax.Array] = {}
@@ -110,7 +110,7 @@ class Program:
             if step.operation == "batch_norm":
                 found[step.result], new = _batch_norm(*args, mask=mask)
                 statistics |= {name.name: value for name, value in zip(step.args[3:5], new, strict=True)}
-                # A module that is called twice goes on from them.
+                # If a module is called twice, the second call continues from the first one's statistics.
                 found |= statistics
             elif step.operation == "stop_gradient":
                 found[step.result] = lax.stop_gradient(channels_first(args[0]))
@@ -123,7 +123,7 @@ class Program:
 
 
 def _filled(value: Any, found: Mapping[str, Any]) -> Any:
-    """Arguments with the arrays in the place of their names."""
+    """Arguments with arrays in place of their names."""
     return jax.tree.map(
         lambda one: found[one.name] if isinstance(one, Value) else one,
         value,
@@ -145,14 +145,14 @@ def _batch_norm(x, scale, bias, mean, variance, training, momentum, epsilon, *_,
 
 
 def read_program(exported: Any, full_name: Callable[[str], str]) -> Program:
-    """Program of what `torch.export.export` gives.
+    """Program from the result of `torch.export.export`.
 
     Args:
-      exported: of a module with one input.
-      full_name: name of a parameter or buffer in the module -> its name in the values that the program gets.
+      exported: the export of a module with one input.
+      full_name: name of a parameter or buffer in the module -> its name in the values given to the program.
 
     Raises:
-      InvalidInput: the graph changes buffers, or views of arrays, or has other outputs beside one array.
+      InvalidInput: the graph changes buffers or views of arrays, or its output is not a single array.
     """
     given, constants = [], {}
     for spec in exported.graph_signature.input_specs:
@@ -176,7 +176,7 @@ class _Reader:
     """Steps of a graph and of the graphs inside it.
 
     Attributes:
-      steps: those read so far.
+      steps: steps read so far.
       base: name of a value -> name of the value whose memory it may share.
       changes: (number of the step that changes a value in its place, name of the value, name of the operation).
     """
@@ -187,7 +187,7 @@ class _Reader:
         self.changes: list[tuple[int, str, str]] = []
 
     def read(self, module: Any, given: list[Any]) -> Any:
-        """Read a graph with these inputs; what it returns."""
+        """Read a graph with these inputs; returns its result."""
         torch: Any = importlib.import_module("torch")
         values: dict[Any, Any] = {}
         inputs = iter(given)
@@ -222,12 +222,12 @@ class _Reader:
             elif isinstance(target, torch._ops.HigherOrderOperator):
                 values[node] = self._inside(target.name(), args)
             else:
-                # Of numbers, such as the number of rows.
+                # A computation with numbers, such as the number of rows.
                 values[node] = self._add(target, args, kwargs)
         return None
 
     def _add(self, operation: Any, args: Any, kwargs: dict[str, Any], result: Value | None = None) -> Value:
-        """A further step; what it gives."""
+        """Add a step; returns its result."""
         result = result or Value(f"%{len(self.steps)}")
         self.steps.append(Step(result.name, operation, tuple(args), kwargs))
         return result
@@ -239,7 +239,7 @@ class _Reader:
         if schema.is_mutable and isinstance(args[0], Value):
             self.changes.append((len(self.steps), args[0].name, name))
             return self._add(name.removesuffix("_"), args, kwargs, args[0])
-        # Recurrent networks of sequences that are packed take other arguments.
+        # Recurrent networks take other arguments for packed sequences.
         result = self._add(f"{name}.data" if target._overloadname == "data" else name, args, kwargs)
         if name in MAY_ALIAS or any(one.alias_info is not None for one in schema.returns):
             self._share(result, args[0])
@@ -250,7 +250,7 @@ class _Reader:
             self.base[result.name] = self.base.get(of.name, of.name)
 
     def _inside(self, name: str, args: list[Any]) -> Any:
-        """Read the graph inside a context; its results."""
+        """Read the graph inside a context; returns its results."""
         if name == "wrap_with_set_grad_enabled":
             enabled, inner, *rest = args
         elif name == "wrap_with_autocast":
@@ -264,7 +264,7 @@ class _Reader:
         return results if enabled else [self._add("stop_gradient", [one], {}) for one in results]
 
     def refuse_changed_views(self, inputs: set[str], outputs: Any) -> None:
-        """Raise InvalidInput where a value is read whose memory another value was changed through."""
+        """Raise InvalidInput if a value is read after its memory was changed through another value."""
         reads = [_names((step.args, step.kwargs)) for step in self.steps] + [_names(outputs)]
         for number, changed, operation in self.changes:
             base = self.base.get(changed, changed)
@@ -285,14 +285,14 @@ def _names(value: Any) -> set[str]:
 
 
 def to_array(name: str, tensor: Any) -> np.ndarray:
-    """A tensor of a module as an array of a type of JAX.
+    """A tensor of a module as an array with a type of JAX.
 
     Args:
-      name: for errors.
+      name: name for errors.
       tensor: a parameter, buffer or constant.
 
     Raises:
-      InvalidInput: of a type that JAX doesn't have here, or with integers that do not fit.
+      InvalidInput: the type is not supported here, or integers do not fit.
     """
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind not in TYPES:

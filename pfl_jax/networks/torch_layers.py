@@ -1,4 +1,4 @@
-"""Layers of PyTorch in JAX: products, embeddings, normalizations, attention, recurrent networks, and dropout."""
+"""Layers of PyTorch in JAX: matrix products, embeddings, normalizations, attention, recurrent networks, and dropout."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from pfl_jax.networks.torch_spatial import affine, normalized
 
 
 def cast(x: Any, dtype: Any = None) -> jax.Array:
-    """Array of a type; of its own type for anything that is no type."""
+    """Array of a type; if `dtype` is not a type, with the type of x."""
     return jnp.asarray(x) if not isinstance(dtype, str) else jnp.asarray(x).astype(dtype)
 
 
@@ -21,10 +21,10 @@ def drop(key: jax.Array | None, x: jax.Array, rate: float, shared: int = 0) -> j
     """Dropout.
 
     Args:
-      key: None where there must not be any.
+      key: random key; None where dropout is not allowed.
       x: any shape.
       rate: share of the values that become 0.
-      shared: number of last axes whose values are dropped together.
+      shared: number of last axes along which values are dropped together.
     """
     if rate == 0:
         return x
@@ -36,7 +36,7 @@ def bernoulli(key: jax.Array | None, like: jax.Array, probability: float = 0.5, 
     """Random zeros and ones in the shape of an array."""
     if key is None:
         raise InvalidInput(
-            "the module draws random numbers where it is deployed too: let it do so in training alone, as "
+            "the module draws random numbers when deployed too: let it do so only in training, as "
             "functional.dropout(x, p, training=self.training) does"
         )
     return jax.random.bernoulli(key, probability, like.shape).astype(like.dtype)
@@ -82,7 +82,7 @@ def _attention(key, q, k, v, mask=None, dropout=0.0, causal=False, *, scale=None
 
 
 def _recurrent(cell: Callable[..., Any]) -> Callable[..., Any]:
-    """Layers of a recurrent network; cell: (states, from the input, from the last output) -> states."""
+    """Layers of a recurrent network; cell: (states, part from the input, part from the last output) -> states."""
 
     def layers(key, x, hidden, params, biases, depth, dropout, train, both_ways, batch_first=False):
         hidden = list(hidden) if isinstance(hidden, list | tuple) else [hidden]
@@ -142,7 +142,7 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "glu": lambda x, axis=-1: jax.nn.glu(x, axis),
     "prelu": lambda x, slope: jnp.where(x > 0, x, x * slope.reshape(-1, *(1,) * max(x.ndim - 2, 0))),
 }
-"""Functions of arrays as PyTorch has them."""
+"""Functions of arrays, as in PyTorch."""
 
 RANDOM: dict[str, Callable[..., Any]] = {
     "dropout": lambda key, x, rate, train: drop(key, x, rate if train else 0.0),
@@ -154,4 +154,4 @@ RANDOM: dict[str, Callable[..., Any]] = {
     "rnn_tanh": _recurrent(lambda _, own, back: (jnp.tanh(own + back),)),
     "rnn_relu": _recurrent(lambda _, own, back: (jax.nn.relu(own + back),)),
 }
-"""Functions of a key, or None, before their arguments."""
+"""Functions with a random key, or None, as their first argument."""

@@ -1,4 +1,4 @@
-"""A `Model` from a PyTorch module: PyTorch's export writes what it computes as a graph, which runs in JAX."""
+"""A `Model` from a PyTorch module: PyTorch's export writes its computation as a graph, which runs in JAX."""
 
 import copy
 import sys
@@ -32,31 +32,31 @@ def from_torch(
 ) -> Model:
     """Model from a torch.nn.Module, whose call maps inputs [B, ...] to logits [B, K], or to other outputs of the task.
 
-    Its operations are read once, in training and otherwise, and then run in JAX; code that depends on the values of
-    inputs, or on their number, cannot be read. Images [H, W, C] reach the module as PyTorch has them, [B, C, H, W], all
-    other inputs [B, ...] as they are.
+    Its operations are read once for training and once for deployment, and then run in JAX; code that depends on the
+    values of inputs, or on their number, cannot be read. Images [H, W, C] reach the module in PyTorch's order,
+    [B, C, H, W], all other inputs [B, ...] unchanged.
 
-    Batch normalization and dropout are those of `from_flax`: padded examples are in no statistic, and each step drops
+    Batch normalization and dropout work as in `from_flax`: statistics leave out padded examples, and each step drops
     out other values. Parameters with `requires_grad=False` are frozen, see `Model.frozen`; buffers never change.
 
     Args:
       module: a torch.nn.Module, from whose parameters every seed starts; or a function seed -> module, so that each
-        seed starts from parameters of its own. The function may ignore the seed, which PyTorch's generator gets too.
-        Frozen parameters and buffers are those of seed 0.
+        seed starts from its own parameters. The function may ignore the seed, which PyTorch's generator gets too.
+        Frozen parameters and buffers come from seed 0.
       input_shape: shape of one input, without the batch.
       num_classes: K, or the number of outputs of another task.
       head: name of the part that gives the logits, "fc" or "classifier.1": the last step, called once.
       input_dtype: int32 for tokens, which reach the module as int64.
-      task: what the outputs mean.
+      task: meaning of the outputs.
 
     Returns:
-      The model. Its parameters have PyTorch's names, but "kernel" is the weight of a dense layer [in, out] or of a
-      convolution [..., in, out], and "scale" that of a normalization.
+      The model. Its parameters have PyTorch's names, except "kernel" for the weight of a dense layer [in, out] or of a
+      convolution [..., in, out], and "scale" for the weight of a normalization.
 
     Raises:
       InvalidInput: PyTorch is not installed; the module has no such head, or does more after it; its code cannot be
-        read, or has operations that are not supported, all of which are named; it has gradients of its own, or hooks
-        of gradients; it changes buffers, or views of tensors which it reads again; head and backbone share a parameter;
+        read, or has operations that are not supported, all of which are named; it has its own gradients, or hooks on
+        gradients; it changes buffers, or views of tensors that it reads again; head and backbone share a parameter;
         the head has BatchNorm or dropout; or integers are beyond 32 bits.
 
     Example:
@@ -110,7 +110,7 @@ def from_torch(
 
         return jax.pure_callback(make, shapes, jax.random.bits(key, (), jnp.uint32), vmap_method="sequential")
 
-    # Without the module, so that the model can be pickled without PyTorch.
+    # Without a reference to the module, so that the model can be pickled without PyTorch.
     init = (lambda key: jax.tree.map(jnp.asarray, start)) if is_module(module) else init_from_seed
 
     def batch_features(backbone, x, mask=None, key=None):
@@ -133,18 +133,18 @@ def from_torch(
 
 
 def to_torch(params: Params, module: Any, head: str = "fc") -> Any:
-    """Module of PyTorch with the parameters of the model that `from_torch` made of one like it.
+    """PyTorch module with the parameters of a model that `from_torch` made from a module of the same kind.
 
     Args:
       params: {"backbone": ..., "head": ...}, with the running statistics of BatchNorm.
-      module: a torch.nn.Module, which is changed; frozen parameters and other buffers stay as they are.
+      module: a torch.nn.Module, which is changed; frozen parameters and other buffers stay unchanged.
       head: the `head` of `from_torch`.
 
     Returns:
       The module.
 
     Raises:
-      InvalidInput: the parameters are not those of the module.
+      InvalidInput: the parameters do not fit the module.
 
     Example:
       >>> net = networks.to_torch(params, Net())  # doctest: +SKIP
@@ -170,27 +170,27 @@ def to_torch(params: Params, module: Any, head: str = "fc") -> Any:
 
 
 def is_module_class(found: Any) -> bool:
-    """Whether something is a class of PyTorch modules.
+    """Whether an object is a class of PyTorch modules.
 
     Args:
-      found: anything.
+      found: any object.
     """
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(found, type) and issubclass(found, torch.nn.Module)
 
 
 def is_module(found: Any) -> bool:
-    """Whether something is a PyTorch module; PyTorch is imported only where its user did it.
+    """Whether an object is a PyTorch module; PyTorch is not imported for the test.
 
     Args:
-      found: anything.
+      found: any object.
     """
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(found, torch.nn.Module)
 
 
 def _made(module: Any, seed: int) -> Any:
-    """Module of a seed, on the host and of float32: a copy of the module, or what the function makes."""
+    """Module for a seed, on the host and in float32: a copy of the module, or the result of the function."""
     torch = imported("torch", MISSING)
     if isinstance(module, type):
         raise InvalidInput(
@@ -210,7 +210,7 @@ def _made(module: Any, seed: int) -> Any:
 
 
 def _refuse_hooks(module: Any) -> None:
-    """Raise InvalidInput for what changes gradients, which no graph has, and for what a graph cannot have."""
+    """Raise InvalidInput for hooks on gradients, which a graph does not contain, and for unsupported modules."""
     torch = imported("torch", MISSING)
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
@@ -224,11 +224,11 @@ def _refuse_hooks(module: Any) -> None:
 
 
 class _Place(NamedTuple):
-    """Where a parameter of PyTorch stands in the model's parameters.
+    """Place of a PyTorch parameter in the model's parameters.
 
     Attributes:
-      path: keys, of which the first is "backbone" or "head".
-      axes: of the tensor, in the order of the array.
+      path: keys; the first is "backbone" or "head".
+      axes: axes of the tensor, in the order of the array.
     """
 
     path: tuple[str, ...]
@@ -236,7 +236,7 @@ class _Place(NamedTuple):
 
 
 def _places(module: Any, head: str) -> dict[str, _Place]:
-    """Place of each parameter that is trained, by its first name."""
+    """Place of each trained parameter, by its first name."""
     torch = imported("torch", MISSING)
     convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
     found = {}
@@ -251,7 +251,7 @@ def _places(module: Any, head: str) -> dict[str, _Place]:
         elif last == "weight" and isinstance(owner, convolutions):
             last, axes = "kernel", (*range(2, dims), 1, 0)
         elif last == "weight" and "norm" in type(owner).__name__.lower():
-            # The name by which FedBN finds normalizations.
+            # FedBN finds normalizations by this name.
             last = "scale"
         path = (*folders, last)
         of_head = head.split(".")
@@ -266,7 +266,7 @@ def _arrays(module: Any) -> dict[str, np.ndarray]:
 
 
 def _refuse_shared(module: Any, head: str) -> None:
-    """Raise InvalidInput where head and backbone have a parameter in common."""
+    """Raise InvalidInput if head and backbone have a parameter in common."""
     owners: dict[int, tuple[str, bool]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         first, in_head = owners.setdefault(id(parameter), (name, name.startswith(f"{head}.")))

@@ -1,10 +1,10 @@
-"""The operations of PyTorch's graphs, in JAX, by the names that `torch.export` gives them.
+"""The operations of PyTorch's graphs, in JAX, by their names in `torch.export`.
 
-The functions take the arguments of the operations in their order. Types are names such as "float32".
+The functions take the arguments of the operations in the same order. Types are names such as "float32".
 
-Images and series whose channels are PyTorch's second axis are kept with channels last, as `Image`, from one operation
-of `SPATIAL` to the next, since that is faster; all other functions but the elementwise ones get them as PyTorch has
-them.
+In PyTorch the channels of images and series are the second axis. From one operation of `SPATIAL` to the next they are
+kept last, as `Image`, which is faster. All other functions, except the elementwise ones, get arrays in PyTorch's order
+of axes.
 """
 
 import itertools
@@ -32,16 +32,16 @@ class Image(NamedTuple):
 
 
 def channels_first(x: Any) -> Any:
-    """An `Image` as PyTorch has it; anything else as it is."""
+    """An `Image` in PyTorch's order of axes; anything else unchanged."""
     return jnp.moveaxis(x.last, -1, 1) if isinstance(x, Image) else x
 
 
 def channels_last(x: Any, ndim: int = 0) -> Any:
-    """Array of an `Image`, or an array of PyTorch with its channels last.
+    """Array of an `Image`, or an array in PyTorch's order of axes, with its channels last.
 
     Args:
-      x: [B, C, ...]; numbers stay as they are.
-      ndim: axes of the result; the missing ones are the first of x.
+      x: [B, C, ...]; numbers stay unchanged.
+      ndim: number of axes of the result; missing ones are added before those of x.
     """
     if isinstance(x, Image) or not hasattr(x, "ndim") or not x.ndim:
         return x.last if isinstance(x, Image) else x
@@ -53,9 +53,9 @@ def apply(name: str, args: Sequence[Any], kwargs: dict[str, Any], key: jax.Array
     """Result of an operation.
 
     Args:
-      name: of the operation.
+      name: name of the operation.
       args, kwargs: its arguments: arrays, images, numbers, names of types, and lists of these.
-      key: of random numbers, in training; None for none.
+      key: key of random numbers in training; None for no random numbers.
     """
     if name in SPATIAL:
         return Image(SPATIAL[name](channels_last(args[0]), *map(channels_first, args[1:]), **kwargs))
@@ -160,7 +160,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "detach": lax.stop_gradient,
     **dict.fromkeys(("contiguous", "clone", "alias", "lift_fresh_copy", "lift_fresh", "identity", "view_as"), _same),
 }
-"""Functions that compute each entry by itself, whatever the order of the axes."""
+"""Functions that compute each entry separately, whatever the order of the axes."""
 
 
 # --- shapes
@@ -231,7 +231,7 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _spread(root: bool) -> Callable[..., Any]:
-    """Variance, or its root."""
+    """Variance, or its square root."""
 
     def spread(x, axes=None, unbiased=True, keep=False, *, correction=1, keepdim=False):
         if isinstance(axes, bool):
@@ -247,7 +247,7 @@ def _spread(root: bool) -> Callable[..., Any]:
 def _extreme(
     function: Callable[..., Any], position: Callable[..., Any], both: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Of all entries, of an axis with positions, or of two arrays."""
+    """Extreme of all entries, of an axis with positions, or of two arrays."""
 
     def extreme(x, axis=None, keep=False):
         if axis is None:
@@ -337,4 +337,4 @@ OTHERS: dict[str, Callable[..., Any]] = {
 """All other functions."""
 
 NAMES = SPATIAL.keys() | ELEMENTWISE.keys() | OTHERS.keys() | RANDOM.keys() | {"batch_norm"}
-"""Names of all operations. That of batch normalization is in `torch_graph`: it has new running statistics."""
+"""Names of all operations. Batch normalization is in `torch_graph`, because it returns new running statistics."""

@@ -1,4 +1,4 @@
-"""Reading of PyTorch modules: their graphs, and the refusal of those that have none."""
+"""Reading of PyTorch modules as graphs, and refusal of modules for which no graph exists."""
 
 import contextlib
 import copy
@@ -18,7 +18,7 @@ from pfl_jax.networks.torch_graph import Program, read_program
 MISSING = "a PyTorch module needs PyTorch: pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
 ROWS = 3
-"""Examples of the calls with which a module is read; its graphs hold for any number."""
+"""Number of examples in the calls by which a module is read; its graphs hold for any number."""
 
 
 class Reading(NamedTuple):
@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 
 
 def read_module(whole: Any, head: str, inputs: jax.ShapeDtypeStruct) -> Reading:
-    """Read a module; it is changed."""
+    """Read a module; the module is changed."""
     torch = imported("torch", MISSING)
     parts = dict(whole.named_modules())
     names = [name for name, part in parts.items() if name and next(part.parameters(), None) is not None]
@@ -74,7 +74,7 @@ def read_module(whole: Any, head: str, inputs: jax.ShapeDtypeStruct) -> Reading:
 
 
 def _features(whole: Any, head: str, example: Any) -> Any:
-    """What goes into the head, once, whose output is the module's."""
+    """Input of the head, which is called once and whose output is the module's output."""
     torch = imported("torch", MISSING)
     calls: list[tuple[Any, Any]] = []
     handle = whole.get_submodule(head).register_forward_hook(lambda _, given, output: calls.append((given, output)))
@@ -93,7 +93,7 @@ def _features(whole: Any, head: str, example: Any) -> Any:
 
 
 def _refuse_own_gradients(output: Any) -> None:
-    """Raise InvalidInput for a function with a gradient of its own, which no graph has."""
+    """Raise InvalidInput for a function with its own gradient, which a graph does not contain."""
     torch = imported("torch", MISSING)
     left, seen = [output.grad_fn], set()
     while left:
@@ -103,13 +103,13 @@ def _refuse_own_gradients(output: Any) -> None:
         seen.add(function)
         if isinstance(function, torch.autograd.function.BackwardCFunction):
             name = type(function).__name__.removesuffix("Backward")
-            raise InvalidInput(f"the module uses {name}, an autograd.Function with a gradient of its own")
+            raise InvalidInput(f"the module uses {name}, an autograd.Function with its own gradient")
         left += [before for before, _ in function.next_functions]
 
 
 @contextlib.contextmanager
 def _unchanging(part: Any) -> Iterator[None]:
-    """Context in which a part of a module gives its input."""
+    """Context in which a part of a module returns its input."""
     part.forward = lambda x: x
     try:
         yield
@@ -118,7 +118,7 @@ def _unchanging(part: Any) -> Iterator[None]:
 
 
 def _refuse_dependent_rows(whole: Any, example: Any) -> None:
-    """Raise InvalidInput where a deployed module computes a row from others, some of which are padding."""
+    """Raise InvalidInput if a deployed module computes a row from other rows, some of which are padding."""
     torch = imported("torch", MISSING)
     others = example.clone()
     others[1:] = 0
@@ -133,7 +133,7 @@ def _refuse_dependent_rows(whole: Any, example: Any) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Context in which nothing is printed, and no operations are used that only CPUs and CUDA have."""
+    """Context without printing, and without operations that exist only on CPUs and CUDA."""
     torch = imported("torch", MISSING)
     fast_path, level = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
     torch.backends.mha.set_fastpath_enabled(False)

@@ -13,7 +13,7 @@ from pfl_jax.errors import InvalidInput
 
 
 def _each(value: Any, dimensions: int) -> list[int]:
-    """A number for each dimension."""
+    """One number for each dimension."""
     value = [value] if isinstance(value, int) else list(value)
     return value * dimensions if len(value) == 1 else value
 
@@ -89,14 +89,14 @@ def _windows(x, kernel, stride, padding, ceil, dilation=1) -> list[_Window]:
     for size, side, step, pad, spread in zip(x.shape[1:-1], *options, strict=True):
         reach = spread * (side - 1) + 1
         count = (size + 2 * pad - reach + (step - 1 if ceil else 0)) // step + 1
-        # A window that begins behind the image and its first padding is none.
+        # A window that begins beyond the image and its first padding does not count.
         count -= bool(ceil) and (count - 1) * step >= size + pad
         found.append(_Window(count, side, step, pad, (count - 1) * step + reach - size - pad, spread))
     return found
 
 
 def _reduced(x, initial, reduce, windows: list[_Window]):
-    # Left over at the end is nothing: reduce_window leaves out windows that do not fit.
+    # Nothing is left over at the end: reduce_window leaves out windows that do not fit.
     pads = [(0, 0), *((one.before, max(one.after, 0)) for one in windows), (0, 0)]
     sides, steps, spread = ([1, *(getattr(one, kind) for one in windows), 1] for kind in ("side", "stride", "dilation"))
     return lax.reduce_window(x, initial, reduce, sides, steps, pads, window_dilation=spread)

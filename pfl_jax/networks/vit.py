@@ -20,20 +20,20 @@ from pfl_jax.networks.weights import WeightsFile
 def vit(
     input_shape: tuple[int, ...], num_classes: int, *, path: str | Path | None = None, config: VitConfig | None = None
 ) -> Model:
-    """Classifier on a vision transformer, pretrained or new; every seed has a head of its own.
+    """Classifier on a vision transformer, pretrained or new; every seed has its own head.
 
     Args:
       input_shape: (H, W, C) of an image.
       num_classes: K.
       path: .safetensors or .npz file of weights under timm's names (blocks.0.attn.qkv.weight) or big_vision's
-        (Transformer/encoderblock_0/...), with a class token; the sizes are read off them. Only an old head is left
-        unread, and the token of masked patches. None for new weights.
-      config: sizes; with a path only `heads` counts, which timm's files do not have. By default they are those of
+        (Transformer/encoderblock_0/...), with a class token; sizes follow from the arrays. Only an old head and the
+        token of masked patches are left unread. None for new weights.
+      config: sizes; with a path only `heads` is used, which timm's files do not have. By default it is the number of
         timm's models of this width, or "num_heads" of "model_args" in a config.json beside the file.
 
     Raises:
-      InvalidInput: neither weights nor sizes are given; no such file, one that is quantized, no vision transformer for
-        these images or one with other parts than these, or a config.json of another network.
+      InvalidInput: neither weights nor sizes are given; the file is missing or quantized, is not a vision transformer
+        for these images, or has unsupported parts; or config.json belongs to another network.
 
     Reference:
       Dosovitskiy et al. An Image is Worth 16x16 Words. ICLR 2021, Section 3.1, without dropout.
@@ -93,20 +93,20 @@ UNUSED = r"(head|pre_logits)[./].*|mask_token"
 """Arrays that are left unread on purpose."""
 
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
-"""Width -> heads of those of timm's vision transformers whose heads are not 64 wide."""
+"""Width -> number of heads, for timm's vision transformers whose heads are not 64 wide."""
 
 
 SHOWN = frozenset(
     ("img_size", "patch_size", "in_chans", "embed_dim", "depth", "mlp_ratio", "num_classes", "init_values", "qk_norm")
 ) | {"reg_tokens", "no_embed_class", "pre_norm", "drop_rate", "drop_path_rate", "dynamic_img_size"}
-"""Arguments of timm's models that the arrays show, or that only training uses."""
+"""Arguments of timm's models that the arrays show, or that matter only in training."""
 
 FIXED = {"global_pool": "token", "class_token": True, "qkv_bias": True, "act_layer": "gelu"}
-"""Arguments of timm's models, and the only value that is known here."""
+"""Arguments of timm's models, and the only value that is supported here."""
 
 
 def _timm_heads(file: WeightsFile, width: int, config: VitConfig | None) -> int:
-    """Number of heads of one of timm's models, which also has a config.json where it comes from the hub."""
+    """Number of heads of one of timm's models, which comes with a config.json if it is from the hub."""
     place = file.path.parent / "config.json"
     try:
         stored = json.loads(place.read_text()) if place.is_file() else {}
@@ -116,7 +116,7 @@ def _timm_heads(file: WeightsFile, width: int, config: VitConfig | None) -> int:
     heads = known.pop("num_heads", None)
     for name, value in known.items():
         if name not in SHOWN and value not in (None, FIXED.get(name)):
-            raise InvalidInput(f"{place} has {name} {value!r}, of which this network knows nothing")
+            raise InvalidInput(f"{place} has {name} {value!r}, which this network does not support")
     if "blocks.0.attn.q_norm.weight" in file:
         heads = width // max(1, file.arrays["blocks.0.attn.q_norm.weight"].size)
     if config is not None:
@@ -132,7 +132,7 @@ def _timm_heads(file: WeightsFile, width: int, config: VitConfig | None) -> int:
 def _timm(
     file: WeightsFile, input_shape: tuple[int, ...], config: VitConfig | None
 ) -> tuple[VitConfig, dict[str, Any]]:
-    """Sizes and parameters from a file of timm's: kernels [outputs, inputs], one product for the attention."""
+    """Sizes and parameters from timm's file: kernels are [outputs, inputs], with one product for the attention."""
 
     def norm(name, size):
         return {"scale": file.read(f"{name}.weight", size), "bias": file.read(f"{name}.bias", size)}
@@ -179,7 +179,7 @@ def _timm(
     patches = (input_shape[0] // side) * (input_shape[1] // side)
     positions = file.read("pos_embed", 1, None, width)
     if positions.shape[1] == patches:
-        # The class has none.
+        # Here the class has no position.
         positions = np.concatenate([np.zeros_like(positions[:, :1]), positions], axis=1)
     if positions.shape[1] == 1 + found.registers + patches:
         registers = registers + positions[:, 1 : 1 + found.registers]
@@ -204,7 +204,7 @@ def _timm(
 def _big_vision(
     file: WeightsFile, input_shape: tuple[int, ...], config: VitConfig | None
 ) -> tuple[VitConfig, dict[str, Any]]:
-    """Sizes and parameters from a file of big_vision's: attention by heads, no class position."""
+    """Sizes and parameters from big_vision's file: attention by heads, and a class token with position 0."""
     side = file.read("embedding/kernel", None, None, input_shape[2], None).shape[0]
     kernel = file.read("embedding/kernel", side, side, input_shape[2], None)
     width, block = kernel.shape[3], "Transformer/encoderblock_"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 EPSILON = 1e-6
-"""Of the layer normalizations."""
+"""Number added to the variance in layer normalizations."""
 
 
 class VitConfig(NamedTuple):
@@ -15,12 +15,12 @@ class VitConfig(NamedTuple):
 
     Attributes:
       patch: side length of the square patches.
-      width: of the hidden states, d.
+      width: width of the hidden states, d.
       layers: number of transformer layers.
       heads: attention heads of a layer.
       hidden: width of the layers' perceptrons.
       registers: number of register tokens, which have no position.
-      layer_scale: whether what a layer adds is scaled, each feature by a factor that begins at 1e-5.
+      layer_scale: whether a layer's output is scaled before it is added: by a factor per feature that begins at 1e-5.
       normalized_queries: whether each head's queries and keys are normalized.
 
     Reference:

@@ -1,4 +1,4 @@
-"""Files of pretrained weights, which are read whole or refused: what nothing reads may belong to another network."""
+"""Files of pretrained weights, which are read whole or refused: an array left unread may belong to another network."""
 
 import re
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ def read_weights(path: str | Path) -> Mapping[str, np.ndarray]:
     """Arrays of a .safetensors or .npz file by name; nothing is unpickled.
 
     Args:
-      path: of the file.
+      path: path of the file.
 
     Raises:
-      InvalidInput: no such file, another kind of file, or a damaged one.
+      InvalidInput: the file is missing, of another kind, or damaged.
     """
     path = Path(path)
     if path.suffix not in (".safetensors", ".npz"):
@@ -43,12 +43,12 @@ class WeightsFile:
 
     Args:
       path: see `read_weights`.
-      kind: what the file is expected to be, for errors.
+      kind: expected kind of the file, for errors.
 
     Attributes:
-      path: of the file.
+      path: path of the file.
       arrays: name -> array.
-      unread: names of the arrays that nothing has read.
+      unread: names of the arrays that have not been read.
     """
 
     def __init__(self, path: str | Path, kind: str):
@@ -64,11 +64,11 @@ class WeightsFile:
         """An array as float32.
 
         Args:
-          name: of the array.
-          *shape: its shape, None where any size is right.
+          name: name of the array.
+          *shape: its shape; None for an axis of any size.
 
         Raises:
-          InvalidInput: no such array, another shape, numbers that are no floats, or NaN or infinite.
+          InvalidInput: there is no such array, it has another shape, or its numbers are not finite floats.
         """
         if name not in self.arrays:
             raise InvalidInput(f"{self.path} has no {name}: it is not {self._kind}")
@@ -91,7 +91,7 @@ class WeightsFile:
         """Number of layers, which are numbered from 0 without a gap.
 
         Args:
-          pattern: regular expression of the beginning of a layer's names, whose group is the number.
+          pattern: regular expression of the beginning of a layer's names; its group is the number.
         """
         numbers = {found[1] for name in self.arrays if (found := re.match(pattern, name))}
         missing = [str(number) for number in range(len(numbers)) if str(number) not in numbers]
@@ -101,7 +101,7 @@ class WeightsFile:
         return len(numbers)
 
     def finish(self, unused: str) -> None:
-        """Raise InvalidInput for arrays that nothing has read.
+        """Raise InvalidInput for arrays that have not been read.
 
         Args:
           unused: regular expression of names that are left alone on purpose.

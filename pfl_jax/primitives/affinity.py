@@ -30,7 +30,7 @@ def empty_affinity(length: int) -> Affinity:
 
 
 def look_up(affinity: Affinity, peers: jax.Array) -> jax.Array:
-    """Affinities p_ij [M] for the fingerprints `peers` [M, WORDS]; zero for those that are not in the table."""
+    """Affinities p_ij [M] for the fingerprints `peers` [M, WORDS]; zero for fingerprints that are not in the table."""
     return jnp.sum(jnp.where(same_fingerprint(affinity.peers, peers[:, None]), affinity.values, 0.0), axis=1)
 
 

@@ -11,7 +11,7 @@ from pfl_jax.validation import check_shapes
 
 
 def normalize_weights(weights: jax.Array, present: jax.Array | None = None) -> jax.Array:
-    """Nonnegative weights [M] scaled to sum to one; equal weights where all are zero, and NaN where a present one is.
+    """Nonnegative weights [M] scaled to sum to one; equal if all are zero, NaN where a present client's are.
 
     Args:
       weights: [M].
@@ -26,7 +26,7 @@ def normalize_weights(weights: jax.Array, present: jax.Array | None = None) -> j
     present = jnp.ones(weights.shape, bool) if present is None else present
     weights = jnp.where(present, weights, 0.0)
     total = jnp.sum(weights)
-    # NaN stays: it is no weight that could be replaced.
+    # NaN stays: it must not be replaced.
     nothing = total <= 0
     return jnp.where(nothing, present / jnp.sum(present), weights / jnp.where(nothing, 1.0, total))
 
@@ -84,7 +84,7 @@ def weighted_mean(weights: jax.Array, trees: PyTree) -> PyTree:
 
 
 def follow_mixture(share: jax.Array, own: PyTree, mixture: PyTree, statistics: PyTree) -> list[jax.Array]:
-    """New running statistics of one model of a mixture, which draw those of the mixture toward new ones.
+    """New running statistics of one model of a mixture, which draw the mixture's statistics toward new ones.
 
     Args:
       share: weight of the model in the mixture; its statistics change by this share of the mixture's change.
@@ -116,6 +116,6 @@ def mix(matrix: jax.Array, trees: PyTree) -> PyTree:
 
 
 def _check_stacked(trees: PyTree, **given: tuple[jax.Array, str]) -> None:
-    """Raise InvalidInput unless all leaves of `trees` have the first axis M of what is given."""
+    """Raise InvalidInput unless all leaves of `trees` have the first axis M of the given arrays."""
     for leaf in jax.tree.leaves(trees):
         check_shapes(**given, leaf=(leaf, f"M{ascii_lowercase[: jnp.ndim(leaf) - 1]}"))

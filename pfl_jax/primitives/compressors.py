@@ -1,4 +1,4 @@
-"""Lossy encodings of a tree of float32 arrays with fewer bytes, as the decoder sees them, and what is sent.
+"""Lossy encodings of a tree of float32 arrays with fewer bytes: the decoded tree, and the arrays that are sent.
 
 Each is a pair: (key, tree) -> decoded tree of the same shapes, and tree -> the arrays that are sent, of which only
 shapes and types are used.
@@ -29,12 +29,12 @@ class Compressor(NamedTuple):
 
 
 def top_k_compressor(share: float) -> Compressor:
-    """Keep the entries of largest magnitude of all arrays together, as they are; all others become zero.
+    """Keep the entries of largest magnitude of all arrays together unchanged; all others become zero.
 
-    Sent are the kept entries and their positions, 32 bits each.
+    The message has the kept entries and their positions, 32 bits each.
 
     Args:
-      share: share of the entries that is kept, above 0 and at most 1; at least one entry is.
+      share: share of the entries that is kept, above 0 and at most 1; at least one entry is kept.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -62,9 +62,9 @@ def quantizing_compressor(bits: int) -> Compressor:
 
         Q(x) = scale / s (floor(s |x| / scale) + a bit) sign(x),   s = 2^(bits - 1) - 1,   scale = max |x|
 
-    The bit is 1 with the probability of what the floor cut off, so the expectation of Q(x) is x. The scale is that of
-    each array by itself, its largest magnitude, as in the paper's experiments. Sent are `bits` bits for each entry, one
-    of them for the sign, and the scales as float32.
+    The bit is 1 with a probability equal to the part that the floor cut off, so the expectation of Q(x) is x. Each
+    array has its own scale, its largest magnitude, as in the paper's experiments. The message has `bits` bits for each
+    entry, one of them for the sign, and the scales as float32.
 
     Args:
       bits: bits of an entry, at least 2.
@@ -87,7 +87,7 @@ def quantizing_compressor(bits: int) -> Compressor:
 def sign_compressor() -> Compressor:
     """Signs of the entries, times the mean magnitude of their array (Karimireddy et al. 2019, scaled sign).
 
-    Sent are one bit for each entry, and the mean magnitudes as float32. The bit of a zero says that it is positive.
+    The message has one bit for each entry, and the mean magnitudes as float32. A zero is sent as positive.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -17,7 +17,7 @@ def init_models(model: Model, key: PRNGKey, count: int) -> Params:
 
 
 def example_losses(model: Model, models: Params, data: ClientData) -> jax.Array:
-    """Loss of every example under every model; of classification the cross entropy -log p_m(y_l | x_l).
+    """Loss of every example under every model; for classification the cross entropy -log p_m(y_l | x_l).
 
     Args:
       model: the architecture.

@@ -1,7 +1,7 @@
 """Feature statistics of a client: class counts, class centroids, FedPAC's mean terms and variance.
 
 All functions but `merge_centroids` take one client's labels and mask [n] and features [n, d], and ignore padding. A
-label that is no class is an InvalidInput, and within jit, where it is not known, counts for no class.
+label that is not a class raises InvalidInput; within jit, where labels are not known, it counts for no class.
 """
 
 import jax
@@ -18,7 +18,7 @@ def class_counts(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Ar
     """Number of examples of each class: n_k = sum_l [y_l = k].
 
     Args:
-      labels: y [n], integers.
+      labels: y [n], integers from 0 to K - 1; within jit, which cannot refuse others, these count for no class.
       mask: [n], bool; the real examples.
       num_classes: K.
 
@@ -42,7 +42,7 @@ def class_centroids(
 
     Args:
       features: f(x_l) [n, d].
-      labels: y [n], integers.
+      labels: y [n], integers from 0 to K - 1; within jit, which cannot refuse others, these count for no class.
       mask: [n], bool; the real examples.
       num_classes: K.
 
@@ -106,7 +106,7 @@ def label_feature_statistics(
 
     Args:
       features: f(x_l) [n, d].
-      labels: y [n], integers.
+      labels: y [n], integers from 0 to K - 1; within jit, which cannot refuse others, these count for no class.
       mask: [n], bool; the real examples.
       num_classes: K.
 
@@ -156,7 +156,7 @@ def second_moment(features: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _memberships(labels: jax.Array, mask: jax.Array, num_classes: int) -> jax.Array:
-    """One-hot classes of the real examples: float32 [n, K]; InvalidInput for a label, if it is known, of no class."""
+    """One-hot classes of the real examples: float32 [n, K]; InvalidInput for a known label that is not a class."""
     check_shapes(labels=(labels, "n"), mask=(mask, "n"))
     if not any(isinstance(one, Tracer) for one in (labels, mask)):
         real = np.asarray(labels)[np.asarray(mask, bool)]

@@ -17,8 +17,18 @@ def fingerprint(data: ClientData) -> jax.Array:
     """Hash of a client's examples, whatever their order: uint32 [WORDS].
 
     Random numbers and records that use it do not depend on how clients are numbered, on padding or on chunks. Floats
-    count to about 1 in 4,000, integers exactly. Clients with other examples have the same fingerprint by chance only,
-    with a probability of 2^-64 a pair.
+    count to about 1 in 4,000, integers exactly. Two clients with different examples have the same fingerprint with a
+    probability of 2^-64.
+
+    Args:
+      data: examples whose x and y are arrays [n, ...], or trees of them.
+    """
+    # A sum of integers is exact in any order, so neither padding nor compilation changes it.
+    return jnp.sum(jnp.where(data.mask[:, None], example_fingerprints(data), 0), axis=0, dtype=jnp.uint32)
+
+
+def example_fingerprints(data: ClientData) -> jax.Array:
+    """Hash of each example, wherever it stands: uint32 [n, WORDS], uniform over all numbers. See `fingerprint`.
 
     Args:
       data: examples whose x and y are arrays [n, ...], or trees of them.
@@ -30,8 +40,7 @@ def fingerprint(data: ClientData) -> jax.Array:
         count = WORDS * words.shape[-1]
         places = _mixed(jnp.arange(first, first + count, dtype=jnp.uint32)).reshape(WORDS, -1)
         rows, first = rows + jnp.sum(_mixed(words ^ places), axis=-1, dtype=jnp.uint32), first + count
-    # A sum of integers is exact in any order, so neither padding nor compilation changes it.
-    return jnp.sum(jnp.where(data.mask[:, None], _mixed(rows), 0), axis=0, dtype=jnp.uint32)
+    return _mixed(rows)
 
 
 def _words(leaf: jax.Array) -> jax.Array:
@@ -74,7 +83,7 @@ def order_by_fingerprint(identities: jax.Array, present: jax.Array) -> jax.Array
     A server that visits clients one after another in this order does not depend on how they are numbered.
 
     Args:
-      identities: fingerprint of each client's data [M, WORDS]; those of absent clients do not matter.
+      identities: fingerprint of each client's data [M, WORDS]; for absent clients they do not matter.
       present: [M], bool.
     """
     return jnp.lexsort((*identities.T, ~present))

@@ -29,7 +29,7 @@ def squared_gradient_norms(loss: KeylessLoss, params: PyTree, batch: ClientData)
     recurrent cells and layers inside `jax.checkpoint`, each example's gradient is computed.
 
     Args:
-      loss: (params, ClientData) -> scalar: the mean over the examples of a term of each, as `cross_entropy`.
+      loss: (params, ClientData) -> scalar: the mean of a term of each example, as `cross_entropy`.
       params: any pytree; the norm is over all leaves.
       batch: B examples; all count as real.
 
@@ -52,8 +52,8 @@ def _check_loss(loss: KeylessLoss) -> None:
         inspect.signature(loss).bind(None, None)
     except TypeError:
         raise InvalidInput(
-            "Fisher information is of a loss (params, batch) -> scalar, such as deployed_loss(model), not of one of "
-            "local training, which takes a key"
+            "the Fisher information needs a loss (params, batch) -> scalar, such as deployed_loss(model), not a loss "
+            "of local training, which takes a key"
         ) from None
     except ValueError:
         # A function without a signature.
@@ -97,8 +97,7 @@ def fisher_trace(
     where -log p_w(y_b | x_b) is the loss of example b, and w are all parameters. See `squared_gradient_norms`.
 
     Args:
-      loss: (params, ClientData) -> scalar: the mean over the examples of a term of each, for example
-        `deployed_loss(model)`.
+      loss: (params, ClientData) -> scalar: the mean of a term of each example, for example `deployed_loss(model)`.
       params: w, any pytree.
       data: the client's examples [n, ...]; padding does not count.
       microbatch: examples processed at once; bounds the memory, not the result.
@@ -179,7 +178,7 @@ def batch_fisher_trace(
         gradient = jax.grad(loss)(params, batch)
         return total + sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient))
 
-    # Also where training is private, the trace is not: fedas says so in its `pfl_jax.base.Privacy`.
+    # Where training is private, the trace still is not: fedas declares this in its `pfl_jax.base.Privacy`.
     one_epoch = training.replace(epochs=1, augment=None, dp_clip=None, dp_noise=0.0)
     return one_epoch.fold(key, jnp.zeros(()), data, add)
 
@@ -192,7 +191,7 @@ def diagonal_fisher(loss: KeylessLoss, params: PyTree, data: ClientData, *, micr
     The sum of its entries is `fisher_trace`, which needs no individual gradients and is much faster.
 
     Args:
-      loss: (params, ClientData) -> scalar, as in `fisher_trace`; of padding alone, it has no gradient.
+      loss: (params, ClientData) -> scalar, as in `fisher_trace`; its gradient on padding alone is zero.
       params: w, any pytree.
       data: the client's examples [n, ...]; padding does not count.
       microbatch: examples whose gradients are held at once; bounds the memory, not the result.

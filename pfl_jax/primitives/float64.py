@@ -78,7 +78,7 @@ def in_float64(function: Callable[..., PyTree], *, one_by_one: bool = False) -> 
     )
     compiled = jax.jit(differentiable)
 
-    # A plain function: what holds it can be pickled by its name.
+    # A plain function, so that objects that hold it can be pickled by its name.
     @functools.wraps(function)
     def in_place(*arguments):
         return compiled(*arguments)

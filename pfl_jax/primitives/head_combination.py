@@ -26,8 +26,8 @@ def head_weights(mu: jax.Array, spread: jax.Array, counts: jax.Array, *, solver:
         alpha_i = argmin over the simplex of  sum_j alpha_j^2 V_j / n_j + ||mu_i - sum_j alpha_j mu_j||^2
 
     Other clients' heads reduce the variance (first term) and add bias (second term). Given the clients' second moments
-    Lambda_j = E[f(x) f(x)^T], the norm is that of Lambda_i^-1, and V_j = tr(Lambda_i^-1 Lambda_j) - ||mu_j||^2 in this
-    norm. Weights below 1e-3 are set to zero, and the row is normalized to sum to 1.
+    Lambda_j = E[f(x) f(x)^T], the norm is defined by Lambda_i^-1, and V_j = tr(Lambda_i^-1 Lambda_j) - ||mu_j||^2 in
+    this norm. Weights below 1e-3 are set to zero, and the row is normalized to sum to 1.
 
     Args:
       mu: [M, K, d], P(k) E[f(x) | y = k] of each client, see `label_feature_statistics`.

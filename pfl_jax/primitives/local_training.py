@@ -28,10 +28,10 @@ MakeOptimizer = Callable[[float | jax.Array], optax.GradientTransformation]
 """Function of the learning rate to an optimizer, such as optax.lion; hashable."""
 
 RATES = {"lr": 0.01, "momentum": 0.5, "weight_decay": 5e-4}
-"""Numbers of an optimizer that a recipe makes, with their defaults; an optimizer of one's own has its own."""
+"""Numbers of an optimizer that a recipe makes, with their defaults; an optimizer that is given has its own."""
 
 NOT_GIVEN: Any = None
-"""In the place of a number that has a default, until `LocalTraining.__post_init__`."""
+"""Placeholder for a number that has a default, until `LocalTraining.__post_init__`."""
 
 EPOCHS = 5
 """Default number of local epochs."""
@@ -43,7 +43,7 @@ class LocalTraining:
     """Recipe of local training: the optimizer and the mini-batches. A pytree, whose numbers may be traced.
 
     Attributes:
-      lr: learning rate, 0.01 by default; None beside an optimizer with a learning rate of its own.
+      lr: learning rate, 0.01 by default; None beside an optimizer with its own learning rate.
       momentum: momentum of SGD, 0.5 by default; other optimizers have their own. The moments of Adam and AdamW decay
         with rates 0.9 and 0.999.
       weight_decay: weight decay, 5e-4 by default, decoupled from the gradient by adamw, added to it by all others.
@@ -55,8 +55,8 @@ class LocalTraining:
       optimizer: sgd (as PyTorch's SGD), adam, adamw; any optimizer of optax, such as optax.adam(1e-3), which has its
         own lr, momentum and weight_decay; or a function of the learning rate to one, such as optax.lion. Its state is
         initialized anew for each client in every round and phase, so a schedule in it starts again from step 0 there.
-        One that needs the value of the loss, such as optax.polyak_sgd, gets that of the mini-batch, but not with
-        dp_clip, nor in methods with steps of their own.
+        An optimizer that needs the value of the loss, such as optax.polyak_sgd, gets the mini-batch's, except with
+        dp_clip and in methods that compute their steps themselves.
       clip_norm: largest global norm of a mini-batch's gradient; larger gradients are scaled down to it. None for no
         limit.
       drop_last: whether to leave out an incomplete last batch of an epoch, as PyTorch's DataLoader(drop_last=True)
@@ -131,7 +131,7 @@ class LocalTraining:
         """Copy of this recipe with other values.
 
         Args:
-          changes: name of a field -> its new value. An optimizer that has its own learning rate replaces those of
+          changes: name of a field -> its new value. An optimizer that has its own learning rate replaces the numbers of
             RATES too; epochs replace local_steps, and the other way round.
         """
         if changes.get("local_steps") is not None:
@@ -144,14 +144,14 @@ class LocalTraining:
 
     @property
     def has_own_optimizer(self) -> bool:
-        """Whether the optimizer has a learning rate of its own, not `lr`."""
+        """Whether the optimizer has its own learning rate, not `lr`."""
         return isinstance(self.optimizer, optax.GradientTransformation)
 
     def phase(self, lr: float | jax.Array, **changes: Any) -> "LocalTraining":
-        """Recipe of another phase of a method, with a learning rate of its own.
+        """Recipe of another phase of a method, with another learning rate.
 
-        Its optimizer is that of this recipe; where that has its own learning rate, SGD with the default momentum and
-        weight decay.
+        It has this recipe's optimizer; but if that has its own learning rate, SGD with the default momentum and weight
+        decay.
 
         Args:
           lr: learning rate.
@@ -170,14 +170,14 @@ class LocalTraining:
         return self.phase(lr, **{"momentum": 0.0, "weight_decay": 0.0, **changes})
 
     def require_lr(self, use: str) -> None:
-        """Raise InvalidInput for an optimizer with a learning rate of its own, where a method uses `lr` itself.
+        """Raise InvalidInput for an optimizer with its own learning rate, where a method uses `lr` itself.
 
         Args:
-          use: what it uses it for.
+          use: the part of the method that uses it.
         """
         if self.has_own_optimizer:
             raise InvalidInput(
-                f"{use} needs lr, which a recipe has not beside an optimizer with a learning rate of its own: give a "
+                f"{use} needs lr, which a recipe does not have beside an optimizer with its own learning rate: give a "
                 "function of the learning rate, such as optimizer=optax.adam with lr=1e-3"
             )
 
@@ -202,7 +202,7 @@ class LocalTraining:
 
     @property
     def most_passes(self) -> int | jax.Array:
-        """Largest number of passes over a client's examples in a round: local_steps where one batch has them all."""
+        """Largest number of passes over a client's examples in a round: local_steps if one batch has them all."""
         return self.epochs if self.local_steps is None else self.local_steps
 
     def fit(
@@ -224,8 +224,8 @@ class LocalTraining:
           key: key of the order of the examples, of the augmentation, of the noise and of the losses.
           params: any pytree of float arrays.
           data: examples [n, ...] with their mask [n].
-          loss: (params, ClientData of at most batch_size rows, key) -> scalar mean over the batch's mask. The key is
-            another one in every step. A backbone with batch normalization needs a `TrainingLoss`, such as
+          loss: (params, ClientData of at most batch_size rows, key) -> scalar mean over the batch's mask. The key
+            differs in every step. A backbone with batch normalization needs a `TrainingLoss`, such as
             `pfl_jax.primitives.losses.supervised_loss`.
           transformation: optimizer to use in place of `transformation()`.
 
@@ -259,7 +259,7 @@ class LocalTraining:
             gradient = private_gradient(
                 noise_key, value, params, batch, clip=clip, noise=self.dp_noise, size=self.batch_size
             )
-            # Those of a mini-batch are not private: here they stay.
+            # A mini-batch's statistics are not private: the old ones stay.
             return *descend(optimizer, gradient, running_statistics(params), params, opt_state), index + 1
 
         return self._fold(key, (*start, jnp.zeros((), jnp.int32)), data, private_step)[0]
@@ -270,9 +270,9 @@ class LocalTraining:
         The real examples are shuffled anew in every epoch. An epoch of a client with m real examples takes
         ceil(m / batch_size) steps, the last one on the remaining examples, so a small client costs less than a large
         one unless both run under one vmap. With `local_steps` the last epoch may be incomplete. `drop_last`, `shuffle`
-        and `augment` apply as described in `LocalTraining`; augmentation and losses have keys of their own, and do not
-        change the order of the examples; all that makes steps (`lr`, `optimizer`, `clip_norm`) is the caller's. The
-        result has derivatives in both modes; those in reverse mode need numbers of epochs or steps that are not traced.
+        and `augment` apply as described in `LocalTraining`; augmentation and losses have separate keys, and do not
+        change the order of the examples. The caller's `step` has to apply `lr`, `optimizer` and `clip_norm`. The result
+        has derivatives in both modes; reverse mode needs numbers of epochs or steps that are not traced.
 
         Args:
           key: key of the order of the examples, of the augmentation and of the steps' keys, see `pfl_jax.streams`.
@@ -286,7 +286,7 @@ class LocalTraining:
           The last carry; the initial one if there are no epochs.
 
         Raises:
-          InvalidInput: the recipe has a dp_clip, which only `fit` heeds.
+          InvalidInput: the recipe has a dp_clip, which only `fit` applies.
 
         Example:
           >>> import jax
@@ -302,7 +302,7 @@ class LocalTraining:
         if self.dp_clip is not None:
             raise InvalidInput(
                 "fold takes no private steps, and the recipe has a dp_clip: train by LocalTraining.fit, or replace("
-                "dp_clip=None, dp_noise=0.0) for what need not be private"
+                "dp_clip=None, dp_noise=0.0) if it need not be private"
             )
         return self._fold(key, carry, data, step)
 

@@ -12,21 +12,21 @@ from pfl_jax.base import PyTree
 def differentiated_by(
     loop: Callable[..., PyTree], scan: Callable[..., PyTree], fn: Callable[..., PyTree], *examples: tuple[PyTree, ...]
 ) -> Callable[..., PyTree]:
-    """Function loop(fn, ...) whose derivatives are those of scan(fn, ...), which is equal and takes longer.
+    """Function loop(fn, ...) with the derivatives of scan(fn, ...), which has equal results and takes longer.
 
-    JAX has derivatives in reverse mode (jax.grad) only of loops whose number of steps is static. So the loop runs
-    unless a derivative is asked for, and where one is, a scan of the most steps that there can be, in which surplus
-    ones change nothing.
+    JAX has derivatives in reverse mode (jax.grad) only of loops with a static number of steps. So the loop runs unless
+    a derivative is asked for. Otherwise a scan over the largest possible number of steps runs, in which surplus steps
+    change nothing.
 
     Args:
-      loop, scan: functions of `fn` and of further arguments, which close over no traced arrays.
-      fn: what they repeat; may close over traced arrays.
+      loop, scan: functions of `fn` and of further arguments, which do not close over traced arrays.
+      fn: function that they repeat; may close over traced arrays.
       *examples: arguments of `fn`, or their shapes and types, for each set of shapes that it is called with.
 
     Returns:
       The function of the further arguments.
     """
-    # The rule for derivatives needs what `fn` closes over as an argument.
+    # The rule for derivatives needs the arrays that `fn` closes over as arguments.
     traced = {_shapes(example): jax.make_jaxpr(fn, return_shape=True)(*example) for example in examples}
 
     def closed(captured: list[list[Any]]) -> Callable[..., PyTree]:

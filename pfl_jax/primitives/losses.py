@@ -22,7 +22,7 @@ def loss_of_features(
     value: Callable[[PyTree, jax.Array, ClientData], jax.Array],
     backbone: Callable[[PyTree], Backbone] = lambda params: params["backbone"],
 ) -> TrainingLoss:
-    """Loss of local training as a function of the features, which the model computes as it does in training.
+    """Loss of local training as a function of the features, which the model computes in its training mode.
 
     Args:
       model: the architecture.
@@ -38,7 +38,7 @@ def loss_of_features(
 
 
 def supervised_loss(model: Model, penalty: Callable[[Params], ArrayLike] | None = None) -> TrainingLoss:
-    """Loss of ordinary local training: that of the model's task, for a whole model on a mini-batch.
+    """Loss of ordinary local training: the loss of the model's task, for a whole model on a mini-batch.
 
     Args:
       model: the architecture.
@@ -53,7 +53,7 @@ def supervised_loss(model: Model, penalty: Callable[[Params], ArrayLike] | None 
 
 
 def deployed_loss(model: Model) -> KeylessLoss:
-    """Loss of a whole model as it would be deployed, not as it is in training.
+    """Loss of a whole model in its deployed mode, not in its training mode.
 
     Args:
       model: the architecture.
@@ -65,7 +65,7 @@ def deployed_loss(model: Model) -> KeylessLoss:
 
 
 def negative_log_likelihood(model: Model) -> KeylessLoss:
-    """Mean of -log p(y | x) of a whole model as it would be deployed, up to a constant; see `pfl_jax.tasks.Task`.
+    """Mean of -log p(y | x) of a whole model in its deployed mode, up to a constant; see `pfl_jax.tasks.Task`.
 
     Args:
       model: the architecture.
@@ -80,9 +80,9 @@ def negative_log_likelihood(model: Model) -> KeylessLoss:
 def feature_alignment(features: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
     """Mean over examples of (1/d) ||f(x) - target||^2 for features and targets [B, d], mask [B].
 
-    FedPAC, Eq. 3, with class centroids as targets; FedAS, Eq. 4, with the previous backbone's embeddings. Targets that
-    follow from the parameters that are trained need a jax.lax.stop_gradient. Features [B, T, d] of a sequence count as
-    one vector of T d numbers.
+    FedPAC, Eq. 3, with class centroids as targets; FedAS, Eq. 4, with the previous backbone's embeddings. Targets
+    computed from the trained parameters need a jax.lax.stop_gradient. Features [B, T, d] of a sequence count as one
+    vector of T d numbers.
 
     Example:
       >>> import jax.numpy as jnp

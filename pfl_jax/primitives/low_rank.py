@@ -1,6 +1,6 @@
 """Low-rank adapters in a tree of parameters: the pairs A [inputs, r] and B [r, outputs] of `pfl_jax.networks.adapters`.
 
-An adapter is a dictionary {"lora_a": A, "lora_b": B}; A B is what it adds to a kernel, up to the scale of its model.
+An adapter is a dictionary {"lora_a": A, "lora_b": B}; it adds A B to a kernel, up to the scale of its model.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +22,10 @@ def is_adapter(tree: PyTree) -> bool:
 
 
 def map_adapters(fn: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
-    """Copy of a tree of parameters in which fn has been applied to each adapter, and all else is as it was.
+    """Copy of a tree of parameters in which fn has been applied to each adapter, and all else is unchanged.
 
     Args:
-      fn: (adapter of tree, the same place in each other tree) -> what stands in its place.
+      fn: (adapter of tree, subtree of each other tree at the same path) -> its replacement.
       tree: parameters.
       others: trees with the same paths down to the adapters.
 
@@ -68,7 +68,7 @@ def keep_ranks(tree: PyTree, start: jax.Array | int, end: jax.Array | int) -> Py
 
 
 def within_ranks(optimizer: optax.GradientTransformation, end: jax.Array | int) -> optax.GradientTransformation:
-    """Optimizer that moves only the first `end` ranks of adapters, and all other parameters as the given one does.
+    """Optimizer that moves only the first `end` ranks of adapters, and moves all other parameters like the given one.
 
     Adapters that are zero in the other ranks stay so, whatever the gradients are: the noise of private training, or of
     an optimizer, is on all ranks.
@@ -88,7 +88,7 @@ def within_ranks(optimizer: optax.GradientTransformation, end: jax.Array | int) 
 
 
 def draw_rank(key: PRNGKey, tree: PyTree, smallest: int) -> jax.Array:
-    """Rank of a client, int32, drawn by a `key`: from the `smallest` to that of a `tree`'s largest adapter, else 1."""
+    """Rank of a client, int32, drawn by a `key`: from the `smallest` to the largest of a `tree`'s adapters, else 1."""
     largest = max((one[B].shape[0] for one in find_adapters(tree)), default=1)
     return jax.random.randint(key, (), min(smallest, largest), largest + 1)
 
@@ -103,7 +103,7 @@ def mean_product(weights: jax.Array, adapters: Mapping[str, jax.Array]) -> jax.A
 
     Args:
       weights: [M].
-      adapters: of M clients, stacked: A [M, inputs, r] and B [M, r, outputs].
+      adapters: adapters of M clients, stacked: A [M, inputs, r] and B [M, r, outputs].
     """
     return jnp.einsum("m,mir,mro->io", weights, adapters[A], adapters[B], precision="highest")
 
@@ -118,7 +118,7 @@ def mix_adapters(share: jax.Array | float, left: PyTree, right: PyTree) -> PyTre
     """Parameters whose adapters add share A_l B_l + (1 - share) A_r B_r, of twice the rank; all else is interpolated.
 
     Args:
-      share: of the left parameters.
+      share: weight of the left parameters.
       left: parameters.
       right: parameters with the same adapters.
 

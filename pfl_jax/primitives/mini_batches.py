@@ -43,7 +43,7 @@ def num_steps(count: Counts, batch_size: int, epochs: int | jax.Array = 1, *, dr
 
 
 MIN_SAVED = 0.2
-"""Share of the largest client's rows in an epoch that are saved at least where the last batch has a size of its own.
+"""The last batch gets a separate size if this saves at least this share of the largest client's rows in an epoch.
 
 The step is then compiled for two sizes."""
 
@@ -57,7 +57,7 @@ def epoch_order(key: PRNGKey, mask: jax.Array, length: int) -> jax.Array:
     Then come the other rows, and row 0 again where length is above n; the caller's masks exclude all of these.
 
     Args:
-      key: of the order.
+      key: key of the order.
       mask: [n], the real rows.
       length: at least n.
     """
@@ -74,7 +74,7 @@ def first_in_fixed_order(mask: jax.Array, length: int | jax.Array) -> jax.Array:
 
     Args:
       mask: [n], the real rows.
-      length: how many rows of the order.
+      length: number of rows of the order.
     """
     (n,) = mask.shape
     order = epoch_order(jax.random.key(FIXED_ORDER), mask, n)
@@ -147,7 +147,7 @@ def fold_batches(
 
             if last == batch_size:
                 return steps_of(batch_size, 0, left, carry)
-            # After the whole batches of n rows no client has more than the rest.
+            # After the whole batches no client has more rows left than `rest`.
             end = jnp.minimum(left, whole)
             return steps_of(last, end, left, steps_of(batch_size, 0, end, carry))
 

@@ -49,14 +49,14 @@ def sgd(
 
 
 def initial_state(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
-    """First state of an optimizer for the parameters that it is to move.
+    """First state of an optimizer for the parameters that it will move.
 
     Args:
       optimizer: as in optax.
       params: any pytree of float arrays.
 
     Raises:
-      InvalidInput: the optimizer is for parameters of another structure, such as those of a whole model.
+      InvalidInput: the optimizer is for parameters of another structure, such as a whole model's.
     """
     try:
         return optimizer.init(params)
@@ -84,8 +84,8 @@ def descend(
     Args:
       optimizer, gradient, params, opt_state: as in optax.
       statistics: new running statistics of batch normalization, which the loss returns beside its value; () for none.
-        They take the place of the old ones, whatever the optimizer does to these.
-      value: of the loss, for an `optax.GradientTransformationExtraArgs`; None where the training has none.
+        They replace the old ones, whatever the optimizer does to these.
+      value: value of the loss, for an `optax.GradientTransformationExtraArgs`; None if the training has none.
 
     Raises:
       InvalidInput: the optimizer needs more than it is given, or the params have other statistics.
@@ -97,7 +97,7 @@ def descend(
         if "required keyword-only argument" not in str(error):
             raise
         raise InvalidInput(
-            f"the optimizer needs more than a step of this training has, a gradient{' and a value' if given else ''} "
+            f"the optimizer needs more than this training gives it, a gradient{' and a value' if given else ''} "
             f"({first_line(error)}): choose another one"
         ) from error
     return with_statistics(optax.apply_updates(params, updates), statistics), opt_state

@@ -9,11 +9,11 @@ gradients follow from the layer's input and the gradient at its output:
     scale         || sum_p a_bp * delta_bp ||^2        of a normalization
 
 One backward pass over a mini-batch therefore gives the norms of all its examples. The operations are found in the jaxpr
-of a loss, so its network may be anyone's. Each of them gets a tap: an identity whose backward pass passes the gradient
-through and adds the layer's squared norms to the gradient with respect to a probe, a vector of zeros [B] that all taps
-share. The gradient of the summed losses with respect to the probe is then the vector of squared norms. A second kind of
-tap gives the weighted sum of the per-example gradients: its backward pass computes the parameter's gradient from
-delta_b times the weight of example b, and passes delta_b on.
+of a loss, so its network may be of any library. Each of them gets a tap: an identity whose backward pass passes the
+gradient through and adds the layer's squared norms to the gradient with respect to a probe, a vector of zeros [B] that
+all taps share. The gradient of the summed losses with respect to the probe is then the vector of squared norms. A
+second kind of tap gives the weighted sum of the per-example gradients: its backward pass computes the parameter's
+gradient from delta_b times the weight of example b, and passes delta_b on.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,13 @@ from pfl_jax.base import ClientData, KeylessLoss, PyTree
 from pfl_jax.fast.convolution import CONVOLVE
 
 FEW = 3
-"""Rows of a mini-batch on which a loss is examined, beside the number with which it is computed."""
+"""Number of rows with which a loss is examined, besides the number with which it is computed."""
 
 MOVED = ("reshape", "transpose", "squeeze", "broadcast_in_dim", "pad")
-"""Operations of JAX that only bring the entries of a parameter to their places."""
+"""Operations of JAX that only move or repeat the entries of a parameter."""
 
 ELEMENTWISE = ("add", "sub", "mul")
-"""Those that use a parameter in the same way for each row."""
+"""Operations of JAX that use a parameter in the same way for each row."""
 
 
 class Operation(NamedTuple):
@@ -56,7 +56,7 @@ class Operation(NamedTuple):
     is_product: bool
 
     def norms(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
-        """Squared norms [B] of the parameter's gradients, from those at the output [B, ...]."""
+        """Squared norms [B] of the parameter's gradients, from the gradients at the output [B, ...]."""
         if self.is_product:
             return jnp.sum(jnp.square(x), axis=1) * jnp.sum(jnp.square(gradient), axis=1)
 
@@ -68,18 +68,18 @@ class Operation(NamedTuple):
 
 
 class _Moved(NamedTuple):
-    """Leaf whose entries were brought to other places.
+    """Leaf whose entries were moved.
 
     Attributes:
       leaf: its number.
-      moves: equations of what was done, one after another.
+      moves: equations of the moves, in order.
     """
 
     leaf: int
     moves: tuple[Any, ...] = ()
 
     def of(self, parameter: jax.Array, **last: Any) -> jax.Array:
-        """The same for another parameter; `last` are other parameters of the last move."""
+        """Another parameter after the same moves; `last` replaces parameters of the last one."""
         for move in self.moves:
             changed = move.params | (last if move is self.moves[-1] else {})
             parameter = move.primitive.bind(parameter, *(one.val for one in move.invars[1:]), **changed)
@@ -95,7 +95,7 @@ def replace_operations(
 ) -> jax.Array:
     """Loss in which the operations on rows that use a leaf of the parameters are computed by a function.
 
-    Those inside of another transformation (remat, scan, derivatives of one's own) are left alone, those of jit not.
+    Operations inside of another transformation than jit (remat, scan, custom derivatives) are left alone.
 
     Args:
       loss: (params, ClientData) -> scalar.
@@ -107,7 +107,7 @@ def replace_operations(
     Returns:
       The scalar.
     """
-    # A new function: JAX remembers the trace of one that it has seen, with the frozen parameters that it read.
+    # A new function: JAX remembers the trace of a function that it has seen, with the frozen parameters in it.
     program = jax.make_jaxpr(lambda *args: loss(*args))(params, batch)
     leaves, (rows,) = jax.tree.leaves(params), batch.mask.shape
     moved = [_Moved(number) for number in range(len(leaves))]
@@ -153,7 +153,7 @@ def replace_operations(
 def _operation(
     equation: JaxprEqn, inputs: list[Any], origins: list[_Moved | None], leaves: list[jax.Array], rows: int
 ) -> Operation | None:
-    """Operation on rows that an equation of a jaxpr is, which uses one leaf; None for anything else."""
+    """Operation on rows with one leaf, for an equation of a jaxpr; None if the equation is anything else."""
     name, parameters = equation.primitive.name, equation.params
     position = 0 if origins[0] else 1
     if len(inputs) != 2:
@@ -198,17 +198,17 @@ def _repeats(moves: tuple[Any, ...]) -> bool:
 def have_closed_form(
     loss: KeylessLoss, params: PyTree, batch: ClientData, rows: int, *, free_terms: bool = False
 ) -> bool:
-    """Whether the gradients of single examples follow from operations on rows: no leaf is used in two of these.
+    """Whether the gradients of single examples follow from operations on rows, where no leaf is used twice.
 
-    This is read off the loss's program for `rows` and for FEW examples: an operation could have as many rows by chance.
-    Operations inside of another transformation count as none.
+    This is read off the loss's program for `rows` and for FEW examples, since an operation could have as many rows by
+    chance. Operations inside of another transformation do not count.
 
     Args:
       loss: (params, ClientData) -> scalar.
       params: any pytree of arrays.
       batch: a mini-batch, of which only shapes and types count.
       rows: number of examples with which gradients are computed.
-      free_terms: whether leaves may be used elsewhere too, where that depends on no example.
+      free_terms: whether leaves may be used elsewhere too, in terms that depend on no example.
     """
     sizes = [
         jax.tree.map(lambda leaf, count=count: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), batch)
@@ -270,12 +270,12 @@ def add_norms(operation: Operation, probe: jax.Array) -> jax.Array:
 
 
 def weigh_gradient(operation: Operation, weights: jax.Array, parameter: jax.Array) -> jax.Array:
-    """Output of an operation, whose backward pass adds the weighted gradient to that of another parameter.
+    """Output of an operation, whose backward pass adds the weighted gradient to the gradient of another parameter.
 
     Args:
-      operation: of the output; the gradient of its own parameter is not affected.
-      weights: [B], of the examples' gradients.
-      parameter: of the shape of the operation's.
+      operation: operation of the output; the gradient of its own parameter is not affected.
+      weights: [B], weights of the examples' gradients.
+      parameter: parameter with the shape of the operation's.
     """
 
     @jax.custom_vjp

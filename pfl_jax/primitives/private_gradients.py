@@ -2,7 +2,7 @@
 
 A loss is the mean over a mini-batch of a term of each example, plus terms that depend on no example (proximal terms,
 regularizers). Only the first part depends on the data: only it is clipped and noised, and the gradient of the second
-part is added as it is.
+part is added unchanged.
 """
 
 import functools
@@ -41,12 +41,12 @@ def private_gradient(
         ( sum_b g_b min(1, C / ||g_b||)  +  C noise N(0, I) ) / size   +   gradient of the terms without examples
 
     where g_b is the gradient of the term of example b, and its norm is over all leaves. The divisor does not depend on
-    how many examples are real, so that an example that is left out changes the sum and nothing else.
+    how many examples are real, so that leaving out an example changes only the sum.
 
     Args:
-      key: key of the noise; folded with `pfl_jax.streams.DROPOUT` that of the losses.
-      loss: (params, ClientData of any number of rows, key) -> scalar; the mean over the rows of a term of each, plus
-        terms without examples. For other losses the result is not private.
+      key: key of the noise; folded with `pfl_jax.streams.DROPOUT`, the key of the losses.
+      loss: (params, ClientData of any number of rows, key) -> scalar; the mean of a term of each row, plus terms
+        without examples. For other losses the result is not private.
       params: any pytree of float arrays; sums and noise are in float32 at least.
       batch: examples [B, ...]; padding contributes nothing.
       clip: C, the largest norm of an example's gradient.
@@ -58,7 +58,7 @@ def private_gradient(
 
     Reference:
       Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. Deep Learning with Differential Privacy. CCS 2016.
-      Algorithm 1. The fixed divisor is that of Ponomareva et al. How to DP-fy ML. JAIR 2023. Section 4.1.
+      Algorithm 1. The fixed divisor is from Ponomareva et al. How to DP-fy ML. JAIR 2023. Section 4.1.
     """
     total, free = clipped_gradient_sum(jax.random.fold_in(key, DROPOUT), loss, params, batch, clip)
     if not (isinstance(noise, int | float) and noise == 0):
@@ -77,11 +77,11 @@ def clipped_gradient_sum(
     """Sum over the real examples of their clipped gradients, and the gradient of the terms without examples.
 
     Both are in float32 at least. The norms of the gradients have a closed form, see `pfl_jax.primitives.per_example`,
-    if every parameter is of that precision and used once as `squared_gradient_norms` wants it, or in terms without
+    if every parameter is of that precision and used once as `squared_gradient_norms` requires, or in terms without
     examples; otherwise each example's gradient is computed.
 
     Args:
-      key: key of the losses. Each example has its own, folded with its row. Those whose gradients have a closed form
+      key: key of the losses. Each example has its own, folded with its row. Examples whose gradients have a closed form
         share the key of the first row of their `MICROBATCH`; the loss draws one array for all of their rows.
       loss, params, batch, clip: see `private_gradient`.
 
@@ -109,7 +109,7 @@ def clipped_gradient_sum(
     if examples <= MICROBATCH:
         return one_part(keyless, params, batch, clip, free), free
     rows = -(-examples // MICROBATCH) * MICROBATCH
-    # Copies of the first example that are not real.
+    # Padding: copies of the first example that are not real.
     padded = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], rows - examples, 0)]), batch)
     padded = padded._replace(mask=jnp.pad(batch.mask, (0, rows - examples)))
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, MICROBATCH, *leaf.shape[1:]), padded)

@@ -1,8 +1,9 @@
-"""Statistics of a cohort's vectors that few arbitrary ones cannot move far, in place of the weighted mean.
+"""Statistics of a cohort's vectors that few arbitrary vectors cannot move far, in place of the weighted mean.
 
 All of them take vectors x [M, D] and nonnegative weights w [M]. A weight of zero means that the client is absent, or
-that it has nothing to say here; its vector is not used. If all weights are zero, the result is zero. All of them move
-with the vectors: the statistic of x_i + a is that of x_i, plus a. So those of models are those of their updates.
+has no value here; its vector is not used. If all weights are zero, the result is zero. All of them move with the
+vectors: adding a to every x_i adds a to the statistic. So it does not matter whether the vectors are models or their
+updates.
 """
 
 import itertools
@@ -73,7 +74,7 @@ def trimmed_mean(x: jax.Array, w: jax.Array, share: float | jax.Array) -> jax.Ar
     x, w, ends = _sorted(x, w)
     total = ends[-1]
     kept = jnp.minimum(ends, (1 - share) * total) - jnp.maximum(ends - w, share * total)
-    # What rounding leaves of a client that is left out would count, however small, if its vector is large enough.
+    # Otherwise the rounding of a left-out client's weight would count if its vector is large enough.
     kept = jnp.where((w > 0) & (kept > TOLERANCE * total), kept, 0.0)
     divisor = jnp.sum(kept, axis=0)
     return jnp.sum(kept * x, axis=0) / jnp.where(divisor > 0, divisor, 1.0)
@@ -91,8 +92,8 @@ def krum(x: jax.Array, w: jax.Array, share: float, *, several: bool = False) -> 
 
     Of m present clients, f = floor(share m) may attack. A client's score is the sum of its squared distances to the
     m - f - 2 nearest other present ones, at least one. Krum is the vector with the smallest score; Multi-Krum is the
-    weighted mean of the m - f with the smallest. Weights count only in that mean. The paper's guarantee needs
-    2 f + 2 < m.
+    weighted mean of the m - f vectors with the smallest scores. Weights count only in that mean. The paper's guarantee
+    needs 2 f + 2 < m.
 
     Args:
       x: vectors [M, D].
@@ -155,16 +156,16 @@ def geometric_median(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def robust_mean(statistic: Statistic, values: PyTree, weights: jax.Array) -> Mean:
-    """`Mean` for the server whose value is a statistic of the clients' values, and its weight the sum of theirs.
+    """`Mean` for the server: its value is a statistic of the clients' values, its weight the sum of their weights.
 
     All arrays of a value are one vector. Where weights lie along the leading axes of the values, such as the examples
-    of each class [K] of class means [K, d], each class has a statistic of its own, over the clients that have a weight
-    there.
+    of each class [K] of class means [K, d], each class has its own statistic, over the clients that have a weight for
+    it.
 
     Args:
       statistic: see `Statistic`.
-      values: the clients' values, leaves [M, ...]; of absent clients finite.
-      weights: of their `Mean`s, [M, ...]; zero for absent clients.
+      values: the clients' values, leaves [M, ...]; finite also for absent clients.
+      weights: weights of their `Mean`s, [M, ...]; zero for absent clients.
     """
     leaves, structure = jax.tree.flatten(values)
     number, *axes = weights.shape

@@ -17,7 +17,7 @@ def mirror_descent(
     of the second derivatives (2 max |P| for x.Px + q.x), no step increases the function.
 
     Args:
-      gradient: x [..., m] -> gradient [..., m]; rows of a batch are points of their own.
+      gradient: x [..., m] -> gradient [..., m]; rows of a batch are independent points.
       start: first x [..., m], positive; equal weights are the usual one. A weight of 0 stays 0, without derivatives.
       lr: step size.
       steps: number of steps, static.

@@ -1,6 +1,8 @@
 """Batched quadratic programs on the probability simplex."""
 
 import functools
+import logging
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -17,6 +19,11 @@ from pfl_jax.validation import check_value
 
 Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
 """Names of the solvers of `solve_simplex_qp`."""
+
+logger = logging.getLogger(__name__)
+
+MANY = 100
+"""Number of programs from which a log record says, while they are traced, that they take their time."""
 
 BATCH_ENTRIES = 2**27
 """Entries of the matrices that an accelerator solves at once: 1 GiB in float64, 512 programs of 512 clients."""
@@ -45,12 +52,12 @@ def solve_simplex_qp(
 
     Solvers:
 
-    - "auto": "projected_gradient" for what it solves to a Frank-Wolfe gap of at most `tolerance`, "interior_point" for
-      all others, and for everything if jaxopt is not installed.
+    - "auto": "projected_gradient" for programs that it solves to a Frank-Wolfe gap of at most `tolerance`,
+      "interior_point" for all others, and for everything if jaxopt is not installed.
     - "projected_gradient": jaxopt.ProjectedGradient for the support and an exact solve on it, see
       `pfl_jax.primitives.simplex_solvers.projected_gradient`.
     - "osqp": jaxopt.BoxOSQP with LU factorizations; slow for more than a few dozen clients, and the gap may stay far
-      above `tolerance`: 1e-2 to 7e-2 with 40 clients and a condition number of 1e5. Look at it.
+      above `tolerance`: 1e-2 to 7e-2 with 40 clients and a condition number of 1e5. Check it.
     - "interior_point": `pfl_jax.primitives.simplex_solvers.interior_point`, to a gap of 1e-9 or `tolerance`, whichever
       is smaller.
 
@@ -69,8 +76,8 @@ def solve_simplex_qp(
 
     Returns:
       Weights [..., m] and gaps [...] in P's dtype, in float32 for a type of lower precision; NaN for a program with NaN
-      or infinite entries. The derivatives of the weights are those of the minimizer, by the implicit function theorem,
-      where it is unique and no weight is just becoming positive. The gaps' are zero.
+      or infinite entries. The derivatives of the weights are the minimizer's, by the implicit function theorem, where
+      it is unique and no weight is just becoming positive. The derivatives of the gaps are zero.
 
     Raises:
       InvalidInput: the solver is unknown or needs jaxopt, which is not installed; or the shapes do not fit.
@@ -125,7 +132,7 @@ def map_simplex_qp(
     Args:
       program_fn: row of `inputs` -> P [m, m] and q [m].
       inputs: leaves [b, ...].
-      dtype: of the results.
+      dtype: type of the results.
       solver, tolerance: see `solve_simplex_qp`.
 
     Returns:
@@ -191,12 +198,16 @@ def _is_convex(matrix: jax.Array, floor: float) -> jax.Array:
     centered = matrix - jnp.mean(matrix, axis=0)
     centered = centered - jnp.mean(centered, axis=1, keepdims=True)
     factor = jnp.linalg.cholesky(centered + len(matrix) * floor * jnp.eye(len(matrix)), symmetrize_input=True)
-    # Of NaN, which has no weights either, the gap is NaN.
+    # For NaN, which gives no weights either, the gap is NaN.
     return jnp.isfinite(factor).all() | ~jnp.isfinite(matrix).all()
 
 
 def _map_programs(solve: Callable[[PyTree], PyTree], inputs: PyTree, entries: int) -> PyTree:
     """Solve programs of `entries` entries: one after another on a CPU, many at once on an accelerator."""
+    number = len(jax.tree.leaves(inputs)[0])
+    if number >= MANY:
+        # While JAX traces it, before the first round.
+        logger.info("a round solves %s quadratic programs of %s variables", f"{number:,}", f"{math.isqrt(entries):,}")
     # A batched factorization waits for threads of XLA's pool. Two CPU devices that solve at the same time can use up
     # all threads and deadlock, as happened with 30 matrices on two devices and two cores.
     one_by_one = functools.partial(jax.lax.map, solve)

@@ -2,7 +2,7 @@
 
 Each minimizes x.Px / 2 + c.x over {x >= 0, sum x = 1} for P [m, m], symmetric and positive semidefinite, and c [m],
 whose smallest entry is 0; the largest absolute entry of both is about 1 (or 0). Both are float64. The gradient is
-P x + c. `floor` is that of `frank_wolfe_gap`. Only this file imports jaxopt.
+P x + c. For `floor` see `frank_wolfe_gap`. Only this file imports jaxopt.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ EXACT_SOLVES = 20
 """Maximum number of exact solves of `projected_gradient`; FedPAC's programs need 1 to 7."""
 
 EXACT_GAP = 1e-12
-"""Gap at which `projected_gradient` ends. The gap tells little of single weights: 1e-7 leaves errors of about 1e-3."""
+"""Gap at which `projected_gradient` ends. It tells little about single weights: 1e-7 leaves errors of about 1e-3."""
 
 RIDGE = 1e-12
 """Added to P's diagonal, so that an exact solve exists. The solves are for changes of the weights, so that its effect

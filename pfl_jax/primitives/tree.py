@@ -19,7 +19,7 @@ def register_unchecked(kind: _Dataclass) -> _Dataclass:
     """Register a frozen dataclass as a pytree whose operations do not call `__post_init__`.
 
     As `jax.tree_util.register_dataclass`, with fields of metadata {"static": True} outside the tree. A tree that JAX
-    makes of it may hold what the checks of `__post_init__` would refuse, such as derivatives.
+    makes of it may hold values that the checks of `__post_init__` would refuse, such as derivatives.
 
     Args:
       kind: the dataclass.
@@ -104,11 +104,12 @@ def with_statistics(tree: PyTree, statistics: PyTree) -> PyTree:
     """Copy of trained parameters with new running statistics of batch normalization.
 
     Args:
-      tree: the parameters. A tree without statistics, such as a head, is returned as it is.
-      statistics: what a loss of local training gives beside its value, in the order of `running_statistics`.
+      tree: the parameters. A tree without statistics, such as a head, is returned unchanged.
+      statistics: new statistics, which a loss of local training returns beside its value, in the order of
+        `running_statistics`.
 
     Raises:
-      InvalidInput: the tree has statistics, and not as many.
+      InvalidInput: the tree has statistics, but a different number of them.
     """
     count, new = len(running_statistics(tree)), jax.tree.leaves(statistics)
     if count not in (0, len(new)):

@@ -6,13 +6,18 @@
 `pfl_jax.testing.conformance` has the checks one by one, `pfl_jax.testing.problems` the tiny problem they train on.
 """
 
+import contextlib
+import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pfl_jax.base import Method
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, last_frame, shortened
+from pfl_jax.methods.factories import function_of
 from pfl_jax.tasks import CLASSIFICATION, TASKS, Task
 from pfl_jax.testing.conformance import CHECKS, Subject, check_learning
+from pfl_jax.testing.trees import state_trees as state_trees
 
 
 def check_method(
@@ -26,21 +31,21 @@ def check_method(
     """Check that a method keeps the rules of `pfl_jax.base.Method`.
 
     On a federation of four clients, three of them in a round: structure, shapes and types of the state never change,
-    and nothing is NaN; `Method.trained_from` is like the messages; a round is traced once; neither chunks, padding,
-    devices nor the order of clients have an effect; nor does the test set have one on the states; clients outside the
-    cohort stay as they are; those whose message does not arrive have no effect on the server and on the others' `Info`,
-    nor has padding or the order of the clients, with any other value of a `Literal` or bool among the hyper-parameters
-    either; a saved and restored run ends as the uninterrupted one; a seed determines the result; runs can be vmapped
-    over seeds and real-valued hyper-parameters; and the clients learn. Takes the time to compile about ten small
-    programs, and one for each of these other values.
+    and nothing is NaN; `Method.trained_from` is like the messages; a round is traced once; chunks, padding, devices and
+    the order of clients have no effect, and the test set has none on the states; clients outside the cohort do not
+    change; a saved and restored run ends as the uninterrupted one; a seed determines the result; runs can be vmapped
+    over seeds and real-valued hyper-parameters; and the clients learn. Clients whose message does not arrive have no
+    effect on the server and on the others' `Info`. With any other value of a `Literal` or bool among the
+    hyper-parameters this still holds, and padding and the order of clients still have no effect. The check takes the
+    time to compile about ten small programs, and one for each of these other values.
 
     Args:
-      factory: (model, training: LocalTraining = LocalTraining(), *, ...) -> Method, as those of `pfl_jax.METHODS`.
-      task: what the clients learn, one of `pfl_jax.tasks.TASKS`, or one of them with another loss or other scores.
-      accuracy: that the mean over clients must exceed after twenty rounds of classification, in [0, 1], right after
-        local training and after aggregation. In other tasks a loss must fall to 0.7 of its start.
+      factory: (model, training: LocalTraining = LocalTraining(), *, ...) -> Method, as in `pfl_jax.METHODS`.
+      task: task that the clients learn, one of `pfl_jax.tasks.TASKS`, or one of them with another loss or other scores.
+      accuracy: value in [0, 1] that the mean over clients must exceed after twenty rounds of classification, right
+        after local training and after aggregation. In other tasks a loss must fall to 0.7 of its start.
       skip: names of checks that the method is not meant to pass, keys of `pfl_jax.testing.conformance.CHECKS`.
-      **hyper_parameters: in place of the factory's defaults; without them lr is 0.1, batch_size 8 and epochs 2.
+      **hyper_parameters: values in place of the factory's defaults; without them lr is 0.1, batch_size 8 and epochs 2.
 
     Raises:
       AssertionError: a check failed; the message begins with its name.
@@ -67,10 +72,19 @@ def check_method(
                 check(subject)
         except Exception as error:
             what = (check.__doc__ or "").partition("\n")[0]
-            raise AssertionError(f"{name}: {what} But: {_said(error)}") from error
+            raise AssertionError(f"{name}: {what} But: {_said(error, factory)}") from error
 
 
-def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-    return kind + (text if len(text) <= 1000 else text[:997] + "...")
+def _said(error: Exception, factory: Callable[..., Method]) -> str:
+    """What an error says; of an error in the method itself also where it was, and the trees that the method keeps."""
+    text = shortened(" ".join(str(error).split()), 1000)
+    if isinstance(error, AssertionError):
+        return text
+    kind = "" if isinstance(error, InvalidInput) else f"{type(error).__name__}: "
+    file = inspect.getsourcefile(inspect.unwrap(function_of(factory))) or ""
+    frame, trees = last_frame(error, {file}), ""
+    where = f"{Path(file).name}, line {frame.lineno}, in {frame.name}: " if frame else ""
+    # Where its states cannot be made either, the error is about that.
+    with contextlib.suppress(Exception):
+        trees = " (state of the server: {}; of a client: {})".format(*state_trees(factory))
+    return f"{where}{kind}{text}{trees}"

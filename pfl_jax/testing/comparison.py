@@ -9,10 +9,10 @@ import numpy as np
 from pfl_jax.base import PyTree, State
 
 TOLERANCE: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-5}
-"""Of states that differ in the order of sums alone."""
+"""Tolerance for states that differ in the order of sums alone."""
 
 LOOSE: dict[str, Any] = {"rtol": 2e-3, "atol": 2e-4}
-"""Of states after clients in another order, whose means are added up in another order too."""
+"""Tolerance for states after clients in another order, whose means are added up in another order too."""
 
 
 def rows(tree: PyTree, indices: Any) -> PyTree:
@@ -35,7 +35,7 @@ def kinds(state: State) -> dict[str, Any]:
 
 
 def like(fewer: PyTree, tree: PyTree, places: Any = slice(3)) -> PyTree:
-    """The rows of these places of the cohort: along all axes along which a leaf is shorter in `fewer`."""
+    """Rows at these places of the cohort, along all axes along which a leaf is shorter in `fewer`."""
 
     def taken(leaf, less):
         for axis in np.flatnonzero(np.not_equal(leaf.shape, less.shape)):

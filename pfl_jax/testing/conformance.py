@@ -1,4 +1,4 @@
-"""What every method must satisfy, each a function that raises AssertionError.
+"""Checks that every method must pass, each a function that raises AssertionError.
 
 Compiling is nearly all the work, so the checks of one `Subject` share its compiled engines wherever shapes and
 settings allow.
@@ -53,7 +53,7 @@ def check_structure(subject: Subject) -> None:
 
 
 def check_trained_from(subject: Subject) -> None:
-    """What the subject says that its clients train from is like their messages, also if the last batch is small."""
+    """`trained_from` of the subject is like its clients' messages, also if the last batch is small."""
     method, start, data = subject.build(), subject.start, subject.data()
     # 9 examples of 10 rows: 8 and 2 rows in mini-batches of 8.
     data = data._replace(train_index=data.train_index[:, :10])
@@ -78,7 +78,7 @@ def check_one_trace(subject: Subject) -> None:
 
 
 def check_chunks_and_padding(subject: Subject) -> None:
-    """Neither clients under one vmap nor more padding change the subject's states."""
+    """Clients under one vmap, and more padding, do not change the subject's states."""
     engine, data, want = subject.compiled(chunk=3), subject.data(pad=11), subject.reference
     got = play(engine, data, state=subject.start)
     assert_close(got, want)
@@ -87,11 +87,11 @@ def check_chunks_and_padding(subject: Subject) -> None:
 
 
 def check_devices(subject: Subject) -> None:
-    """Several devices that share the clients change nothing for the subject; without several nothing is checked."""
+    """Several devices that share the clients change nothing for the subject; with one device nothing is checked."""
     if jax.device_count() < 2:
         return
     data, alone, shared = subject.data(), subject.compiled(), subject.compiled(shared=True)
-    # A cohort of three does not divide by two devices, nor by eight.
+    # A cohort of three cannot be split evenly over two devices or eight.
     got, want = play(shared, data), play(alone, data)
     assert_close(got, want)
     losses = shared.evaluate(data, got)[subject.loss], alone.evaluate(data, want)[subject.loss]
@@ -102,7 +102,7 @@ def check_order_of_clients(subject: Subject) -> None:
     """Clients in another order have the same results with the subject, unless they take turns in their order."""
     if subject.build().hand_over is not None:
         return
-    # Clients of one batch each, in arrays of the usual shapes: no random number is left but the initial model.
+    # Clients of one batch each, in arrays of the usual shapes: only the initial model is random.
     data = subject.data()
     data = data._replace(train_count=jnp.minimum(data.train_count, jnp.array([7, 8, 6, 5])))
     # This seed leaves out client 0 three times: the cohorts are the same clients in both orders.
@@ -118,7 +118,7 @@ def check_order_of_clients(subject: Subject) -> None:
 
 
 def check_test_set(subject: Subject) -> None:
-    """Whatever the clients are tested on, the states of the subject are the same, bit for bit."""
+    """The clients' test sets do not change the states of the subject, bit for bit."""
     data, engine = subject.data(), subject.compiled()
     data = data._replace(x=data.x.astype(jnp.float32))
     tested = data.test_index.reshape(-1)
@@ -136,7 +136,7 @@ def check_test_set(subject: Subject) -> None:
 
 
 def check_clients_outside(subject: Subject) -> None:
-    """Clients outside the cohort of a round of the subject stay as they were."""
+    """Clients outside the cohort of a round of the subject do not change."""
     data, engine = subject.data(), subject.compiled()
     state = engine.init(data, jax.random.key(3))
     for _ in range(2):
@@ -151,7 +151,7 @@ def check_clients_outside(subject: Subject) -> None:
 def check_absent(subject: Subject) -> None:
     """Clients whose message does not arrive count as if they had not been drawn, whatever their new state.
 
-    Neither does padding count, nor the order of the clients; all of this for states and `Info` of the subject.
+    Padding and the order of the clients do not count either. All of this holds for states and `Info` of the subject.
     """
     method = subject.build()
 
@@ -175,7 +175,7 @@ def check_absent(subject: Subject) -> None:
         assert outcome.cohort.present.tolist() == [True, True, True, False]
         return (state.server, state.clients), jax.tree.map(np.asarray, outcome.info)
 
-    # Clients of one batch each: no random number is left but the initial model.
+    # Clients of one batch each: only the initial model is random.
     data = subject.data()
     data = data._replace(train_count=jnp.minimum(data.train_count, jnp.array([7, 8, 6, 5])))
     (server, clients), found = played(data)
@@ -186,7 +186,7 @@ def check_absent(subject: Subject) -> None:
     chex.assert_trees_all_close(states, (server, clients), **TOLERANCE)
     chex.assert_trees_all_close(like(info, found["all"][2]), info, **TOLERANCE)
     if method.hand_over is not None:
-        # The order of the clients is that of their turns.
+        # Clients take turns in their order.
         return
     order = np.array([1, 2, 0, 3])
     states, found = played(permute_clients(data, order))
@@ -195,7 +195,7 @@ def check_absent(subject: Subject) -> None:
 
 
 def check_options(subject: Subject) -> None:
-    """With other values of the subject's choices and switches too, neither absence nor padding nor order counts."""
+    """Absence, padding and order do not count with other values of the subject's choices and switches either."""
     for name, other in subject.others().items():
         try:
             check_absent(other)
@@ -207,7 +207,7 @@ def check_resumption(subject: Subject) -> None:
     """A run of the subject that goes on from a saved state equals the uninterrupted one."""
     engine, data = subject.compiled(), subject.data()
     whole, half = play(engine, data, rounds=4), play(engine, data, rounds=2)
-    # A state that was saved and restored is its arrays and its key's data.
+    # A saved and restored state consists of its arrays and its key's data.
     stored = jax.tree.map(np.asarray, half._replace(key=jax.random.key_data(half.key)))
     restored = jax.tree.map(jnp.asarray, stored)
     restored = restored._replace(key=jax.random.wrap_key_data(restored.key))
@@ -239,10 +239,10 @@ def check_vmap(subject: Subject) -> None:
         return (state.server, state.clients), state.trained[subject.loss]
 
     every = subject.hyper_parameters
-    # An optimizer can have a learning rate of its own.
+    # An optimizer can have its own learning rate.
     usual = every.pop("lr")
     rates = {} if usual is None else {"lr": jnp.array([usual, usual, usual / 5])}
-    # As sweeps have it.
+    # As in sweeps.
     others = {name: value for name, value in every.items() if isinstance(value, float)}
     over = jax.jit(jax.vmap(whole_run, in_axes=(0, 0, None)))
     states, losses = over(jnp.array([0, 1, 0]), rates, others)
@@ -254,11 +254,11 @@ def check_vmap(subject: Subject) -> None:
 
 
 def check_learning(subject: Subject, accuracy: float = 0.85) -> None:
-    """Predictions have the shape of the model's outputs, in float32, and twenty rounds make good ones.
+    """Predictions have the shape of the model's outputs, in float32, and are good after twenty rounds.
 
     Args:
       subject: the method.
-      accuracy: that the mean over clients must exceed where the outputs are of classes, under both protocols. Always
+      accuracy: value that the mean over clients must exceed if the outputs are classes, under both protocols. Always
         naming a client's largest class gives about 0.7. For other tasks a loss must fall to 0.7 of its start.
     """
     method, data, engine = subject.build(), subject.data(), subject.compiled()

@@ -7,26 +7,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import Model
+from pfl_jax.base import Model, PyTree
 from pfl_jax.data.federated import PER_CLIENT, FederatedData, NumClasses
+from pfl_jax.errors import InvalidInput
 from pfl_jax.tasks import CLASSIFICATION, Task
 
 CLASSES, FEATURES, SHAPE = 3, 4, (2, 3, 1)
-"""Of the federation and the model: K, d and the shape of one input."""
+"""Sizes of the federation and the model: K, d and the shape of one input."""
 
 HYPER_PARAMETERS = {"lr": 0.1, "batch_size": 8, "epochs": 2}
-"""What every method understands, for fast tests."""
+"""Hyper-parameters that every method has, for fast tests."""
 
 UNEVEN = (9, 18, 14, 5)
 """Training examples of clients around mini-batches of 8: last batches of 1, 2 and 6, and one that is not full.
-The last batch of the largest client has a size of its own, see `pfl_jax.primitives.mini_batches`."""
+The last batch of the largest client has a separate size, see `pfl_jax.primitives.mini_batches`."""
 
 
 def tiny_model(task: Task = CLASSIFICATION) -> Model:
     """Six inputs, one tanh layer of four features, three classes: small enough for float64 checks by hand.
 
     Args:
-      task: of the outputs, one of TASKS; in a sequence each of the two rows of an input is one place.
+      task: task of the outputs, one of TASKS; in a sequence each of the two rows of an input is one place.
     """
     outputs = 1 if task.name == "binary" else CLASSES
     places = SHAPE[:1] if task.kind == "sequences" else ()
@@ -43,13 +44,28 @@ def tiny_model(task: Task = CLASSIFICATION) -> Model:
         }
 
     def features(backbone, inputs):
+        check_part("backbone", backbone)
         rows = inputs.reshape(inputs.shape[0], *places, -1)
         return jnp.tanh(rows @ backbone["kernel"] + backbone["bias"])
 
     def classify(head, features):
+        check_part("head", head)
         return features @ head["kernel"] + head["bias"]
 
     return Model(init, features, classify, FEATURES, outputs, task=task)
+
+
+def check_part(name: str, part: PyTree) -> None:
+    """Raise InvalidInput unless a part of the tiny model, its backbone or head, has the leaves of one.
+
+    Args:
+      name: of the part.
+      part: what a method gives the model for it.
+    """
+    leaves = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(part)]
+    if sorted(leaves) != ["bias", "kernel"]:
+        there = ", ".join(leaves) or "nothing"
+        raise InvalidInput(f"the model's {name} has the leaves bias and kernel, and got {there} in its place")
 
 
 LABELS: dict[str, list[Any]] = {
@@ -76,10 +92,10 @@ def tiny_federation(
       train_sizes: examples of each client.
       test_size: test examples of each client.
       pad: extra padding of every index table.
-      seed: of everything.
+      seed: seed of everything.
       task: one of TASKS; y of an example depends on its pattern, see LABELS.
-      stray: whether the pool begins with a white image of the last class that is no client's. Padding of the tables
-        points to it, so that whatever counts padding is seen.
+      stray: whether the pool begins with a white image of the last class that belongs to no client. Padding of the
+        tables points to it, so that code that counts padding is noticed.
     """
     generator = np.random.default_rng(seed)
     patterns = generator.integers(40, 216, (CLASSES, *SHAPE))
@@ -108,7 +124,7 @@ def tiny_federation(
         train_count=jnp.asarray([len(row) for row in tables["train"]], jnp.int32),
         test_index=table(tables["test"]),
         test_count=jnp.asarray([len(row) for row in tables["test"]], jnp.int32),
-        # Numbers and flags are no classes.
+        # Numbers and flags are not classes.
         num_classes=NumClasses(0 if task.kind == "vectors" and task.name in LABELS else CLASSES),
         mean=jnp.asarray(np.full(1, 0.5, np.float32)),
         std=jnp.asarray(np.full(1, 0.25, np.float32)),
@@ -116,7 +132,7 @@ def tiny_federation(
 
 
 def uneven_federation(*, pad: int = 0, task: Task = CLASSIFICATION) -> FederatedData:
-    """The clients on which conformance runs: of the sizes UNEVEN, beside an example that is nobody's.
+    """The clients of the conformance checks, with the sizes UNEVEN, beside an example that belongs to no client.
 
     Args:
       pad, task: see `tiny_federation`.

@@ -24,12 +24,12 @@ from pfl_jax.validation import parts
 
 
 class Subject:
-    """Method under test on the tiny problem, with what has been compiled for it so far.
+    """Method under test on the tiny problem, with the programs compiled for it so far.
 
     Args:
-      factory: of the method, as those of `pfl_jax.METHODS`.
-      task: of the problem, one of `pfl_jax.tasks.TASKS`.
-      model: for the problem's inputs [2, 3, 1] and three classes; None for a perceptron.
+      factory: factory of the method, as in `pfl_jax.METHODS`.
+      task: task of the problem, one of `pfl_jax.tasks.TASKS`.
+      model: model for the problem's inputs [2, 3, 1] and three classes; None for a perceptron.
       **values: hyper-parameters in place of the problem's own and the factory's defaults.
     """
 
@@ -56,12 +56,12 @@ class Subject:
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
-        """All of the method's, as `pfl_jax.methods.factories.hyper_parameters` gives them."""
+        """All hyper-parameters of the method, see `pfl_jax.methods.factories.hyper_parameters`."""
         recipe = {field.name: getattr(self.training, field.name) for field in fields(LocalTraining)}
         return hyper_parameters(self.factory) | recipe | self.values
 
     def others(self) -> dict[str, "Subject"]:
-        """The method with another value of one choice (`Literal`) or switch of its factory, by what differs.
+        """The method with another value of one choice (`Literal`) or switch of its factory, by "NAME=VALUE".
 
         Values that the factory refuses for this task are left out.
         """
@@ -91,13 +91,13 @@ class Subject:
                 return method.aggregate(*arguments)
 
             settings = Settings(rounds=1, chunk=chunk)
-            # Donated, because an array that stands in a state twice cannot be: commands of experiments/ donate too.
+            # Donated, as in commands of experiments/: this fails if an array is in a state twice.
             engine = simulate.build(method._replace(aggregate=counted), settings, mesh).jit(mesh, donate=True)
             self._engines[chunk, shared] = engine
         return self._engines[chunk, shared]
 
     def data(self, *, pad: int = 0) -> FederatedData:
-        """The uneven federation with y of the task.
+        """The uneven federation with y for the task.
 
         Args:
           pad: extra padding of every index table.
@@ -106,7 +106,7 @@ class Subject:
 
     @property
     def loss(self) -> str:
-        """Name of a score that no rounding can move far: the task's first one that is no share."""
+        """Name of a score that no rounding can move far: the task's first one that is not a share."""
         return next(one.name for one in self.task.scores if not one.higher_is_better)
 
     @functools.cached_property
@@ -121,7 +121,7 @@ class Subject:
 
 
 def _values(kind: Any) -> tuple[Any, ...]:
-    """All values of a type, if it has but a few."""
+    """All values of a type that has only a few; none for other types."""
     return (True, False) if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
 
 
@@ -139,12 +139,12 @@ def play(
     """State after some rounds of three of the four clients.
 
     Args:
-      engine: compiled.
+      engine: compiled engine.
       data: the federation.
-      seed: of the run.
-      rounds: how many.
-      size: of the cohort.
-      state: to continue from; it stays as it is.
+      seed: seed of the run.
+      rounds: number of rounds.
+      size: size of the cohort.
+      state: state to continue from; it is not changed.
     """
     state = engine.init(data, jax.random.key(seed)) if state is None else _copy(state)
     for _ in range(rounds):

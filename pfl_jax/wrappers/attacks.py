@@ -1,7 +1,7 @@
 """A client that attacks: labels flipped in its training data, or its update flipped or replaced by noise.
 
-An attacker trains as all others do and scores as all others do; it knows nothing of them. Which clients attack is said
-by `pfl_jax.Settings`: it is a property of the federation, so that every method is attacked by the same ones.
+An attacker trains and scores as all others do, and knows nothing of them. `pfl_jax.Settings` determines which clients
+attack: this is a property of the federation, so that every method is attacked by the same clients.
 """
 
 import itertools
@@ -24,8 +24,8 @@ def attacked(
 ) -> Method:
     """Method of one client, which attacks if `attacks` says so.
 
-    With "labels", the client trains on label K - 1 - y in place of y. With the others it sends, in place of the value v
-    of each `Mean`,
+    With "labels", the client trains on label K - 1 - y in place of y. With the other attacks it sends, in place of the
+    value v of each `Mean`,
 
         signs: r - scale (v - r);   noise: r + scale rms(v - r) z with standard normal z
 
@@ -36,8 +36,8 @@ def attacked(
 
     Args:
       method: the method to derive from.
-      attack: what the client does.
-      attacks: bool scalar; without it the client is honest.
+      attack: name of the attack.
+      attacks: bool scalar; False for an honest client.
       scale: factor of the update or noise.
       num_classes: K, for "labels".
 

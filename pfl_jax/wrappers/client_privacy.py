@@ -19,8 +19,8 @@ class ClientPrivacy:
     """Recipe of differential privacy for whole clients, for methods whose server takes a mean of parameters.
 
     Attributes:
-      client_clip: largest norm of a client's update, that is the difference between what it sends and what it received,
-        over all parameters; larger updates are scaled down to it. All clients have equal weights. None for no privacy.
+      client_clip: largest norm of a client's update, the difference between the parameters that it sends and those that
+        it received; larger updates are scaled down to it. All clients have equal weights. None for no privacy.
       client_noise: standard deviation of the noise that the server adds to the sum of the updates, in units of
         client_clip. The sum is divided by the size of the cohort, whoever drops out.
     """
@@ -35,25 +35,25 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
         u_i = w_i - w;   w' = w + ( sum_i u_i min(1, C / ||u_i||) + C noise N(0, I) ) / M
 
     where w are the parameters that a client received, w_i those that it sends, and M is the size of the drawn cohort.
-    The server of `method` gets w' in the place of the weighted mean of the w_i. Clients keep what they keep, and
-    deploy what they deploy, without clipping and noise.
+    The server of `method` gets w' in the place of the weighted mean of the w_i. The clients' states and the models that
+    they deploy are neither clipped nor noised.
 
     Args:
       method: the method to derive from. Its message is one `Mean`, or has a field `backbone` that is one; other fields
-        are sent unchanged. By `Method.trained_from`, the whole value of this `Mean` was received, and by every client
-        the same.
-      recipe: clipping and noise; without clipping the method is returned as it is.
+        are sent unchanged. According to `Method.trained_from`, every client received the whole value of this `Mean`,
+        the same for all.
+      recipe: clipping and noise; without clipping the method is returned unchanged.
 
     Raises:
       InvalidInput: noise without clipping, or a `Method.hand_over`, which nothing clips; a message without such a
-        `Mean` is found when the method runs.
+      `Mean` is detected when the method runs.
 
     Reference:
       McMahan, Ramage, Talwar, Zhang. Learning Differentially Private Recurrent Language Models. ICLR 2018. Algorithm 1
       with flat clipping, equal weights and a fixed divisor.
 
     Deviations:
-      Cohorts have a fixed size, where the paper draws each client on its own.
+      Cohorts have a fixed size, where the paper draws each client independently.
     """
     clip, noise = recipe.client_clip, recipe.client_noise
     if clip is None:
@@ -96,7 +96,7 @@ def private_clients(method: Method, recipe: ClientPrivacy) -> Method:
 def _mean_of(message: Message) -> Mean:
     """The `Mean` of parameters in a message."""
     part = message if isinstance(message, Mean) else getattr(message, "backbone", None)
-    # Neither one that is clipped already, nor one for another statistic.
+    # Not a clipped update, and not a value for another statistic.
     if type(part) is not Mean:
         raise InvalidInput("client_clip is for methods whose server takes a mean of parameters")
     return part
@@ -108,7 +108,7 @@ def _with_mean(message: Message, mean: Mean) -> Message:
 
 
 def _received(method: Method, message: Message, server: Server) -> PyTree:
-    """Parameters that a client received, as a tree like those that it sends."""
+    """Parameters that a client received, as a tree like the parameters that it sends."""
     # These methods send the same parameters to every client.
     known, found = trained_from(method, server, (), message)
     if isinstance(message, Mean):

@@ -19,7 +19,7 @@ BITS = 32
 """Bits of a number that is not compressed."""
 
 COMPRESSORS = Words(("none", "sign"), {"topk": AboveZero, "quantize": Annotated[int, Range(2, BITS)]})
-"""What `Compression.compress` can be."""
+"""Values of `Compression.compress`."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Compression:
     """Compression of the messages from clients to the server.
 
     Attributes:
-      compress: encoding of what clients send for a mean, with error feedback: none, topk:SHARE (entries of largest
-        magnitude), quantize:BITS (2 to 31, rounded at random) or sign (one bit for each entry). What the server sends
-        is not compressed.
+      compress: encoding of the values that clients send for a mean, with error feedback: none, topk:SHARE (entries of
+        largest magnitude), quantize:BITS (2 to 31, rounded at random) or sign (one bit for each entry). The server's
+        messages are not compressed.
     """
 
     compress: Annotated[str, COMPRESSORS] = "none"
@@ -41,7 +41,7 @@ class CompressedClient(NamedTuple):
     Attributes:
       state: state of the client of the plain method.
       memory: message with, in place of each `Mean`, a tree like its value: for received parameters the error that is
-        still to be sent, for all others the value as the server has it; () for other parts.
+        still to be sent, for all others the value that the server has; () for other parts.
     """
 
     state: Client
@@ -51,23 +51,23 @@ class CompressedClient(NamedTuple):
 def compressed(method: Method, recipe: Compression) -> Method:
     """Method whose clients compress the values of the `Mean`s that they send.
 
-    Parameters v that a client trained from received ones r are sent as a compressed update, and what compression lost
-    is added to the next one:
+    Parameters v that a client trained from received ones r are sent as a compressed update, and the error of the
+    compression is added to the next update:
 
         c = C(v - r + e);   e <- v - r + e - c;   the server has r + c
 
-    All other values, such as class means, have no such r. They are sent as a compressed change of what the server has
-    of this client, which starts at zero:
+    All other values, such as class means, have no such r. They are sent as a compressed change of the value that the
+    server has of this client, which starts at zero:
 
         c = C(v - h);   h <- h + c;   the server has h
 
-    What was received, says `trained_from` of `pfl_jax.base.Method`. Weights, parts of the message that are no
-    `Mean` or an exact one (`pfl_jax.base.Exact`), and what the server sends are not compressed.
+    `trained_from` of `pfl_jax.base.Method` says which values were received. Weights, exact means
+    (`pfl_jax.base.Exact`), parts of the message that are not a `Mean`, and the server's messages are not compressed.
 
     Args:
       method: the method to derive from. One whose messages have no `Mean`, or only exact ones, is refused when it runs.
       recipe: the encoding, see `pfl_jax.primitives.compressors`; with none, and with quantize:32, the method is
-        returned as it is.
+        returned unchanged.
 
     Returns:
       A `Method` with a `CompressedClient`; the rest is as in `method`.
@@ -142,7 +142,7 @@ def compressed(method: Method, recipe: Compression) -> Method:
 
 
 class _Sent(NamedTuple):
-    """Part of a message, and what the client remembers of it."""
+    """Part of a message, and the client's memory of it."""
 
     part: PyTree
     memory: PyTree
@@ -151,7 +151,7 @@ class _Sent(NamedTuple):
 def _send(
     encoding: compressors.Compressor, key: PRNGKey, part: Mean, memory: PyTree, base: PyTree, is_received: PyTree
 ) -> _Sent:
-    """What the server has of a `Mean` after decoding, and the next memory of it; the rest as of `trained_from`."""
+    """`Mean` that the server has after decoding, and the next memory of it; base and is_received by `trained_from`."""
     base = _choose(is_received, base, memory)
     error = _choose(is_received, memory, jax.tree.map(jnp.zeros_like, memory))
     change = jax.tree.map(lambda v, r, e: v - r + e, part.value, base, error)

@@ -6,12 +6,12 @@ from pfl_jax.base import Method
 def fine_tuned(method: Method, tuning: Method) -> Method:
     """Method whose clients fine-tune the received model before they use it.
 
-    Training, messages and aggregation are those of `method`. Clients neither keep nor send fine-tuned parameters.
+    Training, messages and aggregation are as in `method`. Clients neither keep nor send fine-tuned parameters.
 
     Args:
       method: the method to derive from.
-      tuning: method with the same server and client states, whose local training is the fine-tuning: the model right
-        after it is deployed under the protocol `received`.
+      tuning: method with the same server and client states, whose local training is the fine-tuning. Under the protocol
+        `received` clients deploy the model right after it.
     """
 
     def personalize(key, server, client, data):

@@ -17,15 +17,15 @@ MEANS = Words(
     ("mean", "median", "geometric_median", "krum", "multi_krum"),
     {"trimmed": _BELOW_HALF, "krum": _BELOW_HALF, "multi_krum": _BELOW_HALF},
 )
-"""What `ServerMean.server_mean` can be."""
+"""Values of `ServerMean.server_mean`."""
 
 ATTACKING = 0.2
-"""Share of the clients that Krum and Multi-Krum take for possible attackers where none is given."""
+"""Share of the clients that Krum and Multi-Krum take for possible attackers if none is given."""
 
 
 @dataclass(frozen=True)
 class ServerMean:
-    """Statistic with which a server combines what it needs of the clients only as a mean.
+    """Statistic with which a server combines the clients' values where it needs only their mean.
 
     Attributes:
       server_mean: statistic that takes the place of the weighted mean of the clients' messages: mean, median of every
@@ -38,16 +38,16 @@ class ServerMean:
 
 
 def robust(method: Method, recipe: ServerMean) -> Method:
-    """Method whose server takes a robust statistic wherever that of `method` takes a weighted mean.
+    """Method whose server takes a robust statistic wherever the server of `method` takes a weighted mean.
 
     Each `Mean` of the messages arrives with the statistic of the present clients' values and the sum of their weights,
     see `pfl_jax.primitives.robust_means`. A server needs the single messages for it: no device adds them up as clients
     finish. Other parts of the messages, and exact means (`pfl_jax.base.Exact`), are as in `method`. Krum chooses a
-    client for each `Mean` by itself.
+    client for each `Mean` separately.
 
     Args:
       method: the method to derive from. One whose messages have no `Mean`, or only exact ones, is refused when it runs.
-      recipe: the statistic; with mean, and with trimmed:0, the method is returned as it is.
+      recipe: the statistic; with mean, and with trimmed:0, the method is returned unchanged.
 
     Returns:
       A `Method` with the states of `method`.
@@ -62,7 +62,7 @@ def robust(method: Method, recipe: ServerMean) -> Method:
       Federated Learning. IEEE Transactions on Signal Processing 2022 (geometric median).
 
     Deviations:
-      Median, trimmed mean and Multi-Krum have the clients' weights, where the papers' have equal ones. An attacker
+      Median, trimmed mean and Multi-Krum have the clients' weights, where the papers have equal weights. An attacker
       states its weight truthfully here.
     """
     statistic = _statistic(*MEANS.parse(recipe.server_mean, "server_mean"))

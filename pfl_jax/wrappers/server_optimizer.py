@@ -32,7 +32,7 @@ class AdaptiveState(NamedTuple):
 def adaptive(
     second_moment: Callable[[jax.Array, jax.Array], jax.Array], decay: float | jax.Array, tau: float | jax.Array
 ) -> optax.GradientTransformation:
-    """Adaptive gradient scaling of Reddi et al. (2021), Algorithm 2, which corrects no bias of the moments.
+    """Adaptive gradient scaling of Reddi et al. (2021), Algorithm 2, without a correction for bias of the moments.
 
         m <- decay m + (1 - decay) g;   v <- second_moment(v, g^2);   the scaled gradient is m / (sqrt(v) + tau)
 
@@ -61,7 +61,7 @@ class ServerOptimizer:
 
     Attributes:
       server_optimizer: optimizer of the server, for which the difference between its parameters and the clients' mean
-        is a gradient: sgd (with momentum this is FedAvgM), adam, yogi or adagrad. None takes the mean as it is.
+        is a gradient: sgd (with momentum this is FedAvgM), adam, yogi or adagrad. None takes the mean unchanged.
       server_lr: learning rate of the server's optimizer; None for 1 with sgd and 0.01 with the others.
       server_momentum: momentum of the server's sgd, or the decay of the first moment of the others; None for 0.9 with
         adam and yogi and 0 with sgd and adagrad.
@@ -105,10 +105,10 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
 
     Args:
       method: the method to derive from, one that is `server_is_mean`.
-      recipe: the optimizer; without one the method is returned as it is.
+      recipe: the optimizer; without one the method is returned unchanged.
 
     Returns:
-      A `Method` with the optimizer's state besides, see `pfl_jax.wrappers.server_state`.
+      A `Method` with the optimizer's state as additional server state, see `pfl_jax.wrappers.server_state`.
 
     Raises:
       InvalidInput: an unknown optimizer, a number for an optimizer where there is none, or a method that is not
@@ -119,7 +119,7 @@ def server_optimized(method: Method, recipe: ServerOptimizer) -> Method:
       Algorithm 2: FedAdagrad, FedYogi and FedAdam, with beta2 = 0.99. tau = 1e-3 is the paper's default.
 
     Deviations:
-      v starts at tau^2, the smallest value that the paper allows. The weights of the mean are those of `method`.
+      v starts at tau^2, the smallest value that the paper allows. The weights of the mean are as in `method`.
     """
     if recipe.server_optimizer is None:
         given = [name for name in ("server_lr", "server_momentum") if getattr(recipe, name) is not None]

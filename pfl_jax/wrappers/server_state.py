@@ -1,4 +1,4 @@
-"""Methods whose server keeps more than that of another method, such as momentum."""
+"""Methods whose server keeps an additional state, such as momentum."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from pfl_jax.messages import bases, downloaded
 
 
 class ExtendedServer(NamedTuple):
-    """State of a server that keeps more than that of the plain method.
+    """State of a server that keeps more than the server of the plain method.
 
     Attributes:
       plain: state of the server of the plain method, the only part that clients see.
-      extra: what the server keeps besides.
+      extra: the additional state.
     """
 
     plain: Server
@@ -24,17 +24,17 @@ def with_server_state(
     init: Callable[[Server], PyTree],
     step: Callable[[PyTree, Server, Server], tuple[Server, PyTree]],
 ) -> Method:
-    """Method whose server takes a step of its own after each round of the plain method, with a state for it.
+    """Method whose server takes an additional step after each round of the plain method, with a state for it.
 
         w' = the plain server's state after a round that began at w;   w, e <- step(e, w, w')
 
-    Clients see w alone: their functions, what they download and what they are asked before the first round are those
-    of `method`, and so is what it says about privacy.
+    Clients see w alone: their functions, their downloads, the survey before the first round and the `Privacy` are as in
+    `method`.
 
     Args:
-      method: the method to derive from; one of this function's own, or any other wrapper's, too.
+      method: the method to derive from; it may itself come from this function or another wrapper.
       init: w at the start -> e.
-      step: (e, w, w') -> (next w, next e). It sees only what the server knows.
+      step: (e, w, w') -> (next w, next e). It sees only the server's values.
 
     Returns:
       A `Method` with an `ExtendedServer`, which keeps more than parameters: it is not `server_is_mean`.

@@ -39,6 +39,22 @@ def test_clients_arrays():
     check(from_clients(tables, y="ill"))
 
 
+class Partitioner:
+    """As those of flwr-datasets."""
+
+    num_partitions = len(SIZES)
+
+    def load_partition(self, partition_id):
+        here = TABLE["where"] == list(SIZES)[partition_id]
+        return Split({name: TABLE[name][here] for name in ("age", "dose", "pulse", "ill")})
+
+
+def test_a_partitioner_of_flower():
+    dataset = from_clients(Partitioner(), y="ill")
+    assert dataset.client_names == ("0", "1", "2")
+    check(dataset._replace(client_names=tuple(SIZES)))
+
+
 @pytest.mark.parametrize("kind", [Frame, Split])
 def test_tables_with_a_column_of_clients(kind):
     table = kind(TABLE)
@@ -102,7 +118,7 @@ def with_tests(**changes):
         (
             changed(y=[0.5] * 8 + [np.nan]),
             {},
-            r"y has nan in row \d+ .*, which is no finite float32: leave such rows out$",
+            r"y has nan in row \d+ .*, which is not a finite float32: leave such rows out$",
         ),
         (
             changed(x=X["clinic"][:1], y=[0]),

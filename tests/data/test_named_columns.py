@@ -287,7 +287,7 @@ def test_the_latest_rows_of_each_client_are_its_test_rows(form):
     with pytest.raises(InvalidInput, match="client u has rows of one time only, 3: nothing is later"):
         from_arrays(np.eye(8), Y, client=["u"] * 4 + ["v"] * 4, time=[3] * 4 + [1, 2, 3, 4])
     for odd, found in ((["soon"] * 8, "'soon' in row 0"), ([0, 1, None, *range(5)], "nan in row 2")):
-        with pytest.raises(InvalidInput, match=rf"when is no column of times \(there is {found}\): write numbers"):
+        with pytest.raises(InvalidInput, match=rf"when is not a column of times \(there is {found}\): write numbers"):
             from_clients([{"a": Y, "when": odd, "y": Y}], time="when")
     with pytest.raises(InvalidInput, match="and a test set cannot both be given"):
         from_arrays(np.eye(8), Y, test_x=np.eye(8), test_y=Y, time=Y)
@@ -366,7 +366,7 @@ def test_pipes_and_names_that_are_no_text_are_refused_or_skipped(tmp_path):
     assert len(from_file(tmp_path / "pets", test_fraction=0.5).train_y) == 2
     assert data.own_files.digest(tmp_path / "pets") == before
     os.mkfifo(tmp_path / "my.csv")
-    with pytest.raises(InvalidInput, match="is no file or folder, but a pipe"):
+    with pytest.raises(InvalidInput, match="is a pipe or a device, not a file"):
         from_file(tmp_path / "my.csv")
     os.mkdir(os.fsencode(tmp_path / "pets") + b"/caf\xe9")
     (tmp_path / "pets" / "cat" / "0.png").rename(os.fsdecode(os.fsencode(tmp_path / "pets") + b"/caf\xe9/0.png"))
@@ -376,7 +376,7 @@ def test_pipes_and_names_that_are_no_text_are_refused_or_skipped(tmp_path):
 
 def test_a_user_of_leaf_is_listed_once(tmp_path):
     rows = {"x": [[1.0], [2.0]], "y": [0, 1]}
-    for users, what in ((["a", "a"], "user a is there twice, in 0.json"), ("a", "the users of 0.json are no")):
+    for users, what in ((["a", "a"], "user a is there twice, in 0.json"), ("a", "the users of 0.json are not a list")):
         (tmp_path / "0.json").write_text(json.dumps({"users": users, "user_data": {"a": rows}}))
         with pytest.raises(InvalidInput, match=what):
             from_file(tmp_path / "0.json", client_column="client")

@@ -204,7 +204,7 @@ def test_pixels_of_a_table_are_scaled_as_in_training(tmp_path):
 def test_a_damaged_model_is_refused_when_it_is_loaded(arrays, about, tmp_path):
     path = tmp_path / "m.safetensors"
     safetensors.numpy.save_file({name: np.zeros(2, np.float32) for name in arrays}, path, about)
-    with pytest.raises(InvalidInput, match=r"m\.safetensors is no model that save_model wrote") as caught:
+    with pytest.raises(InvalidInput, match=r"m\.safetensors is not a model that save_model wrote") as caught:
         files.load_model(path)
     assert "\n" not in str(caught.value)
 

@@ -82,7 +82,7 @@ def test_numbers_beyond_float32_are_refused_as_they_stand(tmp_path):
     check_refused(
         tmp_path / "my.csv",
         rows,
-        r"x has -1e\+39 in row 1200, place \[1\] \(counted from 0\), which is no finite float32",
+        r"x has -1e\+39 in row 1200, place \[1\] \(counted from 0\), which is not a finite float32",
     )
     x = X.copy()
     x[7, 2] = 1e39

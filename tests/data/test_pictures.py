@@ -159,8 +159,8 @@ def test_gray_pictures_have_one_channel(door, tmp_path):
 REFUSED = {
     "other size": (png(Image.new("RGB", (5, 4))), r"5 x 4 pixels, and .* 2 x 3: all images must have one size"),
     "turned": (turned(Image.new("RGB", (3, 2))), "3 x 2 pixels, and .* 2 x 3"),
-    "damaged": (png(Image.new("RGB", (2, 3)))[:45], "is no image that can be read"),
-    "other bytes": (b"GIF or not", "is no image that can be read"),
+    "damaged": (png(Image.new("RGB", (2, 3)))[:45], "is not an image that can be read"),
+    "other bytes": (b"GIF or not", "is not an image that can be read"),
     "floats": (tiff(Image.new("F", (2, 3))), "mode F: its numbers have no brightness"),
     "32 bits": (tiff(Image.new("I", (2, 3))), "mode I: its numbers have no brightness"),
     "16 bits": (png(Image.new("I;16", (2, 3))), "mode I;16: its numbers have no brightness"),

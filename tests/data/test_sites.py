@@ -122,7 +122,7 @@ def test_domains_are_clients_or_several_of_them(tmp_path):
     assert np.bincount(several.train_client).tolist() == [9] * 4
     # Nobody trains on the last class then, and everybody is tested on it.
     assert sites.domains(tmp_path / "data", Limits(2, 7, 6)).num_classes == 3
-    with pytest.raises(InvalidInput, match="has 2 domains: the number of clients is a multiple of it, not 3"):
+    with pytest.raises(InvalidInput, match="has 2 domains: the number of clients must be a multiple, not 3"):
         sites.domains(tmp_path / "data", Limits(3))
 
 

@@ -180,3 +180,14 @@ def test_digits_are_scikit_learns_own():
     original = load_digits().images
     whole = np.concatenate([arrays.train_x, arrays.test_x])[..., 0]
     np.testing.assert_array_equal(np.round(whole / 255 * 16), original)
+
+
+def test_images_outside_tensorflow_datasets_are_not_taken_for_the_digits(tmp_path, monkeypatch):
+    monkeypatch.setitem(SPECS, "new", SPECS["fashion_mnist"]._replace(name="new", tfds_name=None, folders=("new",)))
+    with pytest.raises(
+        InvalidInput, match=r"^new cannot be downloaded: it is not in tensorflow-datasets; give data_dir"
+    ):
+        load("new", "tfds", data_dir=tmp_path)
+    stand_in = load("new", data_dir=tmp_path, notify=lambda text: None)
+    assert stand_in.description == "new (embedded digits)"
+    assert not stand_in.is_real

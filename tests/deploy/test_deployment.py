@@ -216,5 +216,5 @@ def test_wrong_messages_and_files_are_refused(tmp_path):
         wire.one(client, less)
     file = tmp_path / f"{client}.npz"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(InvalidInput, match="no state of this client"):
+    with pytest.raises(InvalidInput, match="not a state of this client"):
         wire.one(client, request._replace(round=9))

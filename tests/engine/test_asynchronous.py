@@ -258,7 +258,7 @@ def test_a_file_of_devices(tmp_path):
     assert found.available == [None, (10.0, [(0.0, 2.0), (2.0, 3.0)])]
     assert (found.seconds_per_example.tolist(), found.bytes_per_second.tolist()) == ([0.5, 0.5], [1e6, 1e6])
     for wrong, said in (
-        ("[]", "is no trace of devices"),
+        ("[]", "is not a trace of devices"),
         (json.dumps({"devices": [{"seconds_per_example": 1}]}), "bytes_per_second"),
         (json.dumps({"devices": [pair | {"bytes_per_second": 0}]}), "device 0 must have positive"),
         (json.dumps({"devices": [pair | {"period": 10, "available": [[0, 11]]}]}), "within its period"),

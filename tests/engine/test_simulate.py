@@ -10,7 +10,7 @@ from problems import HYPER_PARAMETERS, diverging, tiny_federation, tiny_method, 
 
 from pfl_jax import InvalidInput, Settings, models, simulate, sweep
 from pfl_jax.data import federate
-from pfl_jax.engine import build, remembered
+from pfl_jax.engine import build, mapping, remembered
 from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 
@@ -266,7 +266,7 @@ def test_other_values_of_hyper_parameters_compile_nothing(state_on):
     assert not np.allclose(changed, play(make, {"lr": 0.03, "lam": 2.0, "epochs": 2}), rtol=1e-3)
     with pytest.raises(InvalidInput, match="lam must not be negative, not -1"):
         play(make, {"lam": -1.0})
-    with pytest.raises(InvalidInput, match="of lr, batch_size one changes shapes"):
+    with pytest.raises(InvalidInput, match="one of lr, batch_size changes shapes"):
         play(make, {"lr": 0.1, "batch_size": np.array(3)})
 
 
@@ -370,7 +370,7 @@ def test_a_classifier_of_targets_that_are_no_classes_is_refused():
     rows = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     numbers = federate(dict.fromkeys("ab", (rows, rows[:, 0])))
     method = make_method("fedavg", models.mlp((6,), 3, hidden=(4,)), **HYPER_PARAMETERS)
-    with pytest.raises(InvalidInput, match="targets are no classes: give it another task"):
+    with pytest.raises(InvalidInput, match="targets are not classes: give it another task"):
         next(simulate.run(method, numbers, Settings(rounds=1), jax.random.key(0)))
 
 
@@ -388,3 +388,12 @@ def test_settings_about_transfers_and_types_change_nothing():
         got, strict = zip(*states(), strict=True)
     assert (usual, strict) == (("standard",) * 2, ("strict",) * 2)
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_a_run_on_one_device_says_once_that_cores_are_idle(caplog, monkeypatch):
+    monkeypatch.setattr(mapping, "cpu_cores", lambda: 3)
+    mapping.note_idle_cores.cache_clear()
+    method, federation = tiny_method("local"), tiny_federation()
+    for mesh in (simulate.client_mesh(), None, None):
+        simulate.run(method, federation, Settings(rounds=1), jax.random.key(0), mesh=mesh)
+        assert [record.args for record in caplog.records] == ([(3, 3)] if mesh is None else [])

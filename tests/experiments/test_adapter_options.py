@@ -11,11 +11,11 @@ from safetensors.numpy import save_file
 from tiny_bert import write_bert
 
 from experiments.cli.command import main, parse
-from experiments.commands.sweep import main as sweep
 from experiments.export import main as export
-from experiments.run import build, pretrained
+from experiments.run import build, models
 from experiments.run.loaded_run import load_run
 from experiments.run.records import check_identity, identity
+from experiments.sweep import main as sweep
 from pfl_jax import InvalidInput
 from pfl_jax.networks.pretrained import read_weights
 
@@ -58,7 +58,7 @@ def test_states_below_the_lowest_adapter_are_computed_once_and_change_nothing(he
     stamp = stored.stat().st_mtime_ns
     again = built(*MODEL, "--method", "fedper")
     assert stored.stat().st_mtime_ns == stamp
-    monkeypatch.setattr(pretrained, "MOST_STATES", 0)
+    monkeypatch.setattr(models, "MOST_STATES", 0)
     whole = built(*MODEL, "--method", "fedper")
     assert [one.dataset.input_shape for one in (first, again, whole)] == [(5, 8), (5, 8), (5,)]
     # What the clients begin with classifies the states as it does the tokens, split by split.
@@ -86,7 +86,7 @@ def test_states_below_the_lowest_adapter_are_computed_once_and_change_nothing(he
     ],
 )
 def test_layers_that_no_training_changes(words, layers):
-    assert pretrained.frozen_layers(parse("custom", [*RUN, "--adapter", *words.split()])) == layers
+    assert models.frozen_layers(parse("custom", [*RUN, "--adapter", *words.split()])) == layers
 
 
 def test_a_linear_probe_begins_with_the_states_of_all_layers():
@@ -107,11 +107,11 @@ def test_the_frozen_parameters_have_the_type_of_the_option(monkeypatch):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen.read())} == {"bfloat16"}
     # Those below the lowest adapter too: its states are those of rounded weights.
     tokens = np.load("texts.npz")["x"]
-    states = pretrained.bert_states("model.npz", tokens, 2, frozen_dtype="bfloat16")
+    states = models.bert_states("model.npz", tokens, 2, frozen_dtype="bfloat16")
     dataset = experiment(*words).dataset
     found = np.sort(np.concatenate([dataset.train_x, dataset.test_x]), axis=0)
     np.testing.assert_allclose(found, np.sort(states, axis=0), atol=1e-6)
-    assert np.abs(states - pretrained.bert_states("model.npz", tokens, 2)).max() > 1e-4
+    assert np.abs(states - models.bert_states("model.npz", tokens, 2)).max() > 1e-4
 
 
 def test_the_first_matrices_of_ffa_stay_as_they_are_drawn_for_every_seed():
@@ -170,7 +170,7 @@ def test_checkpoints_know_the_weights_that_are_used_by_default(here, tmp_path, m
 
     words = [word for word in MODEL if word not in ("--weights", "model.npz")]
     (tmp_path / "config.json").write_bytes((here / "config.json").read_bytes())
-    monkeypatch.setattr(pretrained, "minilm_folder", lambda: tmp_path)
+    monkeypatch.setattr(models, "minilm_folder", lambda: tmp_path)
     before = identity(stored_beside(1))
     check_identity(before, stored_beside(1), tmp_path, pytest.fail)
     with pytest.raises(InvalidInput, match="of another run: they were written with weights"):
@@ -192,4 +192,4 @@ def test_a_folder_of_weights_is_its_model_file(tmp_path):
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"")
     words = [*DATA, "--model", "bert", "--weights", str(folder)]
-    assert pretrained.weights_of(parse("custom", words)) == folder / "model.safetensors"
+    assert models.weights_of(parse("custom", words)) == folder / "model.safetensors"

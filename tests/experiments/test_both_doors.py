@@ -153,7 +153,7 @@ def mine(
         (
             functools.partial(tiny_model),
             {},
-            r"^tiny_model has no argument training .* recipe, default_training\(fedas\)$",
+            r"^tiny_model has no argument training .* = default_training\(fedas\)$",
         ),
     ],
 )

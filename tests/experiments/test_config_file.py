@@ -10,7 +10,6 @@ from rich.console import Console
 
 from experiments.cli.command import main, parse
 from experiments.commands import batch
-from experiments.commands.sweep import Sweep
 from experiments.host.exit_codes import exit_code
 from experiments.run import resume
 from experiments.spec.hyper_parameters import method_options
@@ -18,6 +17,7 @@ from experiments.spec.identity import difference, relevant_options
 from experiments.spec.option_notes import texts_of
 from experiments.spec.options import COMMON, RESULT_NEUTRAL
 from experiments.spec.spec import Spec, values_in
+from experiments.sweep import Sweep
 from lab import committed
 from lab.committed import ROOT
 from pfl_jax import InvalidInput

@@ -136,14 +136,6 @@ def test_classes_are_named_with_their_rows(tmp_path, monkeypatch, capsys):
         "rows of the 6 classes, the fewest first: 01 (1), 1.0 (1), Yes (1), yes (12), no (20), 1 (30).",
         "3 of 6 classes have one row only.",
     ]
-    # Integers are themselves; of many classes the rarest are listed.
-    rows = "".join(f"{number},{max(number % 12, number % 7)}\n" for number in range(84))
-    (tmp_path / "my.csv").write_text("a,label\n" + rows.rstrip("\n"))
-    assert notes(capsys) == [
-        "rows of the 12 classes, the fewest first: 0 (1), 1 (3), 2 (5), 3 (7), 7 (7), 8 (7), 9 (7), 10 (7), 11 (7), "
-        "4 (9) and 2 more, up to 6 (13).",
-        "1 of 12 classes have one row only.",
-    ]
 
 
 def test_test_rows_that_are_training_rows_are_counted(tmp_path, monkeypatch, capsys):

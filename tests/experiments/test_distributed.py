@@ -16,7 +16,7 @@ from test_command_line import process
 from experiments.cli.command import parse
 from experiments.folder.run_folder import METRICS
 from experiments.host import distributed
-from experiments.host.distributed import LOST, _one_line
+from experiments.host.distributed import LOST
 from experiments.host.jax_config import devices
 from pfl_jax import InvalidInput
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
@@ -183,10 +183,3 @@ def test_without_a_cluster_the_line_says_what_to_give(monkeypatch):
     with pytest.raises(InvalidInput, match="--distributed found no cluster") as error:
         distributed._start(parse("digits", ["--distributed"]))
     assert "\n" not in str(error.value)
-
-
-def test_what_stopped_them_is_told_once():
-    assert _one_line(["a", "a"]) == "a"
-    assert _one_line(["a", ""]) == "a"
-    assert _one_line(["", "b"]) == "process 1: b"
-    assert _one_line(["a", "b"]) == "process 0: a; process 1: b"

@@ -10,12 +10,11 @@ import pandas as pd
 import pytest
 from run_folders import FakeRuns
 
-from experiments.commands import figures
-from experiments.commands import figures_of_fedas as fedas
+from experiments import figures
+from experiments.commands import paper_figures
 from experiments.commands.figure import Runs, compose
-from experiments.commands.figures import FIGURES, main
-from experiments.commands.figures_of_fedas import SHARES, equal_steps, replace_first
-from experiments.commands.figures_of_fedpac import by_group, heat_rounds
+from experiments.commands.paper_figures import FIGURES, SHARES, by_group, equal_steps, heat_rounds, replace_first
+from experiments.figures import main
 from experiments.folder import stored_runs
 from experiments.run import run
 from experiments.show.pictures import draw
@@ -47,7 +46,7 @@ def without_folder(monkeypatch, tmp_path):
             rows[:, :2] = np.nan
         return [found | {"test_count": np.where(large, 30, 10)}]
 
-    monkeypatch.setattr(fedas, "replaced", replaced)
+    monkeypatch.setattr(paper_figures, "replaced", replaced)
 
 
 def info(clients, number):
@@ -127,39 +126,6 @@ def test_every_figure_says_what_it_is_and_on_which_data(paper, number, is_real, 
     json.dumps(picture.record(), allow_nan=False)
 
 
-def test_a_caption_says_how_each_method_is_measured_and_what_runs_in_its_place(tmp_path):
-    def caption(folder, **more):
-        chosen = ("fedavg_ft", "fedper", "fedala", "fedas")
-        return compose(finished("fedas", "5", tmp_path / folder, is_real=True, chosen=chosen, **more)).caption
-
-    measured = (
-        "pooled over all test examples; between local training and aggregation (before_aggregation): fedavg_ft, "
-        "fedper; after aggregation (received): fedala; after local training (trained): fedas"
-    )
-    assert caption("as released").startswith(f"Accuracy in percent {measured}. Procedure release")
-    assert "As released: fedavg in place of fedavg_ft. cifar10: " in caption("as released, again")
-    alike = caption("alike", asked=lambda measure: measure._replace(protocol="received"))
-    words = "after aggregation (received), pooled over all test examples"
-    assert alike.startswith(f"Accuracy in percent {words}; in the paper {measured}. ")
-    printed = caption("as printed", procedure="print")
-    assert "fedavg_ft, fedala" in printed
-    assert "As released" not in printed
-
-
-def test_other_data_than_the_papers_and_a_copy_of_it_are_named(tmp_path):
-    every = [
-        ("fashion_mnist", {}, "fashion_mnist", "--dataset fashion_mnist."),
-        ("cifar10", {"cifar10": "JPEG copy"}, "cifar10, JPEG copy", None),
-    ]
-    for dataset, note, name, deviation in every:
-        (runs,) = finished("fedpac", "5", tmp_path / dataset, is_real=True, dataset=dataset, note=note)
-        picture = compose([runs])
-        assert (picture.panels[0].title, picture.title.partition(" on ")[2]) == (name, name)
-        assert f"{name}: --num-clients 20" in picture.caption
-        assert ("Not the paper's setting, but " in picture.caption) == (deviation is not None)
-        assert deviation is None or f"Not the paper's setting, but {deviation}" in picture.caption
-
-
 # Those of Figure 5 that are measured otherwise have all clients; Figure 7 shows single rounds.
 @pytest.mark.parametrize(("number", "shown"), [("5", "2 to 20 of 20 clients"), ("7", "4 of 20 clients")])
 def test_means_over_some_clients_are_told_apart(number, shown, tmp_path):
@@ -235,6 +201,8 @@ def test_what_is_drawn_is_what_was_asked_for(figure, words, values, tmp_path, mo
     assert main([*chosen, *([] if "--method" in words else ["--method", paper])]) == 0
     record = json.loads((tmp_path / f"{paper}-figure-{number}.json").read_text())
     np.testing.assert_allclose([row[2] for row in record["panels"][0]["frame"]["data"]], values)
+    # The paper's own method stands out.
+    assert record["panels"][0]["main"] == ("" if "--method" in words else paper)
 
 
 def test_stragglers_and_online_clients_stand_apart(tmp_path, monkeypatch):

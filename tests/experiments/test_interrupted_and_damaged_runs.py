@@ -12,11 +12,11 @@ from interrupts import ask_to_stop
 from rich.console import Console
 
 from experiments.cli.command import main, parse
-from experiments.commands.sweep import main as sweep
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
 from experiments.run import build, memory, outcome, records, resume, run, together
 from experiments.run.run import run_cell
+from experiments.sweep import main as sweep
 from pfl_jax import InvalidInput, simulate
 
 WORDS = [*RUN.split(), "--checkpoint-every", "1"]
@@ -100,6 +100,20 @@ def test_a_disk_without_room_for_the_summary(rounds, tmp_path, capsys):
     (folder / ".summary.json.partial").rmdir()
     assert main("digits", ["--resume", str(folder)]) == 0
     assert logged(folder) == [1, 2, 3]
+
+
+def test_a_full_disk_at_the_end_leaves_the_summary_to_be_made_without_training(rounds, tmp_path, capsys):
+    """Also of a run that keeps no state."""
+    folder = tmp_path / "run"
+    rounds[3] = lambda: (folder / ".summary.json.partial").mkdir()
+    assert main("digits", [*RUN.split(), "--eval-every", "1", "--keep-state", "never", "--out", str(folder)]) == 2
+    assert re.search(r"cannot write .*summary.json: .*; --resume .*run writes the summary, without", line(capsys))
+    log = (folder / "metrics.jsonl").read_bytes()
+    (folder / ".summary.json.partial").rmdir()
+    rounds[1] = rounds[2] = rounds[3] = fail(AssertionError("it trains again"))
+    assert main("digits", ["--resume", str(folder)]) == 0
+    assert (folder / "metrics.jsonl").read_bytes() == log
+    assert json.loads((folder / "summary.json").read_text())["rounds_done"] == 3
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(rounds, tmp_path, capsys):

@@ -3,6 +3,7 @@
 import builtins
 import collections
 import contextlib
+import importlib
 import io
 import json
 import multiprocessing
@@ -102,7 +103,7 @@ def command(words, here, cache, kill):
 
             code = main(name, rest)
         else:
-            code = __import__(f"experiments.{name}.__main__", fromlist=["main"]).main(rest)
+            code = importlib.import_module(f"experiments.{name}").main(rest)
     Path("moments.json").write_text(json.dumps(moments))
     sys.exit(code)
 
@@ -110,7 +111,7 @@ def command(words, here, cache, kill):
 # Children are forked from a process that has imported everything and computed nothing.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["experiments.cli.command", "experiments.commands.sweep", "experiments.commands.tables", "experiments.run.run"]
+    ["experiments.cli.command", "experiments.sweep", "experiments.tables", "experiments.run.run"]
 )
 
 

@@ -14,9 +14,9 @@ from trees import assert_flat
 from experiments import export
 from experiments.cli.command import main
 from experiments.commands import report_charts as charts
-from experiments.commands.report import main as main_of_report
 from experiments.export import load_run, load_runs
 from experiments.folder import stored_runs
+from experiments.report import main as main_of_report
 from experiments.run import memory
 from pfl_jax import InvalidInput
 

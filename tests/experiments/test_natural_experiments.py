@@ -9,7 +9,7 @@ from rich.console import Console
 from trees import assert_same
 
 from experiments.cli.command import main, parse
-from experiments.folder.reuse import inspect
+from experiments.folder.load import inspect
 from experiments.partition import main as partition
 from experiments.run import build
 from experiments.spec.identity import relevant_options

@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, write_run
 
+from experiments import sweep, tables
 from experiments.cli.command import main as run_alone
-from experiments.commands import report_tables, sweep, tables
+from experiments.commands import report_page
 from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG
@@ -116,7 +117,7 @@ def test_a_run_that_is_resumed_by_other_code_says_so(tmp_path, edit, capsys):
     assert version.note_on_code(read_config(tmp_path / "run")) == ""
     assert run_alone("digits", ["--resume", str(tmp_path / "run"), "--rounds", "4"]) == 0
     group = stored_runs.Group("local", (stored_runs.read(tmp_path / "run"),))
-    assert report_tables.versions({"": [group]})[1]["pfl_jax"] == f"{DIGEST}, then edited"
+    assert report_page.versions({"": [group]})[1]["pfl_jax"] == f"{DIGEST}, then edited"
     note = "Note: its last rounds are of other code than its first ones, see resumed_by in"
     assert " ".join(capsys.readouterr().out.split()).count(note) == 2
     config = read_config(tmp_path / "run")

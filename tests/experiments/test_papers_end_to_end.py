@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.commands import figures, tables
+from experiments import figures, tables
 from experiments.papers import published, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.without_f1_auc]

@@ -54,18 +54,6 @@ def test_options_and_words_for_the_runs():
     assert parse("--paper a --sizes None")[0].sizes is None
 
 
-def test_help_names_the_command_and_its_options(capsys):
-    with pytest.raises(SystemExit) as ending:
-        parse("--help")
-    assert not ending.value.code
-    text = " ".join(capsys.readouterr().out.split())
-    for words in ("python -m experiments.tables [OPTIONS] RUN", "What it does.", "--shuffle, --no-shuffle"):
-        assert words in text
-    assert "--paper STR Which paper, in two lines of 100 %. (required)" in text
-    assert "--number INT|auto (default: 1)" in text
-    assert "--words" not in text
-
-
 def test_docstrings_have_the_texts():
     def factory():
         """First line.

@@ -15,12 +15,12 @@ from run_folders import SMALL, write_run
 
 from experiments.commands import report_charts as charts
 from experiments.commands import report_page as page
-from experiments.commands import report_tables as tables
-from experiments.commands.report import main
 from experiments.folder import stored_runs
 from experiments.folder.stored_runs import grouped as groups_of
+from experiments.folder.stored_runs import ordered
+from experiments.report import main
 from experiments.show import curves
-from experiments.show.curves import ordered, picture, plot_curves, shown
+from experiments.show.curves import picture, plot_curves, shown
 from experiments.show.pictures import draw
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frames import find_runs
@@ -54,27 +54,30 @@ def runs(tmp_path):
 
 def test_several_networks_have_a_mean_each(runs):
     (group, _), _ = groups_of(runs)
-    assert "by network" not in tables.results([group])["received"].heads
+    assert "by network" not in page.results([group])["received"].heads
     for run in group.runs:
         run.config["networks"] = ["mlp", "resnet8", "mlp", "resnet8", "mlp"]
         # A client without a score is in no mean.
         run.lines[-1]["received_per_client"][0] = None
     scores = np.array([run.lines[-1]["received_per_client"] for run in group.runs], float)
     want = f"mlp {scores[:, 2::2].mean():.2f}, resnet8 {scores[:, 1::2].mean():.2f}"
-    table = tables.results([group])["received"]
+    table = page.results([group])["received"]
     assert dict(zip(table.heads, table.rows[0], strict=True))["by network"] == want
 
 
 def test_a_mean_over_some_of_the_clients_says_so(runs):
     (group, _), _ = groups_of(runs)
-    assert "clients" not in tables.results([group])["trained"].heads
+    assert "clients" not in page.results([group])["trained"].heads
     for run, count in zip(group.runs, (3, 4), strict=True):
         run.lines[-1]["trained"]["clients"] = count
-    made = tables.results([group])
+    made = page.results([group])
     assert dict(zip(made["trained"].heads, *made["trained"].rows, strict=True))["clients"] == "3 to 4 of 5"
     assert "clients" not in made["received"].heads
     curve = next(one for one in charts.curves([group]) if one.title == charts.PROTOCOL_TITLES["trained"])
     assert curve.caption.startswith("Means over 3 to 5 of 5 clients.")
+    # Over the megabytes that all clients sent and received until then.
+    *_, by_bytes = charts.curves([group])
+    assert by_bytes.panels[0].frame.iloc[:, 1].tolist() == [6, 12]
 
 
 class Reader(HTMLParser):
@@ -154,7 +157,7 @@ def test_settings_of_one_label_on_different_data_are_told_apart(tmp_path):
         "digits a": ["fedpac", "fedper"],
         "digits b": ["fedpac"],
     }
-    apart, alike = tables.options(of_kinds["digits a"])
+    apart, alike = page.options(of_kinds["digits a"])
     (row,) = [row for row in apart.rows if "--lam<" in row[0]]
     assert dict(zip(apart.heads[1:], row[1:], strict=True)) == {"fedpac": "0.5", "fedper": "—"}
     assert (alike["--rounds"], alike["dataset"]) == ("4", "digits")
@@ -415,7 +418,7 @@ def test_a_version_that_not_all_runs_have_is_told(tmp_path):
     write_run(tmp_path / "1", seed=1)
     run = stored_runs.read(tmp_path / "1")
     run.config["versions"]["flax"] = "0.12"
-    table, alike = tables.versions({"": [stored_runs.Group("fedpac", (stored_runs.read(tmp_path / "0"), run))]})
+    table, alike = page.versions({"": [stored_runs.Group("fedpac", (stored_runs.read(tmp_path / "0"), run))]})
     assert table.rows[0] == ["flax", "0.12", "fedpac, seed 1"]
     assert "flax" not in alike
 
@@ -432,7 +435,7 @@ def test_many_settings_show_the_best_lines(tmp_path):
     for group in groups:
         group.runs[0].config["task"] = {"higher_is_better": False}
     assert [group.label for group in shown(groups)] == [f"fedpac lam={number}" for number in range(2, 10)]
-    assert tables.results(groups)["received"].strong == [9]
+    assert page.results(groups)["received"].strong == [9]
 
 
 def test_the_picture_of_one_run_has_the_spread_over_its_clients(tmp_path):
@@ -464,19 +467,19 @@ def test_the_best_round_is_chosen_on_validation_examples(tmp_path):
     plain = stored_runs.Group("", (run,))
     rounds, means = plain.curve("received")
     assert len(rounds) > 1
-    assert tables.results([plain])["received"].heads.count("validation") == 0
+    assert page.results([plain])["received"].heads.count("validation") == 0
     worst = int(means[0].argmin())
     lines = [
         line | {"validation": {"received": {"mean": 70.0 if place == worst else 60.0}}}
         for place, line in enumerate(run.lines)
     ]
-    table = tables.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
+    table = page.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
     cells = dict(zip(table.heads, table.rows[0], strict=True))
     assert cells["best (round)"] == f"{means[0][worst]:.2f} ({rounds[worst]})"
     assert cells["validation"] == ("70.00" if worst == len(rounds) - 1 else "60.00")
     # Where one round lacks them, on test examples.
     del lines[worst]["validation"]
-    table = tables.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
+    table = page.results([stored_runs.Group("", (dataclasses.replace(run, lines=lines),))])["received"]
     best = int(means[0].argmax())
     assert table.rows[0][table.heads.index("best (round)")] == f"{means[0][best]:.2f} ({rounds[best]})"
 

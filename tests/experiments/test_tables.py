@@ -12,10 +12,11 @@ import scipy.stats
 from rich.console import Console
 from run_folders import FakeRuns
 
+from experiments import tables
 from experiments.cli.command import parse
-from experiments.commands import batch, tables
+from experiments.commands import batch
 from experiments.commands.paper_table import Entry, _error, compare
-from experiments.folder import reuse
+from experiments.folder import load
 from experiments.folder.run_folder import CONFIG, SUMMARY
 from experiments.papers import published, settings
 from experiments.run import run
@@ -128,15 +129,15 @@ def test_what_has_no_bearing_on_results_is_no_other_run(runs, tmp_path):
     cell = Spec.of("fashion_mnist", **options)
     run.run_cell(cell, tmp_path / "run", Console(quiet=True))
     same = Spec.of("fashion_mnist", **options, chunk=2, eval_protocol="trained")
-    assert reuse.inspect(same, tmp_path / "run") == "finished"
+    assert load.inspect(same, tmp_path / "run") == "finished"
     # The grouped partition does not read it.
-    assert reuse.inspect(Spec.of("fashion_mnist", method="local", seed=4), tmp_path / "run") == "finished"
+    assert load.inspect(Spec.of("fashion_mnist", method="local", seed=4), tmp_path / "run") == "finished"
     for other in (dataclasses.replace(cell, seed=5), Spec.of("cifar10", **options)):
         with pytest.raises(InvalidInput, match="holds another run"):
-            reuse.inspect(other, tmp_path / "run")
+            load.inspect(other, tmp_path / "run")
     (tmp_path / "run" / CONFIG).write_text("{}")
     with pytest.raises(InvalidInput, match="has no 'data'"):
-        reuse.inspect(cell, tmp_path / "run")
+        load.inspect(cell, tmp_path / "run")
 
 
 # The table says what it is made of.
@@ -281,9 +282,9 @@ def test_the_other_procedure_is_another_run(runs, tmp_path):
     for one, other in ((cell, plain), (plain, cell)):
         folder = tmp_path / str(one.procedure)
         run.run_cell(one, folder, Console(quiet=True))
-        assert reuse.inspect(one, folder) == "finished"
+        assert load.inspect(one, folder) == "finished"
         with pytest.raises(InvalidInput, match="holds another run"):
-            reuse.inspect(other, folder)
+            load.inspect(other, folder)
 
 
 def test_each_method_of_fedas_is_measured_as_its_code_does(runs, tmp_path):

@@ -14,14 +14,11 @@ from sklearn.datasets import load_diabetes
 
 from experiments.cli.command import main, parse
 from experiments.commands import report_charts as charts
-from experiments.commands import report_tables as tables
-from experiments.commands.report import main as report
-from experiments.commands.report_page import kinds
+from experiments.commands import report_page as page
 from experiments.folder import load, stored_runs
-from experiments.folder.run_folder import ExampleCounts, evaluation
+from experiments.report import main as report
 from experiments.run import build
 from experiments.show.curves import picture
-from experiments.show.tables import results_table
 from experiments.spec.choices import TARGETS
 from pfl_jax import InvalidInput, tasks
 
@@ -150,13 +147,6 @@ def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     assert made.spec.partition == ("iid" if task in TARGETS else "dirichlet")
 
 
-def test_a_task_in_the_place_of_the_models_own_is_told(capsys):
-    words = ["--data", "arrays.npz", "--label", "yes", "--num-clients", "3", "--method", "fedavg"]
-    for model, task, told in (("regressor", ["--task", "binary"], True), ("regressor", [], False)):
-        build.build_experiment(parse("custom", [*words, "--model", f"own.py:{model}", *task]), Console(width=200))
-        assert ("--task binary takes the place of the model's own task, regression" in capsys.readouterr().out) == told
-
-
 def test_targets_that_are_no_numbers_are_named(here):
     with pytest.raises(InvalidInput, match=r"words.csv: y has to be numbers here: could not convert .*'151 mg'"):
         experiment("--data", "words.csv", "--label", "target", "--task", "regression", "--method", "fedavg")
@@ -244,10 +234,10 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert main("digits", ["--resume", "run", "--rounds", "4", *OF_DIGITS[:2]]) == 0
     assert [line["received"] for line in log(here / "run")[:3]] == [line["received"] for line in lines]
     assert report(["run", "--out", "report.html"]) == 0
-    page = (here / "report.html").read_text()
-    assert "Values are of mse; in percent: none." in page
-    assert "Clients in order of their mse (received)" in page
-    text = re.sub("<(style|svg|pre|code).*?</\\1>", "", page, flags=re.DOTALL)
+    written = (here / "report.html").read_text()
+    assert "Values are of mse; in percent: none." in written
+    assert "Clients in order of their mse (received)" in written
+    text = re.sub("<(style|svg|pre|code).*?</\\1>", "", written, flags=re.DOTALL)
     assert "accuracy" not in text.replace("--target-accuracy", "")
     (row,) = stored_runs.load_runs(here / "run").to_dict("records")
     assert row["received_mse"] == log(here / "run")[-1]["received"]["mean"]
@@ -255,7 +245,7 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert "received_accuracy" not in row
     groups, _ = stored_runs.grouped(here / "run")
     assert all("mse" in panel.frame for panel in picture(groups).panels)
-    columns = tables.results(groups)["received"].heads
+    columns = page.results(groups)["received"].heads
     assert columns[columns.index("Jain") + 1 :][:2] == ["mae", "r2"]
     (chart,) = charts.clients(groups)
     assert chart.panels[0].frame["mse"].max() == max(log(here / "run")[-1]["received_per_client"])
@@ -275,23 +265,13 @@ def test_runs_with_different_scores_on_the_same_data_share_no_table(tmp_path, ca
         task = {} if scores is None else {"task": {"scores": scores, "in_percent": scores[:1] * (name == "of shares")}}
         config.write_text(json.dumps(json.loads(config.read_text()) | task))
     groups, _ = stored_runs.grouped(*(tmp_path / name for name in ("errors", "of shares", "usual")))
-    assert {heading: len(some) for heading, some in kinds(groups).items()} == {
+    assert {heading: len(some) for heading, some in page.kinds(groups).items()} == {
         "digits (files), mse": 1,
         "digits (files), accuracy in %": 2,
     }
     # The runs of accuracies have other scores beside it.
-    rows = tables.results(kinds(groups)["digits (files), accuracy in %"])["received"]
+    rows = page.results(page.kinds(groups)["digits (files), accuracy in %"])["received"]
     column = rows.heads.index("macro F1")
     assert [row[column] for row in rows.rows] == ["—", "71.50"]
     assert report([str(tmp_path), "--plot", str(tmp_path / "p.svg")]) == 2
     assert "different scores are not drawn together: mse; accuracy in %" in capsys.readouterr().err
-
-
-def test_a_pooled_auc_is_called_a_weighted_mean():
-    auc = tasks.Scores({one.name: np.array([0.5, 0.9], np.float32) for one in tasks.MULTI_LABEL.scores})
-    counts = ExampleCounts(np.array([30, 10]), task=tasks.MULTI_LABEL)
-    last = evaluation(1, {"received": auc}, counts)
-    assert last["received"]["pooled"] == 60.0
-    assert str(results_table([last], tasks.MULTI_LABEL, "title", "received").caption).startswith(
-        "mean auc over clients; pooled: weighted by their test examples"
-    )

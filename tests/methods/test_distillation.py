@@ -339,5 +339,5 @@ def test_fedmrl():
 
 
 def test_fedmrl_has_no_more_shared_features_than_own_ones():
-    with pytest.raises(InvalidInput, match=f"small_features is at most the {FEATURES} features"):
+    with pytest.raises(InvalidInput, match=f"small_features must be at most {FEATURES}, the features"):
         fedmrl(tiny_model(), small_features=FEATURES + 1)

@@ -186,7 +186,7 @@ class OwnStatistics(nnx.Module):
         (WithDroppingHead(), "the head head has dropout, which only a backbone can have"),
         (lambda rngs: Nnx(rngs, dropout_in_head=True), "the head head has dropout, which only a backbone can have"),
         (lambda rngs: Nnx(rngs, norm_in_head=True), "the head head has BatchNorm, which only a backbone can have"),
-        (lambda rngs: AlwaysRandom(rngs), "draws random numbers where it is deployed too"),
+        (lambda rngs: AlwaysRandom(rngs), "draws random numbers when deployed too"),
         (lambda rngs: OwnStatistics(rngs), "OwnStatistics keeps statistics of its own: only those of BatchNorm"),
     ],
 )

@@ -235,7 +235,7 @@ def test_running_statistics_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("personal", "words"), [("(", "no regular expression"), ("fc9", "finds none of"), (".", "finds all of")]
+    ("personal", "words"), [("(", "not a regular expression"), ("fc9", "finds none of"), (".", "finds all of")]
 )
 def test_what_finds_nothing_or_everything_is_one_line(personal, words):
     with pytest.raises(InvalidInput, match=words) as error:

@@ -215,53 +215,192 @@ class Small(nn.Module):
         self.conv, self.norm = nn.Conv2d(1, 4, (2, 3), padding=(0, 1)), nn.BatchNorm2d(4)
         self.hidden, self.fc = nn.Linear(12, 8), nn.Linear(8, 3)
 
+    def features(self, x):
+        return torch.relu(self.hidden(torch.relu(self.norm(self.conv(x))).flatten(1)))
+
     def forward(self, x):
-        return self.fc(torch.relu(self.hidden(torch.relu(self.norm(self.conv(x))).flatten(1))))
+        return self.fc(self.features(x))
 
 
 RECIPE = {"lr": 0.05, "momentum": 0.5, "weight_decay": 5e-4}
+OPTIONS = {
+    "fedper": {},
+    "fedbn": {},
+    "ditto": {"lam": 0.7, "personal_epochs": 2},
+    "fedas": {"align_lr": 0.1, "align_batch_size": 64, "align_epochs": 2},
+    "fedpac": {"lam": 0.7, "head_lr": 0.1, "head_epochs": 2},
+}
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedbn"])
+class Loop:
+    """The same methods as loops in PyTorch: every batch is a whole client.
+
+    Attributes:
+      clients: x, y and the states that clients keep.
+      server: state of the module on the server.
+    """
+
+    def __init__(self, net, federation):
+        self.net, self.server, self.clients = net, copy.deepcopy(net.state_dict()), []
+        self.centroids, self.aligns = torch.full((3, 8), torch.nan), False
+        for i in range(federation.num_clients):
+            data = client_data(federation, i, "train")
+            size = int(data.mask.sum())
+            x = torch.tensor(np.asarray(data.x, np.float32)[:size]).permute(0, 3, 1, 2)
+            y = torch.tensor(np.asarray(data.y)[:size].astype("int64"))
+            self.clients.append((x, y, copy.deepcopy(self.server)))
+
+    def load(self, *states):
+        """Module in training with the entries of several states, the last ones first."""
+        net = copy.deepcopy(self.net)
+        net.load_state_dict({key: value for state in states for key, value in state.items()})
+        return net.train()
+
+    @staticmethod
+    def descend(parameters, loss, epochs=3, **changes):
+        optimizer = torch.optim.SGD(parameters, **RECIPE | changes)
+        for _ in range(epochs):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+
+    def collect(self, trained, weights):
+        """Mean of the trained states, which is the server's next one, and the states that clients keep."""
+        shares = np.array(weights, float) / sum(weights)
+        self.server = {
+            key: sum(float(share) * one[key] for share, one in zip(shares, trained, strict=True)) for key in self.server
+        }
+
+    def keep(self, states):
+        self.clients = [(x, y, copy.deepcopy(own)) for (x, y, _), own in zip(self.clients, states, strict=True)]
+
+    def sizes(self):
+        return [len(y) for _, y, _ in self.clients]
+
+    def partial(self, part, info):
+        """FedPer and FedBN, whose clients keep a part of the module."""
+        trained = []
+        for x, y, own in self.clients:
+            net = self.load(self.server, {key: own[key] for key in own if key.startswith(part)})
+            self.descend(net.parameters(), lambda net=net, x=x, y=y: functional.cross_entropy(net(x), y))
+            trained.append(net.state_dict())
+        self.collect(trained, self.sizes())
+        self.keep(trained)
+
+    def ditto(self, info):
+        received, trained, personal = self.load(self.server), [], []
+        for x, y, own in self.clients:
+            net = self.load(own)
+
+            def loss(net=net, x=x, y=y):
+                pairs = zip(net.parameters(), received.parameters(), strict=True)
+                distance = sum(((mine - there.detach()) ** 2).sum() for mine, there in pairs)
+                return functional.cross_entropy(net(x), y) + 0.7 / 2 * distance
+
+            self.descend(net.parameters(), loss, epochs=2)
+            personal.append(net.state_dict())
+            net = self.load(self.server)
+            self.descend(net.parameters(), lambda net=net, x=x, y=y: functional.cross_entropy(net(x), y))
+            trained.append(net.state_dict())
+        self.collect(trained, self.sizes())
+        self.keep(personal)
+
+    def aligned(self, x, own):
+        """FedAS's received module, aligned with the client's own embeddings; the head is the client's."""
+        net = self.load(self.server, {key: own[key] for key in own if key.startswith("fc.")})
+        if self.aligns:
+            targets, body = self.load(own).eval().features(x).detach(), [*net.conv.parameters()]
+            body += [*net.norm.parameters(), *net.hidden.parameters()]
+            plain = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
+            self.descend(body, lambda: functional.mse_loss(net.features(x), targets), epochs=2, **plain)
+        return net
+
+    def fedas(self, info):
+        trained, traces = [], []
+        for x, y, own in self.clients:
+            net = self.aligned(x, own)
+            self.descend(net.parameters(), lambda net=net, x=x, y=y: functional.cross_entropy(net(x), y))
+            trained.append(copy.deepcopy(net.state_dict()))
+            net.eval()
+            squares = 0.0
+            for row in range(len(y)):
+                loss = functional.cross_entropy(net(x[row : row + 1]), y[row : row + 1])
+                gradients = torch.autograd.grad(loss, list(net.parameters()))
+                squares += sum(float((one**2).sum()) for one in gradients)
+            traces.append(squares / len(y))
+        self.collect(trained, traces)
+        self.keep(trained)
+        self.aligns = True
+
+    def fedpac(self, info):
+        """The weights of the heads are the run's, since they are a quadratic program's."""
+        trained, heads, sums, counts = [], [], torch.zeros(3, 8), torch.zeros(3)
+        for x, y, own in self.clients:
+            net = self.load(self.server, {key: own[key] for key in own if key.startswith("fc.")})
+            features = net.eval().features(x).detach()
+            means = torch.stack([features[y == label].mean(0) for label in range(3)])
+            targets = torch.where(torch.isnan(self.centroids), means, self.centroids)[y]
+
+            def risk_of_head(head=net.fc, features=features, y=y):
+                return functional.cross_entropy(head(features), y)
+
+            self.descend(net.fc.parameters(), risk_of_head, 2, lr=0.1)
+            heads.append(copy.deepcopy(net.fc.state_dict()))
+            strength, net = (0.0 if torch.isnan(self.centroids).all() else 0.7), net.train()
+
+            def loss(net=net, x=x, y=y, targets=targets, strength=strength):
+                features = net.features(x)
+                risk = functional.cross_entropy(net.fc(features), y)
+                return risk + (strength * functional.mse_loss(features, targets) if strength else 0.0)
+
+            body = [*net.conv.parameters(), *net.norm.parameters(), *net.hidden.parameters()]
+            self.descend(body, loss)
+            trained.append(copy.deepcopy(net.state_dict()))
+            sums.index_add_(0, y, net.eval().features(x).detach())
+            counts += torch.bincount(y, minlength=3)
+        self.collect(trained, self.sizes())
+        self.centroids = torch.where(counts[:, None] > 0, sums / counts[:, None], self.centroids)
+        weights = torch.tensor(np.asarray(info["head_weights"]))
+        mixed = {key: torch.stack([head[key] for head in heads]) for key in heads[0]}
+        self.keep(
+            [
+                {f"fc.{key}": torch.tensordot(weights[i], value, 1) for key, value in mixed.items()}
+                for i in range(len(heads))
+            ]
+        )
+
+    def round(self, name, info):
+        parts = {"fedper": "fc.", "fedbn": "norm."}
+        if name in parts:
+            self.partial(parts[name], info)
+        else:
+            getattr(self, name)(info)
+
+    def deployed(self, name, client):
+        x, _, own = self.clients[client]
+        if name == "ditto":
+            return own
+        if name == "fedas":
+            return self.aligned(x, own).state_dict()
+        part = "norm." if name == "fedbn" else "fc."
+        return self.server | {key: own[key] for key in own if key.startswith(part)}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
 def test_ten_rounds_are_those_of_a_loop_in_pytorch(name):
     """The same batches and initial weights: equal to 1e-4 of the change."""
     torch.manual_seed(0)
     net, federation = Small(), tiny_federation()
-    model = from_torch(net, (2, 3, 1), 3)
+    loop, model = Loop(net, federation), from_torch(net, (2, 3, 1), 3)
     training = LocalTraining(batch_size=64, epochs=3, shuffle=False, **RECIPE)
-    method = getattr(methods, name)(model, training)
-    *_, last = run(method, federation, Settings(rounds=10), jax.random.key(0))
-
-    def is_own(key):
-        return key.startswith("fc.") if name == "fedper" else key.startswith("norm.")
-
-    clients = [client_data(federation, i, "train") for i in range(federation.num_clients)]
-    sizes = np.array([int(data.mask.sum()) for data in clients])
-    server, own = copy.deepcopy(net.state_dict()), [copy.deepcopy(net.state_dict()) for _ in clients]
-    for _ in range(10):
-        trained = []
-        for i, data in enumerate(clients):
-            there = copy.deepcopy(net)
-            there.load_state_dict({key: own[i][key] if is_own(key) else value for key, value in server.items()})
-            optimizer = torch.optim.SGD(there.train().parameters(), **RECIPE)
-            x = torch.tensor(np.asarray(data.x, np.float32)[: sizes[i]]).permute(0, 3, 1, 2)
-            y = torch.tensor(np.asarray(data.y)[: sizes[i]].astype("int64"))
-            for _ in range(3):
-                optimizer.zero_grad()
-                functional.cross_entropy(there(x), y).backward()
-                optimizer.step()
-            trained.append(there.state_dict())
-        own = trained
-        server = {
-            key: sum(float(size) * one[key] for size, one in zip(sizes, trained, strict=True)) / sizes.sum()
-            for key in server
-        }
-    for i in range(len(clients)):
+    method = getattr(methods, name)(model, training, **OPTIONS[name])
+    for last in run(method, federation, Settings(rounds=10), jax.random.key(0)):
+        loop.round(name, last.info)
+    for i in range(federation.num_clients):
         found = to_torch(files.client_params(method, federation, last.state, client=i), copy.deepcopy(net)).state_dict()
-        for key, start in net.state_dict().items():
+        for key, wanted in loop.deployed(name, i).items():
             if not key.endswith("num_batches_tracked"):
-                wanted = own[i][key] if is_own(key) else server[key]
-                change = float((wanted - start).abs().max())
+                change = float((wanted - net.state_dict()[key]).abs().max())
                 np.testing.assert_allclose(found[key], wanted, rtol=0, atol=1e-4 * change + 1e-6, err_msg=key)
 
 

@@ -360,7 +360,7 @@ def test_dropout(name):
 
 
 def test_random_numbers_need_a_key():
-    with pytest.raises(InvalidInput, match="draws random numbers where it is deployed too"):
+    with pytest.raises(InvalidInput, match="draws random numbers when deployed too"):
         operations.apply("dropout", [jnp.ones((2, 3)), 0.5, True], {})
     drawn = operations.apply("bernoulli", [jnp.zeros((40, 50)), 0.8], {}, jax.random.key(0))
     assert 0.75 < drawn.mean() < 0.85

@@ -106,7 +106,7 @@ def test_an_optimizer_that_needs_the_loss_gets_that_of_the_batch():
     np.testing.assert_allclose(
         fitted(LocalTraining(**steps, optimizer=plateau)), fitted(LocalTraining(**steps)), rtol=1e-6
     )
-    with pytest.raises(InvalidInput, match=r"needs more than .* has, a gradient \(.*'value'\): choose another one"):
+    with pytest.raises(InvalidInput, match=r"needs more than .* gives it, a gradient \(.*'value'\): choose another"):
         fitted(recipe.replace(dp_clip=1.0))
 
 

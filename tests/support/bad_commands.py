@@ -6,7 +6,7 @@ from bad_input import Case
 
 MESSAGES = {
     "digits": {
-        "--method fedsa": "did you mean fedas?",
+        "--method fedpre": "unknown method 'fedpre'; did you mean fedper, fedrep or fedprox?",
         "--method": "--method needs a value: local, ",
         "--model cnn": "unknown model 'cnn'",
         "--model mlp,cnn": "unknown model in a list 'cnn'",
@@ -40,7 +40,7 @@ MESSAGES = {
         "--method hypcluster --server-mean median": "server_mean is for methods that send a Mean",
         "--method fedfomo --compress sign": "compress is for methods that send a Mean",
         "--method hypcluster --attack signs --attackers 0.2": "attack signs is for methods that send a Mean",
-        "--train-size 1 --val-fraction 0.1": "of which one could be for validation",
+        "--train-size 1 --val-fraction 0.1": "so none can be set apart for validation",
         "--method fedavg --client-noise 1": "noise alone does not make an update private",
         "--method fedproto_g --client-clip 1": "--client-clip is an option of fedavg",
         "--out run": "the folder run holds a run already",

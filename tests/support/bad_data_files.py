@@ -88,7 +88,7 @@ def cases() -> Iterator[Case]:
     for command, what, message, make in (
         (f"fashion_mnist {FILES}", "data is empty", "the folder of train-images-idx3-ubyte[.gz] and", folder("data")),
         (f"fashion_mnist {FILES}", "data is a file", "the data folder data is not a folder", file("data")),
-        (f"cinic10 {FILES}", "data is empty", "comes through tensorflow-datasets alone: use source", folder("data")),
+        (f"cinic10 {FILES}", "data is empty", "comes only through tensorflow-datasets: use source", folder("data")),
         (f"cifar10 {FILES}", "a batch is missing", "(there is no 'data_batch_3.bin'): put a whole", _without_a_batch),
         (f"cifar10 {FILES}", "an archive of pickles", "the folder of cifar-10-binary.tar.gz", _of_pickles),
         ("cifar10 --data-dir data", "what was kept is cut off", f"{kept} is damaged", file(kept, b"PK\3\4")),

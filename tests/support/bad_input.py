@@ -127,16 +127,12 @@ def make_run(run: Path) -> None:
 
 def answer(case: Case, run: Path, here: Path) -> tuple[int, str]:
     """Exit code and stderr, with paths from there, in an empty folder with a copy of `run`."""
-    from experiments import compare, export, partition
+    from experiments import compare, export, figures, partition, report, sweep, tables
     from experiments.cli import command as cli
-    from experiments.commands import sweep, tables
-    from experiments.commands.figures import main as figure
-    from experiments.commands.report import main as report
     from pfl_jax.data import idx_and_cifar, tfds
 
-    commands = {"tables": tables.main, "figures": figure, "sweep": sweep.main}
-    commands |= {"export": export.main, "report": report}
-    commands |= {"compare": compare.main, "partition": partition.main}
+    modules = (compare, export, figures, partition, report, sweep, tables)
+    commands = {module.__name__.rpartition(".")[2]: module.main for module in modules}
     shutil.copytree(run, here / "run")
     if case.prepare is not None:
         case.prepare(here)

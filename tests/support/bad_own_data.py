@@ -91,7 +91,11 @@ MESSAGES: dict[str, list[tuple[str, str, Prepare]]] = {
         ("test rows without labels", "the test set of my.npz lacks y, unlike my.npz", npz(test_x=X)),
         ("it is cut off", "File is not a zip file)", _cut_off),
         ("it is a pickle", "or holds a pickle, which is never read", text(evil_pickle(), "my.npz")),
-        ("an array of objects", "Object arrays cannot be loaded when", npz(y=np.array(["a", None] * 6))),
+        (
+            "an array of objects",
+            "save numbers as x.astype(np.float32)",
+            npz(y=np.array(["a", None] * 6)),
+        ),
     ],
     f"{HOSPITAL} --num-clients 5": [("there are two", "hospital names 2 clients, leave it out", text(table()))],
     f"{HOSPITAL} --data-digest 0123456789abcdef": [("", "my.csv is not the data of this run", text(table()))],
@@ -100,7 +104,7 @@ MESSAGES: dict[str, list[tuple[str, str, Prepare]]] = {
     f"{CSV} --client-column label": [("that is the label", "label is named for two things", text(table()))],
     CSV: [
         ("two columns of words", "sex ('f' in row 0), town ('Rome' in row 0). Leave columns out (--drop)", WORDS),
-        ("a quote is not closed", "my.csv: line 14 is no CSV (unexpected end of data)", last('7,1,"no,A')),
+        ("a quote is not closed", "my.csv: line 14 is not CSV (unexpected end of data)", last('7,1,"no,A')),
         ("an index", "like the row numbers that pandas writes", text(table(",dose,label,hospital"))),
         ("semicolons", "separate columns by commas", text(table().replace(",", ";"))),
         ("no text", "'utf-8' codec can't decode byte 0xff in position 8", text(b"label,a\n\xff\xfe,1\n")),

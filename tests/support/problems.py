@@ -51,6 +51,8 @@ def diverging(method, *sizes, part=None, when=True):
 
 def received(messages, present=None):
     """What the server gets of the clients' messages, stacked along M."""
-    (clients,) = {leaf.shape[0] for leaf in jax.tree.leaves(messages)}
-    rows, terms = jax.vmap(split)(messages, jnp.ones(clients, bool) if present is None else present)
+    leaves = jax.tree.leaves(messages)
+    if not leaves:
+        return messages
+    rows, terms = jax.vmap(split)(messages, jnp.ones(len(leaves[0]), bool) if present is None else present)
     return join(rows, mapping.add_up(terms))

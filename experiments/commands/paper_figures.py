@@ -1,0 +1,347 @@
+"""The papers' figures: their runs, and the panels made of them.
+
+FedPAC (Xu, Tong, Huang. ICLR 2023), its replication (Ding 2025), and FedAS (Yang, Huang, Ye. CVPR 2024).
+"""
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jax.flatten_util import ravel_pytree
+
+from experiments.commands.figure import Figure, Key, Runs, Values, curves, of_methods
+from experiments.papers.settings import Measure
+from experiments.run.loaded_run import load_run
+from experiments.show.draw import ACCURACY, bars, grays, lines, matrix, over_runs, rows_of
+from experiments.show.pictures import Panel
+from pfl_jax import simulate
+from pfl_jax.base import Model, Params, PRNGKey, PyTree
+from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.data.partition import dominant_classes
+from pfl_jax.primitives.fisher import diagonal_fisher
+from pfl_jax.primitives.losses import deployed_loss
+from pfl_jax.primitives.metrics import pooled, score
+from pfl_jax.primitives.tree import gather, merge
+
+# FedPAC.
+
+STEPS = {"s": (0, 20, 40, 60, 80), "train_size": (150, 300, 600, 1200)}
+"""Option that is varied -> its values; Section 6.2 names the ends of s."""
+
+LABELS = {"s": "examples spread over all classes, s in %", "train_size": "training examples of a client"}
+"""Option that is varied -> its axis."""
+
+COMPARED = ("local", "fedavg", "fedavg_ft", "fedrep", "fedbabu", "ditto", "fedpac")
+
+
+def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., Figure]:
+    """Accuracy of each method over some options; the caller adds methods and the note."""
+
+    def variants(runs: Runs) -> dict[Key, Values]:
+        steps = [(name, step) for name in names for step in STEPS[name]]
+        return {(f"{name}={step}", own): {"method": own, name: step} for name, step in steps for own in runs.methods}
+
+    def panel(runs: Runs, name: str) -> Panel:
+        keys = {method: [(f"{name}={step}", method) for step in STEPS[name]] for method in runs.methods}
+        frame = over_runs(runs.over_values(LABELS[name], STEPS[name], keys))
+        over = runs.coverage([key for some in keys.values() for key in some])
+        return Panel(f"{runs.data}{over}", functools.partial(lines, main="fedpac", is_spaced=True), frame)
+
+    def panels(runs: Runs) -> list[Panel]:
+        return [panel(runs, name) for name in names]
+
+    return functools.partial(Figure, paper, number, f"effect of {subject}", variants, panels, measured=Measure._fields)
+
+
+def heat_rounds(evaluated: Collection[int]) -> list[int]:
+    """Rounds whose head weights are shown: 1, 20 and 50 of 50, and in these proportions of others."""
+    middle = 0.4 * max(evaluated)
+    return sorted({min(evaluated), min(evaluated, key=lambda number: abs(number - middle)), max(evaluated)})
+
+
+def by_group(weights: np.ndarray, num_groups: int) -> tuple[pd.DataFrame, list[int]]:
+    """Weights [N, N] with rows and columns sorted by group of clients, i mod G, and the groups' sizes."""
+    groups = np.arange(len(weights)) % num_groups
+    order = np.argsort(groups, kind="stable")
+    names = pd.Index(order, name="client"), pd.Index(order, name="head of client")
+    return pd.DataFrame(weights[np.ix_(order, order)], *names), np.bincount(groups).tolist()
+
+
+def _heat_panels(runs: Runs) -> list[Panel]:
+    maps: dict[str, pd.DataFrame] = {}
+    blocks: list[int] = []
+    for key, values in runs.variants.items():
+        num_groups = len(dominant_classes(runs.config(key)["data"]["num_classes"]))
+        seeds = runs.info(key, "head_weights")
+        for number in heat_rounds(seeds[0].keys()):
+            mean = np.mean([weights[number] for weights in seeds], axis=0)
+            maps[f"s = {values['s']} %, round {number}"], blocks = by_group(mean, num_groups)
+    draw = functools.partial(matrix, unit="weight", limits=grays([*maps.values()]), blocks=blocks, is_square=True)
+    return [Panel(title, draw, frame, (3.2, 2.5)) for title, frame in maps.items()]
+
+
+def _epochs(runs: Runs) -> list[Panel]:
+    labels = {key: f"E = {values['epochs']}" for key, values in runs.variants.items()}
+    return [runs.curves(runs.data, labels, ("epochs=5", "fedpac"))]
+
+
+_heat = functools.partial(
+    Figure,
+    subject="weights of the classifier combination",
+    variants=lambda _: {(f"s={s}", "fedpac"): {"method": "fedpac", "s": s} for s in (0, 20, 40, 80)},
+    panels=_heat_panels,
+    values={"rounds": 50, "eval_every": 1},
+    note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s. By "
+    "default the weights are those of Eq. 46, from class means and variances, as in the released code and the tables; "
+    "C.1 says by A.2 and A.3 (Eq. 33 to 39), with the features' covariance: --covariance empirical.",
+    columns=3,
+    # Row i is client i, whose group is i mod G.
+    fixed=("participation", "held_out_clients", "partition"),
+    measured=(),
+)
+
+# FedAS.
+
+SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""Fig. 3a: shares of the parameters that are replaced; the paper has 5 %."""
+
+ALIGNMENTS: dict[str, tuple[str, Values]] = {
+    "fedas": ("FedAS: own features, before training", {}),
+    "own-class-means": ("own class means, before training", {"target": "class_mean"}),
+    "global-class-means": ("global class means, before training", {"target": "global_class_mean"}),
+    "parallel": ("own features, during training", {"manner": "parallel"}),
+    "none": ("no alignment", {"alignment": False}),
+}
+"""Fig. 4b: name -> label and options of a way to align the received backbone."""
+
+NORMALIZATIONS = {"proportional": "proportional (FedAS)", "softmax": "softmax", "min_max": "min-max"}
+"""Fig. 6a: value of --normalization -> label."""
+
+CHANNEL_METHODS = {"cd2pfed": "CD2-pFed", "fedas_cd2": "CD2-pFed with parameter alignment"}
+"""Fig. 6b: method -> label."""
+
+USUAL, HYPER_PARAMETERS = {"batch_size": 16, "epochs": 5}, {"batch_size": (8, 16, 32, 64), "epochs": (1, 2, 5, 10)}
+"""Fig. 7: option -> its usual value, and those that are compared."""
+
+
+def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:
+    """Replace the round(share P) of P entries of params with the highest scores by entries of `fresh`, all of one
+    structure."""
+    values, rebuild = ravel_pytree(params)
+    order = jnp.argsort(-ravel_pytree(scores)[0], stable=True)
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
+    return rebuild(jnp.where(rank < jnp.round(share * order.size), ravel_pytree(fresh)[0], values))
+
+
+def accuracies_after_replacement(
+    key: PRNGKey, model: Model, params: Params, data: FederatedData, clients: np.ndarray, shares: Sequence[float]
+) -> dict[str, np.ndarray]:
+    """Test accuracies [S, C] of clients' models (leaves [N, ...]) after shares of their parameters are reset.
+
+    Those with the highest Fisher information on the client's training examples ("highest"), or as many at random
+    ("at_random"). The untrained values are a fresh draw of the model's initialization, the same for both (Fig. 3a).
+    """
+    loss = deployed_loss(model)
+
+    @jax.jit
+    def one(data, client, params):
+        fresh_key, random_key = jax.random.split(jax.random.fold_in(key, client))
+        fresh = model.init(fresh_key)
+        flat, rebuild = ravel_pytree(params)
+        fisher = diagonal_fisher(loss, params, client_data(data, client, "train"))
+        scores = {"highest": fisher, "at_random": rebuild(jax.random.uniform(random_key, flat.shape))}
+        test = client_data(data, client, "test")
+
+        def accuracy(share, by):
+            return score(model.apply, replace_first(params, fresh, by, share), test)["accuracy"]
+
+        points = jnp.asarray(shares, jnp.float32)
+        return {name: jax.lax.map(functools.partial(accuracy, by=by), points) for name, by in scores.items()}
+
+    # One client after another: the memory of one suffices.
+    rows = [one(data, jnp.int32(client), gather(params, client)) for client in clients]
+    return jax.tree.map(lambda *columns: np.stack(columns, axis=1), *rows)
+
+
+def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
+    """Accuracies with a share of the parameters replaced [S, C], and counts of test examples [C], for each seed."""
+    found = []
+    for job in runs.jobs["fedas",]:
+        run = load_run(job.folder)
+        clients, key = run.state.clients, jax.random.key(job.spec.seed)
+        trained = np.flatnonzero(np.asarray(clients.trained))
+        models = merge(clients.backbone, clients.head)
+        accuracies = accuracies_after_replacement(key, run.model, models, run.data, trained, SHARES)
+        found.append(accuracies | {"test_count": np.asarray(run.data.test_count)[trained]})
+    return found
+
+
+def _fisher(runs: Runs) -> list[Panel]:
+    seeds, is_pooled = replaced(runs), runs.measure.average == "examples"
+
+    def means(one: dict[str, np.ndarray], name: str) -> list[float]:
+        counts = one["test_count"] if is_pooled else np.ones_like(one["test_count"])
+        return [100 * pooled(row, counts) for row in one[name]]
+
+    labels = {"at_random": "random parameters", "highest": "highest Fisher information"}
+    percent, x_label = [100 * share for share in SHARES], "replaced parameters in %"
+    rows = [rows_of(labels[name], percent, [means(one, name) for one in seeds], x_label=x_label) for name in labels]
+    traces, over = runs.info(("fedas",), "trace"), "mean over the cohort"
+    growth = [[trace.mean() for trace in one.values()] for one in traces]
+    growing = over_runs(rows_of(over, [*traces[0]], growth, y_label=f"t-FIM, {over}"))
+    draw = functools.partial(lines, main=labels["highest"], is_spaced=True)
+    return [
+        Panel("(a) parameters replaced by untrained ones", draw, over_runs(pd.concat(rows))),
+        Panel("(b) trace of the Fisher information", functools.partial(lines, main=over), growing),
+    ]
+
+
+def _discussion_variants(runs: Runs) -> dict[Key, Values]:
+    aligned: dict[Key, Values] = {("align", name): {"method": "fedas", **own} for name, (_, own) in ALIGNMENTS.items()}
+    stragglers = {"straggler_fraction": 0.5, "straggler_rate": 0.1, "participation": 0.4, "full_last_round": True}
+    return aligned | {("stragglers",): {"method": "fedas", **stragglers}}
+
+
+def _discussion(runs: Runs) -> list[Panel]:
+    """Aggregation weights in the last round of the first seed, in which all clients take part; and ways to align."""
+    options = runs.config(("stragglers",))["options"]
+    weights, rounds = runs.info(("stragglers",), "weights")[0][options["rounds"]], options["rounds"]
+    slow = np.asarray(simulate.stragglers(jax.random.key(0), len(weights), options["straggler_fraction"]))
+    kinds = {"online clients": ~slow, "stragglers": slow}
+    frame = pd.DataFrame({name: np.where(kind, weights, np.nan) for name, kind in kinds.items()})
+    frame = frame.rename_axis("client").rename_axis(columns="aggregation weight")
+    draw = functools.partial(bars, level=1 / len(weights), level_label="equal weights")
+    labels: dict[Key, str] = {("align", name): label for name, (label, _) in ALIGNMENTS.items()}
+    return [
+        Panel(f"(a) round {rounds}, everyone takes part", draw, frame, (4.8, 2.9)),
+        runs.curves("(b) ways to align", labels, ("align", "fedas")),
+    ]
+
+
+def _compatibility_variants(runs: Runs) -> dict[Key, Values]:
+    found: dict[Key, Values] = {
+        ("normalization", name): {"method": "fedas", "normalization": name} for name in NORMALIZATIONS
+    }
+    return found | {("channels", name): {"method": name} for name in CHANNEL_METHODS}
+
+
+def _compatibility(runs: Runs) -> list[Panel]:
+    def panel(title: str, kind: str, labels: dict[str, str], main: str) -> Panel:
+        return runs.curves(title, {(kind, name): label for name, label in labels.items()}, (kind, main))
+
+    return [
+        panel("(a) normalization of the Fisher traces", "normalization", NORMALIZATIONS, "proportional"),
+        panel("(b) channel-wise split", "channels", CHANNEL_METHODS, "fedas_cd2"),
+    ]
+
+
+def equal_steps(rounds: int, factor: float) -> int:
+    """Number of rounds with as many gradient steps as `rounds` with a `factor`-th of the steps in each."""
+    return max(1, round(rounds / factor))
+
+
+def _hyper_parameter_variants(runs: Runs) -> dict[Key, Values]:
+    found: dict[Key, Values] = {}
+    for name, steps in HYPER_PARAMETERS.items():
+        for step in steps:
+            factor = USUAL[name] / step if name == "batch_size" else step / USUAL[name]
+            more = {"rounds": equal_steps(runs.rounds, factor), "eval_every": 1, name: step}
+            found[f"{name}={step}",] = {"method": "fedas", **USUAL, **more}
+    return found
+
+
+def _hyper_parameters(runs: Runs) -> list[Panel]:
+    def panel(title: str, x_label: str, name: str) -> Panel:
+        steps = HYPER_PARAMETERS[name]
+        keys: list[Key] = [(f"{name}={step}",) for step in steps]
+        rows = runs.over_values(x_label, steps, {"fedas": keys})
+        mean = rows[ACCURACY].mean()
+        rows[ACCURACY] -= rows.groupby("run")[ACCURACY].transform("mean")
+        frame = over_runs(rows.rename(columns={ACCURACY: "accuracy minus the mean, in points"}))
+        draw = functools.partial(lines, main="fedas", is_spaced=True, has_zero=True)
+        return Panel(f"{title}; mean {mean:.1f} %{runs.coverage(keys)}", draw, frame)
+
+    return [
+        panel("(a) batch size BS", "batch size", "batch_size"),
+        panel("(b) local epochs E", "local epochs", "epochs"),
+    ]
+
+
+# All figures.
+
+_UNSAID = "The paper's text does not name"
+_NO_S, _NO_SIZES = f"{_UNSAID} the methods compared nor all values of s.", f"{_UNSAID} the sizes."
+_OVER_S, _OVER_SIZE = ("data heterogeneity", "s"), ("local data size", "train_size")
+_NO_SETTING = "The text gives this figure no setting: Figure 5's is taken."
+SETTING = {"partition": "dirichlet", "beta": 0.1, "participation": 0.6, "eval_every": 2}
+"""Setting of FedAS's Figure 5; the text states none for the other figures."""
+_of_fedas = functools.partial(Figure, "fedas", values=SETTING, procedures=("release", "print"))
+
+_FIGURES = (
+    _sweep("fedpac", 1, "data heterogeneity and of local data size", "s", "train_size")(
+        methods=COMPARED,
+        note="The paper's text names FedPAC and FedAvg for (b), not all methods and values of s of (a), nor the sizes.",
+    ),
+    _heat("fedpac", 2, datasets=("emnist",)),
+    _heat("fedpac", 3),
+    Figure(
+        *("fedpac", 4, "accuracy over rounds", of_methods, curves),
+        datasets=("emnist", "fashion_mnist", "cifar10"),
+        methods=("fedfomo", *COMPARED),
+        note="The paper's text (C.2) names FedFomo, FedAvg-FT and Ditto, not the other methods.",
+        columns=3,
+    ),
+    Figure(
+        *("fedpac", 5, "effect of the number E of local epochs"),
+        *(lambda _: {(f"epochs={e}", "fedpac"): {"method": "fedpac", "epochs": e} for e in (1, 5, 10, 20)}, _epochs),
+        note=f"{_UNSAID} the values of E.",
+    ),
+    _of_fedas(
+        *(3, "Fisher information as a measure of what parameters hold"),
+        *(lambda runs: {("fedas",): {"method": "fedas"}}, _fisher),
+        note=f"(a) {_NO_SETTING} Models are the clients' own after their last training; the paper replaces 5 %.",
+        values=SETTING | {"eval_every": 1, "keep_state": "always"},
+        fixed=("keep_state",),
+        measured=("average",),
+    ),
+    _of_fedas(
+        *(4, "aggregation weights with half the clients stragglers, and other ways to align"),
+        *(_discussion_variants, _discussion),
+        note=f"{_NO_SETTING} (a) participation 0.4, a straggler is drawn a tenth as often as an online client. "
+        "(b) the text names a parallel manner and global features, without equations.",
+        # The released code aligns in turn, with a client's own features, before training.
+        procedures=("print",),
+    ),
+    _of_fedas(
+        *(5, "accuracy over rounds", of_methods, curves),
+        datasets=("cifar10", "cifar100"),
+        methods=(
+            *("fedavg_ft", "fedprox_ft", "fedper", "ditto", "lg_fedavg", "fedbabu", "fedproto_g", "fedala", "fedpac"),
+            "fedas",
+        ),
+    ),
+    _of_fedas(
+        *(6, "other normalizations of the weights, and another split of the parameters"),
+        *(_compatibility_variants, _compatibility),
+        note=_NO_SETTING,
+    ),
+    _of_fedas(
+        *(7, "batch size and local epochs at equal numbers of gradient steps"),
+        *(_hyper_parameter_variants, _hyper_parameters),
+        note=f"{_NO_SETTING} Rounds are such that all runs take equally many steps.",
+        measured=Measure._fields,
+    ),
+    _sweep("fedpac_replication", 1, *_OVER_S)(methods=COMPARED, note=_NO_S),
+    _sweep("fedpac_replication", 2, *_OVER_S)(methods=("local", "fedavg_ft", "fedpac_proto", "fedpac"), note=_NO_S),
+    _sweep("fedpac_replication", 3, *_OVER_SIZE)(methods=("local", "fedavg", "fedpac"), note=_NO_SIZES),
+    _sweep("fedpac_replication", 4, *_OVER_SIZE)(methods=("local", "fedavg", "fedpac_proto", "fedpac"), note=_NO_SIZES),
+)
+
+FIGURES: dict[str, dict[str, Figure]] = {}
+"""paper -> number, as users write it -> figure. FedAS's Figures 1 and 2 are drawings."""
+
+for _figure in _FIGURES:
+    FIGURES.setdefault(_figure.paper, {})[str(_figure.number)] = _figure

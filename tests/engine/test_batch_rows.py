@@ -1,0 +1,64 @@
+"""Models in which the examples of a batch influence each other are refused, see `pfl_jax.engine.batch_rows`."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_model
+
+from pfl_jax import InvalidInput, simulate, sweep
+from pfl_jax.methods import make_method
+from pfl_jax.networks import split, with_features
+
+MODEL, DATA, KEY = tiny_model(), tiny_federation(), jax.random.key(0)
+
+
+def normalized(features):
+    return (features - features.mean(0)) / jnp.sqrt(features.var(0) + 1e-5)
+
+
+def of_batch(backbone, x):
+    return normalized(MODEL.features(backbone, x))
+
+
+def in_training(backbone, x, mask, key):
+    return of_batch(backbone, x), {}
+
+
+def of_real_rows(backbone, x, mask, key):
+    features = MODEL.features(backbone, x)
+    return features - jnp.sum(features * mask[:, None], 0) / jnp.sum(mask), {}
+
+
+def head(head, features):
+    return MODEL.classify(head, normalized(features))
+
+
+WRONG = {
+    "features": MODEL._replace(features=of_batch),
+    "training": MODEL._replace(features=lambda *args: MODEL.features(*args), batch_features=in_training),
+    "head": MODEL._replace(classify=head),
+}
+
+
+@pytest.mark.parametrize("where", WRONG)
+def test_a_layer_that_reads_the_whole_batch_is_refused(where):
+    method = make_method("fedper", WRONG[where], **HYPER_PARAMETERS)
+    with pytest.raises(InvalidInput, match="examples of a batch influence each other"):
+        simulate.run(method, DATA, simulate.Settings(rounds=1), KEY)
+
+
+def test_also_under_another_model_and_in_a_sweep():
+    for model in (with_features(WRONG["features"], 4), split(WRONG["head"], personal="head")):
+        with pytest.raises(InvalidInput, match="examples of a batch influence each other"):
+            simulate.run(make_method("fedavg", model, **HYPER_PARAMETERS), DATA, simulate.Settings(rounds=1), KEY)
+
+    def make(lr):
+        return make_method("fedper", WRONG["features"], **HYPER_PARAMETERS | {"lr": lr})
+
+    with pytest.raises(InvalidInput, match="examples of a batch influence each other"):
+        sweep.run(make, DATA, simulate.Settings(rounds=1), jax.random.split(KEY, 1), {"lr": jnp.array([0.1])})
+
+
+def test_in_training_the_real_examples_may():
+    model = MODEL._replace(features=lambda *args: MODEL.features(*args), batch_features=of_real_rows)
+    simulate.run(make_method("fedper", model, **HYPER_PARAMETERS), DATA, simulate.Settings(rounds=1), KEY)
