@@ -96,7 +96,7 @@ def _table(topology: str, num_clients: int, directed: bool) -> np.ndarray:
     table = np.zeros((num_clients, num_clients), bool)
     for sender, receiver in pairs:
         table[receiver, sender] = True
-    # Imported now: scipy.sparse takes a tenth of the start of a command.
+    # Imported now: every command would wait for scipy.sparse.
     from scipy.sparse import csgraph
 
     parts, _ = csgraph.connected_components(table, directed=directed, connection="strong")
