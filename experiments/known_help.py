@@ -24,8 +24,11 @@ def show() -> bool:
         text = path.read_text(encoding="utf-8") if path is not None else ""
     except (OSError, UnicodeDecodeError):
         return False
-    if text:
+    try:
         print(text, end="", flush=True)
+    except BrokenPipeError:
+        # The reader has exited, as `head` does; Python would report the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return bool(text)
 
 
