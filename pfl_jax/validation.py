@@ -188,7 +188,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         wanted = next((note for note in notes if isinstance(note, str)), describe(kind))
         raise InvalidInput(f"{name} must be {wanted}, not {describe_value(plain)}")
     for note in notes:
-        if isinstance(note, Words):
+        if isinstance(note, Words) and value is not None:
             note.parse(plain, name)
         elif isinstance(note, Check):
             note.check(name, value)

@@ -67,6 +67,9 @@ def test_a_network_starts_from_weights_of_ones_own():
 EXAMPLES = {
     "training": ("docs/training.md", ['optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"]),
     "validation and a comparison": ("docs/evaluation.md", ["with_validation(", "import difference"]),
+    "changing data": ("docs/changing-data.md", ["federate_phases("]),
+    "choosing clients": ("docs/choosing-clients.md", ["def by_root("]),
+    "early stopping": ("docs/early-stopping.md", ["patience=6"]),
     "virtual time": ("docs/time.md", ["asynchronous.timetable("]),
     "sweep": ("docs/sweeps.md", ["sweep.run("]),
     "fairness": ("docs/fairness.md", ['"weight_lr": 0.1']),

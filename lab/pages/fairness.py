@@ -11,7 +11,7 @@ from lab.pages.parts import filled
 from lab.queue.field import FIELDS, PROTOCOL, Comparison
 
 BLOCKS = ("field-digits", "field-heart")
-METHODS = ("local", "fedavg", "fedprox", "qffl", "afl", "fedavg_ft", "ditto", "apfl", "fedper")
+METHODS = ("local", "fedavg", "qffl", "afl", "fedavg_ft", "ditto", "apfl", "fedper")
 """Methods of the table: one model for all, those that spread it evenly, and personal ones."""
 
 

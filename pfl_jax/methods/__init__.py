@@ -44,6 +44,7 @@ from pfl_jax.methods.fedfomo import fedfomo as fedfomo
 from pfl_jax.methods.fedgen import fedgen as fedgen
 from pfl_jax.methods.fedgh import fedgh as fedgh
 from pfl_jax.methods.fedkd import fedkd as fedkd
+from pfl_jax.methods.fedlwf import fedlwf as fedlwf
 from pfl_jax.methods.fedmrl import fedmrl as fedmrl
 from pfl_jax.methods.fedpac import fedpac as fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto as fedpac_proto
@@ -54,6 +55,7 @@ from pfl_jax.methods.fedproto import fedproto_l as fedproto_l
 from pfl_jax.methods.fedprox import fedprox as fedprox
 from pfl_jax.methods.fedprox_ft import fedprox_ft as fedprox_ft
 from pfl_jax.methods.fedrep import fedrep as fedrep
+from pfl_jax.methods.fedreplay import fedreplay as fedreplay
 from pfl_jax.methods.fedrod import fedrod as fedrod
 from pfl_jax.methods.fedsa_lora import fedsa_lora as fedsa_lora
 from pfl_jax.methods.fedselect import fedselect as fedselect
@@ -89,6 +91,7 @@ _FACTORIES = (
     *(fml, fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
     *(fedpac_proto, pfedfda, fedas, fedas_cd2, dsgd, dfedavgm, osgp, dispfl, dfedpgp, feddpa, fedex_lora, hetlora),
     *(fedsa_lora, flora, flexlora),
+    *(fedlwf, fedreplay),
 )
 
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in _FACTORIES}

@@ -25,6 +25,7 @@ GENERATOR = (32 + CLASSES) * 256 + 2 * 256 + (256 + 1) * FEATURES
 
 ITS_MODEL = [
     *("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "moon", "feddyn", "per_fedavg", "fedbn", "fedrod"),
+    *("fedlwf", "fedreplay"),
     *("feddbe", "knn_per", "apfl", "pfedme", "ditto", "fedamp", "fedala", "pfedhn", "cd2pfed", "fedas_cd2"),
     *("feddpa", "fedex_lora", "hetlora", "flora", "flexlora", "fml", "fedphp"),
 ]

@@ -93,6 +93,9 @@ def relevant(words):
     [
         ("--participation 1", "--straggler-fraction 0.5 --straggler-rate 0.1 --full-last-round"),
         ("--participation 0.5", "--straggler-rate 0.1"),
+        ("--participation 0.5", "--select-clients uniform"),
+        ("--participation 1", "--select-clients by_loss"),
+        ("--participation 0.5", "--patience 3"),
         ("--method fedavg_ft --epochs 3", "--finetune-epochs 3"),
         ("--method fedper --server-optimizer sgd", "--server-tau 0.1"),
         ("--optimizer adam", "--momentum 0.9"),
@@ -115,6 +118,7 @@ USUAL = "--participation 0.5 --optimizer adamw"
         *((USUAL, more) for more in ("--clip-norm 1", "--drop-rate 0.5", "--val-fraction 0.2", "--dp-clip 1")),
         *((USUAL, more) for more in ("--held-out-clients 1", "--eval-clients 3", "--eval-every 7")),
         *((USUAL, more) for more in ("--full-last-round", "--on-nan skip-client", "--target-accuracy 50")),
+        *((USUAL, f"--select-clients {name}") for name in ("by_size", "power_of_choice:5")),
         *((USUAL, more) for more in ("--schedule lr=cosine", "--straggler-fraction 0.5", "--hidden 8")),
         ("--participation 0.5 --straggler-fraction 0.5", "--straggler-rate 0.3"),
         ("--method fedavg_ft --epochs 3", "--finetune-epochs 4"),

@@ -122,6 +122,8 @@ SAME = [
     ("hypcluster", {"clusters": 1}, "fedavg", {}),
     ("fedbn", {}, "fedavg", {}),
     ("moon", {"mu": 0.0}, "fedavg", {}),
+    ("fedlwf", {"alpha": 1.0}, "fedavg", {}),
+    ("fedreplay", {"buffer_size": 0}, "fedavg", {}),
     ("fd", {"lam": 0.0}, "local", {}),
     ("fml", {"alpha": 1.0}, "local", {}),
     ("fedgen", {"alpha": 0.0}, "fedavg", {}),
