@@ -1,5 +1,6 @@
 """The fastest choices on each kind of device, as measured: all in one table."""
 
+import os
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -34,3 +35,8 @@ measured (docs/performance.md): elsewhere "lax" would become grouped convolution
 def choices(backend: str | None = None) -> Choices:
     """Choices for a backend by its name, by default JAX's own."""
     return BACKENDS.get(backend or jax.default_backend(), BACKENDS["default"])
+
+
+def cpu_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

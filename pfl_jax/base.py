@@ -300,7 +300,7 @@ class Method(_Functions):
         a `Mean` that clients measure anew. Attacks, compression, client privacy and asynchronous rounds use differences
         from it. If it is None, the message must be one `Mean` of the download. `_replace` keeps it.
       survey: statistics that the server asks of all clients once, before their states are initialized; None: nothing.
-      encoded: value of a `Mean`, or a message without any -> arrays whose shapes give its bytes; None: the value.
+      encoded: value of a `Mean`, or message without `Mean`s -> arrays whose shapes give its bytes; None: the value.
       server_is_mean: whether the server keeps only parameters, which a round takes from the single `Mean` that clients
         send, so that `pfl_jax.wrappers.server_optimizer` applies. `_replace` keeps it.
       privacy: which uses of the data differential privacy covers, and which not; None if unknown. It describes the

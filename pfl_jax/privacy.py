@@ -238,6 +238,8 @@ def participations(settings: Settings, counts: np.ndarray, key: PRNGKey) -> np.n
     size = settings.cohort_size(clients, 0)
     if size == clients:
         return np.arange(1, total + 1)
+    if settings.reads_losses:
+        raise InvalidInput("differential privacy is not accounted where clients are drawn by their losses")
     sizes = jnp.asarray(counts, jnp.int32)
 
     def take_part(taken, index):
@@ -269,7 +271,7 @@ def _client_budget(privacy: Privacy | None, unknown, values, settings, counts, r
         return Budget(*numbers, None, None, ("whatever clients send besides their updates",), unknown)
     size, clients = settings.cohort_size(len(counts), 0), len(counts)
     uniform = size < clients and not settings.full_last_round and not settings.straggler_fraction
-    uniform = uniform and settings.timetable is None
+    uniform = uniform and settings.timetable is None and settings.select is None
     return Budget(*numbers, rounds, (size, clients) if uniform else None, privacy.clients)
 
 

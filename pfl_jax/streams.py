@@ -22,6 +22,7 @@ NEWCOMERS = LARGEST - 5
 SURVEY = LARGEST - 8
 ATTACKERS = LARGEST - 20
 EVALUATED_CLIENTS = LARGEST - 9
+SELECTION = LARGEST - 26
 
 # Streams of the key of a client's local training, besides the epochs of `LocalTraining.fold`: Ditto's personal model,
 # augmentation, FedALA's weights, rounding of compressed messages, an attacker's noise, the noise on clipped gradients,

@@ -49,10 +49,13 @@ class Scores:
         curves; NaN if all examples are of one class), all in [0, 1], and loss, the mean cross entropy of the softmax
         of `Method.predict`, in nats.
       validation: the same scores on the clients' validation examples; None for a federation without such examples.
+      train: with a `Settings.select` that reads losses, in scores of models right after local training: "loss", the
+        task's loss on the clients' training examples; None otherwise.
     """
 
     by_name: dict[str, jax.Array | np.ndarray]
     validation: "Scores | None" = None
+    train: "Scores | None" = None
 
     def __getitem__(self, name: str) -> jax.Array | np.ndarray:
         return self.by_name[name]

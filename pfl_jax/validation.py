@@ -18,6 +18,7 @@ import functools
 import inspect
 import math
 import numbers
+import os
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -187,7 +188,7 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         wanted = next((note for note in notes if isinstance(note, str)), describe(kind))
         raise InvalidInput(f"{name} must be {wanted}, not {describe_value(plain)}")
     for note in notes:
-        if isinstance(note, Words):
+        if isinstance(note, Words) and value is not None:
             note.parse(plain, name)
         elif isinstance(note, Check):
             note.check(name, value)
@@ -242,15 +243,31 @@ def _is_of(value: Any, part: Any) -> bool:
 
 
 def unknown(name: str, value: Any, choices: Iterable[str]) -> str:
-    """Error message for a `value` of `name` that is not among the `choices`, with the nearest choice."""
+    """Error message for a `value` of `name` that is not among the `choices`, with the nearest one; of many, three."""
     choices = list(choices)
+    if len(choices) > MOST_NAMED and (near := _nearest(str(value), choices)):
+        return f"unknown {name} {str(value)!r}; did you mean {listed(near[:3])}?"
     return f"unknown {name} {str(value)!r} (there are {', '.join(choices)}){hint(str(value), choices)}"
 
 
 def hint(word: str, choices: Iterable[str]) -> str:
     """End of an error message that suggests the nearest of `choices` to a word; "" if none is near."""
-    near = difflib.get_close_matches(word, list(choices), n=1)
+    near = _nearest(word, [*choices])
     return f"; did you mean {near[0]}?" if near else ""
+
+
+MOST_NAMED = 12
+"""Number of choices up to which an error names all of them."""
+
+
+def _nearest(word: str, choices: Sequence[str]) -> list[str]:
+    """Choices near to a word, the nearest first; of equally near ones, those that begin alike."""
+
+    def nearness(one: str) -> tuple[float, int]:
+        return difflib.SequenceMatcher(None, one, word).ratio(), len(os.path.commonprefix([one, word]))
+
+    near = difflib.get_close_matches(word, choices, n=max(len(choices), 1))
+    return sorted(near, key=nearness, reverse=True)
 
 
 def parts(kind: Any) -> tuple[Any, ...]:

@@ -29,11 +29,13 @@ from experiments.export import load_runs
 from experiments.report import main as report
 from experiments.run import build
 from experiments.sweep import main as sweep
-from pfl_jax import Cohort, InvalidInput, LocalTraining, primitives, simulate
+from pfl_jax import Cohort, InvalidInput, LocalTraining, methods, primitives, simulate
 from pfl_jax.data import federate, load, partition
 from pfl_jax.engine.asynchronous import read_devices
 from pfl_jax.files import load_model
 from pfl_jax.methods import make_method
+from pfl_jax.testing import CHECKS, Subject, check_method
+from pfl_jax.testing.comparison import assert_close
 
 # README.md and the pages of evaluation, training and adapters
 
@@ -65,8 +67,13 @@ def test_a_network_starts_from_weights_of_ones_own():
 EXAMPLES = {
     "training": ("docs/training.md", ['optimizer="adamw"', "optimizer=optax.adam", "cosine_decay_schedule(0.1, 3)"]),
     "validation and a comparison": ("docs/evaluation.md", ["with_validation(", "import difference"]),
+    "changing data": ("docs/changing-data.md", ["federate_phases("]),
+    "choosing clients": ("docs/choosing-clients.md", ["def by_root("]),
+    "early stopping": ("docs/early-stopping.md", ["patience=6"]),
     "virtual time": ("docs/time.md", ["asynchronous.timetable("]),
     "sweep": ("docs/sweeps.md", ["sweep.run("]),
+    "fairness": ("docs/fairness.md", ['"weight_lr": 0.1']),
+    "graphs": ("docs/decentralized.md", ["erdos_renyi:0.1"]),
 }
 """Name -> page, and a text in each of its blocks that runs and prints."""
 
@@ -112,6 +119,17 @@ def test_the_method_example_is_a_method():
     cohort = Cohort(jnp.arange(4), jnp.full(4, 9), jnp.ones(4, bool), num_clients=4)
     server, _, _ = median.aggregate(jax.random.key(0), None, (), messages, cohort)
     chex.assert_trees_all_equal(server, models[0])
+
+
+@pytest.mark.parametrize("name", ["my_fedper", "my_ditto", "my_fedproto"])
+def test_the_methods_from_nothing_are_methods(name):
+    factory = executed(block("docs/your-model-and-method.md", "def my_fedproto("))[name]
+    checks = ("structure", "trained_from", "order_of_clients", "clients_outside", "learning")
+    check_method(factory, skip=CHECKS.keys() - {*checks})
+    built_in = {"my_fedper": methods.fedper, "my_fedproto": methods.fedproto_g}.get(name)
+    if built_in is not None:
+        own, theirs = (Subject(one).reference for one in (factory, built_in))
+        assert_close(own._replace(server=()), theirs._replace(server=()))
 
 
 # docs/your-own-loop.md and docs/primitives.md

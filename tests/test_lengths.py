@@ -28,6 +28,7 @@ ALLOWED = {
     "lab/pages/results.py": "methods of the page's picture",
     "lab/pages/sizes.py": "methods of the estimate for a million clients",
     "lab/pages/natural.py": "methods that FLamby has too",
+    "lab/pages/fairness.py": "methods whose fairness is compared",
 }
 """Files that list methods, and why: they choose what is run or shown, and say nothing of what a method is."""
 

@@ -82,14 +82,14 @@ def _resumed_method(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Method of the run that --resume names; nothing where it cannot be read, and `resumed` says what is wrong."""
     # Imported now, as all that only some commands need.
     from experiments.folder.load import read_config
-    from experiments.run.resume import of_a_run, own_values
+    from experiments.run.resume import errors_of_config, own_values
 
     folder = Path(chosen["resume"]).expanduser()
     try:
         config = read_config(folder)
     except InvalidInput:
         return {}
-    with of_a_run(folder):
+    with errors_of_config(folder):
         return {"method": own_values(config, chosen)["method"]}
 
 

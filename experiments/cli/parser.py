@@ -17,6 +17,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+from experiments import known_help
 from experiments.spec.option_notes import Argument, Option, element_of
 from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import describe, hint, listed, notes_of, parts, unknown
@@ -75,7 +76,7 @@ def split(
     """Values of the options on a command line, and the words that belong to none; no --help without a description."""
     options = {name: option for group in groups for name, option in group.options.items()}
     without_name = [option.argument.metavar for option in options.values() if option.argument.form == "positional"]
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"python -m {module}",
         usage=" ".join(["%(prog)s [OPTIONS]", *without_name]),
         description=description and _escaped(inspect.cleandoc(description)),
@@ -144,6 +145,15 @@ def _metavar(kind: Any, file: str) -> str:
         else:
             names.append("None" if part is types.NoneType else part.__name__.upper())
     return "|".join(names)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser whose help is kept for the next time."""
+
+    def print_help(self, file: Any = None) -> None:
+        text = self.format_help()
+        known_help.keep(text)
+        print(text, end="", file=file)
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -44,7 +44,7 @@ class Compared(NamedTuple):
       data: name of the data.
       axis: name of the score, with its unit.
       higher_is_better: whether larger scores are better.
-      round: the last round that all have.
+      round: the last round that all have; None if --patience kept another one of some runs.
       scores: rows by seed and client, a column for each method, see `scores_of`.
       notes: on runs that are left out, and options that differ and are in no name.
       reference: name of the best method on validation examples; None without such examples.
@@ -55,7 +55,7 @@ class Compared(NamedTuple):
     data: str
     axis: str
     higher_is_better: bool
-    round: int
+    round: int | None
     scores: pd.DataFrame
     notes: Sequence[str] = ()
     reference: str | None = None
@@ -65,6 +65,11 @@ class Compared(NamedTuple):
     @property
     def seeds(self) -> list[int]:
         return self.scores.index.unique("seed").tolist()
+
+    @property
+    def when(self) -> str:
+        """When the scores were measured."""
+        return "in the kept rounds" if self.round is None else f"after round {self.round}"
 
     @property
     def clients(self) -> str:
@@ -89,18 +94,21 @@ class Compared(NamedTuple):
         return {name: pair(self.of_runs(name), self.of_runs(reference)) for name in others}
 
 
-def scores_of(runs: Mapping[str, Sequence[StoredRun]], at: int, protocol: Protocol) -> pd.DataFrame:
-    """Scores of the clients of methods' runs after a round: rows by seed and client, NaN where a client has none."""
+def scores_of(runs: Mapping[str, Sequence[StoredRun]], at: int | None, protocol: Protocol) -> pd.DataFrame:
+    """Scores of the clients of methods' runs after a round, None for that of each run's results.
+
+    Rows are by seed and client, NaN where a client has none."""
     found = {}
     for name, of_seeds in runs.items():
         rows = {
             run.seed: line.get(f"{protocol}_per_client")
             for run in of_seeds
-            for line in run.lines
-            if line["round"] == at
+            for line in ([run.final] if at is None else run.lines)
+            if at is None or line["round"] == at
         }
-        if without := [run.path for run in of_seeds if rows.get(run.seed) is None]:
-            raise InvalidInput(f"{without[0]} has no scores of its clients by {protocol} in round {at}")
+        if without := [run for run in of_seeds if rows.get(run.seed) is None]:
+            number = without[0].final["round"] if at is None else at
+            raise InvalidInput(f"{without[0].path} has no scores of its clients by {protocol} in round {number}")
         series: Any = {seed: pd.Series(row, dtype=float) for seed, row in rows.items()}
         found[name] = pd.concat(series, names=["seed", "client"])
     return pd.DataFrame(found)
@@ -114,7 +122,7 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         clients.
     """
     groups = [one for one in groups if one.is_finished]
-    left_out = [one.label for one in groups if any(run.lines[-1]["received"]["mean"] is None for run in one.counted)]
+    left_out = [one.label for one in groups if any(run.final["received"]["mean"] is None for run in one.counted)]
     groups = [one for one in groups if one.label not in left_out]
     notes = [f"Left out, since a run has no finite mean in the end: {', '.join(left_out)}."] if left_out else []
     if len(groups) < 2:
@@ -138,7 +146,8 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
                 f"the clients of {first} and {others[0]} have other examples with seed {seed}: give runs of one "
                 "partition"
             )
-    scores = scores_of({name: [of[seed] for seed in seeds] for name, of in runs.items()}, max(common), protocol)
+    at = None if any(one.keeps for one in groups) else max(common)
+    scores = scores_of({name: [of[seed] for seed in seeds] for name, of in runs.items()}, at, protocol)
     # Clients that one method does not score, as with --eval-clients, count in none.
     unscored: Any = scores.isna().any(axis=1).groupby("seed")
     if unscored.all().any():
@@ -152,7 +161,7 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         notes.append(f"Settings that the names leave out: {'; '.join(settings)}.")
     larger, on = load.task_of(groups[0].runs[0].config)["higher_is_better"], chosen_on(groups)
     best = max(groups, key=lambda one: goodness(one, protocol, on)).label if on == VALIDATION else None
-    about = groups[0].data_name, groups[0].axis, larger, max(common)
+    about = groups[0].data_name, groups[0].axis, larger, at
     baselines = [one.label for one in groups if one.method == BASELINE]
     baseline = baselines[0] if len(baselines) == 1 else BASELINE
     return Compared(*about, scores.dropna(), notes, best, protocol, baseline)
@@ -226,7 +235,7 @@ def table(compared: Compared, reference: str | None = None) -> Table:
         )
     elif is_own:
         notes.append(f"{reference} is the reference, as the best on validation examples; --reference names another.")
-    return Table.of(f"{compared.data}, {compared.axis} after round {compared.round}", rows)._replace(notes=notes)
+    return Table.of(f"{compared.data}, {compared.axis} {compared.when}", rows)._replace(notes=notes)
 
 
 def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) -> list[str]:
@@ -247,10 +256,10 @@ def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) 
         medians = (f"{name} {text(one.median_low)} to {text(one.median_high)}" for name, one in found.items())
         notes.append(f"95 % interval of the median over seeds, also where some seeds fail: {'; '.join(medians)}.")
     if many == 1:
-        notes.append("One seed: the intervals are over clients alone, and say nothing of other seeds.")
+        notes.append("One seed: the intervals are over clients alone, and other seeds may differ more.")
     elif many < FEWEST_RUNS:
         notes.append(
-            f"{many} seeds: an interval that contains 0 is no sign that methods are alike, since so few find only "
+            f"{many} seeds: an interval that contains 0 does not show that methods are alike, since so few find only "
             f"large differences; run {FEWEST_RUNS} or more."
         )
     return notes
@@ -300,7 +309,7 @@ def _caption(compared: Compared, reference: str, apart: Mapping[str, Difference]
     words = f"{seeds[0]} to {seeds[-1]}" if together else ", ".join(map(str, seeds))
     mean = f"± standard deviation over seeds {words}" if len(seeds) > 1 else f"of seed {words}"
     dagger = "" if all(one.is_clear for one in apart.values()) else " (†: its 95 % interval contains 0)"
-    about = f"{compared.axis[0].upper()}{compared.axis[1:]} on {compared.data} after round {compared.round}, "
+    about = f"{compared.axis[0].upper()}{compared.axis[1:]} on {compared.data} {compared.when}, "
     about += f"{compared.clients} clients, {where}"
     return f"{about}: mean over clients {mean}, and difference to {reference}{dagger}"
 

@@ -140,14 +140,10 @@ def entry(row: Published, results: Sequence[StoredRun], measure: Measure) -> Ent
         _one_kind({one["is_real"] for one in data}, row.dataset),
         _deviations(row, [result.config for result in results]),
         measure,
-        _error([result.lines[-1][measure.protocol] for result in results])
-        if measure[1:] == ("last", "clients")
-        else None,
+        _error([result.final[measure.protocol] for result in results]) if measure[1:] == ("last", "clients") else None,
         "; ".join(dict.fromkeys(data_name(result.config) for result in results)),
         # The best round has as many as the last one.
-        load.coverage_text(
-            (one.lines[-1][measure.protocol] for one in results), load.number_of_clients(results[0].config)
-        ),
+        load.coverage_text((one.final[measure.protocol] for one in results), load.number_of_clients(results[0].config)),
     )
 
 

@@ -85,7 +85,7 @@ def clients(groups: Sequence[Group]) -> list[Picture]:
     """Accuracies of the clients after the last round, sorted: mean and range over runs, at 101 quantiles."""
     protocol, axis, shares = headline(groups), groups[0].axis, np.linspace(0, 100, 101)
     shared = "share of the clients in %"
-    found = [(group.label, group.per_client(group.rounds[-1], protocol)) for group in shown(groups)]
+    found = [(group.label, group.per_client(None, protocol)) for group in shown(groups)]
     rows = [
         rows_of(name, shares.tolist(), [np.percentile(row, shares) for row in runs], x_label=shared, y_label=axis)
         for name, runs in found

@@ -15,8 +15,9 @@ from markupsafe import Markup
 
 from experiments.commands import report_charts as charts
 from experiments.folder import load
+from experiments.folder.best_round import evaluations, phase_summary
 from experiments.folder.load import StoredRun
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, evaluations, rounded, score_text, slug
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text, slug
 from experiments.folder.stored_runs import Group, chosen_on, goodness, ordered, plain, short
 from experiments.folder.version import source_versions, versions_behind
 from experiments.host.console import duration
@@ -28,13 +29,14 @@ from experiments.spec.choices import FIELD, Protocol
 from experiments.spec.groups import Data, Federation, Robustness
 from experiments.spec.option_notes import flag
 from pfl_jax.compare import MANY_RUNS
+from pfl_jax.primitives.metrics import Transfer
 from pfl_jax.validation import listed
 
 Maker: TypeAlias = Callable[[Sequence[Group]], list[Picture]]
 """Makes the charts of groups that stand side by side."""
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
-_OF_A_TABLE = ("rounds", "eval_clients", "target_accuracy")
+_OF_A_TABLE = ("rounds", "eval_clients", "target_accuracy", "patience")
 _OF_A_TABLE += tuple(field.name for part in (Data, Federation, Robustness) for field in dataclasses.fields(part))
 """Options that all runs of a ranking share: about its clients, and how far they train."""
 _CHARTS: dict[str, Maker] = {
@@ -135,7 +137,7 @@ def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
 
 def _result(group: Group, protocol: Protocol) -> Row:
     config, last = group.runs[0].config, group.rounds[-1] if group.rounds else 0
-    lines = group.lines(last)
+    lines = group.lines(None)
     primary, *others = load.task_of(config)["scores"]
     percents = {*load.task_of(config)["in_percent"]}
     if primary in percents:
@@ -145,31 +147,36 @@ def _result(group: Group, protocol: Protocol) -> Row:
         return score_text(statistics.fmean(values), percent=name in percents) if values else None
 
     # How many there are is a column of its own.
-    mean = mean_text(group.values(last, protocol), percent="mean" in percents).partition(" (")[0]
+    mean = mean_text(group.values(None, protocol), percent="mean" in percents).partition(" (")[0]
     row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
     if 1 < len(group.counted) < MANY_RUNS:
-        values = group.values(last, protocol)
+        values = group.values(None, protocol)
         row["each seed"] = " ".join(score_text(value, percent="mean" in percents) for value in values)
     over = load.coverage_text([line[protocol] for line in lines if protocol in line], load.number_of_clients(config))
-    row |= {"clients": over.removesuffix(" clients"), VALIDATION: text(group.values(last, protocol, on=VALIDATION))}
+    row |= {"clients": over.removesuffix(" clients"), VALIDATION: text(group.values(None, protocol, on=VALIDATION))}
     for name in ("pooled", "std", "worst_decile", "jain", *others):
-        row[_HEADINGS.get(name, name)] = text(group.values(last, protocol, name), name)
+        row[_HEADINGS.get(name, name)] = text(group.values(None, protocol, name), name)
     row["best (round)"] = _best(group, protocol, percent="mean" in percents)
     for heading, entry in _SUBSETS.items():
         means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in lines]
         row[heading] = text([mean for mean in means if mean is not None])
+    if protocol == "received":
+        higher = load.task_of(config)["higher_is_better"]
+        over = [phase_summary(run.lines, higher_is_better=higher) for run in group.counted]
+        row |= {name: text([one[name] for one in over if one]) for name in Transfer._fields}
     row["by network"] = _by_network(group, protocol, percent="mean" in percents)
     if (figure := group.published) is not None:
         row["paper"] = Markup("{:.2f}<small>{}</small>").format(figure.accuracy_percent, figure.source)
         row["difference"] = _difference(group, protocol)
     state = str(last) if group.is_finished else unfinished(f"{last} of {group.runs[0].spec.rounds}")
+    state = ", ".join(str(line["round"]) for line in lines) + " (kept)" if group.keeps else state
     return row | {"seeds": str(len(group.counted)), "round": state}
 
 
 def _by_network(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
     """Mean over the clients of each network after the last round, where a federation has several networks."""
     found: dict[str, list[float]] = {}
-    for run, line in zip(group.counted, group.lines(group.rounds[-1] if group.rounds else 0), strict=False):
+    for run, line in zip(group.counted, group.lines(None), strict=False):
         scores = line.get(f"{protocol}_per_client") or ()
         for network, score in zip(run.config.get("networks", ()), scores, strict=False):
             found.setdefault(network, []).extend([] if score is None else [score])

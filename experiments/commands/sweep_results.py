@@ -11,6 +11,7 @@ from rich.console import Console
 
 from experiments.commands.batch import Job
 from experiments.folder import load
+from experiments.folder.best_round import phase_summary
 from experiments.folder.load import read
 from experiments.folder.run_folder import VALIDATION, rounded, strict_json
 from experiments.folder.stored_runs import Group, chosen_on, goodness, one_per_method
@@ -21,6 +22,7 @@ from experiments.show.tables import Table, with_deviation
 from experiments.spec.choices import ALWAYS, FIELD, PROTOCOLS, Protocol
 from pfl_jax.atomic_write import write_text
 from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.metrics import Transfer
 
 NAME = "sweep"
 CHOSEN_ON = {
@@ -55,9 +57,10 @@ def save(settings: Mapping[str, Sequence[Job]], folder: Path, console: Console) 
     else:
         choice = CHOSEN_ON[on].format(score=score, protocol=protocol)
     values = [{"setting": one.label} | _values(one, protocol, validated=on == VALIDATION) for one in groups]
+    when = "of the kept round" if any(one.keeps for one in groups) else "after the last round"
     explained = (
-        f"{axis[0].upper()}{axis[1:]} after the last round, means over clients (pooled: weighted by their test "
-        "examples); mean and deviation over seeds."
+        f"{axis[0].upper()}{axis[1:]} {when}, means over clients (pooled: weighted by their test examples); mean and "
+        "deviation over seeds."
     )
     rows = [[_text(value, percent=axis.endswith("percent")) for value in row.values()] for row in values]
     if best is not None:
@@ -118,14 +121,16 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _values(group: Group, main: Protocol, *, validated: bool) -> dict[str, dict[str, Any]]:
     """Column -> record of the values after the last round; on test examples, but for the column "validation"."""
-    last, everyone = [run.lines[-1] for run in group.runs], load.number_of_clients(group.runs[0].config)
+    last, everyone = [run.final for run in group.runs], load.number_of_clients(group.runs[0].config)
     found = {VALIDATION: _record([line[VALIDATION][main] for line in last], "mean", everyone)} if validated else {}
     # Finished runs may have a protocol that was not asked for.
     for protocol in sorted({*ALWAYS, main}, key=lambda name: (name != main, PROTOCOLS.index(name))):
         for average, name in FIELD.items():
             column = protocol if average == "clients" else f"{protocol}_pooled"
             found[column] = _record([line[protocol] for line in last], name, everyone)
-    return found
+    higher = load.task_of(group.runs[0].config)["higher_is_better"]
+    over = [phase_summary(run.lines, higher_is_better=higher) for run in group.runs]
+    return found | {name: _record(over, name, everyone) for name in Transfer._fields if all(over)}
 
 
 def _text(value: Any, *, percent: bool) -> str:

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from experiments.folder.best_round import evaluations, final
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
+    KEPT,
     METRICS,
     SUMMARY,
     RunFolder,
     digest,
     digest_of_content,
-    evaluations,
     lock_run,
 )
 from experiments.folder.version import ComparedCode, by_other_code
@@ -137,6 +138,12 @@ class StoredRun:
         return self.lines[-1]["round"] if self.lines else 0
 
     @property
+    def final(self) -> dict[str, Any]:
+        """Evaluation whose scores are the results, see `best_round.final`."""
+        higher = task_of(self.config)["higher_is_better"]
+        return final(self.lines, self.spec.eval_protocol, self.spec.patience, higher_is_better=higher)
+
+    @property
     def state(self) -> str:
         if self.summary is not None:
             return "finished"
@@ -148,11 +155,13 @@ class StoredRun:
         return (self.summary or {}).get("seconds", 0.0) / self.config.get("runs_together", 1)
 
     def accuracy(self, protocol: Protocol, score: ReportedRound = "last", average: Average = "clients") -> float | None:
-        """Mean accuracy in percent, or other primary score, in the last or the best round; None where no client has
-        one."""
-        means = self.curve(protocol, average)
-        if score == "last":
-            return means[-1]
+        """Mean accuracy in percent, or other primary score, in the last or the best round; None if no client has one.
+
+        Of a run with --patience it is that of the round that it kept.
+        """
+        means, line = self.curve(protocol, average), self.final
+        if score == "last" or line is not self.lines[-1]:
+            return means[self.lines.index(line)]
         compared = [line[protocol][FIELD[average]] for line in evaluations(self.lines, protocol)]
         known = [mean for mean in compared if mean is not None]
         return best_mean(self.config, known) if known else None
@@ -200,7 +209,8 @@ def inspect(spec: Spec, folder: str | Path, compared: ComparedCode = "sources") 
         raise InvalidInput(f"{folder} holds another run ({differs}), which is never overwritten: give --out another")
     if by_other_code(config, compared):
         return "of other code"
-    if is_finished and spec.keep_state == "always" and not Checkpoints(folder / FOLDER).rounds():
+    is_kept = any(Checkpoints(folder / name).rounds() for name in (FOLDER, KEPT))
+    if is_finished and spec.keep_state == "always" and not is_kept:
         raise InvalidInput(f"{folder} holds the run, which kept no state: --keep-state always needs another --out")
     return "finished" if is_finished else "unfinished"
 

@@ -12,13 +12,12 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from experiments.spec.choices import FIELD, Average, Protocol
 from experiments.spec.own_code import read
 from pfl_jax.atomic_write import append_line, cannot_write, make_folder, write_text
 from pfl_jax.base import Scores
@@ -28,6 +27,9 @@ from pfl_jax.primitives.metrics import summarize
 from pfl_jax.tasks import CLASSIFICATION, Score, Task
 
 CONFIG, METRICS, SUMMARY = "config.json", "metrics.jsonl", "summary.json"
+
+KEPT = "kept"
+"""Subfolder with the checkpoint of the round that --patience keeps."""
 
 ROOT = Path("runs")
 """Place of runs without --out."""
@@ -104,38 +106,6 @@ def evaluation(
             key = "" if score is task.primary else f"{score.name}_"
             line[f"{name}_{key}per_client"] = per_client_values(score, one)
     return strict(line)
-
-
-def best(
-    lines: Sequence[Line], protocol: Protocol, average: Average = "clients", *, higher_is_better: bool = True
-) -> Line:
-    """First evaluation with the best mean score over clients or examples, on validation examples if there are.
-
-    See `evaluations` for which ones count.
-    """
-
-    def goodness(line: Line) -> float:
-        mean = line.get(VALIDATION, line)[protocol][FIELD[average]]
-        return -math.inf if mean is None else mean if higher_is_better else -mean
-
-    return max(evaluations(lines, protocol), key=goodness)
-
-
-def evaluations(lines: Sequence[Line], protocol: Protocol) -> list[Line]:
-    """Evaluations that are compared for the best round.
-
-    By `trained` they are those of all rounds, unless there are validation examples. Those of fewer clients than the
-    last one are left out: until all have been trained, an accuracy belongs to other clients.
-    """
-    found = list(lines)
-    if protocol == "trained" and VALIDATION not in lines[-1]:
-        tables = [table for line in lines if (table := line.get(TRAINED_BETWEEN))]
-        rows = [dict(zip(table, row, strict=True)) for table in tables for row in zip(*table.values(), strict=True)]
-        found = sorted(
-            [*found, *({"round": row["round"], protocol: row} for row in rows)], key=lambda line: line["round"]
-        )
-    clients = lines[-1][protocol].get("clients")
-    return [line for line in found if line[protocol].get("clients") == clients]
 
 
 def per_client_values(score: Score, scores: Scores) -> list[float]:
@@ -225,7 +195,7 @@ class RunFolder:
     def clear(self) -> None:
         """Remove all files of an unfinished run, and nothing else."""
         self.tidy()
-        for name in (FOLDER, TENSORBOARD, WANDB):
+        for name in (FOLDER, KEPT, TENSORBOARD, WANDB):
             shutil.rmtree(self.path / name, ignore_errors=True)
         # The log last: it is what shows that a run is here.
         for name in (WANDB_ID, CONFIG, METRICS):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.folder import load
+from experiments.folder.best_round import phase_summary
 from experiments.folder.load import StoredRun, read
 from experiments.folder.run_folder import VALIDATION
 from experiments.papers import published
@@ -81,17 +82,26 @@ class Group:
         """Published accuracy for exactly this setting."""
         return published.find(self.runs[0].spec, is_real=self.is_real)
 
-    def lines(self, number: int) -> list[dict[str, Any]]:
-        """Evaluation of each counted run in a round."""
+    @property
+    def keeps(self) -> bool:
+        """Whether a run's results are of the round that --patience kept, which need not be the last one."""
+        return any(run.final is not run.lines[-1] for run in self.counted)
+
+    def lines(self, number: int | None) -> list[dict[str, Any]]:
+        """Evaluation of each counted run in a round; None for that of its results, see `StoredRun.final`."""
+        if number is None and self.keeps:
+            return [run.final for run in self.counted]
+        number = self.rounds[-1] if number is None and self.rounds else number
         return [line for run in self.counted for line in run.lines if line["round"] == number]
 
-    def values(self, number: int, protocol: Protocol, name: str = "mean", on: str = "test") -> list[float]:
-        """Value of each counted run in a round, on test or VALIDATION examples; runs without one are left out."""
+    def values(self, number: int | None, protocol: Protocol, name: str = "mean", on: str = "test") -> list[float]:
+        """Value of each counted run in a round, see `lines`, on test or VALIDATION examples; those without are left
+        out."""
         lines = self.lines(number) if on == "test" else [line.get(on, {}) for line in self.lines(number)]
         found = [line.get(protocol, {}).get(name) for line in lines]
         return [value for value in found if value is not None]
 
-    def per_client(self, number: int, protocol: Protocol) -> list[np.ndarray]:
+    def per_client(self, number: int | None, protocol: Protocol) -> list[np.ndarray]:
         """Sorted accuracies in percent of each counted run; clients without any are left out."""
         rows = [line.get(f"{protocol}_per_client") or [] for line in self.lines(number)]
         sorted_rows = [np.sort([value for value in row if value is not None]) for row in rows]
@@ -230,7 +240,7 @@ def chosen_on(groups: Sequence[Group]) -> str:
 
 def goodness(one: Group, protocol: Protocol, on: str) -> float:
     """Mean over clients and seeds after the last round, of errors minus it; a setting without it is the worst."""
-    values = one.values(one.rounds[-1], protocol, on=on) if one.rounds else []
+    values = one.values(None, protocol, on=on) if one.rounds else []
     if not values or len(values) < len(one.counted):
         return -math.inf
     mean = float(np.mean(values))
@@ -288,8 +298,10 @@ def load_runs(*folders: str | Path) -> "DataFrame":
 
 def _row(run: StoredRun) -> dict[str, Any]:
     row = {"folder": str(run.path), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
-    row["round"] = run.round
-    last, (primary, *others) = run.lines[-1] if run.lines else {}, load.task_of(run.config)["scores"]
+    last = run.final if run.lines else {}
+    row["round"] = last.get("round", 0)
+    row |= phase_summary(run.lines, higher_is_better=load.task_of(run.config)["higher_is_better"])
+    primary, *others = load.task_of(run.config)["scores"]
     for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
         for protocol in load.measured(line):
             named = {primary: line[protocol]["mean"]} | {name: line[protocol][name] for name in others}

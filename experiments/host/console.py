@@ -1,14 +1,15 @@
 """Lines on the console, printed as they are, and the progress of a run."""
 
 import contextlib
+import logging
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.folder.run_folder import score_text
 from experiments.host.exit_codes import close_output
@@ -62,17 +63,56 @@ LINE_EVERY = 10.0
 """Seconds between two lines without a terminal."""
 
 
+COMPILING = "compiling the first round: 10 to 60 s as a rule, and some 5 s where its programs are in the cache"
+
+LIBRARY = logging.getLogger("pfl_jax")
+"""What the library tells of long computations."""
+
+
+class _Told(logging.Handler):
+    """Handler of log records that gives their messages to a function."""
+
+    def __init__(self, tell: Callable[[str], None]):
+        super().__init__(logging.INFO)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
+
+
 class RoundProgress(Progress):
-    """Display of round, score, examples per second and remaining time; a context manager."""
+    """Display of round, score, examples per second and remaining time; a context manager.
+
+    Before the first round it says what is going on.
+    """
 
     def __init__(self, console: Console, rounds: int, headline: str, score: Score = CLASSIFICATION.primary):
         status = TextColumn("{task.fields[status]}", markup=False)
-        columns = TextColumn("round"), MofNCompleteColumn(), BarColumn(), status
+        columns = TextColumn("round"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), status
         super().__init__(*columns, console=console, disable=not console.is_terminal)
         self._rounds, self._headline, self._score = rounds, headline, score
         self._durations: list[float] = []
         self._shown = float("-inf")
-        self._bar = self.add_task("", total=rounds, status="compiling")
+        self._bar = self.add_task("", total=rounds, status="")
+        self._told = _Told(self._tell)
+
+    def start(self) -> None:
+        """Begin the display, of what the library tells too."""
+        super().start()
+        LIBRARY.addHandler(self._told)
+        LIBRARY.setLevel(logging.INFO)
+        self._tell(COMPILING)
+
+    def stop(self) -> None:
+        """End the display."""
+        LIBRARY.removeHandler(self._told)
+        LIBRARY.setLevel(logging.NOTSET)
+        super().stop()
+
+    def _tell(self, text: str) -> None:
+        self.update(self._bar, status=text)
+        if not self.console.is_terminal:
+            print_line(self.console, text)
 
     def completed(
         self, number: int, seconds: float, accuracy: float | None, examples_per_second: float, over: str = ""

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from experiments.folder.run_folder import ExampleCounts
 from experiments.host.console import print_notice, warnings_as_notes
 from experiments.host.distributed import Processes
 from experiments.host.jax_config import devices
+from experiments.run.changing import phases_of
 from experiments.run.models import (
     check_scores,
     model_of,
     models_of,
-    networks_file,
+    network_positions,
     own_task,
     texts,
     weights_digest,
@@ -36,6 +37,7 @@ from pfl_jax import simulate
 from pfl_jax.base import Method, Model
 from pfl_jax.data import allocation, federated, partition, partition_files, sources
 from pfl_jax.data.augment import CropAndFlip
+from pfl_jax.data.phases import Phases
 from pfl_jax.data.sources import Dataset
 from pfl_jax.engine import chunking, placement
 from pfl_jax.engine.cohort import attackers
@@ -69,6 +71,7 @@ class Experiment:
       method: method with its model and hyper-parameters.
       settings: of the simulation.
       newcomers: examples of the clients that never take part; None where all take part.
+      phases: data of each round, with `data` of each client's first phase; None if they do not change.
       privacy: budgets of differential privacy; empty without clipping.
     """
 
@@ -80,6 +83,11 @@ class Experiment:
     settings: simulate.Settings
     newcomers: Federation | None = None
     privacy: tuple[Budget, ...] = ()
+    phases: Phases | None = None
+
+    def data_in(self, number: int) -> Federation:
+        """Data of the round with this number, from 1."""
+        return self.data if self.phases is None else self.phases.parts[self.phases.phase_of(number - 1)]
 
     @functools.cached_property
     def counts(self) -> ExampleCounts:
@@ -95,6 +103,12 @@ class Experiment:
             attackers=found if found is not None and found.any() else None,
             task=at_round(self.method, 0).task,
         )
+
+    def counts_in(self, number: int) -> ExampleCounts:
+        """Numbers of examples that the clients are scored on in the round with this number."""
+        data, counts = self.data_in(number), self.counts
+        validation = None if data.validation_count is None else np.asarray(data.validation_count)
+        return counts._replace(test=np.asarray(data.test_count), validation=validation)
 
     @functools.cached_property
     def traffic(self) -> Traffic:
@@ -123,9 +137,17 @@ def build_experiment(spec: Spec, console: Console, processes: Processes | None =
         on_host = jax.local_devices(backend="cpu")[0] if spec.distributed else None
         with jax.default_device(on_host):
             parts, shift = divide_and_tell(spec, dataset, console), shift_of(spec, dataset)
-            data = federated.federate(dataset, parts, **shift, seed=spec.seed)
+            phases = phases_of(spec, dataset, parts, shift)
+            data = federated.federate(dataset, parts, **shift, seed=spec.seed) if phases is None else phases.first
+        largest, batch_size = max(map(len, parts.train)), spec.hyper_parameters.get("batch_size", 0)
+        if "batch_size" in spec.given and batch_size > largest:
+            print_notice(
+                console,
+                f"Note: --batch-size {batch_size} is more than the {largest} training examples of any client: each "
+                "step takes all of a client's examples (whole-batch gradient descent, one step per epoch).",
+            )
         if not spec.distributed:
-            return assemble(spec, dataset, data, parts)
+            return assemble(spec, dataset, data, parts, phases=phases)
         return assemble(spec, placement.without_inputs(dataset), data, parts, simulate.client_mesh(devices(spec)))
 
 
@@ -178,6 +200,8 @@ def _notes(spec: Spec, dataset: Dataset) -> list[str]:
     """Remarks on options of a run on this data that may be mistakes."""
     given = spec.given | {parse_schedule(text).name for text in spec.schedule or ()}
     notes = identity.notes(spec, given, jax.default_backend())
+    if spec.target_accuracy is not None and spec.val_fraction is None and not is_partition_file(spec.partition):
+        notes.append("--target-accuracy is compared with scores on test examples: --val-fraction 0.1 sets others apart")
     if spec.dataset == CUSTOM:
         notes += own_data.notes(dataset)
     if is_own(spec.model) and spec.task is not None:
@@ -203,9 +227,11 @@ def assemble(
     data: federated.FederatedData,
     parts: partition.Partition,
     mesh: Mesh | None = None,
+    phases: Phases | None = None,
 ) -> Experiment:
     """Assemble the experiment over an existing federation, whose clients are placed on a mesh if there is one."""
-    digest = partition_files.digest_of(parts, spec.shift)
+    changes = "" if phases is None else f" {spec.change} in {spec.phases} phases of {spec.rounds} rounds"
+    digest = partition_files.digest_of(parts, spec.shift + changes)
     settings = settings_of(spec)
     newcomers: Any = None
     if spec.held_out_clients:
@@ -213,6 +239,8 @@ def assemble(
     counts = np.asarray(data.train_count)
     method = make_method(spec, dataset)
     check_scores(at_round(method, 0).task, spec.target_accuracy)
+    if spec.patience is not None and is_partition_file(spec.partition) and data.validation_count is None:
+        raise InvalidInput("--patience needs validation examples, and the partition has none: give --val-fraction 0.1")
     factory, key = method_factory(spec.method), jax.random.key(spec.seed)
     prepared = [flag(name) for name in ("normalize", "impute", "encode") if getattr(spec, name)]
     own = (f"inputs: prepared from the rows of all clients ({', '.join(prepared)})",) if prepared else ()
@@ -225,7 +253,9 @@ def assemble(
         return (data if mesh is None else placement.place(data, mesh)).with_frozen(frozen)
 
     newcomers = None if newcomers is None else finished(newcomers)
-    return Experiment(spec, dataset, finished(data), digest, method, settings, newcomers, budgets)
+    if phases is not None:
+        phases = replace(phases, parts=tuple(part.with_frozen(frozen) for part in phases.parts))
+    return Experiment(spec, dataset, finished(data), digest, method, settings, newcomers, budgets, phases)
 
 
 def _values(spec: Spec) -> dict[str, Any]:
@@ -239,7 +269,7 @@ def _values(spec: Spec) -> dict[str, Any]:
 def make_method(spec: Spec, dataset: Dataset, **values: Any) -> Method | MethodSchedule:
     """Method of a run, a schedule where hyper-parameters change with the round; `values` are in their place."""
     models, factory = models_of(spec, dataset), method_factory(spec.method)
-    positions = networks_file(spec)
+    positions = network_positions(spec)
     hyper_parameters = _values(spec) | values
     augment = CropAndFlip.normalized(dataset.input_shape, dataset.mean, dataset.std) if spec.augment else None
 

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.folder.load import read_config, read_summary
-from experiments.folder.run_folder import CONFIG, SUMMARY
+from experiments.folder.run_folder import CONFIG, KEPT, SUMMARY
 from experiments.run import build
 from experiments.run.memory import state_place
 from experiments.run.records import check_identity
@@ -106,7 +106,8 @@ def load_run(
     if not (folder / SUMMARY).is_file():
         raise InvalidInput(f"{folder}: the run is not finished: --resume {folder} goes on with it")
     config, summary = read_config(folder), read_summary(folder)
-    checkpoints, last = Checkpoints(folder / FOLDER), summary.get("rounds_done")
+    kept, last = summary.get("kept_round"), summary.get("kept_round", summary.get("rounds_done"))
+    checkpoints = Checkpoints(folder / (FOLDER if kept is None else KEPT))
     if last not in checkpoints.rounds():
         raise InvalidInput(f"{folder}: the run kept no state: make it again in a new folder, with --keep-state always")
     named = {kind: name for kind, name in (("method", method), ("model", model), ("loss", loss)) if name is not None}
@@ -123,7 +124,7 @@ def load_run(
     )
     if found is None or int(found.state.round) != last:
         raise InvalidInput(f"{folder}: the checkpoint of round {last} cannot be read: make the run again")
-    data, spec = experiment.data, experiment.spec
+    data, spec = experiment.data_in(int(found.state.round)), experiment.spec
     # Only the processes of --distributed place clients on devices.
     assert isinstance(data, FederatedData)
     return LoadedRun(

@@ -167,7 +167,7 @@ def _with_loss(name: str, model: Model, input_shape: Sequence[int], input_dtype:
     return model._replace(task=model.task._replace(loss=loss))
 
 
-def networks_file(options: Options) -> list[int] | None:
+def network_positions(options: Options) -> list[int] | None:
     """Position of each client's network, of the file of --networks; None without one."""
     if options.networks is None:
         return None

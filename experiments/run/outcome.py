@@ -6,8 +6,9 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from experiments.folder.best_round import best, phase_summary
 from experiments.folder.load import read_config
-from experiments.folder.run_folder import ATTACKERS, CONFIG, HONEST, VALIDATION, Line, best
+from experiments.folder.run_folder import ATTACKERS, CONFIG, HONEST, VALIDATION, Line
 from experiments.folder.version import note_on_code
 from experiments.host.console import duration, print_line, print_notice
 from experiments.papers import published
@@ -20,8 +21,8 @@ from experiments.spec.option_notes import flag, label
 from experiments.spec.spec import Spec
 from pfl_jax.errors import Diverged, InvalidInput
 
-_REPEATED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients", "bytes_up", "bytes_down", "diverged")
-"""Entries of the last evaluation that the summary repeats."""
+_REPEATED, _COUNTED = (*PROTOCOLS, VALIDATION, HONEST, ATTACKERS, "new_clients"), ("bytes_up", "bytes_down", "diverged")
+"""Entries that the summary repeats of the evaluation with the results, and of the last one."""
 
 
 class RunDiverged(InvalidInput):
@@ -46,7 +47,7 @@ def run_diverged(error: Diverged, spec: Spec, kept: str) -> RunDiverged:
 
 def summary(run: ActiveRun) -> dict[str, Any]:
     """Summary of a finished run; shares are in percent, and means over clients unless they are called pooled."""
-    experiment, last = run.experiment, run.lines[-1]
+    experiment, last, final = run.experiment, run.lines[-1], run.final
     spec = experiment.spec
     figure = published.find(spec, is_real=experiment.dataset.is_real)
     primary = experiment.counts.task.primary
@@ -59,15 +60,18 @@ def summary(run: ActiveRun) -> dict[str, Any]:
         "seed": spec.seed,
         "rounds": spec.rounds,
         "rounds_done": last["round"],
+        **({} if spec.patience is None or VALIDATION not in last else {"kept_round": final["round"]}),
         "num_clients": spec.num_clients,
         "eval_protocol": spec.eval_protocol,
-        **_means(last, primary.name, "clients"),
-        **{name: last[name] for name in _REPEATED if name in last},
+        **_means(final, primary.name, "clients"),
+        **{name: final[name] for name in _REPEATED if name in final},
+        **{name: last[name] for name in _COUNTED if name in last},
+        **phase_summary(run.lines, higher_is_better=primary.higher_is_better),
         **({"best_round_chosen_on": VALIDATION} if VALIDATION in last else {}),
         "best": {"round": top["clients"]["round"], **_means(top["clients"], primary.name, "clients")},
         "best_pooled": {"round": top["examples"]["round"], **_means(top["examples"], primary.name, "examples")},
         **privacy_record(experiment, last["round"]),
-        **{name: values for name, values in last.items() if name.endswith("_per_client")},
+        **{name: values for name, values in final.items() if name.endswith("_per_client")},
         "paper_accuracy": None if figure is None else figure.accuracy_percent,
         "seconds": last["seconds"],
         "examples_per_second": round(statistics.harmonic_mean(run.steady_speeds), 1),
@@ -111,8 +115,11 @@ def print_results(run: ActiveRun, console: Console) -> None:
         print_notice(console, f"Note: the paper's accuracy, {beside}, is by --eval-protocol {measure.protocol}.")
         beside = None
     console.print(results_table(run.lines, task, title, spec.eval_protocol, beside, **how))
-    if last["round"] < spec.rounds:
+    if run.has_reached_target():
         console.print(f"reached --target-accuracy {spec.target_accuracy:g} in round {last['round']}")
+    if spec.patience is not None and VALIDATION in last:
+        stopped = f"stopped after round {last['round']} of {spec.rounds}: " if last["round"] < spec.rounds else ""
+        console.print(f"{stopped}kept round {run.final['round']}, the best on validation examples (--patience)")
     if note := note_on_code(read_config(run.folder.path)):
         print_notice(console, f"Note: {note} in {run.folder.path / CONFIG}.")
     if run.counts.diverged:

@@ -152,7 +152,7 @@ def _digits(array: np.ndarray) -> Any:
     return float(f"{array:.6g}") if array.dtype.kind == "f" else array.item()
 
 
-_SAID = ("method", "model", "preset", "rounds", "num_clients", "participation", "partition", "seed")
+_IN_HEADLINE = {"method", "model", "preset", "rounds", "num_clients", "participation", "partition", "seed"}
 """Options that the headline names in its own words."""
 
 
@@ -163,7 +163,7 @@ def headline(experiment: Experiment) -> str:
     unread = unread_by_method(spec.method, spec.hyper_parameters)
     values = {k: v for k, v in spec.hyper_parameters.items() if v is not None and k not in unread}
     own = ", ".join(f"{name}={value}" for name, value in values.items())
-    others = {name: spec.options[name] for name in sorted(spec.given & KINDS.keys() - RESULT_NEUTRAL - {*_SAID})}
+    others = {name: spec.options[name] for name in sorted(spec.given & KINDS.keys() - RESULT_NEUTRAL - _IN_HEADLINE)}
     procedure = f", procedure {spec.procedure}" if spec.procedure else ""
     return (
         f"{experiment.dataset.description}, preset {spec.preset}{procedure}: "

@@ -45,7 +45,7 @@ def resumed(spec: Spec) -> Spec:
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
     config = read_config(folder)
     # All that can refuse the run comes before its own code is executed.
-    with of_a_run(folder):
+    with errors_of_config(folder):
         dataset = config["dataset"]
     if dataset != spec.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {dataset}, not {spec.dataset}")
@@ -107,7 +107,7 @@ def spec_of(
     Raises:
       InvalidInput: it was edited, a file of the user's own has another text now, or may not be executed.
     """
-    with of_a_run(folder, prefix):
+    with errors_of_config(folder, prefix):
         values = stored_options(config) | config["hyper_parameters"] | _OF_A_COMMAND
         for kind, entry in config.get("own_code", {}).items():
             if kind not in CODE:
@@ -131,26 +131,34 @@ def own_values(config: dict[str, Any], named: Mapping[str, str]) -> dict[str, An
       InvalidInput: the command does not name a file of the run, or it has another text than the run's.
     """
     values, entries = {kind: config["options"].get(kind) for kind in CODE}, config.get("own_code", {})
-    for kind in filter(lambda kind: is_own(values[kind]), CODE):
-        if (entry := entries.get(kind)) is None:
-            raise InvalidInput(f"it names {values[kind]} as --{kind}, without the digest of its text")
-        if kind not in named:
-            there = f"{entry['file']}:{values[kind].rpartition(':')[2]}"
-            raise InvalidInput(
-                f"its --{kind} is a file of your own, which is executed only if you name it: read it, then give "
-                f"--{kind} {there} (load_run: {kind}=...)"
-            )
+    own = [kind for kind in CODE if is_own(values[kind])]
+    if bare := [kind for kind in own if kind not in entries]:
+        raise InvalidInput(f"it names {values[bare[0]]} as --{bare[0]}, without the digest of its text")
+    if missing := [kind for kind in own if kind not in named]:
+        words = [f"--{kind} {entries[kind]['file']}:{values[kind].rpartition(':')[2]}" for kind in missing]
+        arguments = ", ".join(f"{kind}=..." for kind in missing)
+        raise CodeNotNamed(
+            "the run has code of your own, which is executed only where you name it: read it, then add "
+            f"{' '.join(words)} (load_run: {arguments})"
+        )
+    for kind in own:
         values[kind] = named[kind]
         if is_own(named[kind]):
-            check_unchanged(kind, {"file": str(path_of(named[kind])), "digest": entry["digest"]})
+            check_unchanged(kind, {"file": str(path_of(named[kind])), "digest": entries[kind]["digest"]})
     return values
 
 
+class CodeNotNamed(InvalidInput):
+    """A run has files of the user's own, which the command does not name."""
+
+
 @contextlib.contextmanager
-def of_a_run(folder: Path, prefix: str = "--resume ") -> Iterator[None]:
+def errors_of_config(folder: Path, prefix: str = "--resume ") -> Iterator[None]:
     """Say of which configuration an error is."""
     try:
         yield
+    except CodeNotNamed as error:
+        raise InvalidInput(f"{prefix}{folder}: {error}") from None
     except InvalidInput as error:
         raise InvalidInput(f"{prefix}{folder}: {CONFIG} cannot be used: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:

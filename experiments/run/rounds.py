@@ -1,5 +1,6 @@
 """Rounds of one run, or of several runs that share a program, and their records."""
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -11,9 +12,11 @@ import numpy as np
 from rich.console import Console
 
 from experiments.folder import load
+from experiments.folder.best_round import final
 from experiments.folder.run_folder import (
     METRICS,
     TRAINED_BETWEEN,
+    VALIDATION,
     Line,
     RunFolder,
     digest,
@@ -25,7 +28,8 @@ from experiments.host.console import RoundProgress, print_line, print_notice
 from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
 from experiments.run.build import Experiment
-from experiments.run.records import identity, info_record
+from experiments.run.changing import phase_record
+from experiments.run.records import configuration, identity, info_record
 from experiments.spec.choices import FIELD
 from experiments.spec.spec import Spec
 from pfl_jax.base import Scores, State
@@ -69,7 +73,7 @@ class ActiveRun:
     """A run in progress.
 
     Attributes:
-      lines: its evaluations so far, with the scores of single clients in the last one only.
+      lines: its evaluations so far, with the scores of single clients in the last one and in `final` only.
       track: receives each evaluation, see `trackers.open_trackers`; None in processes that write nothing.
       is_finished: whether its folder has all results already; then nothing is written there.
     """
@@ -88,6 +92,12 @@ class ActiveRun:
         return self.lines[-1][self.experiment.spec.eval_protocol]["mean"] if self.lines else None
 
     @property
+    def final(self) -> Line:
+        """Evaluation whose scores are the results of the run as it is now, see `best_round.final`."""
+        spec, primary = self.experiment.spec, self.experiment.counts.task.primary
+        return final(self.lines, spec.eval_protocol, spec.patience, higher_is_better=primary.higher_is_better)
+
+    @property
     def over(self) -> str:
         """Over how many clients `accuracy` is, "5 of 8 clients"; "" where over all."""
         latest = [line[self.experiment.spec.eval_protocol] for line in self.lines[-1:]]
@@ -103,6 +113,16 @@ class ActiveRun:
                 found.append(line["examples_per_second"])
             before = line["round"]
         return found or [line["examples_per_second"] for line in self.lines]
+
+    def tracked(self, stack: contextlib.ExitStack) -> Callable[[Line], object]:
+        """Receiver of the run's evaluations beside its log, until the stack's end."""
+        spec = self.experiment.spec
+        if not (spec.tensorboard or spec.wandb or spec.tracker):
+            return lambda line: None
+        # Imported now: most runs have none.
+        from experiments.run.trackers import open_trackers
+
+        return stack.enter_context(open_trackers(self.folder, spec, configuration(self.experiment)))
 
     def record(self) -> dict[str, Any]:
         """Entries of a checkpoint about the run, for JSON."""
@@ -126,6 +146,18 @@ class ActiveRun:
         for line in content.splitlines():
             self._add(json.loads(line))
 
+    def restore_from_log(self) -> bool:
+        """Go to the end of a run that lacks its summary alone, as after a full disk; whether it is such a run."""
+        # A damaged log is of no run that could end.
+        with contextlib.suppress(InvalidInput):
+            self.lines = load.read_metrics(self.folder.path)
+        if not self.is_complete:
+            self.lines = []
+            return False
+        last = self.lines[-1]
+        self.counts = Totals(last["round"], diverged=last.get("diverged", 0), elapsed=last["seconds"])
+        return True
+
     def add(self, result: RoundResult, seconds: float, elapsed: float) -> None:
         """Count a round of so many seconds, that ended so long after the run began."""
         counts, sent = self.counts, self.experiment.traffic
@@ -142,14 +174,16 @@ class ActiveRun:
 
     def visits(self, result: RoundResult) -> int:
         """Training examples that the cohort of a round visited."""
-        counts = np.asarray(self.experiment.data.train_count)
+        counts = np.asarray(self.experiment.data_in(result.round).train_count)
         return int(visits(self.experiment.spec, counts[result.cohort]).sum())
 
     def evaluate(self, result: RoundResult) -> None:
         """Record a round's evaluation, in the log and the trackers too."""
         counts, newcomers = self.counts, result.newcomers
         apart = None if newcomers is None else {"received": newcomers[0], "trained": newcomers[1]}
-        line = evaluation(result.round, _scores(result), self.experiment.counts, apart)
+        counts_now = self.experiment.counts_in(result.round)
+        line = evaluation(result.round, _scores(result), counts_now, apart)
+        line |= phase_record(result, self.experiment.phases, counts_now.task)
         line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
         line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
         line["cohort"] = result.cohort.tolist()
@@ -169,14 +203,18 @@ class ActiveRun:
         line = strict(line)
         self._add(line)
         if self.track is not None and not self.is_finished:
-            self.folder.log(line, is_last=result.round == self.experiment.settings.rounds or self.has_reached_target())
+            is_result = self.experiment.spec.patience is not None and self.final is line
+            is_last = result.round == self.experiment.settings.rounds or self.has_ended()
+            self.folder.log(line, is_last=is_result or is_last)
             self.track(line)
 
     def _add(self, line: Line) -> None:
-        if self.lines:
-            before = self.lines[-1]
-            self.lines[-1] = {k: v for k, v in before.items() if k != "info" and not isinstance(v, list)}
+        whole = [self.final, self.lines[-1]] if self.lines else []
         self.lines.append(line)
+        for before in whole:
+            if before is not self.final:
+                for name in [name for name, value in before.items() if name == "info" or isinstance(value, list)]:
+                    del before[name]
 
     def warn(self, result: RoundResult, console: Console) -> None:
         """Name the clients whose test loss is not finite, once in a run."""
@@ -191,13 +229,26 @@ class ActiveRun:
                 text += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
                 print_notice(console, text)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no round is left."""
+        done = self.lines[-1]["round"] if self.lines else 0
+        return done == self.experiment.spec.rounds or self.has_ended()
+
     def has_reached_target(self) -> bool:
-        """Whether the latest evaluation has --target-accuracy, so that the run may stop early."""
-        target = self.experiment.spec.target_accuracy
-        if target is None or self.accuracy is None:
+        """Whether the latest evaluation has --target-accuracy, on validation examples if there are any."""
+        spec, target = self.experiment.spec, self.experiment.spec.target_accuracy
+        if target is None or not self.lines:
             return False
+        mean = self.lines[-1].get(VALIDATION, self.lines[-1])[spec.eval_protocol]["mean"]
         is_high = self.experiment.counts.task.primary.higher_is_better
-        return self.accuracy >= target if is_high else self.accuracy <= target
+        return mean is not None and (mean >= target if is_high else mean <= target)
+
+    def has_ended(self) -> bool:
+        """Whether the run stops before its last round: at its target, or since its patience has ended."""
+        patience = self.experiment.spec.patience if self.lines and VALIDATION in self.lines[-1] else None
+        is_over = patience is not None and self.lines[-1]["round"] - self.final["round"] >= patience
+        return is_over or self.has_reached_target()
 
 
 def run_rounds(
@@ -209,6 +260,7 @@ def run_rounds(
     began: float,
     stop: Stop,
     save: Callable[[State], None],
+    keep: Callable[[int, State], None],
     processes: Processes,
 ) -> State | None:
     """Run and record the remaining rounds; return the state after the last one.
@@ -221,11 +273,12 @@ def run_rounds(
       began: `time.perf_counter()` at the start of this process's part.
       stop: asked after a signal; then there is a checkpoint, and KeyboardInterrupt.
       save: writes a checkpoint of all runs.
+      keep: writes the state of one run, whose latest evaluation is the best.
       processes: that share the run.
     """
     first, before = runs[0].experiment, runs[0].counts.elapsed
     spec = first.spec
-    if all(run.has_reached_target() for run in runs):
+    if all(run.is_complete for run in runs):
         # Only the summary was missing.
         return state
     every = spec.checkpoint_every
@@ -235,19 +288,25 @@ def run_rounds(
         for results in rounds:
             stop.at_once = False
             state, number, seconds = results[0].state, results[0].round, results[0].seconds
-            for run, result in zip(runs, results, strict=True):
+            for index, (run, result) in enumerate(zip(runs, results, strict=True)):
+                if run.has_ended():
+                    # Others of its program go on.
+                    run.counts.round = number
+                    continue
                 if len(result.diverged):
                     print_line(console, f"round {number}: left out as diverged: clients {result.diverged.tolist()}")
                 run.add(result, seconds, before + time.perf_counter() - began)
                 if result.received is not None:
                     with processes.synchronized():
                         run.evaluate(result)
+                    if spec.patience is not None and run.final is run.lines[-1]:
+                        keep(index, state)
                     run.warn(result, console)
             visited = sum(run.visits(result) for run, result in zip(runs, results, strict=True))
             known = [run.accuracy for run in runs if run.accuracy is not None]
             accuracy = float(np.mean(known)) if known else None
             progress.completed(number, seconds, accuracy, visited / seconds, runs[0].over)
-            is_last = number == spec.rounds or all(run.has_reached_target() for run in runs)
+            is_last = number == spec.rounds or all(run.has_ended() for run in runs)
             # A signal reaches one process or all, before or after the end of a round.
             stopping = processes.agree(stop.asked) and not is_last
             if stopping or (every is not None and (number % every == 0 or is_last)):

@@ -4,6 +4,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import jax
 from rich.console import Console
 
 from experiments.folder.load import continued, inspect, read_summary
-from experiments.folder.run_folder import CONFIG, METRICS, RunFolder, lock_run
+from experiments.folder.run_folder import CONFIG, KEPT, METRICS, RunFolder, lock_run
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, print_line, print_notice, print_text
 from experiments.host.distributed import LOST, EndedAlone, Processes, lost
@@ -90,25 +91,14 @@ def drive(driver: "RunDriver", console: Console) -> list[dict[str, Any]]:
             print_text(console, f"{words}{headline(first)}")
             for budget in first.privacy:
                 print_line(console, f"{words}{budget}")
-            loop = {"began": began, "stop": stop, "save": driver.save, "processes": processes}
+            loop = {"began": began, "stop": stop, "save": driver.save, "keep": driver.keep, "processes": processes}
             with contextlib.ExitStack() as tracked:
                 for run in runs:
-                    run.track = processes.first(functools.partial(_tracked, run, tracked))
+                    run.track = processes.first(functools.partial(run.tracked, tracked))
                 state = run_rounds(runs, driver.rounds(state, console), state, console, **loop)
             return driver.finish(state, console)
         except BaseException as error:
             raise driver.user_error(error) from None
-
-
-def _tracked(run: ActiveRun, stack: contextlib.ExitStack) -> Any:
-    """Receiver of a run's evaluations beside its log."""
-    spec = run.experiment.spec
-    if not (spec.tensorboard or spec.wandb or spec.tracker):
-        return lambda line: None
-    # Imported now: most runs have none.
-    from experiments.run.trackers import open_trackers
-
-    return stack.enter_context(open_trackers(run.folder, spec, configuration(run.experiment)))
 
 
 class RunDriver(abc.ABC):
@@ -144,10 +134,11 @@ class RunDriver(abc.ABC):
     def state_of(self, states: list[State]) -> State:
         """State of all runs, from the states of the single ones."""
 
-    def checkpoints(self, folder: RunFolder) -> Checkpoints:
-        """Checkpoints of a run. Of several runs there are two: one may have written a newer one than the others."""
-        keep = max(self.specs[0].keep_checkpoints, min(len(self.specs), 2))
-        return Checkpoints(folder.path / FOLDER, keep, self.processes.index, self.processes.count)
+    def checkpoints(self, folder: RunFolder, name: str = FOLDER) -> Checkpoints:
+        """Checkpoints of a run in a subfolder. Of several runs there are two: one may have written a newer one than the
+        others."""
+        keep = 1 if name == KEPT else max(self.specs[0].keep_checkpoints, min(len(self.specs), 2))
+        return Checkpoints(folder.path / name, keep, self.processes.index, self.processes.count)
 
     def start(self, held: contextlib.ExitStack, console: Console) -> State | None:
         """Claim and lock the folders, build the runs, write what they are or go back to their newest checkpoint; return
@@ -189,9 +180,12 @@ class RunDriver(abc.ABC):
                 check_data(run.folder.path, run.experiment.dataset.description)
             found = self._newest(notify)
             for run, checkpoint in zip(self.runs, found, strict=True):
-                if checkpoint is None:
-                    notify(f"No checkpoint was written to {run.folder.path / FOLDER}: the run begins anew.")
-                run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
+                if checkpoint is None and len(self.runs) == 1 and run.restore_from_log():
+                    notify(f"{METRICS} has all rounds, and the summary alone is missing. No final state was kept.")
+                else:
+                    if checkpoint is None:
+                        notify(f"No checkpoint was written to {run.folder.path / FOLDER}: the run begins anew.")
+                    run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
                 if processes.is_first:
                     add_rounds(run.folder, run.experiment, run.counts.round, notify)
                     record_code(run.folder, notify)
@@ -234,17 +228,25 @@ class RunDriver(abc.ABC):
         for run, own in zip(self.runs, self.states(state), strict=True):
             self._save(run, own)
 
-    def _save(self, run: ActiveRun, state: State) -> None:
+    def keep(self, index: int, state: State) -> None:
+        """Write the state of a run after its best round so far, if its final state would be kept."""
+        run = self.runs[index]
+        if is_kept(run.experiment, lambda text: None):
+            self._save(run, next(itertools.islice(self.states(state), index, None)), KEPT)
+
+    def _save(self, run: ActiveRun, state: State, folder: str = FOLDER) -> None:
         data = run.experiment.data
         with self.processes.synchronized():
             own_clients = None if data.mesh is None else data.own_clients()
-            self.checkpoints(run.folder).save(state, run.record(), own_clients)
+            self.checkpoints(run.folder, folder).save(state, run.record(), own_clients)
 
     def finish(self, state: State | None, console: Console) -> list[dict[str, Any]]:
         """Keep the final states if that is asked for, write the summaries and return them; None is an unknown state."""
         summaries, notify = [], functools.partial(print_notice, console)
         states = [None] * len(self.runs) if state is None else self.states(state)
         for run, own in zip(self.runs, states, strict=True):
+            # A run that stopped before the others of its program has no longer the state of its end.
+            own = None if own is None or int(own.round) != run.lines[-1]["round"] else own
             is_saved = own is not None and int(own.round) in self.checkpoints(run.folder).rounds()
             if own is not None and not is_saved and is_kept(run.experiment, notify):
                 self._save(run, own)
@@ -273,7 +275,10 @@ class RunDriver(abc.ABC):
         saved = self.checkpoints(folders[0]).rounds() if len(self.specs) == len(folders) == 1 else []
         # Own code runs only where the command names it.
         named = "".join(f" {flag(kind)} {getattr(spec, kind)}" for kind in CODE if kind in spec.own_code)
-        return f"; --resume {folders[0].path}{named} goes on after round {saved[-1]}" if saved else ""
+        resume = f"; --resume {folders[0].path}{named}" if folders else ""
+        if not saved and len(self.runs) == 1 and self.runs[0].is_complete:
+            return f"{resume} writes the summary, without the final state"
+        return f"{resume} goes on after round {saved[-1]}" if saved else ""
 
     def _discard(self) -> None:
         """Remove the folders of runs without a result, unless they can be resumed."""
@@ -314,7 +319,7 @@ class SingleRun(RunDriver):
         experiment, spec = run.experiment, run.experiment.spec
         results = simulate.run(
             experiment.method,
-            experiment.data,
+            experiment.phases or experiment.data,
             experiment.settings,
             jax.random.key(spec.seed),
             state=state,

@@ -20,6 +20,7 @@ from experiments.run.build import Experiment
 from experiments.run.memory import free_bytes
 from experiments.run.rounds import ActiveRun
 from experiments.run.run import RunDriver, drive
+from experiments.run.run import run as run_alone
 from experiments.spec.spec import Spec
 from pfl_jax import simulate, sweep
 from pfl_jax.base import State
@@ -37,8 +38,14 @@ MEMORY_SHARE = 0.5
 def run(specs: Sequence[Spec], console: Console) -> None:
     """Do unfinished runs that differ only in seeds and in the method's real-valued hyper-parameters.
 
-    Each has its folder, `out`; runs with checkpoints go on together, and then the others begin.
+    Each has its folder, `out`; runs with checkpoints go on together, and then the others begin. Runs whose data change
+    go one after another.
     """
+    if specs[0].phases is not None:
+        # A sweep's program has one federation for all rounds.
+        for spec in map(continued, specs):
+            run_alone(spec, console)
+        return
     prepare(specs[0])
     used = devices(specs[0])
     _, dataset = build.load_data(specs[0], console)
@@ -94,7 +101,7 @@ class Together(RunDriver):
         ):
             # Alone, such a run would end here.
             for run, finite in zip(self.runs, result.finite, strict=True):
-                if not (np.any(finite) if skips else np.all(finite)) and not run.counts.ended:
+                if not (np.any(finite) if skips else np.all(finite)) and not run.counts.ended and not run.has_ended():
                     run.counts.ended = True
                     print_notice(console, f"round {result.round}: the run in {run.folder.path} has diverged")
             yield [_of_run(result, index, ended=run.counts.ended) for index, run in enumerate(self.runs)]

@@ -13,8 +13,9 @@ import rich.table
 from rich import box
 
 from experiments.folder import load
+from experiments.folder.best_round import best, phase_summary
 from experiments.folder.load import measured
-from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, best, score_text
+from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, score_text
 from experiments.spec.choices import Protocol
 from pfl_jax.atomic_write import write_text
 from pfl_jax.tasks import Task
@@ -173,6 +174,9 @@ def results_table(
             row = {"protocol": protocol, "round": f"{word} ({line['round']})"} | _figures(line[protocol], task)
             if VALIDATION in last:
                 row["val."] = with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent)
+            if (protocol, word) == ("received", "last"):
+                over = phase_summary(lines, higher_is_better=is_high)
+                row |= {name: with_deviation(value, None, percent=primary.percent) for name, value in over.items()}
             row["paper"] = (paper or "") if (protocol, word) == (paper_by, of_paper) else ""
             rows.append(row | {"clients": load.coverage_text([line[protocol]], everyone).removesuffix(" clients")})
         ends.add(len(rows) - 1)

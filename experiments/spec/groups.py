@@ -21,10 +21,10 @@ from experiments.spec.choices import (
     Share,
     TaskName,
 )
-from experiments.spec.option_notes import Also, Needs, NotInSweeps, Trait
-from pfl_jax.backends import BACKENDS, Precision
+from experiments.spec.option_notes import Also, NotInSweeps, Trait
 from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.specs import PixelNormalization, Shift, Source
+from pfl_jax.engine.selection import SELECTIONS
 from pfl_jax.networks.text import TEXT_MODELS
 from pfl_jax.primitives.local_training import Optimizer
 from pfl_jax.privacy import Delta
@@ -107,6 +107,11 @@ class Data:
     """Additional difference between groups of clients, in all examples: a permutation of the labels (labels: concept
     shift), a rotation of the images by multiples of 360 degrees / groups (rotation: feature skew), noise that is
     stronger from group to group (noise), or inputs of which groups lack other numbers (missing)."""
+    phases: Annotated[int, Range(2)] | None = None
+    """Number of phases of equal length in the course of which the data change; None for data that stay."""
+    change: Annotated[Literal["classes", "clients", "rotation"], ReadWith("phases")] = "classes"
+    """What changes with each of the --phases: clients have examples of other classes (classes), another share of the
+    clients joins (clients), or images are rotated by further 360 degrees / phases (rotation)."""
     pixel_normalization: PixelNormalization = "fedas"
     """Paper whose released code defines the mean and standard deviation that normalize CIFAR's pixels: 0.5 (fedas), or
     those of CIFAR-10's training pixels (fedpac). No effect on other datasets."""
@@ -128,6 +133,10 @@ class Federation:
     """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
     drop_rate: Annotated[BelowOne, Also("client_drop_rate")] = 0.0
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
+    select_clients: Annotated[str | None, SELECTIONS] = None
+    """Draw of a round's clients (with --participation below 1): all alike (uniform, or None), by numbers of examples
+    (by_size), by last training losses (by_loss), in turn (round_robin), or those of largest last training loss among D
+    drawn by size (power_of_choice:D). With by_size and power_of_choice they count alike in the server's means."""
     held_out_clients: Annotated[FromZero, NotInSweeps("newcomers are measured in single runs")] = 0
     """Number of clients that never take part; each evaluation also scores the models that such newcomers get, before
     and after one local training that is then forgotten."""
@@ -261,86 +270,7 @@ class Evaluation:
     after local training and all other clients with the model that they received in the previous round."""
     target_accuracy: Annotated[float | None, NotInSweeps("its runs end together")] = None
     """Stop after the first evaluation whose mean accuracy in percent, or other primary score of the task, by
-    --eval-protocol, is at least as good as this."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """Output files, and resumption of an interrupted run."""
-
-    out: Annotated[
-        str | None,
-        NEUTRAL,
-        HERE,
-        Also("save_folder_name"),
-        NotInSweeps("every run has its folder in the sweep's --out"),
-    ] = None
-    """New folder for the results; None creates one under runs/."""
-    keep_state: Annotated[Literal["auto", "always", "never"], NEUTRAL] = "auto"
-    """Write a checkpoint of the final state of server and clients, for experiments.export, load_run and more rounds;
-    auto writes up to 256 MiB, and nothing in commands with many runs."""
-    checkpoint_every: Annotated[Count | None, NEUTRAL] = None
-    """Rounds between two checkpoints, one after the last; None writes one at an interruption or for --keep-state."""
-    keep_checkpoints: Annotated[Count, NEUTRAL] = 2
-    """Number of checkpoints to keep, the newest ones."""
-    resume: Annotated[str | None, NEUTRAL, HERE, NotInSweeps("the same command goes on where it was stopped")] = None
-    """Folder of an interrupted run to continue from its newest checkpoint; no other option is needed, but --method,
-    --model and --loss where they are your own files. With a larger --rounds, rounds are added to a run, also to a
-    finished one."""
-    config: Annotated[str | None, NEUTRAL, HERE] = None
-    """File with options, .toml or .json, or the config.json of a run, which is then repeated; what is given beside it
-    counts."""
-    print_config: Annotated[bool, NEUTRAL, HERE, NotInSweeps("it is for single runs")] = False
-    """Print all options on which results depend as JSON for --config, and run nothing."""
-    plot: Annotated[bool, NEUTRAL] = False
-    """Plot the primary score over the rounds at the end, as curves.png in the run's folder."""
-    tensorboard: Annotated[bool, NEUTRAL] = False
-    """Also write the evaluations for TensorBoard, into tensorboard/ in the run's folder."""
-    wandb: Annotated[
-        bool, NEUTRAL, HERE, NotInSweeps("its runs go side by side in one process, where W&B has one run at a time")
-    ] = False
-    """Also send the evaluations to Weights & Biases, which its own environment variables configure; needs pip install
-    wandb."""
-    tracker: Annotated[str | None, NEUTRAL, HERE, Trait.CODE] = None
-    """FILE.py:NAME of your own function, which is called with the run's configuration and returns a function
-    (round, scores) that gets each evaluation: names such as received/mean -> numbers. It is executed only where a
-    command line names it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    """Hardware and precision; up to rounding, results do not depend on these options."""
-
-    devices: Annotated[Count | Literal["auto"], NEUTRAL, Also("gpu", "device", "mesh")] = "auto"
-    """Number of devices that share the clients, in all processes together; auto is all devices, on a CPU one for each
-    core."""
-    chunk: Annotated[Count | Literal["auto"], NEUTRAL] = "auto"
-    """Clients trained together under one vmap on a device; 1 trains one after another. auto is 1 for convolutional
-    networks on CPUs, otherwise the largest number for which clients of different sizes waste less than a tenth of the
-    gradient steps."""
-    state_on: Annotated[
-        Literal["auto", "device", "host", "disk"],
-        NEUTRAL,
-        NotInSweeps("its runs keep their clients' states on the devices"),
-    ] = "auto"
-    """Place of the clients' states between rounds: the memory of the device or the host, or a file in the run's folder.
-    auto is host if the states of all clients would take more than a quarter of the device's free memory, disk if they
-    would take more than half of the machine's memory, otherwise device. The results are the same."""
-    precision: Precision = BACKENDS["default"].precision
-    """Precision of matrix products and convolutions on a GPU; a CPU always uses float32."""
-    compilation_cache: Annotated[bool, NEUTRAL] = True
-    """Cache compiled programs in ~/.cache/pfl_jax/xla (or $PFL_JAX_CACHE), so that the next run starts faster."""
-    distributed: Annotated[
-        bool, NEUTRAL, HERE, Trait.PROCESSES, NotInSweeps("a command of many runs has one process")
-    ] = False
-    """Share the run among several processes, on one or more machines: start the same command in each process. Under
-    Slurm and other schedulers the processes find each other. The first process reports and writes files."""
-    coordinator: Annotated[str | None, NEUTRAL, HERE, Trait.PROCESSES, Needs("distributed"), Needs("num_processes")] = (
-        None
-    )
-    """HOST:PORT of the first process, if there is no scheduler; needs --distributed, --num-processes and
-    --process-id."""
-    num_processes: Annotated[Count | None, NEUTRAL, HERE, Trait.PROCESSES, Needs("process_id")] = None
-    """Number of processes (only with --distributed)."""
-    process_id: Annotated[FromZero | None, NEUTRAL, HERE, Trait.PROCESSES, Needs("coordinator")] = None
-    """Number of this process, from 0 (only with --distributed)."""
+    --eval-protocol, is at least as good as this; on validation examples if there are any."""
+    patience: Count | None = None
+    """Stop at the first evaluation this many rounds or more after the best one, by --eval-protocol on validation
+    examples (with --val-fraction); the results of the run are then those of that best round."""

@@ -20,7 +20,8 @@ from pfl_jax.data.specs import SPECS
 
 def result_neutral(options: Mapping[str, Any]) -> frozenset[str]:
     """Options that do not change the results of a run with these options: --eval-protocol may say when the run ends."""
-    return RESULT_NEUTRAL - ({"eval_protocol"} if options.get("target_accuracy") is not None else set())
+    ends = any(options.get(name) is not None for name in ("target_accuracy", "patience"))
+    return RESULT_NEUTRAL - ({"eval_protocol"} if ends else set())
 
 
 def relevant_options(spec: Spec) -> dict[str, Any]:
@@ -31,9 +32,8 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     """
     values = resolve_defaults(spec.values)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
-    unused = (
-        unread_options(spec).keys() - {"attack"} | unread_by_wrappers(values).keys() | result_neutral(values) | {"seed"}
-    )
+    unused = unread_options(spec).keys() - {"attack"} | unread_by_wrappers(values).keys()
+    unused |= result_neutral({name: value for name, value in values.items() if name not in unused}) | {"seed"}
     # `vocabulary` follows from the data, and `procedure` from the options that it sets.
     unused |= {"vocabulary"} - spec.given | {"procedure"}
     if (spec.partition == "natural" and spec.dataset == CUSTOM) or is_partition_file(spec.partition):
@@ -47,12 +47,15 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
 
 
 def resolve_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Values without stand-ins: `finetune_epochs` None is the epochs of training; without attackers no attack."""
+    """Values without stand-ins: `finetune_epochs` None is the epochs of training; without attackers no attack; a
+    uniform draw of clients is no selection."""
     resolved = dict(values)
     if "finetune_epochs" in values and values["finetune_epochs"] is None:
         resolved["finetune_epochs"] = values["epochs"]
     if "attack" in values and not values["attackers"]:
         resolved["attack"] = None
+    if values.get("select_clients") == "uniform":
+        resolved["select_clients"] = None
     return resolved
 
 
@@ -61,6 +64,8 @@ def fixed_rounds(options: Options) -> str:
     one."""
     if options.full_last_round and options.participation < 1:
         return "--full-last-round"
+    if options.phases is not None:
+        return "--phases"
     cosine = [text for text in options.schedule or () if parse_schedule(text).kind == "cosine"]
     return f"--schedule {cosine[0]}" if cosine else ""
 
@@ -75,7 +80,11 @@ def unread_options(spec: Spec) -> dict[str, str]:
         whys["momentum"] = f"with --optimizer {spec.optimizer}, which has its own"
     if spec.participation == 1:
         # Nobody is drawn where all take part.
-        whys |= dict.fromkeys(("straggler_fraction", "straggler_rate", "full_last_round"), "with --participation 1")
+        whys |= dict.fromkeys(
+            ("straggler_fraction", "straggler_rate", "full_last_round", "select_clients"), "with --participation 1"
+        )
+    if spec.val_fraction is None and not is_partition_file(spec.partition):
+        whys["patience"] = "without --val-fraction"
     if not (spec.dataset in SPECS and SPECS[spec.dataset].fedpac):
         how = "--normalize normalizes" if spec.dataset == CUSTOM else "both papers' settings normalize alike"
         whys["pixel_normalization"] = f"on {spec.dataset}, which {how}"

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
 
 from experiments.spec.choices import MethodName, PresetName, ProcedureName, networks
-from experiments.spec.groups import Data, Engine, Evaluation, Federation, Output, Privacy, Robustness, Training
+from experiments.spec.groups import Data, Evaluation, Federation, Privacy, Robustness, Training
+from experiments.spec.machine_groups import Engine, Output
 from experiments.spec.option_notes import Also, Needs, Option, Trait, assignments, flag, label, marked, noted
 from pfl_jax.errors import InvalidInput
 from pfl_jax.networks.models import MODELS

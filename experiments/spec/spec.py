@@ -26,6 +26,7 @@ from experiments.spec.options import COMMON, KINDS, SYNONYMS, Options
 from experiments.spec.own_code import EXECUTED, OTHER_FILES, files, read, weights_file
 from pfl_jax.data import partition_files
 from pfl_jax.data.natural import NATURAL
+from pfl_jax.engine import selection
 from pfl_jax.engine.cohort import Settings
 from pfl_jax.errors import InvalidInput
 from pfl_jax.methods import METHODS
@@ -260,6 +261,8 @@ def stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
 def settings_of(options: Options) -> Settings:
     """The library's settings of a run; InvalidInput where they do not fit together."""
     named = {name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__}
+    # A run that is resumed has to know all its evaluations, so its log decides when it ends, see `best_round.final`.
+    named |= {"patience": None, "select": options.select_clients and selection.named(options.select_clients)}
     return Settings(before_aggregation=options.eval_protocol == "before_aggregation", **named)
 
 

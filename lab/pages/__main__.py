@@ -4,10 +4,12 @@
     python -m lab.pages --check   # exit code 2 where it is not what the results give
 
 docs/results.md as a whole, with its template beside this file; the parts between <!-- made: NAME --> and
-<!-- end of made --> of README, docs/performance.md, docs/natural.md and docs/distributed.md; and their pictures in
-docs/figures/.
+<!-- end of made --> of README and of the pages performance, natural, fairness and distributed of docs/; and their
+pictures in docs/figures/.
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from experiments.host.console import print_line
 from experiments.host.exit_codes import exit_code, exit_process
 from experiments.show.pictures import save
 from lab import committed
-from lab.pages import natural, performance, results, sizes
+from lab.pages import fairness, natural, performance, results, sizes
 from lab.pages.parts import Made
 from pfl_jax.atomic_write import make_folder, write_text
 from pfl_jax.errors import InvalidInput
@@ -56,7 +58,8 @@ def made(root: Path) -> Made:
       InvalidInput: a result is damaged, or a page lacks its marks.
     """
     found = results.made(root)
-    return found._replace(texts=found.texts | performance.texts(root) | natural.texts(root) | sizes.texts(root))
+    parts = (performance, natural, fairness, sizes)
+    return found._replace(texts=functools.reduce(operator.or_, (one.texts(root) for one in parts), found.texts))
 
 
 def write(root: Path, console: Console) -> None:

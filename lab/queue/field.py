@@ -129,7 +129,7 @@ GRAPH_METHODS = (
     *("local", "fedavg", "fedrep", "dsgd", "dsgd_torus", "dsgd_exponential", "dsgd_random", "dsgd_full"),
     *("dfedavgm_8bit", "osgp", "dispfl", "dfedpgp"),
 )
-"""Methods without a server, on a ring (`dsgd`, `dispfl`, `dfedavgm`) or directed exponential graph unless said."""
+"""Methods without a server, on the graph of their name or their default one, and three methods to compare them with."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "ffa_lora": {"method": "fedavg", "adapter": "ffa_lora:8"},

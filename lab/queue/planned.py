@@ -73,7 +73,7 @@ BLOCKS = {
     "field-images": "the same on a small vision transformer, rotated images",
     "field-heart": "all methods on the hospitals of `heart` with tuned learning rates, three seeds",
     "field-watch": "the same on the people of `watch`, a perceptron",
-    "field-graphs-digits": "methods without a server on several graphs, beside FedAvg and local, digits, three seeds",
+    "field-graphs-digits": "methods without a server on several graphs, and three others, on the digits, three seeds",
     "field-graphs-watch": "the same on the people of `watch`",
     "field-networks": "methods for clients with different networks on Fashion-MNIST, tuned learning rates, three seeds",
 }

@@ -14,7 +14,7 @@ from pfl_jax.networks.models import MODELS
 from pfl_jax.primitives import byte_count
 
 ROOT = command.ROOT
-OF_RESULTS = {"README.md", "docs/results.md", "docs/natural.md", "docs/figures/results.svg"}
+OF_RESULTS = {"README.md", "docs/results.md", "docs/natural.md", "docs/fairness.md", "docs/figures/results.svg"}
 WRITTEN = OF_RESULTS | {f"docs/{name}.md" for name in ("performance", "distributed")}
 
 

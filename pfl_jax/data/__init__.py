@@ -1,6 +1,6 @@
 """Data: loading (`load`), partition over clients (`partition`) and layout on the device (`federate`)."""
 
-from pfl_jax.data import augment, interchange, partition, partition_files, shift
+from pfl_jax.data import augment, interchange, partition, partition_files, phases, shift
 from pfl_jax.data.arrays import from_arrays
 from pfl_jax.data.clients import from_clients
 from pfl_jax.data.federated import (
@@ -14,6 +14,7 @@ from pfl_jax.data.federated import (
 )
 from pfl_jax.data.own_files import from_file
 from pfl_jax.data.partition import PARTITIONS, Partition
+from pfl_jax.data.phases import Phases, federate_phases
 from pfl_jax.data.preparation import Preparation
 from pfl_jax.data.sources import Dataset, load
 from pfl_jax.data.specs import SPECS
@@ -25,11 +26,13 @@ __all__ = [
     "Dataset",
     "FederatedData",
     "Partition",
+    "Phases",
     "Preparation",
     "augment",
     "class_table",
     "client_data",
     "federate",
+    "federate_phases",
     "federate_runs",
     "fortunes",
     "from_arrays",
@@ -40,6 +43,7 @@ __all__ = [
     "load",
     "partition",
     "partition_files",
+    "phases",
     "select_run",
     "shift",
 ]

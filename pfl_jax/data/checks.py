@@ -147,10 +147,11 @@ def dataset(given: Dataset) -> Dataset:
     return given._replace(**found)
 
 
-def partition(given: Partition, num_train: int, num_test: int) -> Partition:
+def partition(given: Partition, num_train: int, num_test: int, least: int = 1) -> Partition:
     """The same partition, with int64 indices into the pool of training and test examples.
 
-    No test example is a training example of any client, and every client has a training and a test example.
+    No test example is a training example of any client, and every client has a training and a test example
+    unless `least` is 0.
     """
     splits = [split for split in SPLITS if getattr(given, split) is not None]
     sizes = {len(getattr(given, split)) for split in splits}
@@ -160,7 +161,7 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
     for split in splits:
         size, begin = (num_test, num_train) if split == "test" else (num_train, 0)
         size, begin = (total, 0) if given.pooled else (size, begin)
-        rows = [begin + _indices(row, client, split) for client, row in enumerate(getattr(given, split))]
+        rows = [begin + _indices(row, client, split, least) for client, row in enumerate(getattr(given, split))]
         flat, owners[split] = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         if len(outside := np.flatnonzero((flat < begin) | (flat >= begin + size))):
             which = "training and test examples together" if given.pooled else "its own set, unless pooled=True"
@@ -183,11 +184,11 @@ def partition(given: Partition, num_train: int, num_test: int) -> Partition:
     return Partition(**tables, pooled=True)
 
 
-def _indices(given: Any, client: int, split: str) -> np.ndarray:
+def _indices(given: Any, client: int, split: str, least: int) -> np.ndarray:
     """Indices of one client as int64 [n]."""
     row = np.asarray(given)
     if row.shape == (0,):
-        if split != "validation":
+        if split != "validation" and least:
             raise InvalidInput(f"client {client} has no {SPLITS[split]} examples: use fewer clients")
         return np.zeros(0, np.int64)
     if row.ndim != 1 or row.dtype.kind not in "iu":

@@ -16,6 +16,10 @@ from pfl_jax.errors import InvalidInput
 from pfl_jax.validation import Count, Positive, check_arguments
 
 MAX_TRIES = 1_000
+FIRST_TRIES = 20
+HOPELESS = 14
+"""Mean number of clients that are too small in the first draws above which no others follow. If sizes were independent,
+a draw would have none with probability exp(-14), and one of a thousand draws with probability 1/1000."""
 
 FEDAS_MIN_SIZE = 40
 """Minimum number of a client's examples in FedAS's code: a batch of 10 test examples / (1 - 0.75)."""
@@ -47,8 +51,9 @@ def dirichlet(
     training set are its training examples and the others its test examples.
 
     Clients share no examples, and have at least one for training and one for testing. All examples are used unless
-    sizes are limited. If none of MAX_TRIES draws gives every client its minimum, examples of the
-    last draw are moved from the largest clients to the clients that are too small; a warning says how many.
+    sizes are limited. If none of MAX_TRIES draws gives every client its minimum, or the first FIRST_TRIES draws show
+    that none will, examples of the last draw are moved from the largest clients to the clients that are too small; a
+    warning says how many.
 
     Args:
       dataset, num_clients, seed: see `pfl_jax.data.partition.grouped`.
@@ -102,8 +107,8 @@ def _draw(
 ) -> np.ndarray:
     """Counts int64 [2, N, K] of the first draw of proportions p_k ~ Dir_N(beta) that serves all clients.
 
-    All proportions are drawn again if a client is too small, as in the papers' code. If none of MAX_TRIES draws serves
-    all, the last one is completed, with a warning; InvalidInput if there are too few examples. `totals` int [2, K] are
+    All proportions are drawn again if a client is too small, as in the papers' code. If no draw serves all, the
+    last one is completed, with a warning; InvalidInput if there are too few examples. `totals` int [2, K] are
     the examples of each class, `divide` is `_separate_sets` or `_merged_sets`, and `needs` has the least number of a
     client's training examples, of its test examples, and of both together.
     """
@@ -112,15 +117,17 @@ def _draw(
         kinds = zip(needs, there, ("training examples", "test examples", "examples"), strict=True)
         few = " and ".join(f"{need} of the {all_} {kind}" for need, all_, kind in kinds if need)
         raise InvalidInput(f"{num_clients} clients cannot each have {few}: use fewer clients or a smaller min_size")
-    counts = np.zeros((2, num_clients, totals.shape[1]), np.int64)
-    for _ in range(MAX_TRIES):
+    counts, too_small = np.zeros((2, num_clients, totals.shape[1]), np.int64), list[int]()
+    # With a thousand clients a thousand draws take a minute.
+    while len(too_small) < MAX_TRIES and not (len(too_small) == FIRST_TRIES and np.mean(too_small) > HOPELESS):
         counts = divide(rng.dirichlet(np.full(num_clients, beta), totals.shape[1]), totals)
         train, test = counts.sum(axis=2)
-        if (np.stack([train, test, train + test]).min(axis=1) >= needs).all():
+        too_small.append(int((np.stack([train, test, train + test], axis=1) < needs).any(axis=1).sum()))
+        if not too_small[-1]:
             return counts
     moved = _complete(counts, needs)
     warnings.warn(
-        f"none of {MAX_TRIES} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "
+        f"none of {len(too_small)} Dirichlet draws with beta = {beta:g} serves each of {num_clients} clients: "
         f"{moved} of the {there[2]} were moved from the largest clients to those that were too small",
         stacklevel=2,
     )

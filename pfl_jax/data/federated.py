@@ -51,6 +51,7 @@ class FederatedData(NamedTuple):
       missing: bool [N, ...], the numbers of an input that each client lacks; None if no client lacks any.
       validation_index, validation_count: int32 [N, v_max] and [N], 0 for clients without validation examples; None for
         a federation without validation examples.
+      active: bool [N], clients with training examples, in a phase of `pfl_jax.data.phases`; None if all have some.
       frozen: frozen parameters of the model that is trained, held by every device beside the examples; None without.
       client_names: names [N] of the clients, if they come with the data; () otherwise.
       row: int32 [N], row of each client in the tables; None if row i is client i. A device that has only some clients'
@@ -73,6 +74,7 @@ class FederatedData(NamedTuple):
     validation_index: jax.Array | None = None
     validation_count: jax.Array | None = None
     row: jax.Array | None = None
+    active: jax.Array | None = None
     frozen: Frozen | None = None
     client_names: ClientNames = ClientNames()
 
@@ -135,7 +137,7 @@ def spread(size: int, devices: int) -> np.ndarray:
 
 PER_CLIENT = (
     *("train_index", "train_count", "test_index", "test_count", "label_map", "rotation", "noise", "missing"),
-    *("validation_index", "validation_count"),
+    *("validation_index", "validation_count", "active"),
 )
 """Fields of FederatedData whose leading axis is the clients."""
 
@@ -245,12 +247,12 @@ def hold_out(data: FederatedData, number: int) -> tuple[FederatedData, Federated
 
 
 def _fields(
-    dataset: Dataset, partitions: Sequence[Partition], shift: Shift, num_groups: int, seeds: Sequence[int]
+    dataset: Dataset, partitions: Sequence[Partition], shift: Shift, groups: int, seeds: Sequence[int], least: int = 1
 ) -> dict[str, Any]:
     """Fields of the data, on the host; fields in `PER_CLIENT` have a leading axis of the partitions."""
     dataset = checks.dataset(dataset)
     shifts.check(shift, dataset)
-    partitions = [checks.partition(each, len(dataset.train_y), len(dataset.test_y)) for each in partitions]
+    partitions = [checks.partition(each, len(dataset.train_y), len(dataset.test_y), least) for each in partitions]
     used = _used_examples(partitions)
     from_train, from_test = np.split(used, [np.searchsorted(used, len(dataset.train_y))])
     from_test = from_test - len(dataset.train_y)
@@ -264,7 +266,7 @@ def _fields(
         if getattr(partitions[0], split) is not None:
             rows = [getattr(each, split) for each in partitions]
             fields[f"{split}_index"], fields[f"{split}_count"] = _indices(rows, used)
-    drawn = [shifts.draw(shift, dataset, num_clients, num_groups, seed) for seed in seeds]
+    drawn = [shifts.draw(shift, dataset, num_clients, groups, seed) for seed in seeds]
     fields |= {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}
     return fields
 

@@ -93,6 +93,11 @@ def _reading(data: object) -> Iterator[None]:
     except InvalidInput:
         raise
     except (*BAD_NPZ, TypeError, RecursionError) as error:
+        if "Object arrays" in str(error):
+            raise InvalidInput(
+                f"{data} has an array of Python objects, which is never read: save numbers as x.astype(np.float32), "
+                "words as x.astype(str)"
+            ) from None
         raise InvalidInput(
             f"{data} is damaged, of another format, or holds a pickle, which is never read ({one_line(error, 150)})"
         ) from error

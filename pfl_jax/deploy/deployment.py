@@ -120,7 +120,7 @@ class Deployment:
     example: ClientData
 
     def __post_init__(self) -> None:
-        for name in ("drop_rate", "attackers", "before_aggregation", "timetable"):
+        for name in ("drop_rate", "attackers", "before_aggregation", "timetable", "patience", "select"):
             if getattr(self.settings, name):
                 raise InvalidInput(f"{name} is for simulations only: leave it out")
         method = at_round(self.method, 0)

@@ -12,15 +12,15 @@ from pfl_jax.errors import InvalidInput
 
 
 def check_rows(method: Method, data: FederatedData) -> None:
-    """Raise InvalidInput if an example changes what the method's model computes for another one.
+    """Raise InvalidInput if an example changes the model's result for another example.
 
-    Mini-batches are filled with padding, and clients deploy their models for single examples, so a layer that reads the
-    whole batch, such as the batch normalization of equinox or haiku, would give wrong results without a word. In
-    training only the examples of the mask may influence each other. Models that `pfl_jax.networks` makes are taken as
-    right; a method that does not say its model (`Method.work`) is not checked.
+    Mini-batches are filled with padding, and clients deploy their models for single examples. So a layer that reads the
+    whole batch, such as the batch normalization of equinox or haiku, would silently give wrong results. In training
+    only the examples of the mask may influence each other. Models from `pfl_jax.networks` are trusted; a method whose
+    model is unknown (`Method.work`) is not checked.
 
     Args:
-      method: of the run.
+      method: method of the run.
       data: the federation, or its shapes.
     """
     if method.work is None or _is_ours(method.work.model):
@@ -43,7 +43,7 @@ def check_rows(method: Method, data: FederatedData) -> None:
 
 
 def _computed(model: Model, batch: jax.Array) -> PyTree:
-    """What a model computes for a batch of two examples, of which training has only the first; leaves [rows, ...]."""
+    """Results of a model for a batch of two examples, only the first of them real in training; leaves [rows, ...]."""
     params = jax.jit(model.init)(jax.random.key(0))
     features = jax.jit(model.features)(params["backbone"], batch)
     logits = jax.jit(model.classify)(params["head"], features)
@@ -61,7 +61,7 @@ def _same_first(one: jax.Array, other: jax.Array) -> bool:
 
 
 def _is_ours(model: Model) -> bool:
-    """Whether the functions of a model are the library's own code, and around no model of other code."""
+    """Whether the functions of a model are the library's own code, and do not wrap a model with other code."""
 
     def is_ours(function):
         # A method of a class has no cells.

@@ -79,13 +79,18 @@ def chain_of(
 
 
 def sample(
-    programs: Sequence[RoundProgram], data: Federation, key: PRNGKey, round_index: jax.Array, size: int
+    programs: Sequence[RoundProgram],
+    data: Federation,
+    key: PRNGKey,
+    round_index: jax.Array,
+    size: int,
+    losses: jax.Array | None,
 ) -> tuple[Cohort, tuple[Places, ...]]:
     """Cohort of `size` clients of a round, and their places for each of the programs.
 
-    data, key and round_index are the run's.
+    data, key and round_index are the run's; losses as in `sample_cohort`.
     """
-    cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings)
+    cohort = sample_cohort(key, round_index, data.train_count, size, programs[0].settings, losses, data.active)
     return cohort, tuple(one.assign_devices(data, cohort.clients)[-1] for one in programs)
 
 

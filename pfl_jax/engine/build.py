@@ -152,11 +152,12 @@ def _engine(
             rows = ((stored(data, one, places), one.init_clients(data, server, key, places)) for places in blocks)
             clients.append(store.create(one.clients(data), data.mesh or mesh, rows))
         # A separate array for each field: every buffer is donated once.
-        unscored, completed = programs[0].unscored(data), jnp.zeros_like(data.train_count[0])
+        unscored, completed = programs[0].untrained(data), jnp.zeros_like(data.train_count[0])
         return State(together(servers), together(clients), unscored, key, completed)
 
     def round_(data, state, size):
-        cohort, drawn_places = sampled(data, state.key, state.round, size)
+        losses = None if state.trained.train is None else state.trained.train["loss"]
+        cohort, drawn_places = sampled(data, state.key, state.round, size, losses)
         before = list(zip(programs, each(state.clients), strict=True))
         rows = [
             store.read(one.clients(data), data.mesh or mesh, clients, stored(data, one, places))
@@ -324,6 +325,7 @@ BY_BLOCK: Mapping[str, Mapping[str, Any]] = {
     "init_clients": {"out_shardings": None},
     "everyone": {},
     "unscored": {},
+    "untrained": {},
     "evaluated": {},
     "chains": {},
     # Takes over the buffers of the scores.

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from pfl_jax.base import Cohort, Method, PyTree, State
 from pfl_jax.data.federated import FederatedData, client_data, select_run
+from pfl_jax.data.phases import Phases
 from pfl_jax.engine.batch_rows import check_rows
 from pfl_jax.engine.build import Engine, build
 from pfl_jax.engine.cohort import RoundSettings, Settings
@@ -50,6 +51,7 @@ def check_run(
     if (mixed := mixture(method)) is not None:
         check_networks(mixed, data, state_on, newcomers)
     check_turns(method, settings)
+    check_patience(data, settings)
     check_rows(at_round(method, 0), _first(data))
     if state is not None:
         check_state(method, data, settings, state)
@@ -64,6 +66,26 @@ def check_turns(method: Method | MethodSchedule, settings: RoundSettings) -> Non
             raise InvalidInput(
                 f"{name} cannot be given: clients of this method take turns, so each needs the one before it"
             )
+
+
+def check_patience(data: Federation, settings: Settings) -> None:
+    """Raise InvalidInput for early stopping without validation examples: test examples decide nothing."""
+    if settings.patience is not None and data.validation_count is None:
+        raise InvalidInput(
+            "patience needs validation examples: data.partition.with_validation(parts, 0.1) sets some apart"
+        )
+
+
+def check_phases(phases: Phases | None, settings: Settings, newcomers: Federation | None) -> None:
+    """Raise InvalidInput for what cannot be measured where the data change."""
+    if phases is None:
+        return
+    if settings.patience is not None:
+        raise InvalidInput("patience compares rounds by the same examples, and those of phases change")
+    if newcomers is not None:
+        raise InvalidInput("newcomers cannot be given with phases: hold clients out as a phase in which they join")
+    if settings.rounds <= phases.starts[-1]:
+        raise InvalidInput(f"rounds is {settings.rounds}, and the last phase begins after {phases.starts[-1]} rounds")
 
 
 def check_networks(mixed: Mixed, data: Federation, state_on: str, newcomers: Federation | None = None) -> None:
@@ -166,6 +188,7 @@ def check_sweep(
             check_values({name: one}, get_type_hints(LocalTraining, include_extras=True))
     method = make_method(**{name: value[0] for name, value in values.items()})
     check_turns(method, settings)
+    check_patience(data, settings)
     check_rows(at_round(method, 0), _first(data))
     if states is None:
         return

@@ -1,19 +1,20 @@
 """Participation in a round: settings, and random cohorts, stragglers, drop-outs and attackers."""
 
 from dataclasses import dataclass, fields
-from typing import Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 import jax
 import jax.numpy as jnp
 
 from pfl_jax.base import Cohort, PRNGKey
 from pfl_jax.engine.asynchronous import Timetable
+from pfl_jax.engine.selection import Selection, Weights
 from pfl_jax.errors import InvalidInput
-from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, STRAGGLERS
-from pfl_jax.validation import AboveZero, BelowOne, Count, Fraction, Positive, check_values
+from pfl_jax.streams import ATTACKERS, COHORT, DROPOUTS, EVALUATED_CLIENTS, SELECTION, STRAGGLERS
+from pfl_jax.validation import AboveZero, BelowOne, Count, Fraction, Positive, check_shapes, check_values
 from pfl_jax.wrappers.attacks import Attack
 
-DRAWS = ("participation", "full_last_round", "straggler_fraction", "drop_rate")
+DRAWS = ("participation", "full_last_round", "straggler_fraction", "drop_rate", "select")
 """Settings of the draw of cohorts."""
 
 
@@ -41,6 +42,9 @@ class RoundSettings:
         too often.
       timetable: the clients that take part in each round, and the age of the state from which each one trains, as
         simulated by `pfl_jax.engine.asynchronous.timetable`; None draws cohorts.
+      select: weights of the clients in the draw of a cohort, from `pfl_jax.engine.selection` or a function of your own,
+        see `Weights` there; None draws all alike. Draws with equal weights are equal. The weight of a straggler is a
+        factor.
     """
 
     participation: AboveZero = 1.0
@@ -53,6 +57,7 @@ class RoundSettings:
     attack_scale: Positive = 1.0
     eval_clients: Count | None = None
     timetable: Timetable | None = None
+    select: Annotated[Selection | Weights | None, "a selection, a function of clients' weights, or None"] = None
 
     def __post_init__(self) -> None:
         check_values(vars(self), get_type_hints(type(self), include_extras=True))
@@ -61,6 +66,16 @@ class RoundSettings:
         for name in DRAWS if self.timetable is not None else ():
             if (value := getattr(self, name, None)) != getattr(type(self), name, None):
                 raise InvalidInput(f"{name} {value} cannot be given with a timetable, which says who takes part")
+
+    @property
+    def selection(self) -> Selection | None:
+        """The selection, which a function of one's own becomes."""
+        return self.select if self.select is None or isinstance(self.select, Selection) else Selection(self.select)
+
+    @property
+    def reads_losses(self) -> bool:
+        """Whether the draw of a cohort depends on training losses."""
+        return self.selection is not None and self.selection.losses
 
     @property
     def versions(self) -> int:
@@ -90,6 +105,9 @@ class Settings(RoundSettings):
       eval_every: rounds between two evaluations of `received`; the last round is always evaluated.
       before_aggregation: also evaluate by the protocol `pfl_jax.primitives.metrics.before_aggregation`. With partial
         participation this costs a second evaluation in every evaluated round whose previous round was not evaluated.
+      patience: end the run at the first evaluation this many rounds or more after the best one, by the mean over
+        clients of the primary score of `received` on validation examples, which the federation must have; None trains
+        all rounds. A run that continues from a state begins to count there.
 
     Example:
       >>> from pfl_jax import Settings
@@ -102,6 +120,7 @@ class Settings(RoundSettings):
     full_last_round: bool = False
     eval_every: Count = 1
     before_aggregation: bool = False
+    patience: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,7 +172,13 @@ def _fixed_share(key: PRNGKey, stream: int, num_clients: int, share: float) -> j
 
 
 def sample_cohort(
-    key: PRNGKey, round_index: jax.Array, counts: jax.Array, size: int, settings: RoundSettings
+    key: PRNGKey,
+    round_index: jax.Array,
+    counts: jax.Array,
+    size: int,
+    settings: RoundSettings,
+    losses: jax.Array | None = None,
+    active: jax.Array | None = None,
 ) -> Cohort:
     """Draw a round's cohort without replacement, in the order of client numbers; drop-outs are absent.
 
@@ -162,7 +187,9 @@ def sample_cohort(
       round_index: from 0.
       counts: [N], training examples of each client.
       size: M.
-      settings: fraction and rate of stragglers, and the drop rate.
+      settings: fraction and rate of stragglers, the drop rate, and the selection.
+      losses: [N], training losses for the selection, NaN before the first; None for none.
+      active: bool [N]; others are drawn only where these do not suffice, and are absent. None for all.
     """
     (num_clients,) = counts.shape
     if not 1 <= size <= num_clients:
@@ -174,7 +201,7 @@ def sample_cohort(
         # Everybody takes part: avoid random numbers, which take a small program longest to compile.
         clients, sizes = jnp.arange(num_clients, dtype=jnp.int32), counts
     else:
-        clients = _drawn(key, round_index, num_clients, size, settings)
+        clients = _drawn(key, round_index, counts, size, settings, losses, active)
         sizes = counts[clients]
     present = jnp.ones(size, bool)
     if settings.arrivals(size) < size:
@@ -182,6 +209,7 @@ def sample_cohort(
         drop_key = jax.random.fold_in(jax.random.fold_in(key, DROPOUTS), round_index)
         ranks = jax.random.permutation(drop_key, size)[: settings.arrivals(size)]
         present = jnp.zeros(size, bool).at[largest_first(sizes)[ranks]].set(True)
+    present = present if active is None else present & active[clients]
     return Cohort(clients, jnp.where(present, sizes, 0), present, num_clients)
 
 
@@ -201,8 +229,17 @@ def staleness(round_index: jax.Array, settings: RoundSettings) -> jax.Array | No
     return jnp.asarray(settings.timetable.staleness, jnp.int32)[round_index]
 
 
-def _drawn(key: PRNGKey, round_index: jax.Array, num_clients: int, size: int, settings: RoundSettings) -> jax.Array:
+def _drawn(
+    key: PRNGKey,
+    round_index: jax.Array,
+    counts: jax.Array,
+    size: int,
+    settings: RoundSettings,
+    losses: jax.Array | None,
+    active: jax.Array | None,
+) -> jax.Array:
     """Clients of a cohort, see `sample_cohort`: int32 [M], ascending."""
+    num_clients, selection = len(counts), settings.selection
     cohort_key = jax.random.fold_in(jax.random.fold_in(key, COHORT), round_index)
     # The M largest values of log weight + Gumbel noise are a weighted draw without replacement (Gumbel-top-k); always
     # in one precision, so that the cohorts do not depend on jax_enable_x64.
@@ -211,6 +248,14 @@ def _drawn(key: PRNGKey, round_index: jax.Array, num_clients: int, size: int, se
     if settings.straggler_fraction:
         is_straggler = stragglers(key, num_clients, settings.straggler_fraction)
         scores += jnp.where(is_straggler, jnp.log(settings.straggler_rate), 0.0)
+    if selection is not None:
+        known = jnp.full(num_clients, jnp.inf) if losses is None else jnp.where(jnp.isnan(losses), jnp.inf, losses)
+        own_key = jax.random.fold_in(jax.random.fold_in(key, SELECTION), round_index)
+        weights = jnp.asarray(selection.weights(own_key, round_index, counts, known, size), jnp.float32)
+        check_shapes(weights=(weights, "N"), counts=(counts, "N"))
+        scores += jnp.where(weights > 0, jnp.log(weights), -jnp.inf)
+    if active is not None:
+        scores = jnp.where(active, scores, -jnp.inf)
     _, clients = jax.lax.top_k(scores, size)
     return jnp.sort(clients).astype(jnp.int32)
 

@@ -66,8 +66,8 @@ def traffic(method: Method | MethodSchedule, data: Federation) -> Traffic:
 def bytes_of_round(one: Traffic, arrived: np.ndarray, info: Info) -> tuple[int, int]:
     """Bytes that all clients of a round sent and received.
 
-    A message goes once to the server; without one, over each link of its client, which `Info` counts as `links`, and is
-    counted there as sent.
+    A message goes once to the server. Without a server it goes over each link of its client, which `Info` counts as
+    `links`; it is counted as sent, once per link.
 
     Args:
       one: bytes of one client.

@@ -1,5 +1,7 @@
 """Mapping of a function over clients: in chunks on one device, or on the devices of a mesh."""
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
@@ -8,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from pfl_jax.backends import cpu_cores
 from pfl_jax.base import PyTree
 from pfl_jax.errors import InvalidInput
 from pfl_jax.primitives.tree import choose, gather
 from pfl_jax.validation import Check
+
+logger = logging.getLogger(__name__)
 
 AXIS = "clients"
 """Axis of a mesh over which clients are spread."""
@@ -28,6 +33,18 @@ def client_mesh(devices: list[Any] | None = None) -> Mesh:
     """
     devices = jax.local_devices() if devices is None else devices
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+@functools.cache
+def note_idle_cores() -> None:
+    """Log a warning, once in a process, where a run on one CPU device leaves cores idle."""
+    cores = cpu_cores()
+    if cores > 1 and jax.default_backend() == "cpu":
+        logger.warning(
+            "pfl_jax.run uses one CPU device, and there are %d cores: for all of them set JAX_NUM_CPU_DEVICES=%d "
+            "before the program starts, and give mesh=pfl_jax.client_mesh()",
+            *(cores, cores),
+        )
 
 
 def _check_mesh(name: str, mesh: Mesh | None) -> None:

@@ -53,6 +53,11 @@ class PlacedData:
         return self.train_count.shape[0]
 
     @property
+    def active(self) -> None:
+        """None: all clients have examples."""
+        return None
+
+    @property
     def specs(self) -> "PlacedData":
         """Sharding of the fields over the mesh."""
         replicated = jax.tree.map(lambda _: PartitionSpec(), self)

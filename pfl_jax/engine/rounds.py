@@ -22,7 +22,8 @@ from pfl_jax.engine.asynchronous import stale, with_versions
 from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, largest_first, staleness
 from pfl_jax.engine.hand_over import Turns, map_in_turn
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
-from pfl_jax.engine.scoring import checked_predict, deployed, handed_over, score_client
+from pfl_jax.engine.scoring import checked_predict, deployed, handed_over, score_client, without_loss
+from pfl_jax.engine.selection import drawn
 from pfl_jax.engine.store import BLOCK, Federation, Members, Places
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import use
@@ -105,8 +106,11 @@ class RoundProgram:
     def unscored(self, data: Federation) -> Scores:
         """Scores [N] of clients that were never scored."""
         task, validated = at_round(self.method, 0).task, data.validation_count is not None
-        nobody = no_scores(data.num_clients, task, validation=validated)
-        return jax.tree.map(jnp.array, nobody)
+        return jax.tree.map(jnp.array, no_scores(data.num_clients, task, validation=validated))
+
+    def untrained(self, data: Federation) -> Scores:
+        """Scores [N] of clients that were never trained."""
+        return without_loss(self.unscored(data)) if self.settings.reads_losses else self.unscored(data)
 
     def init_clients(self, data: Federation, server: PyTree, key: PRNGKey, places: Places) -> PyTree:
         """States before the first round of the clients in these places, leaves [D, W, ...]."""
@@ -132,9 +136,9 @@ class RoundProgram:
 
         def train_one(own, data, shared, index, present, late, state):
             server, round_key = shared
-            own = own if late is None else stale(own, late)
+            own = drawn(own if late is None else stale(own, late), self.settings.selection, cohort, data, index)
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
-            scores = score_client(method, result.personal, data, index)
+            scores = score_client(method, result.personal, data, index, training=self.settings.reads_losses)
             finite = all_finite((result.client, result.message))
             messages, terms = split(result.message, present & finite)
             return Trained(choose(finite, result.client, state), (messages, scores, finite)), terms

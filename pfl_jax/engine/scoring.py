@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax.random import fold_in
 
 from pfl_jax.base import Method, Personal, PRNGKey, PyTree, Scores
 from pfl_jax.data.federated import FederatedData, client_data
 from pfl_jax.primitives.metrics import score
 from pfl_jax.streams import EVALUATION
+from pfl_jax.tasks import Score, Task
 
 
 def deployed(
@@ -48,10 +50,26 @@ def checked_predict(method: Method, data: FederatedData) -> Callable[..., jax.Ar
     return predict
 
 
-def score_client(method: Method, personal: Personal, data: FederatedData, client: int | jax.Array) -> Scores:
-    """Scores of a client's model on its test examples and, where the federation has them, validation examples."""
+def of_training(task: Task) -> Task:
+    """The task with its loss as the only score."""
+    return task._replace(scores=(Score("loss", task.loss, False),), kept=lambda outputs, y: outputs)
+
+
+def without_loss(scores: Scores) -> Scores:
+    """Scores [N] of clients that were never trained, with a place for the loss of `of_training`."""
+    return dataclasses.replace(scores, train=Scores({"loss": jnp.full(scores.shape, jnp.nan, jnp.float32)}))
+
+
+def score_client(
+    method: Method, personal: Personal, data: FederatedData, client: int | jax.Array, *, training: bool = False
+) -> Scores:
+    """Scores of a client's model on its test examples and, where the federation has them, validation examples; with
+    `training` also the loss on its training examples, see `Scores.train`."""
     predict = checked_predict(method, data)
     scores = score(predict, personal, client_data(data, client, "test"), method.task)
+    if training:
+        found = score(predict, personal, client_data(data, client, "train"), of_training(method.task))
+        scores = dataclasses.replace(scores, train=found)
     if data.validation_count is None:
         return scores
     validation = score(predict, personal, client_data(data, client, "validation"), method.task)

@@ -1,33 +1,35 @@
 """Simulation of a federation, round by round."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import Info, Method, PRNGKey, PyTree, Scores, State
+from pfl_jax.base import Method, PRNGKey, PyTree, State
+from pfl_jax.data.phases import Phases
 from pfl_jax.engine import chunking
 from pfl_jax.engine.body import Outcome
 from pfl_jax.engine.build import Engine, adopted, build, compiled
 from pfl_jax.engine.checks import (
     check_engine,
     check_not_traced,
+    check_phases,
     check_run,
     explain_misfit,
     typed_key,
     usual_settings,
 )
 from pfl_jax.engine.cohort import Settings, sample_cohort, stragglers
-from pfl_jax.engine.mapping import ClientMesh, client_mesh, replicate
+from pfl_jax.engine.loop import OnNaN, RoundResult, play
+from pfl_jax.engine.mapping import ClientMesh, client_mesh, note_idle_cores, replicate
 from pfl_jax.engine.remembered import MakeMethod
 from pfl_jax.engine.store import Federation, OnDisk, OnHost
-from pfl_jax.errors import Diverged, InvalidInput
-from pfl_jax.primitives.metrics import before_aggregation
+from pfl_jax.errors import InvalidInput
 from pfl_jax.schedules import MethodSchedule, at_round
 from pfl_jax.validation import check_arguments
 
@@ -49,71 +51,12 @@ __all__ = [
 StateOn: TypeAlias = Literal["device", "host", "disk"]
 """Storage of the clients' states between rounds."""
 
-OnNaN: TypeAlias = Literal["stop", "skip-client"]
-"""Treatment of a client that diverges: end the run with `Diverged`, or leave the client out of the round."""
-
-
-class RoundResult(NamedTuple):
-    """Result of one round; for R runs at once (`pfl_jax.sweep`), arrays have a leading axis R.
-
-    Attributes:
-      round: number of the round, counted from 1.
-      state: state after the round; with donate=True it can be used only until the next round. With state_on="host" the
-        clients' leaves are NumPy arrays; of several processes, each has only the rows of its own clients. With "disk"
-        they are NumPy arrays of mapped files, into which the next round writes. In a sweep, rows after the first
-        R pad the devices' shares of the runs, here and in `info`.
-      info: the method's `Info`, on the device. Its rows follow `cohort`: row j of `info["head_weights"]`
-        belongs to client `cohort[j]`. If all clients take part, row i is client i, as in `received` and `trained`.
-      cohort: [M], the numbers of the clients that took part, ascending, as NumPy integers.
-      arrived: [M], bool: whether the server received the client's message, see `Settings.drop_rate` and `run`'s
-        on_nan. Rows of `info` for other clients are meaningless.
-      finite: [M], bool: False for clients that were left out because they diverged. All are False in a run of a sweep
-        whose server diverged; such a run continues all the same.
-      received: Scores [N] of the model that each client would deploy now, NaN for clients left out by
-        `Settings.eval_clients`; None if not evaluated.
-      trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
-      newcomers: two Scores of clients that never took part, see `Engine.evaluate_new`; None without such clients, or if
-        this round is not evaluated.
-      examples: training examples of the cohort, each counted once: int, or a list of R numbers in a sweep.
-      seconds: wall time of the round and its evaluation, including any compilation.
-      before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
-        `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
-    """
-
-    round: int
-    state: State
-    info: Info
-    cohort: np.ndarray
-    arrived: np.ndarray
-    finite: np.ndarray
-    received: Scores | None
-    trained: Scores
-    newcomers: tuple[Scores, Scores] | None
-    examples: Any
-    seconds: float
-    before_aggregation: Scores | None = None
-
-    def __repr__(self) -> str:
-        """Round and means over clients, instead of all numbers."""
-        means = [
-            f"{protocol} {name} {np.nanmean(values):.4g}"
-            for protocol, scores in (("received", self.received), ("trained", self.trained))
-            for name, values in ({} if scores is None else scores.by_name).items()
-            if np.isfinite(values).any()
-        ]
-        return f"RoundResult(round {self.round}, {np.shape(self.cohort)[-1]} clients: {', '.join(means)})"
-
-    @property
-    def diverged(self) -> np.ndarray:
-        """Clients of the cohort of one run that were left out because they diverged."""
-        return self.cohort[~self.finite]
-
 
 @check_arguments
 @usual_settings()
 def run(
     method: Annotated[Method | MethodSchedule | MakeMethod, 'a method, such as make_method("fedper", model)'],
-    data: Annotated[Federation, "a federation, as data.federate makes it"],
+    data: Annotated[Federation | Phases, "a federation, as data.federate makes it"],
     settings: Settings,
     key: Annotated[PRNGKey, "a key, such as jax.random.key(0)"],
     hyper_parameters: Mapping[str, Any] | None = None,
@@ -141,7 +84,7 @@ def run(
         round to round: lambda round: fedavg(model, LocalTraining(lr=optax.cosine_decay_schedule(0.1, 100)(round))).
         Evaluations use the method of the last completed round.
       data: the federation's examples. With `PlacedData` each device holds only the examples of its own clients, in one
-        process or several.
+        process or several. With `Phases` the data change in the course of the run.
       settings: rounds, participation, chunk, evaluation interval.
       key: the run's key. The same key gives the same result.
       hyper_parameters: hyper-parameters by name; `method` is then a function of them that gives a method, as in
@@ -149,7 +92,8 @@ def run(
         nothing; all other values, such as whole numbers and texts, are constants of the programs.
       state: state to continue from, instead of a new one initialized from the key; a state carries its own key.
       mesh: devices to spread the clients over, see `client_mesh`. None uses the default device, or the mesh of
-        `PlacedData`.
+        `PlacedData`. A CPU is one device, whatever cores it has, unless the variable JAX_NUM_CPU_DEVICES says
+        how many; a log record says so once where cores are idle.
       state_on: storage of the clients' states between rounds. "host", the host's memory, and "disk", a file, move the
         cohort's states to the device for each round, and all clients' states in blocks for each evaluation. The results
         are the same. "disk" is for one process.
@@ -176,118 +120,53 @@ def run(
     """
     check_not_traced(key, data, state, hyper_parameters)
     key, values = typed_key(key), dict(hyper_parameters or {})
+    phases, federation = (data, data.first) if isinstance(data, Phases) else (None, data)
     make: Any = method
     made: Method | MethodSchedule = make if hyper_parameters is None else make(**values)
-    check_run(made, data, settings, mesh, state, state_on, state_folder, newcomers)
-    if data.mesh is not None and mesh not in (None, data.mesh):
+    check_run(made, federation, settings, mesh, state, state_on, state_folder, newcomers)
+    check_phases(phases, settings, newcomers)
+    if federation.mesh is not None and mesh not in (None, federation.mesh):
         raise InvalidInput("mesh: the data is already on the mesh of placement.place; leave mesh out")
-    mesh = data.mesh or mesh
+    mesh = federation.mesh or mesh
+    if mesh is None and federation.num_clients > 1:
+        note_idle_cores()
     frozen = at_round(made, 0).frozen
-    data = data.with_frozen(frozen)
+    federation = federation.with_frozen(frozen)
     newcomers = newcomers if newcomers is None else newcomers.with_frozen(frozen)
     # Once, not at each evaluation; clients that belong to devices are there already.
-    data = data if data.mesh else replicate(data, mesh)
+    federation = federation if federation.mesh else replicate(federation, mesh)
     newcomers = newcomers if newcomers is None or newcomers.mesh else replicate(newcomers, mesh)
+    if phases is not None:
+        parts = (replicate(part.with_frozen(frozen), mesh) for part in phases.parts)
+        phases = replace(phases, parts=tuple(parts), first=federation)
     devices = 1 if mesh is None else mesh.size
-    settings = chunking.resolved(settings, made, np.asarray(data.train_count), devices=devices)
+    settings = chunking.resolved(settings, made, np.asarray(federation.train_count), devices=devices)
     if engine is not None:
         check_engine(engine, made, settings, mesh, state_on, donate=donate)
     else:
         store = None
         if state_on != "device":
             store = OnHost(donate=donate) if state_on == "host" else OnDisk(state_folder)
-        engine = compiled(make, made, hyper_parameters, settings, mesh, data, donate=donate, store=store)
+        engine = compiled(make, made, hyper_parameters, settings, mesh, federation, donate=donate, store=store)
 
     def begin():
         if state is None:
-            first = engine.init(data, replicate(key, mesh))
+            first = engine.init(federation, replicate(key, mesh))
             check_not_traced(first)
         else:
             # The caller's state is never donated.
             rest = replicate(jax.tree.map(jnp.copy, state._replace(clients=())), mesh)
-            first = rest._replace(clients=adopted(engine, data, state.clients))
+            first = rest._replace(clients=adopted(engine, federation, state.clients))
         return committed(first) if mesh is None else first
 
-    explains = partial(explain_misfit, make if values else lambda: made, values, data)
-    results = play(engine, data, settings, begin, newcomers, explains, on_nan)
+    explains = partial(explain_misfit, make if values else lambda: made, values, federation)
+    results = play(engine, federation, settings, begin, newcomers, explains, on_nan, phases)
     if not progress:
         return results
     # Imported only here: most runs show no bar.
     from rich.progress import track
 
     return iter(track(results, "rounds", total=settings.rounds - (0 if state is None else int(state.round))))
-
-
-def play(
-    engine: Engine,
-    data: Federation,
-    settings: Settings,
-    begin: Callable[[], State],
-    newcomers: Federation | None,
-    explains: Callable[[], Any],
-    on_nan: OnNaN | None,
-) -> Iterator[RoundResult]:
-    """Loop over rounds and their evaluations, of one run or of several whose arrays have a leading axis.
-
-    Args:
-      engine: compiled engine.
-      data, settings, newcomers: see `run`.
-      begin: function that makes the first state.
-      explains: context in which a model that does not fit the data becomes an InvalidInput.
-      on_nan: see `run`; None continues even if clients or the server diverge.
-    """
-    with usual_settings():
-        with explains():
-            state = begin()
-        num_clients, completed = state.trained.shape[-1], int(np.ravel(state.round)[0])
-    start, received = time.perf_counter(), None
-    for index in range(completed, settings.rounds):
-        # Between rounds the caller's own settings apply.
-        with usual_settings():
-            number, size = index + 1, settings.cohort_size(num_clients, index)
-            evaluated = settings.is_evaluated(number)
-            all_train = size == num_clients and on_nan == "stop"
-            # Clients outside this cohort need scores of the model they received: the previous evaluation may have them.
-            if evaluated and settings.before_aggregation and not all_train and received is None:
-                received = _on_host(engine.evaluate(data, state))
-            with explains():
-                state, outcome = engine.round(data, state, size)
-            # A number in the method may have been traced.
-            check_not_traced(outcome.finite)
-            if on_nan is not None:
-                _check_finite(number, outcome, on_nan)
-            # Copied, because the next round may write into these arrays.
-            trained = jax.tree.map(np.array, state.trained)
-            before = new = None
-            if evaluated and settings.before_aggregation:
-                before = _in_the_middle(received, trained, outcome)
-            received = _on_host(engine.evaluate(data, state)) if evaluated else None
-            if evaluated and newcomers is not None:
-                new = _on_host(engine.evaluate_new(newcomers, state))
-            cohort, finite = outcome.cohort, np.asarray(outcome.finite)
-            result = RoundResult(
-                round=number,
-                state=state,
-                info=outcome.info,
-                cohort=np.asarray(cohort.clients),
-                arrived=np.asarray(cohort.present),
-                finite=finite & np.asarray(outcome.server_finite)[..., None],
-                received=received,
-                trained=trained,
-                newcomers=new,
-                examples=np.asarray(outcome.examples).tolist(),
-                seconds=time.perf_counter() - start,
-                before_aggregation=before,
-            )
-        yield result
-        start = time.perf_counter()
-
-
-def _in_the_middle(received: Scores | None, trained: Scores, outcome: Outcome) -> Scores:
-    """Scores of a round by the protocol `before_aggregation`; `received` is from before it, None if all trained."""
-    members = np.zeros(trained.shape, bool)
-    np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
-    return before_aggregation(trained if received is None else received, trained, members)
 
 
 def committed(tree: PyTree) -> PyTree:
@@ -297,16 +176,3 @@ def committed(tree: PyTree) -> PyTree:
     first state were not, JAX would compile the second round anew.
     """
     return jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding) if isinstance(leaf, jax.Array) else leaf, tree)
-
-
-def _on_host(tree: PyTree) -> PyTree:
-    return jax.tree.map(np.asarray, tree)
-
-
-def _check_finite(number: int, outcome: Outcome, on_nan: OnNaN) -> None:
-    """Raise Diverged if the run cannot continue after this round."""
-    diverged = np.asarray(outcome.cohort.clients)[~np.asarray(outcome.finite)]
-    if diverged.size and (on_nan == "stop" or not np.asarray(outcome.cohort.present).any()):
-        raise Diverged(number, sorted(diverged.tolist()))
-    if not bool(outcome.server_finite):
-        raise Diverged(number, [])

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfl_jax.base import PRNGKey, PyTree, State
 from pfl_jax.data.federated import PER_CLIENT, FederatedData
-from pfl_jax.engine import chunking, simulate
+from pfl_jax.engine import chunking, loop, simulate
 from pfl_jax.engine.build import compiled
 from pfl_jax.engine.checks import check_not_traced, check_sweep, explain_misfit, typed_key, usual_settings
 from pfl_jax.engine.mapping import AXIS, ClientMesh, map_places, replicate
@@ -136,7 +136,7 @@ def run(
         first = engine.init(data, keys) if states is None else states
         return simulate.committed(first) if mesh is None else first
 
-    rounds = simulate.play(engine, data, settings, begin, None, explains, on_nan=None)
+    rounds = loop.play(engine, data, settings, begin, None, explains, on_nan=None)
     return map(partial(_without_padding, number), rounds)
 
 
@@ -144,7 +144,8 @@ def _without_padding(number: int, result: RoundResult) -> RoundResult:
     """Result without the rows that pad the devices' shares of the runs, except in `state` and `info`."""
     names = ("cohort", "arrived", "finite", "received", "trained", "before_aggregation")
     own = {name: jax.tree.map(lambda leaf: leaf[:number], getattr(result, name)) for name in names}
-    return result._replace(**own, examples=result.examples[:number])
+    kept = result.kept and result.kept[:number]
+    return result._replace(**own, examples=result.examples[:number], kept=kept)
 
 
 def _on_devices(

@@ -180,8 +180,8 @@ def _direct_input_gradient(padding: Padding, g: jax.Array, kernel: jax.Array) ->
 def _direct_kernel_gradient(padding: Padding, x: jax.Array, g: jax.Array) -> jax.Array:
     """K as a convolution whose batch is the input channels and whose channels are the batch.
 
-    With few input channels it is one along examples and rows instead: the columns of g are its channels, and the shifts
-    of the image along the columns its batch. Then g, the largest array of a first layer, stays in its own order.
+    With few input channels it is a convolution along examples and rows instead: its channels are the columns of g, its
+    batch the image shifted along the columns. Then g, the largest array of a first layer, keeps its order of axes.
     """
     columns = g.shape[2]
     if x.shape[3] < _CHANNELS <= columns:

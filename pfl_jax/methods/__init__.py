@@ -12,6 +12,7 @@ from typing import Any
 
 from pfl_jax.base import Method, Model
 from pfl_jax.errors import InvalidInput
+from pfl_jax.methods.afl import afl as afl
 from pfl_jax.methods.apfl import apfl as apfl
 from pfl_jax.methods.apple import apple as apple
 from pfl_jax.methods.cd2pfed import cd2pfed as cd2pfed
@@ -43,6 +44,7 @@ from pfl_jax.methods.fedfomo import fedfomo as fedfomo
 from pfl_jax.methods.fedgen import fedgen as fedgen
 from pfl_jax.methods.fedgh import fedgh as fedgh
 from pfl_jax.methods.fedkd import fedkd as fedkd
+from pfl_jax.methods.fedlwf import fedlwf as fedlwf
 from pfl_jax.methods.fedmrl import fedmrl as fedmrl
 from pfl_jax.methods.fedpac import fedpac as fedpac
 from pfl_jax.methods.fedpac_proto import fedpac_proto as fedpac_proto
@@ -53,6 +55,7 @@ from pfl_jax.methods.fedproto import fedproto_l as fedproto_l
 from pfl_jax.methods.fedprox import fedprox as fedprox
 from pfl_jax.methods.fedprox_ft import fedprox_ft as fedprox_ft
 from pfl_jax.methods.fedrep import fedrep as fedrep
+from pfl_jax.methods.fedreplay import fedreplay as fedreplay
 from pfl_jax.methods.fedrod import fedrod as fedrod
 from pfl_jax.methods.fedsa_lora import fedsa_lora as fedsa_lora
 from pfl_jax.methods.fedselect import fedselect as fedselect
@@ -76,17 +79,19 @@ from pfl_jax.methods.pfedfda import pfedfda as pfedfda
 from pfl_jax.methods.pfedgraph import pfedgraph as pfedgraph
 from pfl_jax.methods.pfedhn import pfedhn as pfedhn
 from pfl_jax.methods.pfedme import pfedme as pfedme
+from pfl_jax.methods.qffl import qffl as qffl
 from pfl_jax.methods.scaffold import scaffold as scaffold
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import check_value, unknown
 
 _FACTORIES = (
-    *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, per_fedavg),
-    *(fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme, ditto),
-    *(fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd, fml),
-    *(fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
+    *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, qffl, afl),
+    *(per_fedavg, fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme),
+    *(ditto, fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd),
+    *(fml, fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
     *(fedpac_proto, pfedfda, fedas, fedas_cd2, dsgd, dfedavgm, osgp, dispfl, dfedpgp, feddpa, fedex_lora, hetlora),
     *(fedsa_lora, flora, flexlora),
+    *(fedlwf, fedreplay),
 )
 
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in _FACTORIES}

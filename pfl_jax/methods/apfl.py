@@ -49,6 +49,7 @@ def apfl(
 
     Returns:
       A `Method` with the global model as server state and an `APFLClient` as client state.
+      Trees: server model; client APFLClient(own: model, alpha: number).
 
     Info:
       alpha: [M], share of each client's own model in its mixture after the round.

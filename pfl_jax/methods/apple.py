@@ -144,6 +144,9 @@ def apple(
     Returns:
       A `Method`. The server keeps the initial model and counts rounds, a client keeps an `AppleClient`, so peers + 1
       models of every client stay in memory. Under `received` a client deploys v_i with the latest core models.
+      Trees: server AppleServer(initial: model, rounds: count); client AppleClient(core: model, relations: numbers [12],
+      peers: Peers(models: 11 x model, identities: counts [11, 2], sizes: numbers [11]), size: number, identity: counts
+      [2]).
 
     Info:
       relations: [M, 1 + peers], p_i after local training: to the client's own core model, then to its peers' models.

@@ -110,6 +110,7 @@ def cd2pfed(
     Returns:
       A `Method`. The server keeps a `CD2Server`, a client a `CD2Client`. A client that was never trained starts
       from and deploys the server's model.
+      Trees: server CD2Server(params: model, round: count); client CD2Client(params: model, trained: flag).
 
     Info:
       share: [], share of personal channels in the round.

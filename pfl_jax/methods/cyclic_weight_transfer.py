@@ -23,6 +23,7 @@ def cyclic_weight_transfer(model: Model, training: LocalTraining = LocalTraining
     Returns:
       A `Method` with w as server state and no client state. Clients take turns in the order of their numbers, and
       absent ones are passed over. Under `received` all clients deploy w; under `trained` each deploys its w_i.
+      Trees: server model; client nothing.
 
     Reference:
       Chang, Balachandar, Lam, Yi, Brown, Beers, Rosen, Rubin, Kalpathy-Cramer. Distributed Deep Learning Networks among

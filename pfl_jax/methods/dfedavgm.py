@@ -58,6 +58,7 @@ def dfedavgm(
 
     Returns:
       A `Method`. The server keeps nothing but the initial model, a client a `DFedAvgMClient`.
+      Trees: server model; client DFedAvgMClient(params: model, start: model, identity: counts [2]).
 
     Info:
       links: [M], clients to which each client sends its message.

@@ -49,6 +49,8 @@ def dfedpgp(
 
     Returns:
       A `Method`. The server keeps nothing but the initial model, a client a `DFedPGPClient`.
+      Trees: server model; client DFedPGPClient(pushed: Pushed(params: backbone, weight: number), head, identity: counts
+      [2]).
 
     Info:
       links: [M], clients to which each client sends its message.

@@ -152,6 +152,8 @@ def dispfl(
 
     Returns:
       A `Method`. The server keeps nothing but the start of all clients, a `DisPFLServer`; a client a `DisPFLClient`.
+      Trees: server DisPFLServer(params: model, mask: model); client DisPFLClient(params: model, mask: model, rounds:
+      count, identity: counts [2]).
 
     Info:
       links: [M], clients to which each client sends its message.

@@ -33,6 +33,7 @@ def ditto(
 
     Returns:
       A `Method` with the global model as server state and v_i as client state. Both evaluation protocols score v_i.
+      Trees: server model; client model.
 
     Reference:
       Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.

@@ -53,6 +53,7 @@ def dsgd(model: Model, training: LocalTraining = LocalTraining(), *, topology: T
 
     Returns:
       A `Method`. The server keeps nothing but the initial model, a client a `Peer`.
+      Trees: server model; client Peer(params: model, identity: counts [2]).
 
     Info:
       links: [M], clients to which each client sends its message.

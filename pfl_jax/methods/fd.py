@@ -63,6 +63,8 @@ def fd(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNegat
 
     Returns:
       A `Method` with an `FDServer` as server state and an `FDClient` as client state.
+      Trees: server FDServer(params: model, outputs: numbers [K, K], holders: numbers [K], round: count); client
+      FDClient(params: model, outputs: numbers [K, K], held: numbers [K], round: count).
 
     Info:
       holders: [K], number of clients of the cohort that hold each class.

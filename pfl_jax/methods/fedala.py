@@ -116,6 +116,8 @@ def fedala(
     Returns:
       A `Method` with the global model as server state and a `FedALAClient` as client state. Under `received` a client
       deploys its interpolation w^_i with the new global model.
+      Trees: server model; client FedALAClient(params: model, weights: (numbers [K], numbers [d, K]), trained: flag,
+      converged: flag).
 
     Reference:
       Zhang, Hua, Wang, Song, Xue, Ma, Guan. FedALA: Adaptive Local Aggregation for Personalized Federated Learning.

@@ -74,6 +74,7 @@ def fedamp(
 
     Returns:
       A `Method`. The server keeps the initial model, a client a `FedAMPClient`. Both evaluation protocols score w_i.
+      Trees: server model; client FedAMPClient(params: model, cloud: model).
 
     Info:
       attention: [M, M], xi_ij: weight of client j's model in u_i.

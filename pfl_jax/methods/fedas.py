@@ -130,6 +130,7 @@ def fedas(
     Returns:
       A `Method` with `FedASServer` and `FedASClient`. Under `received` a client deploys the received backbone, aligned
       unless the manner is parallel, with its own head; under `trained`, as in the released code, its trained model.
+      Trees: server FedASServer(backbone, head); client FedASClient(backbone, head, trained: flag).
 
     Info:
       trace: [M], Fisher trace of each client's trained model on its own examples.
@@ -139,23 +140,22 @@ def fedas(
       Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning. CVPR 2024. Algorithm 1.
 
     Deviations:
-      Eq. 4 is the squared distance itself; here, as in the released code, it is divided by the number d of features.
-      Eq. 3 has no learning rate, and the paper names neither batch size nor epochs of the alignment: the defaults are
-      the released code's. Delta theta of Algorithm 1 contains the alignment, as in the released code; Eq. 3 leaves it
-      open. A client without a previous backbone, a case that the paper leaves open, does not align. Eq. 5 as printed
-      squares the gradient of the log-likelihood of all of a client's data, in which the gradients of its examples
-      cancel; here the gradient of every example is squared, as in the Fisher information. Eq. 8 also divides by m
-      although the weights already sum to 1, which would make every step m times smaller; left out, as in the released
-      code. The weights (alpha - min) / (max - min) of Fig. 6a are normalized to sum to 1. The released code corresponds
-      to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True`, `reduction="batch_means"` and
-      `manner="in_turn"` with `LocalTraining(drop_last=True, shuffle=False)`: the clients of a cohort align the server's
-      own copy of the backbone, in the order of their numbers. It scores clients that never trained with the initial
-      model; here `trained` has no score for them. Without synchronization clients are weighted by their numbers of
-      examples, by Eq. 1 equally. Eq. 6 sums over d_w entries, in Section 3.1 the head's; here over all parameters. Both
-      are as in the released code. The paper gives no equations for the other alignments of Fig. 4b: here the parallel
-      manner adds lam times the loss above to the cross entropy, and the global targets are FedPAC's (Eq. 17, 19),
-      except for classes that have not occurred in a cohort yet. Its "6-layer CNN" is taken to be the released code's,
-      `fedavg_cnn`. Section 4.1's "learning rate decay value" is left out.
+      Eq. 4 is the squared distance; here, as in the released code, it is divided by the number d of features. Eq. 3 has
+      no learning rate, and the paper names neither batch size nor epochs of the alignment: the defaults come from the
+      released code. Delta theta of Algorithm 1 contains the alignment, as in the released code, and a client without a
+      previous backbone does not align: the paper leaves both open. Eq. 5 as printed squares the gradient of the
+      log-likelihood of all of a client's data, in which the gradients of its examples cancel; here the gradient of
+      every example is squared, as in the Fisher information. Eq. 8 also divides by m although the weights already sum
+      to 1; left out, as in the released code. The weights (alpha - min) / (max - min) of Fig. 6a are normalized to sum
+      to 1. The released code corresponds to `target="class_mean"`, `align_loss="class_sum"`, `first_alignment=True`,
+      `reduction="batch_means"` and `manner="in_turn"` with `LocalTraining(drop_last=True, shuffle=False)`: the clients
+      of a cohort align the server's own copy of the backbone, in the order of their numbers. It scores clients that
+      never trained with the initial model; here `trained` has no score for them. Without synchronization clients are
+      weighted by their numbers of examples, by Eq. 1 equally. Eq. 6 sums over d_w entries, in Section 3.1 the head's;
+      here over all parameters. Both are as in the released code. The paper gives no equations for the other alignments
+      of Fig. 4b: here the parallel manner adds lam times the loss above to the cross entropy, and the global targets
+      are FedPAC's (Eq. 17, 19), except for classes that have not occurred in a cohort yet. Its "6-layer CNN" is the
+      released code's `fedavg_cnn`. Section 4.1's "learning rate decay value" is left out.
     """
     if alignment and (target != "example" or align_loss == "class_sum"):
         needs_classes(model, "fedas", "target and align_loss are given by classes; choose example and mean")

@@ -44,6 +44,7 @@ def fedas_cd2(
 
     Returns:
       A `Method`; states as in `cd2pfed`. Under `received` a client deploys the aligned model.
+      Trees: server CD2Server(params: model, round: count); client CD2Client(params: model, trained: flag).
 
     Info:
       share: [], share of personal channels in the round.

@@ -18,6 +18,7 @@ def fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method:
 
     Returns:
       A `Method` with the global model as server state and no client state.
+      Trees: server model; client nothing.
 
     Reference:
       McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from

@@ -26,6 +26,7 @@ def fedavg_ft(
 
     Returns:
       A `Method` with the global model as server state and no client state.
+      Trees: server model; client nothing.
 
     Reference:
       The baseline FedAvg-FT of Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and

@@ -32,6 +32,7 @@ def fedbabu(
     Returns:
       A `Method` with the shared backbone and the fixed head as server state, and no client state. The model under
       `received` is fine-tuned; the model under `trained` is the backbone after local training, with the fixed head.
+      Trees: server model; client nothing.
 
     Reference:
       Oh, Kim, Yun. FedBABU: Toward Enhanced Representation for Federated Image Classification. ICLR 2022. The training

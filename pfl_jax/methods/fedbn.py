@@ -89,6 +89,7 @@ def fedbn(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     Returns:
       A `Method`. The server keeps a whole model, whose normalization layers keep their initial values; a client keeps
       the leaves of its normalization layers, at their initial values until it is trained.
+      Trees: server model; client nothing.
 
     Reference:
       Li, Jiang, Zhang, Kamp, Dou. FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.

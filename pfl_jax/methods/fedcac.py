@@ -146,6 +146,7 @@ def fedcac(
 
     Returns:
       A `Method` with a `FedCACServer` as server state and a `FedCACClient` as client state.
+      Trees: server FedCACServer(params: model, rounds: count); client FedCACClient(params: model, critical: model).
 
     Info:
       overlap: [M, M], the overlaps o.

@@ -100,6 +100,7 @@ def fedcp(model: Model, training: LocalTraining = LocalTraining(), *, lam: NotNe
 
     Returns:
       A `Method` with a `FedCPServer` as server state; a client keeps its head.
+      Trees: server FedCPServer(backbone, head, policy: 4 arrays); client head.
 
     Reference:
       Zhang, Hua, Wang, Song, Xue, Ma, Guan. FedCP: Separating Feature Information for Personalized Federated Learning

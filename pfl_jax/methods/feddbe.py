@@ -58,6 +58,7 @@ def feddbe(
 
     Returns:
       A `Method`. The server keeps a `FedDBEServer`, a client its bias b_i [d], which starts at zero.
+      Trees: server FedDBEServer(params: model, consensus: numbers [d]); client numbers [d].
 
     Reference:
       Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan. Eliminating Domain Bias for Federated Learning in Representation

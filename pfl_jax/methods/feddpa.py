@@ -56,6 +56,7 @@ def feddpa(
 
     Returns:
       A `Method` with the global model as server state and the client's own parameters as client state.
+      Trees: server model; client model.
 
     Reference:
       Yang, Long, Shen, Jiang, Blumenstein. Dual-Personalizing Adapter for Federated Foundation Models. NeurIPS 2024,

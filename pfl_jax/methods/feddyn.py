@@ -60,6 +60,7 @@ def feddyn(model: Model, training: LocalTraining = LocalTraining(momentum=0.0), 
 
     Returns:
       A `Method` with a `FedDynServer` as server state and a `FedDynClient` as client state. Clients deploy w.
+      Trees: server FedDynServer(params: model, drift: model); client FedDynClient(drift: model, trained: model).
 
     Reference:
       Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. Federated Learning Based on Dynamic Regularization.

@@ -46,6 +46,7 @@ def fedem(
     Returns:
       A `Method` with the models, leaves [L, ...], as server state; a client keeps the logarithms of pi_i [L], which are
       equal at the start.
+      Trees: server 3 x model; client numbers [3].
 
     Info:
       mixture: [M, L], pi: row i has the weights of the models for client i after the round.

@@ -29,6 +29,7 @@ def fedem_ft(
 
     Returns:
       A `Method`; states as in `fedem`.
+      Trees: server 3 x model; client numbers [3].
 
     Info:
       mixture: [M, L], as in `fedem`.

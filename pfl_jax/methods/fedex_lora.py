@@ -76,6 +76,7 @@ def fedex_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
 
     Returns:
       A `Method` with an `ExactParams` as server state and no client state.
+      Trees: server ExactParams(params: model); client nothing.
 
     Info:
       residual: [], norm of all residuals after the round.

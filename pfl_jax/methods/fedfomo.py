@@ -118,6 +118,9 @@ def fedfomo(
     Returns:
       A `Method` with a `FedFomoServer` as server state and a `FedFomoClient` as client state, so D + 1 models of every
       client stay in memory. Under `received` a client deploys its combination.
+      Trees: server FedFomoServer(initial: model, rounds: count); client FedFomoClient(previous: model, models: 5 x
+      model, received: flags [5], senders: counts [4, 2], affinity: Affinity(peers: counts [100, 2], values: numbers
+      [100]), identity: counts [2]).
 
     Info:
       weights: [M, 1 + D], weights of theta_i, of the own trained model and of the downloaded models in the

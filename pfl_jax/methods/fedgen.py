@@ -122,6 +122,8 @@ def fedgen(
 
     Returns:
       A `Method` with a `FedGenServer` as server state; a client keeps nothing, or with shared="head" its backbone.
+      Trees: server FedGenServer(params: model, generator: 5 arrays, moments: 11 arrays, shares: numbers [K], seed:
+      count); client nothing.
 
     Info:
       shares: [K], shares of the classes in the examples of the cohort.

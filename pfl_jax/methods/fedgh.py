@@ -55,6 +55,7 @@ def fedgh(
 
     Returns:
       A `Method`. The server keeps the initial backbone, from which all clients start, and phi; a client theta_i.
+      Trees: server model; client backbone.
 
     Reference:
       Yi, Wang, Liu, Shi, Yu. FedGH: Heterogeneous Federated Learning with Generalized Global Header. ACM MM 2023.

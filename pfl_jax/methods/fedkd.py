@@ -105,6 +105,8 @@ def fedkd(
 
     Returns:
       A `Method` with a `FedKDServer` as server state and a `FedKDClient` as client state.
+      Trees: server FedKDServer(student: model, round: count); client FedKDClient(teacher: model, mapping: numbers [d,
+      d]).
 
     Info:
       sent: [], numbers that a client sends, as a share of all numbers of its change, mean over the cohort.

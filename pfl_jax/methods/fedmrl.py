@@ -54,6 +54,9 @@ def fedmrl(model: Model, training: LocalTraining = LocalTraining(), *, small_fea
 
     Returns:
       A `Method` with a `FedMRLServer` as server state and a `FedMRLClient` as client state.
+      Trees: server FedMRLServer(shared: 6 arrays, initial: FedMRLClient(params: model, projector: {bias: numbers [d],
+      kernel: numbers [21, d]})); client FedMRLClient(params: model, projector: {bias: numbers [d], kernel: numbers [21,
+      d]}).
 
     Reference:
       Yi, Yu, Ren, Wang, Liu, Li. Federated Model Heterogeneous Matryoshka Representation Learning. NeurIPS 2024, with

@@ -107,6 +107,7 @@ def fedpac(
 
     Returns:
       A `Method`. The server keeps a `FedPACServer`, a client its head.
+      Trees: server FedPACServer(backbone, head, centroids: numbers [K, d], centroid_counts: numbers [K]); client head.
 
     Info:
       head_weights: [M, M], alpha_ij (Fig. 2, 3): row i has the shares of all clients' heads in client i's new head.

@@ -86,6 +86,7 @@ def fedpac_proto(
 
     Returns:
       A `Method`; states as in `fedpac`.
+      Trees: server FedPACServer(backbone, head, centroids: numbers [K, d], centroid_counts: numbers [K]); client head.
 
     Info:
       head_weights: [M, M], alpha_ij: row i has the shares of all clients' heads in client i's new head.

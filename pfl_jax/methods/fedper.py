@@ -20,6 +20,7 @@ def fedper(model: Model, training: LocalTraining = LocalTraining()) -> Method:
     Returns:
       A `Method`. The server keeps the shared backbone and the head that every client starts from; a client
       keeps its head.
+      Trees: server model; client head.
 
     Reference:
       Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019. The client and

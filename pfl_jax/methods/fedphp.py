@@ -54,6 +54,7 @@ def fedphp(
     Returns:
       A `Method` with the global model as server state and a `FedPHPClient` as client state. Both evaluation protocols
       score p_i.
+      Trees: server model; client FedPHPClient(inherited: model, trainings: count).
 
     Reference:
       Li, Zhan, Shao, Li, Song. FedPHP: Federated Personalization with Inherited Private Models. ECML PKDD 2021. Only

@@ -91,6 +91,8 @@ def fedproto_g(
     Returns:
       A `Method`. The server keeps a `ProtoState`, the initial model and the global prototypes; a client keeps its
       model.
+      Trees: server ProtoState(params: model, prototypes: Prototypes(centroids: numbers [K, d], counts: numbers [K]));
+      client model.
 
     Info:
       counts: [K], the cohort's number of examples of each class.
@@ -152,6 +154,8 @@ def fedproto_l(
 
     Returns:
       A `Method`. The server keeps the initial model, a client a `ProtoState`: its model and its prototypes.
+      Trees: server model; client ProtoState(params: model, prototypes: Prototypes(centroids: numbers [K, d], counts:
+      numbers [K])).
 
     Reference:
       FedProto-L of Xu, Tong, Huang. Personalized Federated Learning with Feature Alignment and Classifier

@@ -30,6 +30,7 @@ def fedprox_ft(
 
     Returns:
       A `Method` with the global model as server state and no client state.
+      Trees: server model; client nothing.
 
     Reference:
       The baseline FedProx-P of Yang, Huang, Ye. FedAS: Bridging Inconsistency in Personalized Federated Learning.

@@ -36,6 +36,7 @@ def fedrep(
     Returns:
       A `Method`. The server keeps the shared backbone and the head that every client starts from; a client
       keeps its head.
+      Trees: server model; client head.
 
     Reference:
       Collins, Hassani, Mokhtari, Shakkottai. Exploiting Shared Representations for Personalized Federated Learning.

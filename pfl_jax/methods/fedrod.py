@@ -42,6 +42,7 @@ def fedrod(model: Model, training: LocalTraining = LocalTraining()) -> Method:
 
     Returns:
       A `Method` with the generic model as server state and the personal head as client state.
+      Trees: server model; client head.
 
     Reference:
       Chen, Chao. On Bridging Generic and Personalized Federated Learning for Image Classification. ICLR 2022.

@@ -29,6 +29,7 @@ def fedsa_lora(model: Model, training: LocalTraining = LocalTraining()) -> Metho
     Returns:
       A `Method`. The server keeps a whole model, whose B and head keep their initial values; a client keeps its own B
       and head.
+      Trees: server model; client (numbers [K], numbers [d, K]).
 
     Reference:
       Guo, Zeng, Wang, Fan, Wang, Qu. Selective Aggregation for Low-Rank Adaptation in Federated Learning. ICLR 2025,

@@ -74,6 +74,7 @@ def fedselect(
 
     Returns:
       A `Method`. The server keeps w, a client a `FedSelectClient`.
+      Trees: server model; client FedSelectClient(params: model, personal: model).
 
     Info:
       personal: [M], share of each client's entries that are personal from its next round on.

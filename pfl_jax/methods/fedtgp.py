@@ -142,6 +142,9 @@ def fedtgp(
 
     Returns:
       A `Method` with a `FedTGPServer` as server state; a client keeps its model.
+      Trees: server FedTGPServer(initial: model, generator: Generator(embeddings: numbers [K, d], hidden: {bias: numbers
+      [d], kernel: numbers [d, d]}, output: {bias: numbers [d], kernel: numbers [d, d]}), prototypes: numbers [K, d],
+      ready: flag); client model.
 
     Info:
       margin: [], the margin delta.

@@ -29,6 +29,7 @@ def flexlora(model: Model, training: LocalTraining = LocalTraining(), *, min_ran
 
     Returns:
       A `Method` with the global model as server state and a client's rank r_i, int32, as client state.
+      Trees: server model; client count.
 
     Reference:
       Bai, Chen, Qian, Yao, Li. Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client

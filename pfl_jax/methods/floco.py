@@ -194,6 +194,9 @@ def floco(
     Returns:
       A `Method` with a `FlocoServer` and a `FlocoClient`. A client that has no point when the projection is made gets
       one in the first round in which it takes part.
+      Trees: server FlocoServer(backbone, heads: {bias: numbers [K], kernel: numbers [5, d, K]}, projection:
+      Projection(center: numbers [1105], components: numbers [5, 1105], scale: number), rounds: count, seed: count);
+      client FlocoClient(point: numbers [5], placed: flag).
 
     Info:
       points: [M, m], the clients' points after the round.

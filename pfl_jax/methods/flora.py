@@ -31,6 +31,7 @@ def flora(model: Model, training: LocalTraining = LocalTraining(), *, min_rank: 
     Returns:
       A `Method` with an `ExactParams` as server state, whose adapters add nothing, and a client's rank r_i, int32, as
       client state.
+      Trees: server ExactParams(params: model); client count.
 
     Reference:
       Wang, Shen, He, Sun, Wang, Lyu, Li. FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank

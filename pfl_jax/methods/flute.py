@@ -85,6 +85,7 @@ def flute(
 
     Returns:
       A `Method`. The server keeps the shared backbone and the head that every client starts from; a client its head.
+      Trees: server model; client head.
 
     Info:
       distance: [M], D of each client's head before the server's step.

@@ -86,6 +86,7 @@ def fml(
     Returns:
       A `Method` with the shared model as server state, and the initial v_i if its network differs; v_i is the client
       state. Both evaluation protocols score v_i.
+      Trees: server model; client model.
 
     Reference:
       Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu. Federated Mutual Learning. 2020. Eq. 4 and 5.

@@ -116,6 +116,8 @@ def gpfl(
 
     Returns:
       A `Method` with a `GPFLServer` as server state; a client keeps its head.
+      Trees: server GPFLServer(shared: Shared(backbone, embeddings: numbers [K, d], valve: 8 arrays), head); client
+      head.
 
     Reference:
       Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan. GPFL: Simultaneously Learning Global and Personalized Feature

@@ -49,6 +49,7 @@ def hetlora(
 
     Returns:
       A `Method` with the global model as server state and a client's rank r_i, int32, as client state.
+      Trees: server model; client count.
 
     Info:
       rank: [M], rank of each client after the round.

@@ -43,6 +43,7 @@ def hypcluster(
     Returns:
       A `Method` with the models, leaves [k, ...], as server state and no client state: a client chooses anew in every
       round.
+      Trees: server 3 x model; client nothing.
 
     Info:
       cluster: [M], index of the model that each client trained.

@@ -109,6 +109,7 @@ def knn_per(
     Returns:
       A `Method` with the global model as server state and no client state. The protocol `trained` interpolates the
       client's model right after local training in the same way.
+      Trees: server model; client nothing.
 
     Reference:
       Marfoq, Neglia, Kameni, Vidal. Personalized Federated Learning through Local Memorization. ICML 2022. The section

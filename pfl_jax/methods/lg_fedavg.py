@@ -22,6 +22,7 @@ def lg_fedavg(model: Model, training: LocalTraining = LocalTraining()) -> Method
     Returns:
       A `Method`. The server keeps the shared head and the backbone that every client starts from; a client
       keeps its backbone.
+      Trees: server model; client backbone.
 
     Reference:
       Liang, Liu, Ziyin, Salakhutdinov, Morency. Think Locally, Act Globally: Federated Learning with Local and Global

@@ -18,6 +18,7 @@ def local(model: Model, training: LocalTraining = LocalTraining()) -> Method:
 
     Returns:
       A `Method` with the initial model as server state and the client's own model as its state.
+      Trees: server model; client model.
     """
     loss = supervised_loss(model)
 

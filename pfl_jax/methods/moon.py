@@ -71,6 +71,7 @@ def moon(
 
     Returns:
       A `Method` with the global model as server state and a `MoonClient` as client state.
+      Trees: server model; client MoonClient(params: model, trained: flag).
 
     Reference:
       Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. Algorithm 1. T = 0.5 is the paper's; its best mu

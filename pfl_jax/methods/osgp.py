@@ -72,6 +72,7 @@ def osgp(model: Model, training: LocalTraining = LocalTraining(), *, topology: T
 
     Returns:
       A `Method`. The server keeps nothing but the initial model, a client a `PushClient`.
+      Trees: server model; client PushClient(pushed: Pushed(params: model, weight: number), identity: counts [2]).
 
     Info:
       links: [M], clients to which each client sends its message.

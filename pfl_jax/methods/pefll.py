@@ -83,6 +83,8 @@ def pefll(
 
     Returns:
       A `Method` with a `PeFLLServer` as server state and no client state.
+      Trees: server PeFLLServer(hypernetwork: 8 arrays, embedding: Embedding(backbone, kernel: numbers [30, 32], bias:
+      numbers [32]), optimizer: 12 arrays); client nothing.
 
     Info:
       change: [M], Euclidean norm of each client's w'_i - w_i.

@@ -79,6 +79,7 @@ def per_fedavg(
     Returns:
       A `Method` with the model w as server state and no client state. Under `trained` a client deploys its own w_i
       after the step.
+      Trees: server model; client nothing.
 
     Reference:
       Fallah, Mokhtari, Ozdaglar. Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic

@@ -245,6 +245,8 @@ def pfedfda(
 
     Returns:
       A `Method` with a `PFedFDAServer` as server state and no client state.
+      Trees: server PFedFDAServer(backbone, features: Gaussians(means: numbers [K, d], covariance: numbers [d, d]));
+      client nothing.
 
     Reference:
       McLaughlin, Su. Personalized Federated Learning via Feature Distribution Adaptation. NeurIPS 2024. The equations

@@ -97,6 +97,7 @@ def pfedgraph(
 
     Returns:
       A `Method` with the initial model as server state and a `PFedGraphClient` as client state.
+      Trees: server model; client PFedGraphClient(params: model, reference: model).
 
     Info:
       graph: [M, M], the weights W of the column's model in the row's combination.

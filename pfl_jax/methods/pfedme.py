@@ -43,6 +43,7 @@ def pfedme(
     Returns:
       A `Method` with the global model as server state and the last t as client state. Both evaluation protocols
       score t.
+      Trees: server model; client model.
 
     Reference:
       Dinh, Tran, Nguyen. Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. Algorithm 1.

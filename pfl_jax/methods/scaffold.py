@@ -119,6 +119,8 @@ def scaffold(
 
     Returns:
       A `Method`. The server keeps a `ScaffoldServer`, a client a `ScaffoldClient`.
+      Trees: server ScaffoldServer(params: model, control: model); client ScaffoldClient(control: model, trained:
+      model).
 
     Reference:
       Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.

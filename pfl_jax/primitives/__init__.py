@@ -33,6 +33,7 @@ from pfl_jax.primitives.feature_statistics import merge_centroids as merge_centr
 from pfl_jax.primitives.feature_statistics import second_moment as second_moment
 from pfl_jax.primitives.features import extract_features as extract_features
 from pfl_jax.primitives.features import fit_head as fit_head
+from pfl_jax.primitives.fingerprints import example_fingerprints as example_fingerprints
 from pfl_jax.primitives.fingerprints import fingerprint as fingerprint
 from pfl_jax.primitives.fingerprints import fingerprint_key as fingerprint_key
 from pfl_jax.primitives.fingerprints import order_by_fingerprint as order_by_fingerprint
@@ -67,11 +68,13 @@ from pfl_jax.primitives.low_rank import mean_product as mean_product
 from pfl_jax.primitives.low_rank import mix_adapters as mix_adapters
 from pfl_jax.primitives.low_rank import within_ranks as within_ranks
 from pfl_jax.primitives.metrics import Summary as Summary
+from pfl_jax.primitives.metrics import Transfer as Transfer
 from pfl_jax.primitives.metrics import before_aggregation as before_aggregation
 from pfl_jax.primitives.metrics import no_scores as no_scores
 from pfl_jax.primitives.metrics import pooled as pooled
 from pfl_jax.primitives.metrics import score as score
 from pfl_jax.primitives.metrics import summarize as summarize
+from pfl_jax.primitives.metrics import transfer as transfer
 from pfl_jax.primitives.mini_batches import epoch_order as epoch_order
 from pfl_jax.primitives.mini_batches import first_in_fixed_order as first_in_fixed_order
 from pfl_jax.primitives.mini_batches import fold_batches as fold_batches

@@ -23,6 +23,16 @@ def fingerprint(data: ClientData) -> jax.Array:
     Args:
       data: examples whose x and y are arrays [n, ...], or trees of them.
     """
+    # A sum of integers is exact in any order, so neither padding nor compilation changes it.
+    return jnp.sum(jnp.where(data.mask[:, None], example_fingerprints(data), 0), axis=0, dtype=jnp.uint32)
+
+
+def example_fingerprints(data: ClientData) -> jax.Array:
+    """Hash of each example, wherever it stands: uint32 [n, WORDS], uniform over all numbers. See `fingerprint`.
+
+    Args:
+      data: examples whose x and y are arrays [n, ...], or trees of them.
+    """
     (n,) = data.mask.shape
     rows, first = jnp.zeros((n, WORDS), jnp.uint32), 1
     for leaf in jax.tree.leaves((data.x, data.y)):
@@ -30,8 +40,7 @@ def fingerprint(data: ClientData) -> jax.Array:
         count = WORDS * words.shape[-1]
         places = _mixed(jnp.arange(first, first + count, dtype=jnp.uint32)).reshape(WORDS, -1)
         rows, first = rows + jnp.sum(_mixed(words ^ places), axis=-1, dtype=jnp.uint32), first + count
-    # A sum of integers is exact in any order, so neither padding nor compilation changes it.
-    return jnp.sum(jnp.where(data.mask[:, None], _mixed(rows), 0), axis=0, dtype=jnp.uint32)
+    return _mixed(rows)
 
 
 def _words(leaf: jax.Array) -> jax.Array:

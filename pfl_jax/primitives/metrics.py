@@ -168,3 +168,48 @@ def _without_nan(values: np.ndarray | jax.Array) -> np.ndarray:
 
 def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if values.size else float("nan")
+
+
+class Transfer(NamedTuple):
+    """What is kept and gained over the phases of a run, in the units of the scores.
+
+    Attributes:
+      average: mean score over the phases so far.
+      forgetting: mean over the earlier phases of how much worse the score is than the best one at the end of a phase
+        since then; NaN in the first phase.
+      forward: mean over the phases after the first of how much better the score was before the phase than before any
+        training; NaN in the first phase.
+    """
+
+    average: float
+    forgetting: float
+    forward: float
+
+
+def transfer(after: np.ndarray, untrained: np.ndarray, *, higher_is_better: bool = True) -> Transfer:
+    """Forgetting and transfer over the phases of a federation whose data change, see `pfl_jax.data.phases`.
+
+        average_p = mean_(q <= p) a_pq;   forgetting_p = mean_(q < p) max_(q <= l < p) a_lq - a_pq;
+        forward_p = mean_(1 <= q <= p) a_(q-1)q - b_q
+
+    Args:
+      after: a [p + 1, P], mean score over clients at the end of phase l, from 0, on the test examples of phase q.
+      untrained: b [P], the same before the first round.
+      higher_is_better: False for errors, whose differences are turned around.
+
+    Example:
+      >>> import numpy as np
+      >>> from pfl_jax.primitives import transfer
+      >>> transfer(np.array([[90.0, 30.0], [70.0, 80.0]]), np.array([10.0, 10.0]))
+      Transfer(average=75.0, forgetting=20.0, forward=20.0)
+
+    Reference:
+      Forgetting: Chaudhry et al. Riemannian Walk for Incremental Learning. ECCV 2018, Section 4. Forward transfer:
+      Lopez-Paz, Ranzato. Gradient Episodic Memory for Continual Learning. NeurIPS 2017, Eq. 4.
+    """
+    after, untrained = np.asarray(after, np.float64), np.asarray(untrained, np.float64)
+    sign, last = 1 if higher_is_better else -1, len(after) - 1
+    best = [np.max(sign * after[q:last, q]) - sign * after[last, q] for q in range(last)]
+    gained = [sign * (after[q - 1, q] - untrained[q]) for q in range(1, last + 1)]
+    means = (float(np.mean(found)) if found else float("nan") for found in (best, gained))
+    return Transfer(float(np.mean(after[last, : last + 1])), *means)

@@ -1,6 +1,8 @@
 """Batched quadratic programs on the probability simplex."""
 
 import functools
+import logging
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -17,6 +19,11 @@ from pfl_jax.validation import check_value
 
 Solver: TypeAlias = Literal["auto", "projected_gradient", "osqp", "interior_point"]
 """Names of the solvers of `solve_simplex_qp`."""
+
+logger = logging.getLogger(__name__)
+
+MANY = 100
+"""Number of programs from which a log record says, while they are traced, that they take their time."""
 
 BATCH_ENTRIES = 2**27
 """Entries of the matrices that an accelerator solves at once: 1 GiB in float64, 512 programs of 512 clients."""
@@ -197,6 +204,10 @@ def _is_convex(matrix: jax.Array, floor: float) -> jax.Array:
 
 def _map_programs(solve: Callable[[PyTree], PyTree], inputs: PyTree, entries: int) -> PyTree:
     """Solve programs of `entries` entries: one after another on a CPU, many at once on an accelerator."""
+    number = len(jax.tree.leaves(inputs)[0])
+    if number >= MANY:
+        # While JAX traces it, before the first round.
+        logger.info("a round solves %s quadratic programs of %s variables", f"{number:,}", f"{math.isqrt(entries):,}")
     # A batched factorization waits for threads of XLA's pool. Two CPU devices that solve at the same time can use up
     # all threads and deadlock, as happened with 30 matrices on two devices and two cores.
     one_by_one = functools.partial(jax.lax.map, solve)

@@ -6,13 +6,18 @@
 `pfl_jax.testing.conformance` has the checks one by one, `pfl_jax.testing.problems` the tiny problem they train on.
 """
 
+import contextlib
+import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pfl_jax.base import Method
-from pfl_jax.errors import InvalidInput
+from pfl_jax.errors import InvalidInput, last_frame, shortened
+from pfl_jax.methods.factories import function_of
 from pfl_jax.tasks import CLASSIFICATION, TASKS, Task
 from pfl_jax.testing.conformance import CHECKS, Subject, check_learning
+from pfl_jax.testing.trees import state_trees as state_trees
 
 
 def check_method(
@@ -67,10 +72,19 @@ def check_method(
                 check(subject)
         except Exception as error:
             what = (check.__doc__ or "").partition("\n")[0]
-            raise AssertionError(f"{name}: {what} But: {_said(error)}") from error
+            raise AssertionError(f"{name}: {what} But: {_said(error, factory)}") from error
 
 
-def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-    return kind + (text if len(text) <= 1000 else text[:997] + "...")
+def _said(error: Exception, factory: Callable[..., Method]) -> str:
+    """What an error says; of an error in the method itself also where it was, and the trees that the method keeps."""
+    text = shortened(" ".join(str(error).split()), 1000)
+    if isinstance(error, AssertionError):
+        return text
+    kind = "" if isinstance(error, InvalidInput) else f"{type(error).__name__}: "
+    file = inspect.getsourcefile(inspect.unwrap(function_of(factory))) or ""
+    frame, trees = last_frame(error, {file}), ""
+    where = f"{Path(file).name}, line {frame.lineno}, in {frame.name}: " if frame else ""
+    # Where its states cannot be made either, the error is about that.
+    with contextlib.suppress(Exception):
+        trees = " (state of the server: {}; of a client: {})".format(*state_trees(factory))
+    return f"{where}{kind}{text}{trees}"

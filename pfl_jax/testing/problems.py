@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfl_jax.base import Model
+from pfl_jax.base import Model, PyTree
 from pfl_jax.data.federated import PER_CLIENT, FederatedData, NumClasses
+from pfl_jax.errors import InvalidInput
 from pfl_jax.tasks import CLASSIFICATION, Task
 
 CLASSES, FEATURES, SHAPE = 3, 4, (2, 3, 1)
@@ -43,13 +44,28 @@ def tiny_model(task: Task = CLASSIFICATION) -> Model:
         }
 
     def features(backbone, inputs):
+        check_part("backbone", backbone)
         rows = inputs.reshape(inputs.shape[0], *places, -1)
         return jnp.tanh(rows @ backbone["kernel"] + backbone["bias"])
 
     def classify(head, features):
+        check_part("head", head)
         return features @ head["kernel"] + head["bias"]
 
     return Model(init, features, classify, FEATURES, outputs, task=task)
+
+
+def check_part(name: str, part: PyTree) -> None:
+    """Raise InvalidInput unless a part of the tiny model, its backbone or head, has the leaves of one.
+
+    Args:
+      name: of the part.
+      part: what a method gives the model for it.
+    """
+    leaves = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(part)]
+    if sorted(leaves) != ["bias", "kernel"]:
+        there = ", ".join(leaves) or "nothing"
+        raise InvalidInput(f"the model's {name} has the leaves bias and kernel, and got {there} in its place")
 
 
 LABELS: dict[str, list[Any]] = {

@@ -232,9 +232,15 @@ def test_500_clients_and_100_classes_are_served(protocol, beta, monkeypatch):
     assert (train if protocol == "fedpac" else train + test).min() >= (10 if protocol == "fedpac" else 40)
 
 
+def test_a_draw_that_is_rare_is_found():
+    """In one of some hundred draws, of which the first leave five of the clients too small, none is."""
+    partition = dirichlet(turns(50_000, 10_000, 10), 100, beta=0.1, protocol="fedas")
+    assert np.add(sizes(partition.train), sizes(partition.test)).min() >= 40
+
+
 def test_all_that_can_be_met_is_met():
     """To the last example: 1,200 for 40 clients of 30. One more cannot be met, which is said at once."""
-    with pytest.warns(UserWarning, match="none of 1000"):
+    with pytest.warns(UserWarning, match="none of 20 "):
         partition = dirichlet(turns(1200, 400, 10), 40, beta=0.1, min_size=30)
     assert sizes(partition.train) == [30] * 40
     with pytest.raises(InvalidInput, match="40 clients cannot each have 31 of the 1200 training examples"):

@@ -25,6 +25,7 @@ GENERATOR = (32 + CLASSES) * 256 + 2 * 256 + (256 + 1) * FEATURES
 
 ITS_MODEL = [
     *("fedavg", "fedavg_ft", "fedprox", "fedprox_ft", "moon", "feddyn", "per_fedavg", "fedbn", "fedrod"),
+    *("fedlwf", "fedreplay"),
     *("feddbe", "knn_per", "apfl", "pfedme", "ditto", "fedamp", "fedala", "pfedhn", "cd2pfed", "fedas_cd2"),
     *("feddpa", "fedex_lora", "hetlora", "flora", "flexlora", "fml", "fedphp"),
 ]
@@ -87,6 +88,9 @@ NUMBERS |= {
     "osgp": (MODEL + 1, 0),
     "dispfl": (MODEL + MODEL / 4, 0),
     "dfedpgp": (THETA + 1, 0),
+    # A number goes up besides: the loss's curvature, or the loss; a weight goes down.
+    "qffl": (MODEL + 1, MODEL),
+    "afl": (MODEL + 1, MODEL + 1),
     # A trace goes up besides.
     "fedas": (THETA + 1, THETA),
 }

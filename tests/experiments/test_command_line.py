@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from experiments.cli.command import main, parse
 from experiments.host import jax_config
-from experiments.host.console import RoundProgress
+from experiments.host.console import COMPILING, RoundProgress
 from experiments.run import build
 from experiments.spec.spec import Spec
 from pfl_jax.data import client_data
@@ -27,6 +28,8 @@ SMALL = ["--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epo
 def test_xla_flags_of_the_user_stand(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1 --xla_cpu_enable_fast_math=false")
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    # A version of XLA that ends the process for a flag which it does not know.
+    monkeypatch.setattr(jax_config.metadata, "version", lambda _: "0.12.0")
     jax_config.prepare(Spec.of("digits", devices=8))
     assert os.environ["XLA_FLAGS"].split() == [
         "--xla_force_host_platform_device_count=1",
@@ -178,6 +181,11 @@ def test_the_terminal_shows_a_bar():
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=160)
     with RoundProgress(console, 4, "received") as progress:
+        progress.refresh()
+        assert COMPILING[:40] in text.getvalue()
+        logging.getLogger("pfl_jax.primitives").info("a round solves 1,000 quadratic programs")
+        progress.refresh()
+        assert "1,000 quadratic programs" in text.getvalue()
         progress.completed(1, 90.0, None, 100.0)
         progress.completed(2, 3.0, 81.25, 12345.0)
     shown = text.getvalue()

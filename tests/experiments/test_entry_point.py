@@ -1,11 +1,16 @@
 """`python -m experiments` lists what there is and runs it by name."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import experiments
+from experiments import known_help
 
 
 def command(monkeypatch, *words):
@@ -43,3 +48,26 @@ def test_an_unknown_name_is_refused_with_the_nearest(monkeypatch, capsys):
         command(monkeypatch, "digts")
     assert stop.value.code == 2
     assert "did you mean digits?" in capsys.readouterr().err
+
+
+def test_help_that_was_shown_before_does_not_wait_for_jax(tmp_path):
+    words = [sys.executable, "-X", "importtime", "-m", "experiments.digits", "--help"]
+    environment = os.environ | {"PFL_JAX_CACHE": str(tmp_path)}
+    options = {"env": environment, "cwd": Path(experiments.__path__[0]).parent, "capture_output": True, "text": True}
+    first, again = (subprocess.run(words, **options, check=True) for _ in range(2))
+    assert "--lam" in first.stdout
+    assert again.stdout == first.stdout
+    assert [bool(re.search(r"\| +jax$", one.stderr, re.MULTILINE)) for one in (first, again)] == [True, False]
+
+
+def test_a_kept_help_is_of_these_words_and_sources(tmp_path):
+    (tmp_path / "code.py").write_text("1")
+
+    def path(*words):
+        return known_help._path(["python", "-m", "experiments.digits", *words], [tmp_path])
+
+    before = path("--help")
+    assert before not in (None, path("--help", "--method", "fedper"))
+    assert path() is path("--help", "--config", "run") is path("--help", "--method", "my.py:mine") is None
+    (tmp_path / "code.py").write_text("12")
+    assert path("--help") != before

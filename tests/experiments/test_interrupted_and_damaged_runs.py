@@ -102,6 +102,20 @@ def test_a_disk_without_room_for_the_summary(rounds, tmp_path, capsys):
     assert logged(folder) == [1, 2, 3]
 
 
+def test_a_full_disk_at_the_end_leaves_the_summary_to_be_made_without_training(rounds, tmp_path, capsys):
+    """Also of a run that keeps no state."""
+    folder = tmp_path / "run"
+    rounds[3] = lambda: (folder / ".summary.json.partial").mkdir()
+    assert main("digits", [*RUN.split(), "--eval-every", "1", "--keep-state", "never", "--out", str(folder)]) == 2
+    assert re.search(r"cannot write .*summary.json: .*; --resume .*run writes the summary, without", line(capsys))
+    log = (folder / "metrics.jsonl").read_bytes()
+    (folder / ".summary.json.partial").rmdir()
+    rounds[1] = rounds[2] = rounds[3] = fail(AssertionError("it trains again"))
+    assert main("digits", ["--resume", str(folder)]) == 0
+    assert (folder / "metrics.jsonl").read_bytes() == log
+    assert json.loads((folder / "summary.json").read_text())["rounds_done"] == 3
+
+
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(rounds, tmp_path, capsys):
     folder = tmp_path / "run"
     rounds[2] = fail(RuntimeError("killed"))

@@ -93,6 +93,9 @@ def relevant(words):
     [
         ("--participation 1", "--straggler-fraction 0.5 --straggler-rate 0.1 --full-last-round"),
         ("--participation 0.5", "--straggler-rate 0.1"),
+        ("--participation 0.5", "--select-clients uniform"),
+        ("--participation 1", "--select-clients by_loss"),
+        ("--participation 0.5", "--patience 3"),
         ("--method fedavg_ft --epochs 3", "--finetune-epochs 3"),
         ("--method fedper --server-optimizer sgd", "--server-tau 0.1"),
         ("--optimizer adam", "--momentum 0.9"),
@@ -115,6 +118,7 @@ USUAL = "--participation 0.5 --optimizer adamw"
         *((USUAL, more) for more in ("--clip-norm 1", "--drop-rate 0.5", "--val-fraction 0.2", "--dp-clip 1")),
         *((USUAL, more) for more in ("--held-out-clients 1", "--eval-clients 3", "--eval-every 7")),
         *((USUAL, more) for more in ("--full-last-round", "--on-nan skip-client", "--target-accuracy 50")),
+        *((USUAL, f"--select-clients {name}") for name in ("by_size", "power_of_choice:5")),
         *((USUAL, more) for more in ("--schedule lr=cosine", "--straggler-fraction 0.5", "--hidden 8")),
         ("--participation 0.5 --straggler-fraction 0.5", "--straggler-rate 0.3"),
         ("--method fedavg_ft --epochs 3", "--finetune-epochs 4"),
@@ -209,3 +213,14 @@ def test_other_tools_names_lead_to_options_that_exist():
 def test_a_client_visits_its_examples_in_every_epoch(words, visited):
     spec = parse("digits", ["--batch-size", "10", *words.split()])
     assert visits(spec, np.array([30, 7, 25])).tolist() == visited
+
+
+def test_a_batch_of_more_examples_than_any_client_has_is_noted():
+    def told(*words):
+        text = io.StringIO()
+        request = parse("digits", ["--method", "local", "--rounds", "1", *words])
+        build.build_experiment(request, Console(file=text, width=500))
+        return text.getvalue()
+
+    assert "5000 is more than the 60 training examples of any client" in told("--batch-size", "5000")
+    assert "more than" not in told("--batch-size", "60")

@@ -14,7 +14,7 @@ from experiments.folder import stored_runs
 from experiments.folder.load import inspect
 from experiments.report import main as report
 from experiments.run.models import own_model
-from experiments.run.resume import resumed
+from experiments.run.resume import own_values, resumed
 from experiments.spec import own_code
 from experiments.spec.identity import relevant_options
 from pfl_jax import InvalidInput
@@ -133,7 +133,7 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
     (here / "executed").unlink()
     forget()
     longer, model = ["--resume", "run", "--rounds", "3"], ["run", "--to", "model.safetensors"]
-    why = r"--method is a file of your own, which is executed only if you name it: read it, then give --method .*:slow"
+    why = r"executed only where you name it: read it, then add --method .*:slow"
     for refused in (lambda: main("digits", longer), lambda: export.main(model)):
         assert refused() == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -147,7 +147,7 @@ def test_nothing_that_a_folder_names_is_executed_unasked(here, capsys):
     for edited, says in (
         (config | {"own_code": {}}, "mine.py:slow as --method, without the digest of its text"),
         (other, "mine.py:slow as --model, without the digest of its text"),
-        (config | {"options": config["options"] | {"trust": True}}, "which is executed only if you name it"),
+        (config | {"options": config["options"] | {"trust": True}}, "which is executed only where you name it"),
     ):
         (here / "run/config.json").write_text(json.dumps(edited))
         assert main("digits", longer) == 2
@@ -215,3 +215,10 @@ def test_the_head_of_a_flax_module_is_named_on_the_command_line(tmp_path, capsys
     # It is a part of what a run is.
     one, other = (parse("digits", ["--model", f"{file}:net", "--head", name]) for name in ("layers_0", "layers_2"))
     assert relevant_options(one) != relevant_options(other)
+
+
+def test_all_own_files_that_a_command_must_name_are_said_at_once():
+    options = {"method": "a.py:slow", "model": "b.py:net", "loss": None}
+    entries = {name: {"file": f"/own/{options[name][:4]}", "digest": ""} for name in ("method", "model")}
+    with pytest.raises(InvalidInput, match=r"add --model /own/b\.py:net --method /own/a\.py:slow \(load_run"):
+        own_values({"options": options, "own_code": entries}, {})

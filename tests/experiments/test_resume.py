@@ -24,6 +24,7 @@ from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
 RUN = ["--method", "fedper", "--rounds", "6", "--eval-every", "2", "--num-clients", "5", "--train-size", "20"]
 RUN = [*RUN, "--test-size", "10", "--participation", "0.5", "--checkpoint-every", "1"]
 RUN = [*RUN, "--held-out-clients", "1", "--drop-rate", "0.5", "--val-fraction", "0.2"]
+RUN = [*RUN, "--select-clients", "power_of_choice:3"]
 
 
 def results(folder):

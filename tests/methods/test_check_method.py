@@ -1,6 +1,7 @@
 """`pfl_jax.testing.check_method` passes a sound method and names the rule that a broken one breaks."""
 
 import itertools
+import re
 from typing import Literal
 
 import jax
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from pfl_jax import InvalidInput, methods, tasks
-from pfl_jax.primitives import LocalTraining
+from pfl_jax import InvalidInput, LocalResult, methods, tasks
+from pfl_jax.primitives import LocalTraining, mean_by_size, merge, supervised_loss
 from pfl_jax.testing import CHECKS, Subject, check_method
 
 
@@ -201,3 +202,19 @@ def test_given_values_take_the_place_of_the_problem_s(values):
     assert subject.training.replace(**values) == subject.training
     for check in ("structure", "vmap"):
         CHECKS[check](subject)
+
+
+def test_an_error_in_a_method_says_where_it_was_and_which_leaves_were_expected():
+    def of_the_whole_server(model, training=LocalTraining()):
+        def local(key, server, client, data):
+            params = training.fit(key, merge(server, client), data, supervised_loss(model))
+            return LocalResult(params["head"], mean_by_size(params["backbone"], data), params)
+
+        return methods.fedper(model, training)._replace(local=local)
+
+    with pytest.raises(AssertionError) as error:
+        check_method(of_the_whole_server)
+    assert str(error.value).startswith("structure: ")
+    assert re.search(r"test_check_method\.py, line \d+, in local: the model's backbone has", str(error.value))
+    assert "the leaves bias and kernel, and got backbone/bias, backbone/kernel, head/bias, head" in str(error.value)
+    assert str(error.value).endswith("(state of the server: model; of a client: head)")

@@ -29,6 +29,12 @@ def test_the_page_says_the_same(name):
     assert method_tables.renewed(name) == method_tables.page(name).read_text()
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_docstrings_have_the_trees_of_states(name):
+    # Otherwise run tests/support/method_tables.py.
+    assert method_tables.with_trees(name) == method_tables.source(name).read_text()
+
+
 ACCEPTED = [name for name in METHODS if not privacy(name).refused]
 
 

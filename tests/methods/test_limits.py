@@ -122,6 +122,8 @@ SAME = [
     ("hypcluster", {"clusters": 1}, "fedavg", {}),
     ("fedbn", {}, "fedavg", {}),
     ("moon", {"mu": 0.0}, "fedavg", {}),
+    ("fedlwf", {"alpha": 1.0}, "fedavg", {}),
+    ("fedreplay", {"buffer_size": 0}, "fedavg", {}),
     ("fd", {"lam": 0.0}, "local", {}),
     ("fml", {"alpha": 1.0}, "local", {}),
     ("fedgen", {"alpha": 0.0}, "fedavg", {}),
@@ -129,6 +131,7 @@ SAME = [
     ("fedamp", {"lam": 0.0, "alpha_k": 1e-30}, "local", {}),
     ("knn_per", {"mixing": 0.0}, "fedavg", {}),
     ("fedcac", {"share": 0.0}, "fedavg", {}),
+    ("qffl", {"q": 0.0}, "fedavg", {}),
 ]
 """(method, its hyper-parameters, another method, its): both deploy the same. A new method adds a row."""
 

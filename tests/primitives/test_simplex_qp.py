@@ -281,3 +281,9 @@ def test_what_is_nan_spoils_its_own_row_alone():
     weights = mirror_descent(lambda x: rows * x, jnp.full((2, 3), 1 / 3), lr=0.1, steps=3)
     np.testing.assert_allclose(weights[0], 1 / 3, rtol=1e-6)
     assert jnp.isnan(weights[1]).all()
+
+
+def test_many_programs_are_announced_while_they_are_traced(caplog):
+    with caplog.at_level("INFO", logger="pfl_jax"):
+        jax.eval_shape(solve_simplex_qp, jnp.zeros((100, 3, 3)))
+    assert "100 quadratic programs of 3 variables" in caplog.text

@@ -6,7 +6,7 @@ from bad_input import Case
 
 MESSAGES = {
     "digits": {
-        "--method fedsa": "did you mean fedas?",
+        "--method fedpre": "unknown method 'fedpre'; did you mean fedper, fedrep or fedprox?",
         "--method": "--method needs a value: local, ",
         "--model cnn": "unknown model 'cnn'",
         "--model mlp,cnn": "unknown model in a list 'cnn'",

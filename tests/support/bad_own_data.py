@@ -91,7 +91,11 @@ MESSAGES: dict[str, list[tuple[str, str, Prepare]]] = {
         ("test rows without labels", "the test set of my.npz lacks y, unlike my.npz", npz(test_x=X)),
         ("it is cut off", "File is not a zip file)", _cut_off),
         ("it is a pickle", "or holds a pickle, which is never read", text(evil_pickle(), "my.npz")),
-        ("an array of objects", "Object arrays cannot be loaded when", npz(y=np.array(["a", None] * 6))),
+        (
+            "an array of objects",
+            "save numbers as x.astype(np.float32)",
+            npz(y=np.array(["a", None] * 6)),
+        ),
     ],
     f"{HOSPITAL} --num-clients 5": [("there are two", "hospital names 2 clients, leave it out", text(table()))],
     f"{HOSPITAL} --data-digest 0123456789abcdef": [("", "my.csv is not the data of this run", text(table()))],

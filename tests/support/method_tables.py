@@ -1,8 +1,10 @@
-"""Tables of docs/tasks.md, docs/privacy.md, docs/robustness.md, docs/wrappers.md and docs/methods-at-a-glance.md, from
-what methods say; run it to write them anew."""
+"""Tables of docs/tasks.md, privacy.md, robustness.md, wrappers.md, methods.md and methods-at-a-glance.md, from what
+methods say, and the line "Trees" of methods' docstrings; run it to write them anew."""
 
+import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -20,6 +22,7 @@ from pfl_jax.messages import has_means, is_mean, may_change
 from pfl_jax.methods import METHODS, make_method
 from pfl_jax.methods.factories import arguments, on_linear_model
 from pfl_jax.tasks import TASKS
+from pfl_jax.testing import state_trees
 
 
 def refusal(name, task):
@@ -83,7 +86,12 @@ def _at_a_glance(name):
     return [*written, ", ".join(own) or "—"]
 
 
+def _states(name):
+    return [*state_trees(METHODS[name])]
+
+
 TABLES = {
+    "methods": (["state of the server", "state of a client"], _states, None),
     "methods-at-a-glance": (["what is shared", "source", "own options and their defaults"], _at_a_glance, None),
     "tasks": ([*TASKS, "otherwise"], _tasks, [*["runs"] * len(TASKS), ""]),
     "robustness": (["received", "not received", "exact"], _received, ["all", "nothing", "nothing"]),
@@ -117,6 +125,27 @@ def renewed(name):
     return before + heading + "".join([*rows, *lines[after:]])
 
 
+def source(name):
+    """File of a method's factory."""
+    return Path(inspect.getsourcefile(inspect.unwrap(METHODS[name])))
+
+
+def with_trees(name):
+    """Text of this file, whose docstring of the factory has the trees of the method's states at the end of Returns."""
+    before, found, rest = source(name).read_text().partition(f"\ndef {name}(")
+    upto, returns, rest = rest.partition("\n    Returns:\n")
+    assert found
+    assert returns
+    # To the next section, or to the end of the docstring.
+    section, blank, rest = re.split(r'(\n\n|\n    """)', rest, maxsplit=1)
+    section = section.partition("\n      Trees: ")[0]
+    trees = "Trees: server {}; client {}.".format(*state_trees(METHODS[name]))
+    lines = textwrap.wrap(trees, 114, break_long_words=False, break_on_hyphens=False)
+    return before + found + upto + returns + "\n      ".join([section, *lines]) + blank + rest
+
+
 if __name__ == "__main__":
+    for method in METHODS:
+        source(method).write_text(with_trees(method))
     for table in TABLES:
         page(table).write_text(renewed(table))

@@ -1,0 +1,207 @@
+"""Loop over the rounds of a run, or of several runs together, and the result of each round."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from pfl_jax.base import Info, PyTree, Scores, State
+from pfl_jax.data.phases import Phases
+from pfl_jax.engine.body import Outcome
+from pfl_jax.engine.build import Engine
+from pfl_jax.engine.checks import check_not_traced, usual_settings
+from pfl_jax.engine.cohort import Settings
+from pfl_jax.engine.stopping import Patience, without_ended
+from pfl_jax.engine.store import Federation
+from pfl_jax.errors import Diverged
+from pfl_jax.primitives.metrics import before_aggregation
+from pfl_jax.schedules import at_round
+
+OnNaN: TypeAlias = Literal["stop", "skip-client"]
+"""Treatment of a client that diverges: end the run with `Diverged`, or leave the client out of the round."""
+
+
+class RoundResult(NamedTuple):
+    """Result of one round; for R runs at once (`pfl_jax.sweep`), arrays have a leading axis R.
+
+    Attributes:
+      round: number of the round, counted from 1.
+      state: state after the round; with donate=True it can be used only until the next round. With state_on="host" the
+        clients' leaves are NumPy arrays; of several processes, each has only the rows of its own clients. With "disk"
+        they are NumPy arrays of mapped files, into which the next round writes. In a sweep, rows after the first
+        R pad the devices' shares of the runs, here and in `info`.
+      info: the method's `Info`, on the device. Its rows follow `cohort`: row j of `info["head_weights"]`
+        belongs to client `cohort[j]`. If all clients take part, row i is client i, as in `received` and `trained`.
+      cohort: [M], the numbers of the clients that took part, ascending, as NumPy integers.
+      arrived: [M], bool: whether the server received the client's message, see `Settings.drop_rate` and `run`'s
+        on_nan. Rows of `info` for other clients are meaningless.
+      finite: [M], bool: False for clients that were left out because they diverged. All are False in a run of a sweep
+        whose server diverged; such a run continues all the same.
+      received: Scores [N] of the model that each client would deploy now, NaN for clients left out by
+        `Settings.eval_clients`; None if not evaluated.
+      trained: Scores [N] of every client's model right after its own last local training, NaN before the first.
+      newcomers: two Scores of clients that never took part, see `Engine.evaluate_new`; None without such clients, or if
+        this round is not evaluated.
+      examples: training examples of the cohort, each counted once: int, or a list of R numbers in a sweep.
+      seconds: wall time of the round and its evaluation, including any compilation.
+      before_aggregation: Scores [N] of the model that every client had in the middle of this round, see
+        `pfl_jax.primitives.metrics.before_aggregation`; None unless `Settings.before_aggregation` asks for it.
+      kept: with `Settings.patience` the number of the best evaluated round so far, 0 before the first; None without.
+        A run of a sweep whose patience has ended has NaN for all scores of later rounds, while others go on.
+      phases: with `Phases` Scores [N] of `received` on the test examples of each phase; None without, or if not
+        evaluated. Of the round's own phase they are `received`.
+      untrained: with `Phases` the same before the first round, in all results.
+    """
+
+    round: int
+    state: State
+    info: Info
+    cohort: np.ndarray
+    arrived: np.ndarray
+    finite: np.ndarray
+    received: Scores | None
+    trained: Scores
+    newcomers: tuple[Scores, Scores] | None
+    examples: Any
+    seconds: float
+    before_aggregation: Scores | None = None
+    kept: Any = None
+    phases: tuple[Scores, ...] | None = None
+    untrained: tuple[Scores, ...] | None = None
+
+    def __repr__(self) -> str:
+        """Round and means over clients, instead of all numbers."""
+        means = [
+            f"{protocol} {name} {np.nanmean(values):.4g}"
+            for protocol, scores in (("received", self.received), ("trained", self.trained))
+            for name, values in ({} if scores is None else scores.by_name).items()
+            if np.isfinite(values).any()
+        ]
+        return f"RoundResult(round {self.round}, {np.shape(self.cohort)[-1]} clients: {', '.join(means)})"
+
+    @property
+    def diverged(self) -> np.ndarray:
+        """Clients of the cohort of one run that were left out because they diverged."""
+        return self.cohort[~self.finite]
+
+
+def play(
+    engine: Engine,
+    data: Federation,
+    settings: Settings,
+    begin: Callable[[], State],
+    newcomers: Federation | None,
+    explains: Callable[[], Any],
+    on_nan: OnNaN | None,
+    phases: Phases | None = None,
+) -> Iterator[RoundResult]:
+    """Loop over rounds and their evaluations, of one run or of several whose arrays have a leading axis.
+
+    Args:
+      engine: compiled.
+      data, settings, newcomers: see `run`.
+      begin: function that makes the first state.
+      explains: context in which a model that does not fit the data becomes an InvalidInput.
+      on_nan: see `run`; None continues whatever diverges.
+      phases: data of each round, in place of `data`; None if they do not change.
+    """
+    with usual_settings():
+        with explains():
+            state = begin()
+        num_clients, completed = state.trained.shape[-1], int(np.ravel(state.round)[0])
+    start, received, primary = time.perf_counter(), None, at_round(engine.method, 0).task.primary
+    waiting, untrained, phase = Patience.begin(state.trained.shape[:-1]), None, 0
+    if phases is not None:
+        with usual_settings():
+            begun = state if not completed else engine.init(data, state.key)
+            untrained = _on_phases(engine, phases, begun, 0, None)
+    for index in range(completed, settings.rounds):
+        # The caller's own settings hold between rounds.
+        with usual_settings():
+            number, size = index + 1, settings.cohort_size(num_clients, index)
+            evaluated, on_phases = settings.is_evaluated(number), None
+            if phases is not None:
+                # Forgetting is measured from the end of each phase.
+                evaluated = evaluated or number in phases.starts
+                phase = phases.phase_of(index)
+                # What was received before is of other examples.
+                data, received = phases.parts[phase], None if index in phases.starts else received
+            all_train = size == num_clients and on_nan == "stop"
+            # Clients outside this cohort are scored with what they received, which the previous evaluation may have.
+            if evaluated and settings.before_aggregation and not all_train and received is None:
+                received = _on_host(engine.evaluate(data, state))
+            with explains():
+                state, outcome = engine.round(data, state, size)
+            # A number of the method may have been traced.
+            check_not_traced(outcome.finite)
+            if on_nan is not None:
+                _check_finite(number, outcome, on_nan)
+            # Copied, because the next round may write into these arrays.
+            trained = jax.tree.map(np.array, state.trained)
+            before = new = None
+            if evaluated and settings.before_aggregation:
+                before = _in_the_middle(received, trained, outcome)
+            received = _on_host(engine.evaluate(data, state)) if evaluated else None
+            if received is not None and phases is not None:
+                on_phases = _on_phases(engine, phases, state, phase, received)
+            if evaluated and newcomers is not None:
+                new = _on_host(engine.evaluate_new(newcomers, state))
+            ended = waiting.ended
+            if received is not None and settings.patience is not None:
+                waiting = waiting.after(number, received, primary, settings.patience)
+            if np.any(ended):
+                received, trained, before = (without_ended(one, ended) for one in (received, trained, before))
+            cohort, finite = outcome.cohort, np.asarray(outcome.finite)
+            result = RoundResult(
+                round=number,
+                state=state,
+                info=outcome.info,
+                cohort=np.asarray(cohort.clients),
+                arrived=np.asarray(cohort.present),
+                finite=finite & np.asarray(outcome.server_finite)[..., None],
+                received=received,
+                trained=trained,
+                newcomers=new,
+                examples=np.asarray(outcome.examples).tolist(),
+                seconds=time.perf_counter() - start,
+                before_aggregation=before,
+                kept=None if settings.patience is None else waiting.kept.tolist(),
+                phases=on_phases,
+                untrained=untrained,
+            )
+        yield result
+        if np.all(waiting.ended):
+            return
+        start = time.perf_counter()
+
+
+def _on_phases(engine: Engine, phases: Phases, state: State, phase: int, received: Scores | None) -> tuple[Scores, ...]:
+    """Scores of what clients would deploy in a phase on the test examples of each; `received` are those of its own."""
+    return tuple(
+        received if on == phase and received is not None else _on_host(engine.evaluate(phases.tested(phase, on), state))
+        for on in range(len(phases.parts))
+    )
+
+
+def _in_the_middle(received: Scores | None, trained: Scores, outcome: Outcome) -> Scores:
+    """Scores of a round by the protocol `before_aggregation`; `received` are those before it, None if all trained."""
+    members = np.zeros(trained.shape, bool)
+    np.put_along_axis(members, np.asarray(outcome.cohort.clients), np.asarray(outcome.finite), axis=-1)
+    trained = dataclasses.replace(trained, train=None)
+    return before_aggregation(trained if received is None else received, trained, members)
+
+
+def _on_host(tree: PyTree) -> PyTree:
+    return jax.tree.map(np.asarray, tree)
+
+
+def _check_finite(number: int, outcome: Outcome, on_nan: OnNaN) -> None:
+    """Raise Diverged if the run cannot continue after this round."""
+    diverged = np.asarray(outcome.cohort.clients)[~np.asarray(outcome.finite)]
+    if diverged.size and (on_nan == "stop" or not np.asarray(outcome.cohort.present).any()):
+        raise Diverged(number, sorted(diverged.tolist()))
+    if not bool(outcome.server_finite):
+        raise Diverged(number, [])

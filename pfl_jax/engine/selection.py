@@ -1,0 +1,160 @@
+"""Choice of the clients of a round: with which weights they are drawn, and what that means for the server's means."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from pfl_jax.base import Cohort, Method, PRNGKey
+from pfl_jax.data.federated import FederatedData
+from pfl_jax.errors import InvalidInput
+from pfl_jax.messages import Update, map_means
+from pfl_jax.primitives.tree import choose
+from pfl_jax.validation import Count, Words, check_arguments
+
+Weights: TypeAlias = Callable[[PRNGKey, jax.Array, jax.Array, jax.Array, int], jax.Array]
+"""(key of the round, round from 0, counts [N], losses [N], size M) -> nonnegative weights [N] of the draw.
+
+counts are training examples. losses are those of each client's model right after its own last local training, on its
+training examples, by the task's loss; infinity for clients that were never trained, and for all if the `Selection` does
+not read them. M clients are drawn without replacement, each with a probability in proportion to its weight among those
+that are left; clients of weight zero, or NaN, only where others do not suffice. So weights of exactly M clients choose.
+"""
+
+FIRST = 1e30
+"""Weight of clients that are drawn before all others of usual weights, and at random among them."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Choice of a round's clients, for `Settings.select`.
+
+    Attributes:
+      weights: see `Weights`.
+      losses: whether it reads losses, which are then measured for every client that trains.
+      equal: whether each client's weight in the means that the server computes is divided by its number of examples,
+        since it is drawn in proportion to that: the expectation is then the mean over all clients as the method weighs
+        them. Not in rounds in which all clients take part. Exact means (`pfl_jax.base.Exact`), updates that were
+        clipped for privacy, and parts of messages that are no `Mean` stay as they are.
+    """
+
+    weights: Weights
+    losses: bool = True
+    equal: bool = False
+
+
+def _uniform(key, round_index, counts, losses, size):
+    return jnp.ones(counts.shape, jnp.float32)
+
+
+def _by_size(key, round_index, counts, losses, size):
+    return counts.astype(jnp.float32)
+
+
+def _by_loss(key, round_index, counts, losses, size):
+    return jnp.where(jnp.isfinite(losses), losses, FIRST)
+
+
+def _round_robin(key, round_index, counts, losses, size):
+    (clients,) = counts.shape
+    return jnp.float32((jnp.arange(clients) - round_index * size) % clients < size)
+
+
+uniform = Selection(_uniform, losses=False)
+"""All clients alike, as without a selection."""
+
+by_size = Selection(_by_size, losses=False, equal=True)
+"""In proportion to numbers of examples, with equal weights in the means (Li et al. 2020, Scheme I, with replacement).
+
+Li, Huang, Yang, Wang, Zhang. On the Convergence of FedAvg on Non-IID Data. ICLR 2020. Here nobody is drawn twice, so
+that large clients are drawn a little less often than in proportion.
+"""
+
+by_loss = Selection(_by_loss)
+"""In proportion to last training losses; clients that were never trained come first."""
+
+round_robin = Selection(_round_robin, losses=False)
+"""M clients after another, in the order of their numbers: everybody has taken part after ceil(N / M) rounds."""
+
+
+@functools.cache
+@check_arguments
+def power_of_choice(candidates: Count) -> Selection:
+    """The M clients of largest loss among d that are drawn in proportion to size, with equal weights in the means.
+
+    Args:
+      candidates: number of candidates d, at least M; N if there are fewer clients.
+
+    Raises:
+      InvalidInput: in the first round, if there are fewer candidates than a round has clients.
+
+    Reference:
+      Cho, Wang, Joshi. Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection
+      Strategies. arXiv 2010.01243, 2020. The variant rpow-d, in which candidates report losses of their last training.
+
+    Deviations:
+      The loss is that of the model right after the client's last local training; the paper takes the mean over the
+      mini-batches of that training. In both, clients that never took part have an infinite one.
+    """
+
+    def weights(key, round_index, counts, losses, size):
+        (clients,) = counts.shape
+        if candidates < size:
+            raise InvalidInput(f"power_of_choice:{candidates} has fewer candidates than the {size} clients of a round")
+        drawn = jax.random.gumbel(key, (clients,), jnp.float32) + jnp.log(counts.astype(jnp.float32))
+        _, found = jax.lax.top_k(drawn, min(candidates, clients))
+        # Stable: equal losses, such as infinite ones, stay in the random order.
+        chosen = found[jnp.argsort(-losses[found], stable=True)[:size]]
+        return jnp.zeros(clients, jnp.float32).at[chosen].set(1.0)
+
+    return Selection(weights, equal=True)
+
+
+PLAIN = {"uniform": uniform, "by_size": by_size, "by_loss": by_loss, "round_robin": round_robin}
+"""Names of selections without a number."""
+
+SELECTIONS = Words(tuple(PLAIN), {"power_of_choice": Count})
+"""Texts for selections, see `named`."""
+
+
+def named(text: str) -> Selection:
+    """Selection of a text such as "by_size" or "power_of_choice:10"; InvalidInput for any other."""
+    name, number = SELECTIONS.parse(text, "select")
+    return PLAIN[name] if number is None else power_of_choice(int(number))
+
+
+def drawn(
+    method: Method, selection: Selection | None, cohort: Cohort, data: FederatedData, client: jax.Array | int
+) -> Method:
+    """`method` for `client`, a number in `cohort`: with the weights of `Selection.equal`, if `selection` has them, and
+    idle if `data` says that it is not active."""
+    if data.active is not None:
+        method = _idle(method, data.active[client])
+    if selection is None or not selection.equal or len(cohort.clients) == cohort.num_clients:
+        return method
+
+    def local(key, server, client, data):
+        result, count = method.local(key, server, client, data), jnp.sum(data.mask, dtype=jnp.float32)
+
+        def divided(part):
+            return part if isinstance(part, Update) else part._replace(weight=part.weight / jnp.maximum(count, 1.0))
+
+        return result._replace(message=map_means(divided, result.message, rest=lambda part: part))
+
+    return method._replace(local=local)
+
+
+def _idle(method: Method, active: jax.Array) -> Method:
+    """Method of a client that keeps its state and sends zeros unless it is active, bool scalar."""
+
+    def local(key, server, client, data):
+        result = method.local(key, server, client, data)
+        nothing = jax.tree.map(jnp.zeros_like, result.message)
+        return result._replace(
+            client=choose(active, result.client, client), message=choose(active, result.message, nothing)
+        )
+
+    return method._replace(local=local)

@@ -1,0 +1,154 @@
+"""Choice of the clients of a round: who is drawn, whether with usual draws, and how the drawn ones count."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import HYPER_PARAMETERS, tiny_federation, tiny_method, tiny_model
+
+from pfl_jax import InvalidInput, Settings, simulate, sweep
+from pfl_jax.data import client_data
+from pfl_jax.engine import selection
+from pfl_jax.engine.cohort import sample_cohort
+from pfl_jax.methods import make_method
+from pfl_jax.privacy import participations
+
+COUNTS = jnp.array([5, 9, 7, 9, 1, 3, 8, 2, 6, 4], jnp.int32)
+LOSSES = jnp.array([0.5, 0.1, np.nan, 0.9, 2.0, np.nan, 0.3, 0.3, 1.0, 0.2], jnp.float32)
+HALF = Settings(rounds=4, participation=0.5)
+
+
+def drawn(select, size=3, rounds=400, losses=LOSSES):
+    """Cohorts [R, M] of some rounds."""
+    settings = Settings(rounds=1, select=select)
+    draw = jax.jit(
+        jax.vmap(lambda index: sample_cohort(jax.random.key(0), index, COUNTS, size, settings, losses).clients)
+    )
+    return np.asarray(draw(jnp.arange(rounds)))
+
+
+def test_equal_weights_draw_whom_no_selection_draws():
+    usual = drawn(None)
+    for select in (selection.uniform, lambda key, number, counts, losses, size: jnp.full(len(counts), 1.0)):
+        np.testing.assert_array_equal(drawn(select), usual)
+    # The first of a draw is the largest of noise + log weight, with the noise of the usual draw.
+    noise = jax.random.gumbel(jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2**32 - 2), 5), (10,))
+    wanted = np.argsort(-(np.asarray(noise, np.float64) + np.log(np.asarray(COUNTS, np.float64))))[:3]
+    np.testing.assert_array_equal(drawn(selection.by_size)[5], np.sort(wanted))
+
+
+def test_probabilities_are_the_weights():
+    share = np.bincount(drawn(selection.by_size, 1, 6000)[:, 0], minlength=10) / 6000
+    np.testing.assert_allclose(share, np.asarray(COUNTS) / np.sum(COUNTS), atol=0.02)
+    # Clients without a loss come first, then others in proportion to it.
+    three = drawn(selection.by_loss, 3, 6000)
+    assert np.isin(three, [2, 5]).sum(axis=1).tolist() == [2] * 6000
+    rest = three[~np.isin(three, [2, 5])]
+    wanted = np.nan_to_num(np.asarray(LOSSES, np.float64))
+    np.testing.assert_allclose(np.bincount(rest, minlength=10) / 6000, wanted / wanted.sum(), atol=0.02)
+    # A weight of zero or NaN is for those who are needed.
+    some = drawn(lambda *_: jnp.array([0.0, 1, 0, 1, np.nan, 0, 0, 0, 0, 0]), 3, 50)
+    assert {1, 3} <= set.intersection(*map(set, some.tolist()))
+
+
+def test_power_of_choice_is_the_slow_way():
+    found = drawn(selection.power_of_choice(5), 3, 50)
+    for index in range(50):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2**32 - 27), index)
+        noise = np.asarray(jax.random.gumbel(key, (10,), jnp.float32), np.float64)
+        candidates = np.argsort(-(noise + np.log(np.asarray(COUNTS, np.float64))))[:5].tolist()
+        known = np.where(np.isnan(LOSSES), np.inf, LOSSES)
+        chosen = sorted(sorted(candidates, key=lambda client: -known[client])[:3])
+        assert found[index].tolist() == chosen
+    # Equal losses leave nobody out.
+    first = drawn(selection.power_of_choice(10), 2, 300, jnp.full(10, jnp.nan))
+    assert set(first.reshape(-1).tolist()) == set(range(10))
+    with pytest.raises(InvalidInput, match="power_of_choice:2 has fewer candidates than the 3 clients"):
+        drawn(selection.power_of_choice(2), 3, 1)
+    assert selection.power_of_choice(5) is selection.named("power_of_choice:5")
+
+
+def test_round_robin_serves_all_in_turn():
+    found = drawn(selection.round_robin, 3, 10)
+    assert found[:4].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 9]]
+    assert np.bincount(found.reshape(-1)).tolist() == [3] * 10
+    settings = Settings(rounds=10, participation=0.3, select=selection.round_robin)
+    assert participations(settings, COUNTS, jax.random.key(0)).tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3, 3]
+    with pytest.raises(InvalidInput, match="not accounted where clients are drawn by their losses"):
+        participations(replace(settings, select=selection.by_loss), COUNTS, jax.random.key(0))
+
+
+def own_models(method, data, state, number):
+    """What each client would send in a round."""
+    key = jax.random.fold_in(jax.random.key(0), number)
+    return [
+        method.local(jax.random.fold_in(key, i), state.server, (), client_data(data, i, "train")).personal
+        for i in range(data.num_clients)
+    ]
+
+
+def test_clients_drawn_by_size_count_alike_and_the_mean_over_draws_is_that_by_size():
+    data, method = tiny_federation(), tiny_method("fedavg")
+    counts = np.asarray(data.train_count, np.float64)
+    for select, equal in ((selection.by_size, True), (selection.power_of_choice(2), True), (selection.by_loss, False)):
+        settings = Settings(rounds=1, participation=2 / data.num_clients, select=select)
+        (result,) = simulate.run(method, data, settings, jax.random.key(0))
+        begun = simulate.build(method, settings).init(data, jax.random.key(0))
+        models = own_models(method, data, begun, 0)
+        weights = np.ones(2) if equal else counts[result.cohort]
+        weights /= weights.sum()
+        for leaf, *own in zip(*map(jax.tree.leaves, (result.state.server, *models)), strict=True):
+            wanted = sum(w * np.asarray(own[i], np.float64) for w, i in zip(weights, result.cohort, strict=True))
+            np.testing.assert_allclose(leaf, wanted, rtol=2e-5, atol=1e-6)
+    # Where all take part, they count by size.
+    last = Settings(rounds=1, participation=0.5, full_last_round=True)
+    one, other = (
+        next(simulate.run(method, data, replace(last, select=one), jax.random.key(0))).state.server
+        for one in (selection.by_size, None)
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_losses_are_those_of_the_last_training_and_go_on_in_states_and_sweeps():
+    data, settings = tiny_federation(), replace(HALF, select=selection.by_loss)
+
+    def make(lr):
+        return make_method("fedper", tiny_model(), **HYPER_PARAMETERS | {"lr": lr})
+
+    whole = list(simulate.run(make(0.1), data, settings, jax.random.key(3)))
+    # Everybody is drawn before anybody is drawn twice.
+    first, second = (set(one.cohort.tolist()) for one in whole[:2])
+    assert len(first | second) == min(data.num_clients, 2 * len(first))
+    losses = whole[0].trained.train["loss"]
+    assert np.isfinite(losses).nonzero()[0].tolist() == sorted(first)
+    client = int(whole[0].cohort[0])
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(3), 0), client)
+    begun = simulate.build(make(0.1), settings).init(data, jax.random.key(3))
+    examples = client_data(data, client, "train")
+    own = jax.tree.map(lambda leaf: leaf[client], begun.clients)
+    personal = make(0.1).local(key, begun.server, own, examples).personal
+    logits = np.asarray(make(0.1).predict(personal, examples.x), np.float64)[np.asarray(examples.mask)]
+    labels = np.asarray(examples.y)[np.asarray(examples.mask)]
+    wanted = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels])
+    np.testing.assert_allclose(losses[client], wanted, rtol=1e-4)
+
+    *_, half = simulate.run(make(0.1), data, replace(settings, rounds=2), jax.random.key(3))
+    again = list(simulate.run(make(0.1), data, settings, jax.random.key(3), state=half.state))
+    jax.tree.map(np.testing.assert_array_equal, again[-1].state.server, whole[-1].state.server)
+    assert [one.cohort.tolist() for one in again] == [one.cohort.tolist() for one in whole[2:]]
+    *_, on_host = simulate.run(make(0.1), data, settings, jax.random.key(3), state_on="host")
+    assert on_host.cohort.tolist() == whole[-1].cohort.tolist()
+    keys = jnp.stack([jax.random.key(3), jax.random.key(4)])
+    for one, both in zip(whole, sweep.run(make, data, settings, keys, {"lr": jnp.array([0.1, 0.1])}), strict=True):
+        assert both.cohort[0].tolist() == one.cohort.tolist()
+    before = replace(settings, before_aggregation=True)
+    assert all(one.before_aggregation for one in simulate.run(make(0.1), data, before, jax.random.key(3)))
+
+
+def test_what_is_no_selection_is_refused():
+    with pytest.raises(InvalidInput, match="select must be a selection, a function"):
+        Settings(rounds=1, select="by_size")
+    with pytest.raises(InvalidInput, match="shapes weights"):
+        drawn(lambda *_: jnp.ones(3))
