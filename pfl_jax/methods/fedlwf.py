@@ -52,6 +52,7 @@ def fedlwf(
 
     Returns:
       A `Method` with the global model as server state and as client state its last model, a `MoonClient`.
+      Trees: server model; client MoonClient(params: model, trained: flag).
 
     Reference:
       Usmanova, Portet, Lalanda, Vega. A Distillation-Based Approach Integrating Continual Learning and Federated

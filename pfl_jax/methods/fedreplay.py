@@ -61,6 +61,7 @@ def fedreplay(model: Model, training: LocalTraining = LocalTraining(), *, buffer
 
     Returns:
       A `Method` with the global model as server state and the kept examples, a `ClientData`, as client state.
+      Trees: server model; client ClientData(x: numbers [50, 6], y: counts [50], mask: flags [50]).
 
     Reference:
       Rolnick, Ahuja, Schwarz, Lillicrap, Wayne. Experience Replay for Continual Learning. NeurIPS 2019. Chaudhry et al.
