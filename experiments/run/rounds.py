@@ -94,7 +94,10 @@ class ActiveRun:
     @property
     def final(self) -> Line:
         """Evaluation whose scores are the results of the run as it is now, see `best_round.final`."""
-        spec, primary = self.experiment.spec, self.experiment.counts.task.primary
+        spec = self.experiment.spec
+        if spec.patience is None:
+            return self.lines[-1]
+        primary = self.experiment.counts.task.primary
         return final(self.lines, spec.eval_protocol, spec.patience, higher_is_better=primary.higher_is_better)
 
     @property
