@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.folder import load
-from experiments.folder.best_round import final
+from experiments.folder.best_round import PHASES, UNTRAINED, final
 from experiments.folder.run_folder import (
     METRICS,
     TRAINED_BETWEEN,
@@ -216,7 +216,8 @@ class ActiveRun:
         self.lines.append(line)
         for before in whole:
             if before is not self.final:
-                for name in [name for name, value in before.items() if name == "info" or isinstance(value, list)]:
+                large = {name for name, value in before.items() if name == "info" or isinstance(value, list)}
+                for name in large - {PHASES, UNTRAINED}:
                     del before[name]
 
     def warn(self, result: RoundResult, console: Console) -> None:

@@ -189,7 +189,8 @@ def rotated(dataset: Dataset, degrees: float) -> Dataset:
 
 
 def _pooled(dataset: Dataset, parts: Partition) -> Partition:
-    return checks.partition(parts, len(dataset.train_y), len(dataset.test_y), 0)
+    found = checks.partition(parts, len(dataset.train_y), len(dataset.test_y), 0)
+    return found._replace(client_names=parts.client_names)
 
 
 def _kept(parts: Partition, keep: Callable[[np.ndarray], np.ndarray]) -> Partition:
