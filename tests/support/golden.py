@@ -20,9 +20,10 @@ EXAMPLES = 3
 ROUNDING = {"rtol": 2e-4, "atol": 2e-4}
 """What counts as equal: other machines and refactorings moved no number by more than 5e-6."""
 
-VALUES = {"flute": {"lam": 0.05}}
+VALUES = {"flute": {"lam": 0.05}, "qffl": {"q": 1.0}}
 """Hyper-parameters in place of defaults with which rounding decides: a head of FLUTE that has come to its simplex goes
-on across a kink, and a change of 1e-7 is one of 3e-3 after four rounds, with these values one of 5e-7."""
+on across a kink, and a change of 1e-7 is one of 3e-3 after four rounds, with these values one of 5e-7. Of q-FedAvg the
+power is one with which the losses and the norms of the changes both count."""
 
 COHORTS = {"": 3, "all/": 4}
 """Prefix of the numbers' names -> clients in a round, of four."""
