@@ -19,22 +19,25 @@ SOURCES = [Path(__file__).parent, Path(__file__).parents[1] / "pfl_jax"]
 
 def show() -> bool:
     """Show the help that this process's command asks for, if it is known; whether it is."""
-    path = _path(sys.orig_argv)
     try:
+        path = _path(sys.orig_argv)
         text = path.read_text(encoding="utf-8") if path is not None else ""
     except (OSError, UnicodeDecodeError):
         return False
-    if text:
+    try:
         print(text, end="", flush=True)
+    except BrokenPipeError:
+        # The reader has exited, as `head` does; Python would report the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return bool(text)
 
 
 def keep(text: str) -> None:
     """Keep the help of this process's command; without a home folder or on a full disk it is not kept."""
-    path = _path(sys.orig_argv)
-    if path is None:
-        return
     with contextlib.suppress(OSError, UnicodeEncodeError):
+        path = _path(sys.orig_argv)
+        if path is None:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         # Whole or not at all, whoever else writes it.
         partial = path.with_name(f"{path.name}.{os.getpid()}")

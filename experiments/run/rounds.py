@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.folder import load
-from experiments.folder.best_round import final
+from experiments.folder.best_round import PHASES, UNTRAINED, final
 from experiments.folder.run_folder import (
     METRICS,
     TRAINED_BETWEEN,
@@ -94,7 +94,10 @@ class ActiveRun:
     @property
     def final(self) -> Line:
         """Evaluation whose scores are the results of the run as it is now, see `best_round.final`."""
-        spec, primary = self.experiment.spec, self.experiment.counts.task.primary
+        spec = self.experiment.spec
+        if spec.patience is None:
+            return self.lines[-1]
+        primary = self.experiment.counts.task.primary
         return final(self.lines, spec.eval_protocol, spec.patience, higher_is_better=primary.higher_is_better)
 
     @property
@@ -213,7 +216,8 @@ class ActiveRun:
         self.lines.append(line)
         for before in whole:
             if before is not self.final:
-                for name in [name for name, value in before.items() if name == "info" or isinstance(value, list)]:
+                large = {name for name, value in before.items() if name == "info" or isinstance(value, list)}
+                for name in large - {PHASES, UNTRAINED}:
                     del before[name]
 
     def warn(self, result: RoundResult, console: Console) -> None:

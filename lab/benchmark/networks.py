@@ -44,7 +44,7 @@ def section(scale: Scale, mesh: Mesh, peak: float) -> Section:
         contestants["PyTorch"] = functools.partial(torch_rounds.train_clients, module, start, examples, 1, scale)
         for work in contestants.values():
             work()
-        times = measure.interleaved(scale.repetitions[0], contestants)
+        times = measure.interleaved(scale.repetitions[1], contestants)
         medians = {by: statistics.median(seconds) for by, seconds in times.items()}
         done = scale.clients * scale.examples * operations(built_in, shape)
         for by, seconds in medians.items():

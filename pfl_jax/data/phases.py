@@ -89,7 +89,8 @@ def federate_phases(
             np.concatenate([getattr(one, f"{split}_{part}") for one in several for split in ("train", "test")])
             for part in "xy"
         )
-        joined = joined._replace(train_x=x, train_y=y, test_x=x[:0], test_y=y[:0], train_client=None, test_client=None)
+        # All indices are into both together, and neither may be empty.
+        joined = joined._replace(train_x=x[:-1], train_y=y[:-1], test_x=x[-1:], test_y=y[-1:])
     trains = np.array([[len(rows) > 0 for rows in parts.train] for parts in pooled])
     if not trains.any(axis=0).all():
         raise InvalidInput(f"client {np.argmin(trains.any(axis=0))} has no training examples in any phase")
@@ -189,7 +190,8 @@ def rotated(dataset: Dataset, degrees: float) -> Dataset:
 
 
 def _pooled(dataset: Dataset, parts: Partition) -> Partition:
-    return checks.partition(parts, len(dataset.train_y), len(dataset.test_y), 0)
+    found = checks.partition(parts, len(dataset.train_y), len(dataset.test_y), 0)
+    return found._replace(client_names=parts.client_names)
 
 
 def _kept(parts: Partition, keep: Callable[[np.ndarray], np.ndarray]) -> Partition:

@@ -129,8 +129,15 @@ def named(text: str) -> Selection:
 def drawn(
     method: Method, selection: Selection | None, cohort: Cohort, data: FederatedData, client: jax.Array | int
 ) -> Method:
-    """`method` for `client`, a number in `cohort`: with the weights of `Selection.equal`, if `selection` has them, and
-    idle if `data` says that it is not active."""
+    """Method of a client of a cohort: with the weights of `Selection.equal`, and idle if it has no examples.
+
+    Args:
+      method: the method.
+      selection: by which the cohort was drawn; None for a uniform draw.
+      cohort: the cohort.
+      data: the federation, as a device has it.
+      client: number of the client.
+    """
     if data.active is not None:
         method = _idle(method, data.active[client])
     if selection is None or not selection.equal or len(cohort.clients) == cohort.num_clients:

@@ -49,5 +49,10 @@ class Patience(NamedTuple):
 
 
 def without_ended(scores: PyTree, ended: np.ndarray) -> Any:
-    """`scores`, leaves [R, N], or None, with NaN for the runs that have `ended`, bool [R]."""
+    """Scores with NaN for the runs that have ended.
+
+    Args:
+      scores: leaves [R, N]; None stays None.
+      ended: [R], bool.
+    """
     return jax.tree.map(lambda leaf: np.where(ended[..., None], np.nan, leaf).astype(leaf.dtype), scores)

@@ -86,12 +86,12 @@ from pfl_jax.validation import check_value, unknown
 
 _FACTORIES = (
     *(local, fedavg, fedavg_ft, fedprox, fedprox_ft, scaffold, moon, feddyn, cyclic_weight_transfer, qffl, afl),
+    *(fedlwf, fedreplay),
     *(per_fedavg, fedper, fedbn, lg_fedavg, fedrep, fedbabu, flute, fedrod, feddbe, fedcp, gpfl, knn_per, apfl, pfedme),
     *(ditto, fedfomo, fedamp, apple, hypcluster, fedem, fedem_ft, floco, fedproto_g, fedproto_l, fedgh, fedtgp, fd),
     *(fml, fedkd, fedmrl, fedphp, fedgen, fedala, pfedhn, pefll, pfedgraph, fedcac, fedselect, cd2pfed, fedpac),
     *(fedpac_proto, pfedfda, fedas, fedas_cd2, dsgd, dfedavgm, osgp, dispfl, dfedpgp, feddpa, fedex_lora, hetlora),
     *(fedsa_lora, flora, flexlora),
-    *(fedlwf, fedreplay),
 )
 
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in _FACTORIES}

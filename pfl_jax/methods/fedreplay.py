@@ -12,6 +12,7 @@ from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.fingerprints import example_fingerprints
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.primitives.losses import supervised_loss
+from pfl_jax.primitives.tree import choose
 from pfl_jax.validation import Epochs
 
 
@@ -37,7 +38,9 @@ def kept(data: ClientData, size: int) -> ClientData:
     """
     identity = example_fingerprints(data)
     order = jnp.lexsort((identity[:, 1], identity[:, 0], ~data.mask))
-    return _rows(data, order[:size])
+    found = _rows(data, order[:size])
+    # Padding may differ from device to device, and the state of a client may not.
+    return choose(found.mask, found, jax.tree.map(jnp.zeros_like, found))
 
 
 def _rows(data: PyTree, order: jax.Array) -> PyTree:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.sparse import csgraph
 
 from pfl_jax.base import Cohort, PRNGKey, PyTree
 from pfl_jax.errors import InvalidInput
@@ -97,6 +96,9 @@ def _table(topology: str, num_clients: int, directed: bool) -> np.ndarray:
     table = np.zeros((num_clients, num_clients), bool)
     for sender, receiver in pairs:
         table[receiver, sender] = True
+    # Imported now: every command would wait for scipy.sparse.
+    from scipy.sparse import csgraph
+
     parts, _ = csgraph.connected_components(table, directed=directed, connection="strong")
     if parts > 1:
         raise InvalidInput(f"topology does not connect the {num_clients} clients: it has {parts} separate parts")

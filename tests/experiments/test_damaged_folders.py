@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from bad_input import RUN, experiment_of, untrained
@@ -112,7 +113,7 @@ def test_an_unfinished_run_goes_on_as_it_was_or_not_at_all(asked, built, folders
 
     def goes_on(folder):
         resumed = resume.resumed(dataclasses.replace(asked, resume=str(folder)))
-        ActiveRun(None, RunFolder(folder)).restore(record)
+        ActiveRun(SimpleNamespace(spec=asked), RunFolder(folder)).restore(record)
         log = (folder / "metrics.jsonl").read_bytes()
         return dataclasses.replace(resumed, resume=None, out=None), log
 

@@ -17,13 +17,13 @@ from scores import line_of, scores_of
 
 from experiments.cli.command import parse
 from experiments.folder import load
+from experiments.folder.best_round import best
 from experiments.folder.run_folder import (
     CONFIG,
     METRICS,
     SUMMARY,
     ExampleCounts,
     RunFolder,
-    best,
     rounded,
     score_text,
 )
@@ -326,7 +326,7 @@ def test_rounds_are_counted(experiment, tmp_path):
     run = run_of(told, RunFolder.claim(tmp_path / "run", ""), rounds.Totals(elapsed=100.0))
     run.folder.write(CONFIG, {})
     made = [round_of(1, 2.0), round_of(2, 3.0)]
-    everything = {"stop": Stop(), "save": lambda _: None, "processes": Processes()}
+    everything = {"stop": Stop(), "save": lambda _: None, "keep": None, "processes": Processes()}
     rounds.run_rounds([run], made, None, QUIET, began=time.perf_counter(), **everything)
     lines = [json.loads(line) for line in (run.folder.path / METRICS).read_text().splitlines()]
     # Three epochs of 60 and 20 examples in 2 seconds, and in 3.
