@@ -1,5 +1,6 @@
 """Check that the examples of a batch do not influence each other in a user's model, before anything is compiled."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfl_jax.base import Method, Model, PyTree
-from pfl_jax.data.federated import FederatedData, client_data
+from pfl_jax.engine.placement import PlacedData
+from pfl_jax.engine.remembered import REMEMBERED, ByIdentity
+from pfl_jax.engine.store import Federation
 from pfl_jax.errors import InvalidInput
 
 
-def check_rows(method: Method, data: FederatedData) -> None:
+def check_rows(method: Method, data: Federation) -> None:
     """Raise InvalidInput if an example changes the model's result for another example.
 
     Mini-batches are filled with padding, and clients deploy their models for single examples. So a layer that reads the
@@ -21,25 +24,37 @@ def check_rows(method: Method, data: FederatedData) -> None:
 
     Args:
       method: method of the run.
-      data: the federation, or its shapes.
+      data: the federation, or those of several runs.
     """
     if method.work is None or _is_ours(method.work.model):
         return
-    model, x = method.work.model, jax.eval_shape(lambda data: client_data(data, 0, "train").x, data)
-    rng, shape = np.random.default_rng(0), x.shape[1:]
-    # Tokens 0 and 1 are in every vocabulary.
-    numbers = rng.normal(size=(2, *shape)) if x.dtype.kind == "f" else np.stack([np.zeros(shape), np.ones(shape)])
-    batches = [jnp.asarray(numbers[rows, ...], x.dtype) for rows in ([0, 1], [0, 0])]
-    try:
-        found = [jax.tree.leaves(_computed(model, batch)) for batch in batches]
-    except Exception:  # It fails in the first round too, which says why.
-        return
-    if not all(map(_same_first, *found)):
+    pool, axes = (data.own, 2) if isinstance(data, PlacedData) else (data, 1)
+    is_real = pool.x.dtype.kind == "f" or any(one is not None for one in (pool.mean, pool.rotation, pool.noise))
+    if not _are_independent(
+        ByIdentity(method.work.model), pool.x.shape[axes:], np.float32 if is_real else pool.x.dtype
+    ):
         raise InvalidInput(
             "in the method's model the examples of a batch influence each other, and padding them, as by a batch "
             "normalization of equinox or haiku: normalize each example, or take a BatchNorm of flax or PyTorch by "
             "from_flax or from_torch"
         )
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _are_independent(of: ByIdentity, shape: tuple[int, ...], dtype: Any) -> bool:
+    """Whether each row of a model's results depends on its own example alone; True if the model fails.
+
+    Remembered, so that another run of the method compiles nothing.
+    """
+    # Tokens 0 and 1 are in every vocabulary.
+    drawn = np.random.default_rng(0).normal(size=(2, *shape))
+    numbers = drawn if np.dtype(dtype).kind == "f" else np.stack([np.zeros(shape), np.ones(shape)])
+    batches = [jnp.asarray(numbers[rows, ...], dtype) for rows in ([0, 1], [0, 0])]
+    try:
+        found = [jax.tree.leaves(_computed(of.value, batch)) for batch in batches]
+    except Exception:  # It fails in the first round too, which says why.
+        return True
+    return all(map(_same_first, *found))
 
 
 def _computed(model: Model, batch: jax.Array) -> PyTree:

@@ -52,7 +52,7 @@ def check_run(
         check_networks(mixed, data, state_on, newcomers)
     check_turns(method, settings)
     check_patience(data, settings)
-    check_rows(at_round(method, 0), _first(data))
+    check_rows(at_round(method, 0), data)
     if state is not None:
         check_state(method, data, settings, state)
 
@@ -189,7 +189,7 @@ def check_sweep(
     method = make_method(**{name: value[0] for name, value in values.items()})
     check_turns(method, settings)
     check_patience(data, settings)
-    check_rows(at_round(method, 0), _first(data))
+    check_rows(at_round(method, 0), data)
     if states is None:
         return
     rows, number, devices = int(np.size(states.round)), len(keys), 1 if mesh is None else mesh.size

@@ -73,7 +73,8 @@ def qffl(model: Model, training: LocalTraining = LocalTraining(), *, q: NotNegat
 
     def train(key, server, client, data):
         trained = base.local(key, server, (), data).personal
-        scale, loss = 1 / training.lr, risk_of(model, server, data) + TINY
+        # A rate of zero, which trains nothing, sends zeros.
+        scale, loss = 1 / jnp.maximum(training.lr, TINY), risk_of(model, server, data) + TINY
         change = jax.tree.map(lambda new, old: loss**q * scale * (new - old), trained, server)
         steepness = 2 * scale**2 * proximal(trained, server)
         curvature = q * loss ** (q - 1) * steepness + scale * loss**q

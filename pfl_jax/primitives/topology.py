@@ -128,9 +128,10 @@ def metropolis_weights(links: jax.Array) -> jax.Array:
 
     Example:
       >>> import jax.numpy as jnp
+      >>> import numpy as np
       >>> from pfl_jax.primitives import topology
       >>> line = jnp.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], bool)
-      >>> print(topology.metropolis_weights(line).round(2))
+      >>> print(np.float64(topology.metropolis_weights(line)).round(2))
       [[0.67 0.33 0.  ]
        [0.33 0.33 0.33]
        [0.   0.33 0.67]]

@@ -58,7 +58,7 @@ def test_a_method_that_wraps_fedas_without_its_recipe_is_told_with_what_it_train
 
     model = tiny_model()
     for make in (bare, functools.partial(make_method, bare), lambda model: methods.fedas(model, LocalTraining())):
-        with pytest.warns(UserWarning, match=r"lr 0.01, .*batch_size 50, as .* not with lr 0.005, .* 16"):
+        with pytest.warns(UserWarning, match=r"lr 0.01, .*batch_size 50, as .* not with its defaults lr 0.005, .* 16"):
             assert make(model).work.batch_size == 50
     # No warning where somebody said something, or where the method has no recipe of its own.
     make_method(bare, model, lr=0.01)

@@ -81,7 +81,7 @@ def test_a_phase_with_a_learning_rate_of_its_own_takes_steps_of_sgd():
     assert adam.phase(0.3) == adam.replace(lr=0.3)
 
 
-NEED_LR = {"pfedme": "step of w_i needs lr"}
+NEED_LR = {"pfedme": "step of w_i needs lr", "qffl": "q-FedAvg needs lr"}
 """Methods in whose equations the learning rate of local training stands."""
 
 

@@ -40,7 +40,7 @@ def _checkpoints() -> list[Row]:
         (resume, _damage, "no checkpoint in run/checkpoints can be read"),
         (resume, _other_shapes, "the checkpoint of round 1 in run/checkpoints is of another"),
         (resume, hold("run/metrics.jsonl"), "another process is at work in run: wait for it"),
-        (resume, _lost_method, "config.json cannot be used"),
+        (resume, _lost_method, "the run has code of your own, which is executed only where you name it"),
     ]
 
 
