@@ -138,6 +138,7 @@ def test_a_round_counts_if_all_parts_are_intact(tmp_path):
     for number in (3, 4, 5):
         wanted = save_as_two(tmp_path, number, whole=False)
     assert Checkpoints(tmp_path, 2, 1, 2).rounds() == [4, 5]
+    assert Checkpoints(tmp_path).newest(wanted, until=4).record == {"number": 4}
     DAMAGES["cut off"](tmp_path / "1-of-2/5.npz")
     assert Checkpoints(tmp_path, 2, 0, 2).newest(wanted).record == {"number": 4}
     # As if the process had been killed before it wrote its part.

@@ -12,7 +12,7 @@ from problems import tiny_federation, tiny_model
 from pfl_jax import Settings, backends, methods, models, simulate
 from pfl_jax.data.federated import spread
 from pfl_jax.engine import rounds
-from pfl_jax.engine.chunking import most_clients, resolved, wasted_share
+from pfl_jax.engine.chunking import most_clients, resolved, typical_cohort, wasted_share
 from pfl_jax.primitives import LocalTraining
 
 
@@ -114,3 +114,8 @@ def test_a_run_makes_the_choice(monkeypatch):
     monkeypatch.setattr(rounds, "map_places", spied)
     next(simulate.run(method, tiny_federation((9, 9, 9, 9)), Settings(rounds=1), jax.random.key(0)))
     assert set(seen) == {4}
+
+
+def test_a_typical_cohort_has_the_sizes_between_the_quantiles():
+    counts = np.array([[8, 1, 7, 2, 6, 3, 5, 4], [10, 10, 10, 10, 90, 90, 90, 90]])
+    np.testing.assert_array_equal(typical_cohort(counts, 2), [[3, 7], [10, 90]])
