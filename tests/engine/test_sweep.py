@@ -26,6 +26,7 @@ def assert_same_run(alone, together, index):
     """A run's results, round by round, against its row in a sweep's."""
     for one, every in zip(alone, together, strict=True):
         assert (one.round, one.examples) == (every.round, every.examples[index])
+        assert len(every.examples) == len(every.cohort)
         np.testing.assert_array_equal(one.cohort, every.cohort[index])
         np.testing.assert_allclose(one.trained["loss"], every.trained["loss"][index], rtol=2e-4, atol=2e-5)
         assert (one.received is None) == (every.received is None)
