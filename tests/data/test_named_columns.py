@@ -228,6 +228,8 @@ def test_what_is_filled_in_and_encoded_is_that_of_the_training_rows():
     found = from_clients([columns | test], impute="mean", encode="ordinal", normalize=True)
     codes = OrdinalEncoder().fit_transform(flags)[:, 0]
     np.testing.assert_allclose(found.train_x[:, 1], (codes - codes.mean()) / codes.std(), rtol=1e-6)
+    # An unknown word is -1, and a missing one the most frequent.
+    np.testing.assert_allclose(found.test_x[:, 1], (np.array([-1, 1]) - codes.mean()) / codes.std(), rtol=1e-6)
     # The same of new rows, after a way through a file.
     again = Preparation.from_json(found.preparation.to_json())
     assert again == found.preparation
