@@ -123,3 +123,12 @@ def test_attacks_drop_outs_and_stragglers_on_every_engine(name, attack):
         lambda one, other: np.abs(np.asarray(one) - np.asarray(other)).max(), honest.server, want.server
     )
     assert max(jax.tree.leaves(apart)) > 1e-4
+
+
+def test_the_strength_of_an_attack_reaches_the_rounds():
+    def loss(scale):
+        settings = Settings(rounds=1, attack="signs", attackers=0.5, attack_scale=scale)
+        (result,) = simulate.run(tiny_method("fedavg"), tiny_federation(), settings, jax.random.key(0))
+        return result.received["loss"]
+
+    assert (loss(1.0) != loss(3.0)).all()
