@@ -52,6 +52,11 @@ class Field(NamedTuple):
     tested: int | None = None
 
     @property
+    def setting(self) -> tuple[Any, ...]:
+        """All that decides the run of a method with a rate and a seed."""
+        return self.dataset, self.options, self.rounds, self.search_rounds
+
+    @property
     def search_seeds(self) -> tuple[int, ...]:
         """Seeds with which the learning rates are compared."""
         return SEEDS if self.together else SEEDS[:1]
@@ -127,7 +132,7 @@ MIXED_METHODS = ("local", "lg_fedavg", "fedgen_head", "fedgh", "fml", "fedkd", "
 
 GRAPH_METHODS = (
     *("local", "fedavg", "fedrep", "dsgd", "dsgd_torus", "dsgd_exponential", "dsgd_random", "dsgd_full"),
-    *("dfedavgm_8bit", "osgp", "dispfl", "dfedpgp"),
+    *("dfedavgm_8bit", "dfedavgm_24bit", "osgp", "dispfl", "dfedpgp"),
 )
 """Methods without a server, on the graph of their name or their default one, and three methods to compare them with."""
 
@@ -142,6 +147,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dsgd_random": {"method": "dsgd", "topology": "erdos_renyi:0.3"},
     "dsgd_full": {"method": "dsgd", "topology": "full"},
     "dfedavgm_8bit": {"method": "dfedavgm", "bits": 8},
+    "dfedavgm_24bit": {"method": "dfedavgm", "bits": 24},
 }
 """Name in a comparison -> the method, and its further options."""
 
@@ -230,6 +236,10 @@ class Comparison:
 
     def __init__(self, block: str, library: ResultStore):
         self.block, self.field, self._library = block, FIELDS[block], library
+        # The block itself first.
+        self._alike = sorted(
+            (name for name, one in FIELDS.items() if one.setting == self.field.setting), key=block.__ne__
+        )
         compared = methods(block)
         found = [tuned for method in compared if (tuned := self._tuned(method))]
         self.tuned = sorted(found, key=lambda one: -_accuracy(one))
@@ -253,20 +263,25 @@ class Comparison:
         ranked = sorted(zip(self.field.rates, validation, strict=True), key=lambda one: -one[1])
         usable = [one for one in ranked if not self._has_diverged(tuned_run(self.block, method, one[0]))]
         rate, accuracy = (usable or ranked)[0]
-        first, *others = [self._library.named.get(tuned_run(self.block, method, rate, seed).name) for seed in SEEDS]
+        first, *others = [self._result(tuned_run(self.block, method, rate, seed)) for seed in SEEDS]
         results = [] if first is None else [one for one in (first, *others) if one is not None]
         return Tuned(method, rate, accuracy, results)
 
     def _validation(self, method: str, rate: str) -> float:
         """Mean accuracy of a rate over the seeds of the search, in percent; 0 where all clients diverge."""
-        runs = [self._library.named.get(one.name) for one in search_runs(self.block, method, [rate])]
+        runs = [self._result(one) for one in search_runs(self.block, method, [rate])]
         return statistics.fmean((run and run.validation(PROTOCOL)) or 0.0 for run in runs)
 
+    def _result(self, run: PlannedRun) -> CommittedRun | None:
+        """Result of a run, which may have been made for another block of the same setting."""
+        # By names: reading the command lines of hundreds of runs takes its time.
+        own = run.name.removeprefix(self.block)
+        return next((found for block in self._alike if (found := self._library.named.get(block + own))), None)
+
     def _is_done(self, run: PlannedRun) -> bool:
-        return run.name in self._library.named or self._has_diverged(run)
+        return self._has_diverged(run) or self._result(run) is not None
 
     def _has_diverged(self, run: PlannedRun) -> bool:
-        # Names come first: reading the command lines of hundreds of runs takes its time.
         return run.name in self._library.diverged and self._library.has_diverged(run.name, run.spec)
 
 

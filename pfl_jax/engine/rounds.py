@@ -23,7 +23,7 @@ from pfl_jax.engine.cohort import RoundSettings, attackers, evaluated_clients, l
 from pfl_jax.engine.hand_over import Turns, map_in_turn
 from pfl_jax.engine.mapping import in_client_order, map_places, on_every_device
 from pfl_jax.engine.scoring import checked_predict, deployed, handed_over, score_client, without_loss
-from pfl_jax.engine.selection import drawn
+from pfl_jax.engine.selection import method_in_cohort
 from pfl_jax.engine.store import BLOCK, Federation, Members, Places
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frozen import use
@@ -136,7 +136,7 @@ class RoundProgram:
 
         def train_one(own, data, shared, index, present, late, state):
             server, round_key = shared
-            own = drawn(own if late is None else stale(own, late), self.settings.selection, cohort, data, index)
+            own = method_in_cohort(own if late is None else stale(own, late), self.settings.selection, cohort, data, index)
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             scores = score_client(method, result.personal, data, index, training=self.settings.reads_losses)
             finite = all_finite((result.client, result.message))

@@ -126,7 +126,7 @@ def named(text: str) -> Selection:
     return PLAIN[name] if number is None else power_of_choice(int(number))
 
 
-def drawn(
+def method_in_cohort(
     method: Method, selection: Selection | None, cohort: Cohort, data: FederatedData, client: jax.Array | int
 ) -> Method:
     """Method of a client of a cohort: with the weights of `Selection.equal`, and idle if it has no examples.

@@ -2,31 +2,17 @@
 
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
-import optax
 
 from pfl_jax.base import LocalResult, Method, Model, Privacy
 from pfl_jax.methods.factories import SIZE, method_factory, needs_classes
 from pfl_jax.methods.fedavg import fedavg
+from pfl_jax.methods.fml import divergence
 from pfl_jax.methods.moon import MoonClient
 from pfl_jax.primitives.aggregation import mean_by_size
 from pfl_jax.primitives.local_training import LocalTraining
-from pfl_jax.primitives.losses import loss_of_features, masked_mean
+from pfl_jax.primitives.losses import loss_of_features
 from pfl_jax.validation import Fraction, Positive, ReadWith
-
-
-def distillation(logits: jax.Array, teacher: jax.Array, mask: jax.Array, temperature: float | jax.Array) -> jax.Array:
-    """Mean over examples of the cross entropy of softmax(logits / T) under softmax(teacher / T).
-
-    Args:
-      logits: [B, K].
-      teacher: [B, K], without a gradient.
-      mask: [B], the real examples.
-      temperature: T.
-    """
-    target = jax.lax.stop_gradient(jax.nn.softmax(teacher / temperature))
-    return masked_mean(optax.losses.softmax_cross_entropy(logits / temperature, target), mask)
 
 
 @method_factory
@@ -39,11 +25,12 @@ def fedlwf(
 ) -> Method:
     """FedLwF (learning without forgetting): FedAvg whose clients stay close to the outputs of their last own models.
 
-        w_i = E epochs of SGD from w on  alpha CE(w_i) - (1 - alpha) mean_x sum_c p_c log q_c,
+        w_i = E epochs of SGD from w on  alpha CE(w_i) + (1 - alpha) mean_x KL(p || q),
         p = softmax(z_last(x) / T),  q = softmax(z(x) / T);   w = sum_i beta_i w_i
 
-    z_last are logits of the model w_i at the end of the client's previous local training. With alpha = 1, and in a
-    client's first local training, this is FedAvg. It is a baseline for federations whose data change.
+    z_last are logits of the model w_i at the end of the client's previous local training. KL(p || q) has the gradients
+    of the paper's cross entropy -sum_c p_c log q_c. With alpha = 1, and in a client's first local training, this is
+    FedAvg. It is a baseline for federations whose data change.
 
     Args:
       training: recipe of local training.
@@ -72,7 +59,8 @@ def fedlwf(
         def loss(params, features, batch):
             logits, last = model.classify(params["head"], features), model.apply(client.params, batch.x)
             labels = model.task.loss(logits, batch.y, batch.mask)
-            return share * labels + (1 - share) * distillation(logits, last, batch.mask, temperature)
+            apart = divergence(logits / temperature, last / temperature, batch.mask)
+            return share * labels + (1 - share) * apart
 
         params = training.fit(key, server, data, loss_of_features(model, loss))
         return LocalResult(MoonClient(params, jnp.ones((), bool)), mean_by_size(params, data), params)
