@@ -37,7 +37,7 @@ def copy(tmp_path_factory):
     root = tmp_path_factory.mktemp("contributing")
     for folder in ("pfl_jax", "experiments", "lab", "tests", "docs"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("conftest.py", "pyproject.toml", "mkdocs.yml", *(path.name for path in ROOT.glob("*.md"))):
+    for file in ("pyproject.toml", "mkdocs.yml", *(path.name for path in ROOT.glob("*.md"))):
         shutil.copy(ROOT / file, root / file)
     (root / "pfl_jax/methods/fedexp.py").write_text(block("python", "def fedexp("))
     methods = root / "pfl_jax/methods/__init__.py"

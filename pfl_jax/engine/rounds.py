@@ -136,7 +136,9 @@ class RoundProgram:
 
         def train_one(own, data, shared, index, present, late, state):
             server, round_key = shared
-            own = method_in_cohort(own if late is None else stale(own, late), self.settings.selection, cohort, data, index)
+            own = method_in_cohort(
+                own if late is None else stale(own, late), self.settings.selection, cohort, data, index
+            )
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             scores = score_client(method, result.personal, data, index, training=self.settings.reads_losses)
             finite = all_finite((result.client, result.message))

@@ -42,7 +42,7 @@ def process(module, *words, cwd, optimized=True, **options):
     """Starts `python -m experiments...` with pipes for its output; `optimized`: compiled as for users."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {"PYTHONPATH": str(ROOT), "PFL_JAX_CACHE": str(Path(cwd) / "cache"), "COLUMNS": "200"}
-    # As in conftest.py: compiling is most of the work of a short run.
+    # As in every_test.py: compiling is most of the work of a short run.
     environment |= {} if optimized else {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, "-m", module, *words]
     return subprocess.Popen(

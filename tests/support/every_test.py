@@ -1,4 +1,5 @@
-"""Two fake CPU devices (or $PFL_JAX_TEST_DEVICES), and one set of JAX settings, for every test."""
+"""Two fake CPU devices (or $PFL_JAX_TEST_DEVICES), and one set of JAX settings, for every test: a plugin of pytest that
+pyproject.toml loads, since tests stand in tests/, lab/tests/ and the docstrings of pfl_jax/."""
 
 import gc
 import os
@@ -60,7 +61,7 @@ QUICK = (
 )
 """Files whose tests `pytest -m quick` runs, less the slow ones: they depend on most of the code, and compile little."""
 
-TESTS = Path(__file__).parent / "tests"
+TESTS = Path(__file__).parents[1]
 QUICK_FILES = {TESTS / f"{name}.py" for name in QUICK}
 
 

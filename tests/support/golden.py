@@ -97,7 +97,7 @@ if __name__ == "__main__":
     import sys
 
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # As in conftest.py: compiling is all the work.
+    # As in every_test.py: compiling is all the work.
     jax.config.update("jax_disable_most_optimizations", True)
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     from problems import HYPER_PARAMETERS, tiny_model

@@ -37,7 +37,7 @@ def copy(tmp_path_factory):
     root = tmp_path_factory.mktemp("mutants")
     for name in ("pfl_jax", "experiments", "lab", "tests", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("conftest.py", "pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, root / name)
     return root
 

@@ -58,7 +58,7 @@ def _programs(factory, fixed, auc):
 def first_state(factory, data, seed, **given):
     """The state before the first round, as `simulate.run` has it."""
     reals, fixed = _split(factory, given)
-    # Constants may stand in place of the AUC, see conftest.py: that is another program.
+    # Constants may stand in place of the AUC, see every_test.py: that is another program.
     init, _, _ = _programs(factory, fixed, tasks.macro_auc)
     return init(reals, data, jax.random.key(seed))
 
