@@ -132,13 +132,11 @@ class RoundProgram:
           Positions [W] of these clients in the cohort, ascending, M in free places; the devices' places [D, W], as
           indices of those positions; their training, leaves [D, W, ...]; and the sums of their messages.
         """
-        method, round_key = self.method_of(round_index), fold_in(key, round_index)
+        method, round_key, selection = self.method_of(round_index), fold_in(key, round_index), self.settings.selection
 
         def train_one(own, data, shared, index, present, late, state):
             server, round_key = shared
-            own = method_in_cohort(
-                own if late is None else stale(own, late), self.settings.selection, cohort, data, index
-            )
+            own = method_in_cohort(own if late is None else stale(own, late), selection, cohort, data, index)
             result = own.local(fold_in(round_key, index), server, state, client_data(data, index, "train"))
             scores = score_client(method, result.personal, data, index, training=self.settings.reads_losses)
             finite = all_finite((result.client, result.message))
