@@ -77,18 +77,6 @@ def test_extras_are_the_requirements():
     assert set(PROJECT["project"]["dependencies"]) < extra("data") < extra("experiments")
 
 
-def test_two_commands_install_run_and_test():
-    run, test = (
-        "pip install -r requirements.txt && python -m experiments.cifar100 --method fedas",
-        "pip install -r requirements-dev.txt && pytest",
-    )
-    assert f"```sh\n{run}\n{test}\n```" in (ROOT / "README.md").read_text()
-    # A subshell, since errexit does not see the first command of a list.
-    assert f"\n({test})\n" in (ROOT / ".ci/run").read_text()
-    # With uv the same packages, by the group that it installs unasked.
-    assert PROJECT["dependency-groups"] == {"dev": ["pfl_jax[dev]"]}
-
-
 def test_the_library_alone_is_installed():
     # Of the two packages at the top, and with every folder of it: one without __init__.py would be left out.
     assert PROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["pfl_jax*"]

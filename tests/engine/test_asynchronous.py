@@ -88,24 +88,6 @@ def test_equal_devices_and_a_buffer_of_all_are_the_synchronous_run(name):
     np.testing.assert_array_equal(everyone.seconds, [7, 14, 21])
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("fedper", {"client_clip": 0.5, "server_optimizer": "sgd"}),
-        pytest.param("fedpac", {"client_clip": 0.5}, marks=pytest.mark.slow),
-        pytest.param("scaffold", {"compress": "quantize:8", "server_mean": "median"}, marks=pytest.mark.slow),
-    ],
-)
-def test_rounds_in_which_nobody_is_late_are_plain_ones(name, values):
-    """Also where later rounds need the earlier states, bit for bit."""
-    method, clients = tiny_method(name, **values), [[0, 1], [1, 2], [0, 2], [0, 1]]
-    plain = last(method, Settings(rounds=3, timetable=planned(clients, np.zeros((4, 2), int))))
-    later = last(method, Settings(rounds=3, timetable=planned(clients, [[0, 0]] * 3 + [[2, 1]])))
-    chex.assert_trees_all_equal(later.state.server.plain, plain.state.server)
-    chex.assert_trees_all_equal(later.state.clients, plain.state.clients)
-    chex.assert_trees_all_equal(later.received, plain.received)
-
-
 @pytest.mark.parametrize("name", ["fedper", pytest.param("fedpac", marks=pytest.mark.slow)])
 def test_chunks_devices_places_and_interruptions_change_nothing(name):
     method, settings = tiny_method(name), Settings(rounds=3, chunk=1, timetable=STALE)

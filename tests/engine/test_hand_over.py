@@ -93,16 +93,6 @@ def test_blocks_devices_and_chunks_change_nothing(monkeypatch, block, devices):
         chex.assert_trees_all_equal(one.info, other.info)
 
 
-@pytest.mark.slow
-@pytest.mark.without_f1_auc
-@pytest.mark.parametrize("devices", [None, "shared", "own"])
-def test_blocks_and_devices_change_nothing_of_fedas(monkeypatch, devices):
-    got, wanted = (played(fedas(), monkeypatch, *how)[-1] for how in ((2, devices), (32, None)))
-    for one, other in ((got.state.server, wanted.state.server), (got.state.clients, wanted.state.clients)):
-        chex.assert_trees_all_close(one, other, rtol=2e-5, atol=2e-6)
-    np.testing.assert_allclose(got.received["loss"], wanted.received["loss"], rtol=2e-5)
-
-
 @pytest.mark.parametrize("place", ["host", "disk"])
 def test_chains_of_an_evaluation_are_whole_where_states_are_elsewhere(monkeypatch, place):
     data, settings = tiny_federation(SIZES), Settings(rounds=1, participation=2 / 7)

@@ -10,7 +10,7 @@ from problems import HYPER_PARAMETERS, diverging, tiny_federation, tiny_method, 
 
 from pfl_jax import InvalidInput, Settings, models, simulate, sweep
 from pfl_jax.data import federate
-from pfl_jax.engine import build, mapping, remembered
+from pfl_jax.engine import build, remembered
 from pfl_jax.engine.store import OnHost
 from pfl_jax.methods import make_method
 
@@ -388,12 +388,3 @@ def test_settings_about_transfers_and_types_change_nothing():
         got, strict = zip(*states(), strict=True)
     assert (usual, strict) == (("standard",) * 2, ("strict",) * 2)
     jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
-def test_a_run_on_one_device_says_once_that_cores_are_idle(caplog, monkeypatch):
-    monkeypatch.setattr(mapping, "cpu_cores", lambda: 3)
-    mapping.note_idle_cores.cache_clear()
-    method, federation = tiny_method("local"), tiny_federation()
-    for mesh in (simulate.client_mesh(), None, None):
-        simulate.run(method, federation, Settings(rounds=1), jax.random.key(0), mesh=mesh)
-        assert [record.args for record in caplog.records] == ([(3, 3)] if mesh is None else [])

@@ -6,7 +6,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 from pfl_jax import InvalidInput, LocalResult, methods, tasks
@@ -190,18 +189,6 @@ def test_the_clients_learn_the_callers_task():
 def test_an_unknown_check_is_refused():
     with pytest.raises(InvalidInput, match="there is no check 'stucture': choose structure"):
         check_method(methods.fedavg, skip=["stucture"])
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"local_steps": 3}, pytest.param({"optimizer": optax.adam(1e-2)}, marks=SLOW)],
-    ids=["steps", "optimizer"],
-)
-def test_given_values_take_the_place_of_the_problem_s(values):
-    subject = Subject(methods.fedper, **values)
-    assert subject.training.replace(**values) == subject.training
-    for check in ("structure", "vmap"):
-        CHECKS[check](subject)
 
 
 def test_an_error_in_a_method_says_where_it_was_and_which_leaves_were_expected():

@@ -226,9 +226,7 @@ RECIPE = {"lr": 0.05, "momentum": 0.5, "weight_decay": 5e-4}
 OPTIONS = {
     "fedper": {},
     "fedbn": {},
-    "ditto": {"lam": 0.7, "personal_epochs": 2},
     "fedas": {"align_lr": 0.1, "align_batch_size": 64, "align_epochs": 2},
-    "fedpac": {"lam": 0.7, "head_lr": 0.1, "head_epochs": 2},
 }
 
 
@@ -242,7 +240,7 @@ class Loop:
 
     def __init__(self, net, federation):
         self.net, self.server, self.clients = net, copy.deepcopy(net.state_dict()), []
-        self.centroids, self.aligns = torch.full((3, 8), torch.nan), False
+        self.aligns = False
         for i in range(federation.num_clients):
             data = client_data(federation, i, "train")
             size = int(data.mask.sum())
@@ -277,7 +275,7 @@ class Loop:
     def sizes(self):
         return [len(y) for _, y, _ in self.clients]
 
-    def partial(self, part, info):
+    def partial(self, part):
         """FedPer and FedBN, whose clients keep a part of the module."""
         trained = []
         for x, y, own in self.clients:
@@ -286,24 +284,6 @@ class Loop:
             trained.append(net.state_dict())
         self.collect(trained, self.sizes())
         self.keep(trained)
-
-    def ditto(self, info):
-        received, trained, personal = self.load(self.server), [], []
-        for x, y, own in self.clients:
-            net = self.load(own)
-
-            def loss(net=net, x=x, y=y):
-                pairs = zip(net.parameters(), received.parameters(), strict=True)
-                distance = sum(((mine - there.detach()) ** 2).sum() for mine, there in pairs)
-                return functional.cross_entropy(net(x), y) + 0.7 / 2 * distance
-
-            self.descend(net.parameters(), loss, epochs=2)
-            personal.append(net.state_dict())
-            net = self.load(self.server)
-            self.descend(net.parameters(), lambda net=net, x=x, y=y: functional.cross_entropy(net(x), y))
-            trained.append(net.state_dict())
-        self.collect(trained, self.sizes())
-        self.keep(personal)
 
     def aligned(self, x, own):
         """FedAS's received module, aligned with the client's own embeddings; the head is the client's."""
@@ -315,7 +295,7 @@ class Loop:
             self.descend(body, lambda: functional.mse_loss(net.features(x), targets), epochs=2, **plain)
         return net
 
-    def fedas(self, info):
+    def fedas(self):
         trained, traces = [], []
         for x, y, own in self.clients:
             net = self.aligned(x, own)
@@ -332,54 +312,14 @@ class Loop:
         self.keep(trained)
         self.aligns = True
 
-    def fedpac(self, info):
-        """The weights of the heads are the run's, since they are a quadratic program's."""
-        trained, heads, sums, counts = [], [], torch.zeros(3, 8), torch.zeros(3)
-        for x, y, own in self.clients:
-            net = self.load(self.server, {key: own[key] for key in own if key.startswith("fc.")})
-            features = net.eval().features(x).detach()
-            means = torch.stack([features[y == label].mean(0) for label in range(3)])
-            targets = torch.where(torch.isnan(self.centroids), means, self.centroids)[y]
-
-            def risk_of_head(head=net.fc, features=features, y=y):
-                return functional.cross_entropy(head(features), y)
-
-            self.descend(net.fc.parameters(), risk_of_head, 2, lr=0.1)
-            heads.append(copy.deepcopy(net.fc.state_dict()))
-            strength, net = (0.0 if torch.isnan(self.centroids).all() else 0.7), net.train()
-
-            def loss(net=net, x=x, y=y, targets=targets, strength=strength):
-                features = net.features(x)
-                risk = functional.cross_entropy(net.fc(features), y)
-                return risk + (strength * functional.mse_loss(features, targets) if strength else 0.0)
-
-            body = [*net.conv.parameters(), *net.norm.parameters(), *net.hidden.parameters()]
-            self.descend(body, loss)
-            trained.append(copy.deepcopy(net.state_dict()))
-            sums.index_add_(0, y, net.eval().features(x).detach())
-            counts += torch.bincount(y, minlength=3)
-        self.collect(trained, self.sizes())
-        self.centroids = torch.where(counts[:, None] > 0, sums / counts[:, None], self.centroids)
-        weights = torch.tensor(np.asarray(info["head_weights"]))
-        mixed = {key: torch.stack([head[key] for head in heads]) for key in heads[0]}
-        self.keep(
-            [
-                {f"fc.{key}": torch.tensordot(weights[i], value, 1) for key, value in mixed.items()}
-                for i in range(len(heads))
-            ]
-        )
-
-    def round(self, name, info):
-        parts = {"fedper": "fc.", "fedbn": "norm."}
-        if name in parts:
-            self.partial(parts[name], info)
+    def round(self, name):
+        if name == "fedas":
+            self.fedas()
         else:
-            getattr(self, name)(info)
+            self.partial({"fedper": "fc.", "fedbn": "norm."}[name])
 
     def deployed(self, name, client):
         x, _, own = self.clients[client]
-        if name == "ditto":
-            return own
         if name == "fedas":
             return self.aligned(x, own).state_dict()
         part = "norm." if name == "fedbn" else "fc."
@@ -394,8 +334,9 @@ def test_ten_rounds_are_those_of_a_loop_in_pytorch(name):
     loop, model = Loop(net, federation), from_torch(net, (2, 3, 1), 3)
     training = LocalTraining(batch_size=64, epochs=3, shuffle=False, **RECIPE)
     method = getattr(methods, name)(model, training, **OPTIONS[name])
-    for last in run(method, federation, Settings(rounds=10), jax.random.key(0)):
-        loop.round(name, last.info)
+    *_, last = run(method, federation, Settings(rounds=10), jax.random.key(0))
+    for _ in range(10):
+        loop.round(name)
     for i in range(federation.num_clients):
         found = to_torch(files.client_params(method, federation, last.state, client=i), copy.deepcopy(net)).state_dict()
         for key, wanted in loop.deployed(name, i).items():
