@@ -1,9 +1,12 @@
 """The public names: all there, loaded when first used, and documented down to their parameters."""
 
 import ast
+import contextlib
+import functools
 import importlib
 import inspect
 import os
+import pydoc
 import re
 import subprocess
 import sys
@@ -186,3 +189,20 @@ def test_docstrings_say_what_every_argument_is(module):
         members = [(where, thing) for where, thing in members if thing in METHODS.values()]
     missing = [words for where, thing in members for words in undocumented(where, thing)]
     assert not missing, "\n".join(missing)
+
+
+def resolves(module, reference):
+    """Whether a dotted name means something, in a module or by itself."""
+    for root in (module, pfl_jax):
+        with contextlib.suppress(AttributeError):
+            functools.reduce(getattr, reference.split("."), root)
+            return True
+    return pydoc.locate(reference) is not None
+
+
+@pytest.mark.parametrize("module", DOCUMENTED)
+def test_references_in_docstrings_lead_somewhere(module):
+    module = importlib.import_module(module)
+    # Dotted names only: a single word in backticks may be an argument, an option or a key.
+    found = set(re.findall(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)+)(?:\(\))?`", inspect.getsource(module)))
+    assert not [name for name in found if not resolves(module, name)]

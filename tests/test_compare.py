@@ -75,17 +75,14 @@ def test_ranks_and_the_critical_difference():
     ("asked", "words"),
     [
         (lambda: difference([np.zeros(3)], [np.zeros(4)]), "the same clients"),
-        (lambda: difference([np.zeros(3)], []), "the same clients"),
         (lambda: difference([], []), "the same clients"),
         (lambda: difference([np.array([1.0, np.nan])], [np.zeros(2)]), "not finite"),
         (lambda: difference([np.ones(2)], [np.zeros(2)], confidence=95), "confidence must be above 0 and below 1"),
         (lambda: holm([0.01, np.nan]), "p-value"),
         (lambda: mean_ranks(np.array([[1.0, np.nan]])), "without NaN"),
-        (lambda: mean_ranks(np.array([1.0, 2.0])), r"\[runs, methods\]"),
         (lambda: mean_ranks(np.zeros((0, 2))), r"\[runs, methods\]"),
         (lambda: critical_difference(3, 0), "runs must be at least 1"),
         (lambda: critical_difference(1, 10), "methods must be at least 2"),
-        (lambda: critical_difference(3, 10, alpha=5), "alpha must be above 0 and below 1"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(asked, words):

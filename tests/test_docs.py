@@ -19,6 +19,7 @@ from experiments.spec.options import Options
 from experiments.spec.presets import DEFAULT_PRESET
 from pfl_jax.messages import split
 from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import on_linear_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -81,6 +82,16 @@ def test_the_tables_say_what_a_method_keeps_and_sends(name):
         assert covers not in ("all", "nothing", "—")
 
 
+def test_the_methods_with_a_server_optimizer_are_listed():
+    (listed,) = re.findall(
+        r"\(`Method.server_is_mean`\): (.*?), and", (ROOT / "docs/training.md").read_text(), re.DOTALL
+    )
+    made = {name: on_linear_model(factory, {}) for name, factory in METHODS.items()}
+    assert set(re.findall(r"`(\w+)`", listed)) == {
+        name for name, method in made.items() if method and method.server_is_mean
+    }
+
+
 def test_commands_are_accepted(capsys):
     checked = 0
     for name, words in commands():
@@ -103,3 +114,9 @@ def test_commands_are_accepted(capsys):
             ours = [word for word in words if word.startswith("--")]
             assert all(option in known for option in ours if option != "--method"), (name, words)
     assert checked > 60
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_are_there(page):
+    for file, name in re.findall(r'pytest (?:-m [\w" ]+ )?(tests/\S+\.py)(?: -k (\w+))?(?=[`\n])', page.read_text()):
+        assert re.search(rf"def test_\w*{name}", (ROOT / file).read_text()), (file, name)

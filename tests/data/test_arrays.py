@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 
 from pfl_jax import ClientData, InvalidInput, client_mesh
-from pfl_jax.data import (
-    class_table,
-    client_data,
-    federate,
-    federate_runs,
-    from_arrays,
-    load,
-    partition,
-    select_run,
-)
+from pfl_jax.data import class_table, client_data, federate, federate_runs, from_arrays, load, partition, select_run
 from pfl_jax.engine import placement
 from pfl_jax.networks import models
 from pfl_jax.primitives import deployed_loss, fisher

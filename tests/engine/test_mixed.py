@@ -100,10 +100,7 @@ def test_a_network_of_its_own_for_the_shared_model():
 def test_results_do_not_depend_on_chunks_devices_or_where_states_are():
     several = method(several=2)
     want = last(several)
-    for other in (
-        last(several, settings={"chunk": None}, mesh=simulate.client_mesh()),
-        last(several, state_on="host"),
-    ):
+    for other in (last(several, settings={"chunk": None}, mesh=simulate.client_mesh()), last(several, state_on="host")):
         chex.assert_trees_all_close((other.received, other.trained), (want.received, want.trained), atol=1e-5)
         np.testing.assert_array_equal(other.cohort, want.cohort)
 

@@ -287,7 +287,7 @@ def test_fedgen(shared):
         assert_flat(server.generator, generator, rtol=2e-3, atol=2e-4)
         np.testing.assert_allclose(info["shares"], shares, rtol=1e-6)
     deployed = own[1] if shared == "model" else {**own[1], **reference.part(w, "head")}
-    got = method.personalize(key, server, states[1], data[1])
+    got = jax.jit(method.personalize)(key, server, states[1], data[1])
     full.assert_model(got, w if shared == "model" else deployed, rtol=1e-3, atol=1e-4)
 
 

@@ -199,7 +199,7 @@ def test_fedas_leaves_out_classes_without_a_global_mean():
     server = server._replace(centroids=jnp.ones_like(server.centroids), centroid_counts=counts)
     data = client_data(tiny_federation(full.SIZES), 0, "train")
     client = method.init_client(jax.random.key(1), server, data)
-    got = method.personalize(jax.random.key(2), server, client, data)
+    got = jax.jit(method.personalize)(jax.random.key(2), server, client, data)
     x, y = np.float64(data.x)[data.mask], np.asarray(data.y)[data.mask]
     x = x[y == 0]
     want = reference.to_numpy({"backbone": server.backbone, "head": server.head})

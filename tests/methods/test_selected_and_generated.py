@@ -201,5 +201,5 @@ def test_a_descriptor_is_of_a_mini_batch_in_training_and_of_all_examples_in_use(
     padded = data._replace(x=jnp.where(data.mask[:, None, None, None], data.x, 9.0))
     np.testing.assert_array_equal(descriptor(0, padded), descriptor(0, data))
     x, y = reference.examples(tiny_federation(), 1)
-    deployed = method.personalize(jax.random.key(0), server, (), data)
+    deployed = jax.jit(method.personalize)(jax.random.key(0), server, (), data)
     full.assert_model(deployed, reference.model_of(generated(networks_of(server), x, y)))

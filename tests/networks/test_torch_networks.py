@@ -20,20 +20,6 @@ from torch.nn import functional  # noqa: E402
 pytestmark = pytest.mark.slow
 
 
-class Cnn(nn.Module):
-    """As in PFLlib."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Sequential(nn.Conv2d(1, 8, 5), nn.ReLU(inplace=True), nn.MaxPool2d((2, 2)))
-        self.conv2 = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(inplace=True), nn.MaxPool2d((2, 2)))
-        self.fc1 = nn.Sequential(nn.Linear(144, 32), nn.ReLU(inplace=True))
-        self.fc = nn.Linear(32, 10)
-
-    def forward(self, x):
-        return self.fc(self.fc1(torch.flatten(self.conv2(self.conv1(x)), 1)))
-
-
 class Block(nn.Module):
     def __init__(self, inputs, width, stride, norm):
         super().__init__()
@@ -67,25 +53,6 @@ class ResNet(nn.Module):
         return self.fc(self.average(self.layers(self.pool(self.stem(x)))).flatten(1))
 
 
-class MobileNet(nn.Module):
-    """Inverted residuals with depthwise convolutions, squeeze-and-excitation and hard activations."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.Hardswish())
-        self.wide = nn.Sequential(nn.Conv2d(8, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU6(inplace=True))
-        self.depthwise = nn.Sequential(nn.Conv2d(24, 24, 5, 1, 2, groups=24), nn.BatchNorm2d(24), nn.Hardswish())
-        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(24, 6, 1), nn.ReLU(), nn.Conv2d(6, 24, 1))
-        self.narrow = nn.Sequential(nn.Conv2d(24, 8, 1, bias=False), nn.BatchNorm2d(8))
-        self.drop, self.fc = nn.Dropout(0.2), nn.Linear(8, 10)
-
-    def forward(self, x):
-        x = self.stem(x)
-        y = self.depthwise(self.wide(x))
-        y = y * functional.hardsigmoid(self.squeeze(y))
-        return self.fc(self.drop((x + self.narrow(y)).mean([2, 3])))
-
-
 class Vit(nn.Module):
     def __init__(self, width=16):
         super().__init__()
@@ -101,16 +68,6 @@ class Vit(nn.Module):
         return self.fc(self.encoder(x)[:, 0])
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind, **options):
-        super().__init__()
-        self.layers = kind(5, 8, num_layers=2, batch_first=True, dropout=0.2, **options)
-        self.fc = nn.Linear(16 if options else 8, 10)
-
-    def forward(self, x):
-        return self.fc(self.layers(x)[0][:, -1])
-
-
 class Text(nn.Module):
     def __init__(self, width=16):
         super().__init__()
@@ -124,15 +81,10 @@ class Text(nn.Module):
         return self.fc((x * real).sum(1) / real.sum(1).clamp(min=1))
 
 
-IMAGE, STEPS = (16, 16, 3), (7, 5)
 NETWORKS = {
-    "cnn": (Cnn, (20, 20, 1)),
     "resnet18, BatchNorm": (ResNet, (32, 32, 3)),
     "resnet18, GroupNorm": (lambda: ResNet(lambda width: nn.GroupNorm(2, width)), (32, 32, 3)),
-    "mobilenet": (MobileNet, IMAGE),
-    "vit": (Vit, IMAGE),
-    "lstm": (lambda: Recurrent(nn.LSTM), STEPS),
-    "gru, both ways": (lambda: Recurrent(nn.GRU, bidirectional=True), STEPS),
+    "vit": (Vit, (16, 16, 3)),
     "transformer": (Text, (12,)),
 }
 ROWS = 6
@@ -142,7 +94,7 @@ def without_dropout(net):
     for part in net.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-        if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
+        if isinstance(part, nn.MultiheadAttention):
             part.dropout = 0.0
     return net
 
@@ -223,11 +175,7 @@ class Small(nn.Module):
 
 
 RECIPE = {"lr": 0.05, "momentum": 0.5, "weight_decay": 5e-4}
-OPTIONS = {
-    "fedper": {},
-    "fedbn": {},
-    "fedas": {"align_lr": 0.1, "align_batch_size": 64, "align_epochs": 2},
-}
+OPTIONS = {"fedper": {}, "fedbn": {}, "fedas": {"align_lr": 0.1, "align_batch_size": 64, "align_epochs": 2}}
 
 
 class Loop:

@@ -11,12 +11,7 @@ from problems import tiny_federation
 from pfl_jax import ClientData
 from pfl_jax import data as datasets
 from pfl_jax.data import client_data
-from pfl_jax.primitives import (
-    fingerprint,
-    fingerprint_key,
-    label_feature_statistics,
-    order_by_fingerprint,
-)
+from pfl_jax.primitives import fingerprint, fingerprint_key, label_feature_statistics, order_by_fingerprint
 
 label_feature_statistics = jax.jit(label_feature_statistics, static_argnums=3)
 

@@ -1,12 +1,15 @@
 """FedPAC's head weights against float64 computations written from the paper's equations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference
 
-from pfl_jax.primitives import head_weights
-from pfl_jax.primitives.head_combination import _drop_negligible
+from pfl_jax.primitives import head_weights, in_float64
+from pfl_jax.primitives.head_combination import _drop_negligible, _weights_by_variances
 
 
 def groups_of_clients(clients, classes, sizes, seed=0, offset=0.0, features=16):
@@ -27,6 +30,25 @@ def groups_of_clients(clients, classes, sizes, seed=0, offset=0.0, features=16):
 
 def float32(*arrays):
     return [jnp.asarray(array, jnp.float32) for array in arrays]
+
+
+@pytest.mark.slow
+def test_head_weights_of_a_cohort_of_three_hundred_are_optimal():
+    mu, variance, counts = float32(*groups_of_clients(300, 10, [300, 600, 1200]))
+    # Before weights below 1e-3 are set to zero: of so many clients, these are a part that counts.
+    solve = functools.partial(_weights_by_variances, solver="auto")
+    solution = in_float64(solve)(mu, variance, counts)
+    assert float(solution.gap.max()) < 1e-6
+    weights, means = np.float64(solution.weights), np.float64(mu).reshape(300, -1)
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-5)
+    assert (weights >= 0).all()
+    noise = np.float64(variance) / np.float64(counts)
+    for own, row in zip(means, weights, strict=True):
+        # Eq. 46 and half its gradient, written for one client; the gap bounds what any other weights could gain.
+        differences = own - means
+        gradient = row * noise + differences @ (row @ differences)
+        objective = row @ gradient
+        assert (objective - gradient.min()) / objective < 1e-3
 
 
 def test_derivatives_of_head_weights():
