@@ -10,7 +10,8 @@ from pfl_jax.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pfl_jax", "experiments", "lab")
-FILES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py")) if "tests" not in path.parts]
+FOUND = (path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py")))
+FILES = [path for path in FOUND if "tests" not in path.relative_to(ROOT).parts]
 MOST_LINES = 350
 
 
