@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 from pfl_jax import Model
+from pfl_jax.fast import order
 from pfl_jax.fast.rewrite import fast
 
 LAST = ("NHWC", "HWIO", "NHWC")
@@ -98,6 +99,58 @@ def test_pooling(window):
     x = drawn(2, 7, 8, 3)
     assert_same(lambda x: lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID"), x)
     assert_same(lambda x: lax.reduce_window(x, 0.0, lax.add, window, window, "VALID"), x)
+
+
+def convolved(x, kernel):
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=LAST)
+
+
+def pooled(x, window=2, padding="VALID"):
+    return nn.max_pool(x, (window, window), strides=(window, window), padding=padding)
+
+
+def sizes_of(name, function, *args):
+    """Numbers of elements that an operation gives, each time it is called."""
+    shapes = re.findall(rf":\w+\[([\d,]+)\] = {name}[\[ ]", str(jax.make_jaxpr(function)(*args)))
+    return [int(np.prod([int(side) for side in shape.split(",")])) for shape in shapes]
+
+
+@pytest.mark.parametrize("activation", [lambda x: x, *order.ACTIVATIONS])
+def test_pooling_comes_before_bias_and_activation(activation):
+    """To the last bit; additions see a quarter of the elements."""
+
+    def network(x, kernel, bias):
+        return pooled(activation(convolved(x, kernel) + bias))
+
+    args = drawn(2, 6, 8, 3), drawn(3, 3, 3, 5), drawn(5)
+    assert_same(network, *args, gone=("conv_general_dilated", "reduce_window_max"))
+    np.testing.assert_array_equal(
+        pooled(activation(args[0] + args[2][:3])), fast(lambda x, b: pooled(activation(x + b)))(args[0], args[2][:3])
+    )
+    assert sizes_of("add", network, *args) == [2 * 6 * 8 * 5]
+    assert 2 * 6 * 8 * 5 not in sizes_of("add", fast(network), *args)
+
+
+STAY = {
+    "a function that may decrease": lambda x, bias: pooled(nn.gelu(x + bias)),
+    "a slope of one's own": lambda x, bias: pooled(nn.leaky_relu(x + bias, -0.5)),
+    "a product": lambda x, bias: pooled(x * bias),
+    "a sum with what differs in a window": lambda x, bias: pooled(x + x[:, ::-1] + bias) + 0 * pooled(x + x[:, ::-1]),
+    "a result that others read": lambda x, bias: (lambda y: pooled(y) + y.mean())(x + bias),
+    "a result of the program": lambda x, bias: (lambda y: (pooled(y), y))(x + bias),
+    "padding": lambda x, bias: pooled(nn.relu(x + bias), 3, "SAME"),
+}
+
+
+@pytest.mark.parametrize("what", STAY)
+def test_operations_before_a_pooling_that_stay_there(what):
+    args = drawn(2, 6, 8, 5), drawn(5)
+    before, after = (
+        {size for name in ("add", "mul") for size in sizes_of(name, f, *args)} for f in (STAY[what], fast(STAY[what]))
+    )
+    assert 2 * 6 * 8 * 5 in before & after
+    for got, wanted in zip(*(jax.tree.leaves(f(*args)) for f in (fast(STAY[what]), STAY[what])), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_not_faster_stays():
