@@ -108,7 +108,8 @@ def test_scores_and_losses_have_the_type_of_their_inputs():
         warnings.simplefilter("error", FutureWarning)
         logits, labels = jnp.ones((4, 3), jnp.float32), jnp.array([0, 1, 2, 0], jnp.int32)
         mask = jnp.ones(4, bool)
-        scores = jax.eval_shape(evaluation.score, lambda _, x: x, (), ClientData(logits, labels, mask))
+        data = ClientData(logits, labels, mask)
+        scores = jax.eval_shape(lambda data: evaluation.score(lambda _, x: x, (), data), data)
         loss, half = (
             jax.eval_shape(lambda x: losses.classwise_alignment(x, 2 * x, labels, mask, 3), logits.astype(kind))
             for kind in (jnp.float32, jnp.bfloat16)
