@@ -55,7 +55,7 @@ class Figures(MeasuredBatch):
         choose("figure", [self.figure], FIGURES[self.paper])
         choose("dataset", self.dataset, SPECS)
         choose("method", self.method, METHODS)
-        self.check_procedure()
+        super().check()
         if self.procedure not in (None, *self.content.procedures):
             raise InvalidInput(
                 f"{self.content.title} compares ways to align, and the released code has one: --procedure print"
@@ -75,11 +75,7 @@ class Figures(MeasuredBatch):
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
-        # The default is the same figure, named or not.
-        is_other = self.procedure not in (None, *self.content.procedures[:1])
-        procedure = ("--procedure", str(self.procedure)) if is_other else ()
-        words = (*rounds, *self.all_words, *procedure)
-        return Path("runs/figures") / batch.folder_name(self.paper, self.figure, words)
+        return self.folder_of(self.figure, self.content.procedures, *rounds)
 
     @property
     def content(self) -> Figure:
@@ -89,7 +85,8 @@ class Figures(MeasuredBatch):
     @property
     def every(self) -> list[Runs]:
         """Runs on each dataset."""
-        chosen = (self.seeds, self.method, self.rounds, self.all_words, self.procedure)
+        given = {name: value for name in ("procedure", "rounds") if (value := getattr(self, name)) is not None}
+        chosen = (self.seeds, self.method, given, self.all_words)
         datasets = self.dataset or self.content.datasets
         return [Runs(self.content, dataset, self.folder, self.asked, *chosen) for dataset in datasets]
 

@@ -11,13 +11,15 @@ import numpy as np
 import pandas as pd
 
 from experiments.commands.batch import Job, jobs_of_seeds, one_of_many, read_options
-from experiments.folder import load, stored_runs
+from experiments.folder.load import coverage_text, read
 from experiments.folder.run_folder import slug
+from experiments.folder.stored_runs import Group
 from experiments.papers import settings
 from experiments.papers.settings import PAPERS, Measure
 from experiments.show.draw import lines, over_runs, rows_of
 from experiments.show.pictures import Panel, Picture
 from experiments.spec import presets
+from experiments.spec.choices import FIELD
 from experiments.spec.identity import differences, relevant_options
 from experiments.spec.option_notes import assignments
 from experiments.spec.spec import Spec
@@ -73,7 +75,7 @@ class Runs:
 
     Attributes:
       asked: a measure of the paper -> the same with what is asked for.
-      chosen, rounds_asked, procedure: methods, rounds and procedure in place of the figure's.
+      chosen, given: methods, and values of options, in place of the figure's.
       words: of the command line, for all runs; they override `values`.
     """
 
@@ -83,9 +85,8 @@ class Runs:
     asked: Callable[[Measure], Measure]
     seeds: int = 1
     chosen: tuple[str, ...] = ()
-    rounds_asked: int | None = None
+    given: Values = dataclasses.field(default_factory=dict)
     words: tuple[str, ...] = ()
-    procedure: str | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -102,33 +103,19 @@ class Runs:
     @property
     def values(self) -> Values:
         """Options that all these runs share."""
-        asked = {"procedure": self.procedure, "rounds": self.rounds_asked}
-        return self.usual | {name: value for name, value in asked.items() if value is not None}
+        return self.usual | self.given
 
     @property
-    def procedure_name(self) -> str:
-        """Name of FedAS's procedure; "" for another paper."""
+    def procedure(self) -> str:
+        """FedAS's procedure; "" for another paper."""
         return self.values.get("procedure", "")
-
-    @property
-    def measure(self) -> Measure:
-        """Definition of the accuracies of the paper's own method."""
-        return self.asked(PAPERS[self.figure.paper].measure)
-
-    def measure_of(self, key: Key) -> Measure:
-        """Definition of a run's accuracies, with what is asked for."""
-        return self.asked(self.measure_in_paper(key))
-
-    def measure_in_paper(self, key: Key) -> Measure:
-        """Definition of a run's accuracies in the paper."""
-        return settings.measure(self.figure.paper, self.variants[key]["method"], self.procedure_name)
 
     @property
     def rounds(self) -> int:
         """Number of rounds, unless the words or a variant have another one."""
         return self.values.get("rounds") or presets.values(self.values["preset"], self.dataset)["rounds"]
 
-    @property
+    @functools.cached_property
     def variants(self) -> dict[Key, Values]:
         """Key of a run -> options that only it has."""
         return self.figure.variants(self)
@@ -137,6 +124,14 @@ class Runs:
     def varied(self) -> set[str]:
         """Names of the options that the runs differ in, which must not be set otherwise."""
         return {name for own in self.variants.values() for name in own}
+
+    def measure_in_paper(self, key: Key) -> Measure:
+        """Definition of a run's accuracies in the paper."""
+        return settings.measure(self.figure.paper, self.variants[key]["method"], self.procedure)
+
+    def measure_of(self, key: Key) -> Measure:
+        """Definition of a run's accuracies, with what is asked for."""
+        return self.asked(self.measure_in_paper(key))
 
     @functools.cached_property
     def jobs(self) -> dict[Key, list[Job]]:
@@ -152,22 +147,26 @@ class Runs:
         """Run with seed 0."""
         return one_of_many(self.dataset, values | read_options(self.dataset, words, **values | own) | own)
 
+    @functools.cached_property
+    def groups(self) -> dict[Key, Group]:
+        """Key of a run -> its finished runs."""
+        return {key: Group(" ".join(key), tuple(read(job.folder) for job in jobs)) for key, jobs in self.jobs.items()}
+
     @property
     def data(self) -> str:
         """Name of the data: "cifar10, JPEG copy", "cifar100 (embedded digit pairs)"."""
-        return load.data_name(self.config(next(iter(self.jobs))))
+        return next(iter(self.groups.values())).first.data_name
 
     def config(self, key: Key) -> dict[str, Any]:
         """Configuration of the first seed of a run."""
-        return load.read_config(self.jobs[key][0].folder)
+        return self.groups[key].first.config
 
     def curves(self, title: str, labels: Mapping[Key, str], main: Key) -> Panel:
         """Accuracy over rounds, a line with its label for each of some runs, the main one over the others."""
         rows = []
         for key in sorted(labels, key=lambda key: key == main):
-            runs, measure = [stored_runs.read(job.folder) for job in self.jobs[key]], self.measure_of(key)
-            rounds = [line["round"] for line in runs[0].lines]
-            rows.append(rows_of(labels[key], rounds, [run.curve(measure.protocol, measure.average) for run in runs]))
+            protocol, _, average = self.measure_of(key)
+            rows.append(rows_of(labels[key], *self.groups[key].curve(protocol, FIELD[average])))
         title += self.coverage(labels, is_curve=True)
         return Panel(title, functools.partial(lines, main=labels.get(main, "")), over_runs(pd.concat(rows)))
 
@@ -178,13 +177,13 @@ class Runs:
           keys: the runs.
           is_curve: whether all their rounds are shown, or one.
         """
-        summaries, everyone = [], load.number_of_clients(self.config(next(iter(self.jobs))))
-        for key in keys:
-            protocol = self.measure_of(key).protocol
-            for job in self.jobs[key]:
-                shown = stored_runs.read(job.folder).lines[0 if is_curve else -1 :]
-                summaries += [line[protocol] for line in shown]
-        words = load.coverage_text(summaries, everyone)
+        summaries = [
+            line[self.measure_of(key).protocol]
+            for key in keys
+            for run in self.groups[key].runs
+            for line in run.lines[0 if is_curve else -1 :]
+        ]
+        words = coverage_text(summaries, next(iter(self.groups.values())).first.everyone)
         return f"; over {words}" if words else ""
 
     def over_values(self, name: str, values: Sequence[float], keys: Mapping[str, Sequence[Key]]) -> pd.DataFrame:
@@ -197,24 +196,19 @@ class Runs:
         """
         found = []
         for label, of_values in keys.items():
-            reported: Any = [self.reported(key) for key in of_values]
-            runs = np.transpose(reported)
+            means = [self.groups[key].accuracy(self.measure_of(key)) for key in of_values]
+            runs = np.array([[*mean.per_seed.values()] for mean in means], np.float64).T
             found.append(rows_of(label, values, runs, x_label=name))
         return pd.concat(found)
-
-    def reported(self, key: Key) -> list[float | None]:
-        """Mean accuracy in percent in the reported round, for each seed."""
-        return [stored_runs.read(job.folder).accuracy(*self.measure_of(key)) for job in self.jobs[key]]
 
     def info(self, key: Key, name: str) -> list[dict[int, np.ndarray]]:
         """Vector or matrix of Info by evaluated round, for each seed, in the order of the clients."""
         found = []
-        for job in self.jobs[key]:
-            load.read_summary(job.folder)
+        for run in self.groups[key].runs:
             found.append({})
-            for line in load.read_metrics(job.folder):
+            for line in run.lines:
                 if name not in line.get("info", {}):
-                    raise InvalidInput(f"{job.folder} has no {name} of its rounds, which are too many numbers to log")
+                    raise InvalidInput(f"{run.path} has no {name} of its rounds, which are too many numbers to log")
                 values, order = np.asarray(line["info"][name]), np.argsort(line["cohort"])
                 found[-1][line["round"]] = values[np.ix_(*[order] * values.ndim)]
         return found
@@ -238,8 +232,8 @@ class Runs:
 
 def of_methods(runs: Runs) -> dict[Key, Values]:
     """Variants: a run of every method, as the paper has it."""
-    paper, procedure = runs.figure.paper, runs.procedure_name
-    return {(method,): settings.method_options(paper, method, procedure) for method in runs.methods}
+    own = functools.partial(settings.method_options, runs.figure.paper, procedure=runs.procedure)
+    return {(method,): own(method) for method in runs.methods}
 
 
 def curves(runs: Runs) -> list[Panel]:
@@ -265,9 +259,9 @@ def _caption(every: Sequence[Runs]) -> str:
         ours, paper = _measures(runs, runs.measure_of), _measures(runs, runs.measure_in_paper)
         paper_is = "" if ours == paper else f"; in the paper {paper}"
         sentences.append(f"Accuracy in percent {ours}{paper_is}.")
-    if name := runs.procedure_name:
+    if name := runs.procedure:
         sentences.append(f"Procedure {name}, {presets.PROCEDURES[name].title}.")
-    names = {method: settings.method_name(method, runs.procedure_name) for method in runs.methods}
+    names = {method: settings.method_name(method, runs.procedure) for method in runs.methods}
     if replaced := [f"{name} in place of {method}" for method, name in names.items() if name != method]:
         sentences.append(f"As released: {', '.join(replaced)}.")
     sentences += [f"{one.data}: {one.setting}." for one in every]

@@ -180,7 +180,7 @@ def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
 
 
 def _fisher(runs: Runs) -> list[Panel]:
-    seeds, is_pooled = replaced(runs), runs.measure.average == "examples"
+    seeds, is_pooled = replaced(runs), runs.measure_of(("fedas",)).average == "examples"
 
     def means(one: dict[str, np.ndarray], name: str) -> list[float]:
         counts = one["test_count"] if is_pooled else np.ones_like(one["test_count"])

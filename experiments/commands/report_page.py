@@ -10,26 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 from markupsafe import Markup
 
 from experiments.commands import report_charts as charts
-from experiments.folder import load
-from experiments.folder.best_round import evaluations, phase_summary
+from experiments.folder.best_round import evaluations
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, rounded, score_text, slug
-from experiments.folder.stored_runs import Group, chosen_on, goodness, ordered, plain, short
+from experiments.folder.stored_runs import Group, Mean, chosen_on, goodness, ordered, plain, short
 from experiments.folder.version import source_versions, versions_behind
 from experiments.host.console import duration
 from experiments.show.curves import left_out
 from experiments.show.pictures import Panel, Picture, as_svg
-from experiments.show.tables import Table, mean_text, number
+from experiments.show.tables import Table, score
 from experiments.show.tables import page as render
 from experiments.spec.choices import FIELD, Protocol
 from experiments.spec.groups import Data, Federation, Robustness
 from experiments.spec.option_notes import flag
 from pfl_jax.compare import MANY_RUNS
-from pfl_jax.primitives.metrics import Transfer
 from pfl_jax.validation import listed
 
 Maker: TypeAlias = Callable[[Sequence[Group]], list[Picture]]
@@ -96,18 +93,19 @@ def kinds(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """Heading -> the groups that stand side by side: on the same data and clients, with the same rounds and score."""
     found: dict[str, list[Group]] = {}
     for group in groups:
-        key = [group.data, group.axis, {name: group.setting.get(name) for name in _OF_A_TABLE}]
+        key = [group.first.data, group.first.axis, {name: group.first.setting.get(name) for name in _OF_A_TABLE}]
         found.setdefault(json.dumps(key, default=str), []).append(group)
     return {_heading(some[0], groups): some for some in found.values()}
 
 
 def _heading(group: Group, groups: Sequence[Group]) -> str:
     """Words that tell the data and clients of a group from others."""
-    alike = [one for one in groups if one.data == group.data]
-    words = [group.axis] if len({one.axis for one in alike}) > 1 else []
+    own = group.first
+    alike = [one.first for one in groups if one.first.data == own.data]
+    words = [own.axis] if len({one.axis for one in alike}) > 1 else []
     apart = [name for name in _OF_A_TABLE if len({repr(one.setting.get(name)) for one in alike}) > 1]
-    words += [short(name, group.setting[name]) for name in apart if name in group.setting]
-    return ", ".join([group.data, *words])
+    words += [short(name, own.setting[name]) for name in apart if name in own.setting]
+    return ", ".join([own.data, *words])
 
 
 _HEADINGS = {"std": "std over clients", "worst_decile": "worst decile", "jain": "Jain"}
@@ -136,70 +134,67 @@ def results(groups: Sequence[Group]) -> dict[Protocol, Table]:
 
 
 def _result(group: Group, protocol: Protocol) -> Row:
-    config, last = group.runs[0].config, group.rounds[-1] if group.rounds else 0
-    lines = group.lines(None)
-    primary, *others = load.task_of(config)["scores"]
-    percents = {*load.task_of(config)["in_percent"]}
+    first, lines, counted = group.first, group.results, group.counted
+    primary, *others = first.task["scores"]
+    percents = {*first.task["in_percent"]}
     if primary in percents:
         percents |= {"mean", "pooled", "std", "worst_decile"}
+    percent = "mean" in percents
 
-    def text(values: Sequence[float], name: str = "mean") -> str | None:
-        return score_text(statistics.fmean(values), percent=name in percents) if values else None
+    def text(mean: Mean, name: str = "mean") -> str | None:
+        """The mean alone: its deviation is in the first column of numbers."""
+        return mean.text(percent=name in percents).partition(" ±")[0]
 
-    # How many there are is a column of its own.
-    mean = mean_text(group.values(None, protocol), percent="mean" in percents).partition(" (")[0]
-    row: dict[str, str | None] = {"setting": group.label, "mean": mean if group.rounds else None}
-    if 1 < len(group.counted) < MANY_RUNS:
-        values = group.values(None, protocol)
-        row["each seed"] = " ".join(score_text(value, percent="mean" in percents) for value in values)
-    over = load.coverage_text([line[protocol] for line in lines if protocol in line], load.number_of_clients(config))
-    row |= {"clients": over.removesuffix(" clients"), VALIDATION: text(group.values(None, protocol, on=VALIDATION))}
+    mean = group.mean(protocol)
+    row: dict[str, str | None] = {"setting": group.label, "mean": mean.text(percent=percent)}
+    if mean.known and 1 < len(counted) < MANY_RUNS:
+        row["each seed"] = " ".join(score(value, percent=percent) for value in mean.per_seed.values())
+    row |= {"clients": group.coverage(protocol).removesuffix(" clients")}
+    row[VALIDATION] = text(group.mean(protocol, on=VALIDATION))
     for name in ("pooled", "std", "worst_decile", "jain", *others):
-        row[_HEADINGS.get(name, name)] = text(group.values(None, protocol, name), name)
-    row["best (round)"] = _best(group, protocol, percent="mean" in percents)
-    for heading, entry in _SUBSETS.items():
-        means = [((line.get(entry) or {}).get(protocol) or {}).get("mean") for line in lines]
-        row[heading] = text([mean for mean in means if mean is not None])
+        row[_HEADINGS.get(name, name)] = text(group.mean(protocol, name), name)
+    row["best (round)"] = _best(group, protocol, percent=percent)
+    row |= {heading: text(group.mean(protocol, on=entry)) for heading, entry in _SUBSETS.items()}
     if protocol == "received":
-        higher = load.task_of(config)["higher_is_better"]
-        over = [phase_summary(run.lines, higher_is_better=higher) for run in group.counted]
-        row |= {name: text([one[name] for one in over if one]) for name in Transfer._fields}
-    row["by network"] = _by_network(group, protocol, percent="mean" in percents)
+        row |= {name: text(mean) for name, mean in group.phases().items()}
+    row["by network"] = _by_network(group, protocol, percent=percent)
     if (figure := group.published) is not None:
         row["paper"] = Markup("{:.2f}<small>{}</small>").format(figure.accuracy_percent, figure.source)
         row["difference"] = _difference(group, protocol)
-    state = str(last) if group.is_finished else unfinished(f"{last} of {group.runs[0].spec.rounds}")
-    state = ", ".join(str(line["round"]) for line in lines) + " (kept)" if group.keeps else state
-    return row | {"seeds": str(len(group.counted)), "round": state}
+    state = ", ".join(dict.fromkeys(str(line["round"]) for line in lines)) or "0"
+    if group.keeps:
+        state += " (kept)"
+    elif not group.is_finished:
+        state = unfinished(f"{state} of {first.spec.rounds}")
+    seeds = str(len(counted)) if len(counted) == len(group.runs) else f"{len(counted)} of {len(group.runs)}"
+    return row | {"seeds": seeds, "round": state}
 
 
 def _by_network(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
     """Mean over the clients of each network after the last round, where a federation has several networks."""
     found: dict[str, list[float]] = {}
-    for run, line in zip(group.counted, group.lines(None), strict=False):
+    for run, line in zip(group.counted, group.results, strict=False):
         scores = line.get(f"{protocol}_per_client") or ()
-        for network, score in zip(run.config.get("networks", ()), scores, strict=False):
-            found.setdefault(network, []).extend([] if score is None else [score])
+        for network, value in zip(run.config.get("networks", ()), scores, strict=False):
+            found.setdefault(network, []).extend([] if value is None else [value])
     means = {network: statistics.fmean(of) for network, of in found.items() if of}
     return ", ".join(f"{network} {score_text(mean, percent=percent)}" for network, mean in means.items()) or None
 
 
 def units(group: Group) -> str:
     """Which score counts, and which ones are in percent, in a sentence."""
-    task = load.task_of(group.runs[0].config)
+    task = group.first.task
     percents = ", ".join(_HEADINGS.get(str(name), str(name)) for name in task["in_percent"])
     return f"Values are of {task['scores'][0]}; in percent: {percents or 'none'}."
 
 
 def _difference(group: Group, protocol: Protocol) -> str | None:
     """Our result minus the paper's, by the round and average of the paper's own measure."""
-    figure = group.published
-    assert figure is not None
-    measure = figure.measure
-    if not group.curve(protocol, FIELD[measure.average])[0]:
+    assert group.published is not None
+    measure = group.published.measure._replace(protocol=protocol)
+    if not group.curve(protocol, FIELD[measure.average])[0] or (ours := group.accuracy(measure).value) is None:
         return None
-    ours: list[Any] = [run.accuracy(protocol, measure.score, measure.average) for run in group.counted]
-    words = number(float(np.mean(ours)) - figure.accuracy_percent, "+.2f").replace("-", "\N{MINUS SIGN}")
+    words = f"{ours - group.published.accuracy_percent:+.2f}".replace("-", "\N{MINUS SIGN}")
     return words if measure.score == "last" else Markup("{}<small>best pooled</small>").format(words)
 
 
@@ -211,31 +206,31 @@ def _best(group: Group, protocol: Protocol, *, percent: bool) -> str | None:
     common = {at: [of_run[at] for of_run in rounds] for at in sorted(set.intersection(*map(set, rounds)))}
     validated = all(protocol in line.get(VALIDATION, {}) for lines in common.values() for line in lines)
 
-    def mean(at: int, *, validated: bool) -> float:
-        summaries = [(line[VALIDATION] if validated else line)[protocol]["mean"] for line in common[at]]
-        return math.nan if None in summaries else rounded(statistics.fmean(summaries))
+    def mean(at: int, *, validated: bool) -> float | None:
+        means = [(line[VALIDATION] if validated else line)[protocol]["mean"] for line in common[at]]
+        mean = Mean(dict(enumerate(means))).value
+        return None if mean is None else rounded(mean)
 
     # As the terminal does: the first of those that are equal as they are written.
-    means = {at: of for at in common if not math.isnan(of := mean(at, validated=validated))}
-    best = next((at for at, of in means.items() if of == load.best_mean(group.runs[0].config, means.values())), None)
-    return None if best is None else f"{score_text(mean(best, validated=False), percent=percent)} ({best})"
+    means = {at: of for at in common if (of := mean(at, validated=validated)) is not None}
+    best = next((at for at, of in means.items() if of == group.first.best(means.values())), None)
+    shown = None if best is None else mean(best, validated=False)
+    return None if shown is None else f"{score_text(shown, percent=percent)} ({best})"
 
 
 def options(groups: Sequence[Group]) -> tuple[Table | None, dict[str, str]]:
     """Options that differ or that not all of some settings side by side have; and options that all share."""
-    names = {group.label: group.setting for group in groups}
-    every = dict.fromkeys(itertools.chain.from_iterable(names.values()))
-    values = {_named(name): [plain(of.get(name)) for of in names.values()] for name in every}
+    names = {group.label: group.first.setting for group in groups}
+    values = {
+        name if name in ("dataset", "method") else flag(name): [plain(of.get(name)) for of in names.values()]
+        for name in dict.fromkeys(itertools.chain.from_iterable(names.values()))
+    }
     alike = {name: of[0] for name, of in values.items() if len({*of}) == 1}
     apart = {name: dict(zip(names, of, strict=True)) for name, of in values.items() if name not in alike}
     rows: list[Row] = [{"option": code(name)} | of for name, of in apart.items()]
     if len(names) > len(apart):
         rows = [{"setting": label} | {name: of[label] for name, of in apart.items()} for label in names]
     return Table.of("", rows) if apart else None, alike
-
-
-def _named(name: str) -> str:
-    return name if name in ("dataset", "method") else flag(name)
 
 
 def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[str, Any]]:
@@ -246,11 +241,9 @@ def versions(kinds: Mapping[str, Sequence[Group]]) -> tuple[Table | None, dict[s
     for heading, group, run in runs:
         who = f"{group.label}, seed {run.seed}" + (f", {heading}" if len(kinds) > 1 else "")
         about = run.config.get("versions", {}) | {"device": run.config.get("device")}
-        # Of a run that went on under other code, all that made it.
-        of_code = {
-            name: dict.fromkeys(str(one[name]) for one in versions_behind(run.config)) for name in source_versions()
-        }
-        about |= {name: ", then ".join(values) for name, values in of_code.items() if name in about}
+        for name in source_versions().keys() & about.keys():
+            # Of a run that went on under other code, all that made it.
+            about[name] = ", then ".join(dict.fromkeys(str(one[name]) for one in versions_behind(run.config)))
         for name, value in about.items():
             found.setdefault(name, {}).setdefault(str(value), []).append(who)
     alike = {name: next(iter(of)) for name, of in found.items() if [len(who) for who in of.values()] == [len(runs)]}

@@ -14,7 +14,6 @@ import pandas as pd
 from pfl_jax.atomic_write import write_binary
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
@@ -62,10 +61,10 @@ _wrapped = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_w
 
 
 class Panel(NamedTuple):
-    """A frame and the function that draws it, with the panel's width and height in inches."""
+    """A frame and the function (axes, frame) with its options that draws it, and width and height in inches."""
 
     title: str
-    draw: Callable[["Axes", pd.DataFrame], None]
+    draw: functools.partial[None]
     frame: pd.DataFrame
     inches: tuple[float, float] = (4.9, 2.9)
 
@@ -85,7 +84,7 @@ class Picture(NamedTuple):
             "caption": self.caption,
             "columns": self.columns,
             "panels": [
-                {"title": panel.title, "kind": _function(panel.draw).__name__, **_options(panel.draw)}
+                {"title": panel.title, "kind": panel.draw.func.__name__, **panel.draw.keywords}
                 # Missing numbers as null.
                 | {"frame": json.loads(str(panel.frame.to_json(orient="split")))}
                 for panel in self.panels
@@ -97,12 +96,10 @@ class Picture(NamedTuple):
         return hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
 
 
-def _function(draw: Any) -> Any:
-    return getattr(draw, "func", draw)
-
-
-def _options(draw: Any) -> dict[str, Any]:
-    return getattr(draw, "keywords", {})
+def chart(title: str, caption: str, draw: Callable[..., None], frame: pd.DataFrame, **options: Any) -> Picture:
+    """Picture of one panel, whose function has these options; `inches` among them is its size."""
+    size = {"inches": options.pop("inches")} if "inches" in options else {}
+    return Picture(title, caption, [Panel("", functools.partial(draw, **options), frame, **size)])
 
 
 def draw(picture: Picture, style: Mapping[Any, Any] = STYLE, *, is_narrow: bool = False) -> "Figure":

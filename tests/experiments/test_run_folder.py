@@ -32,11 +32,10 @@ from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
-from experiments.show.tables import Table, results_table
+from experiments.show.tables import results_table
 from experiments.spec.choices import PROTOCOLS
 from pfl_jax import InvalidInput, RoundResult
-from pfl_jax.primitives.metrics import Summary
-from pfl_jax.tasks import CLASSIFICATION, REGRESSION
+from pfl_jax.tasks import CLASSIFICATION
 
 NAN = float("nan")
 
@@ -209,32 +208,6 @@ def test_a_mean_over_some_of_the_clients_says_so():
     # The best round may be one of fewer clients than the last; none of these is.
     history.append(line(3, [0.6, 0.5], [0.6, 0.5]))
     assert len(rows(results_table(history, CLASSIFICATION, "title", "received"))[0]) == len(table[0]) - 1
-
-
-def test_names_are_no_markup_on_the_terminal():
-    made = Table("[b]title", ["a [red]head", "n"], [["w[red]x[/bold] :bug:", "1"]])
-    table = made.terminal(caption="[i]caption")
-    console = Terminal(file=io.StringIO(), width=80)
-    console.print(table)
-    shown = console.file.getvalue()
-    assert all(text in shown for text in ("a [red]head", "w[red]x[/bold] :bug:", "[b]title", "[i]caption"))
-
-
-def test_narrow_tables_lose_no_digit_whatever_the_names():
-    def text(table):
-        console = Console(file=io.StringIO(), width=80)
-        console.print(table)
-        return console.file.getvalue()
-
-    values = Summary(0.000743815, 0.000743815, 0.000434567, 0.00123456, 0.875, {"mae": 0.0231, "r2": -19929.8}, 4)
-    last = {"round": 2, "received": values._asdict() | values.others, "received_per_client": [0.0] * 4}
-    last["validation"] = {"received": last["received"]}
-    assert "…" not in text(results_table([last], REGRESSION, "title", "received"))
-    named = "fedavg model=mymodel.py:net task=none model_digest=0e7adbb2d4cb"
-    shown = text(Table("", ["method", *"abcdef"], [[named, *["0.00246 ± 0.00236"] * 6]]).terminal())
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
-    name, *numbers = ("".join(cells).replace(" ", "") for cells in zip(*lines, strict=True))
-    assert (name, set(numbers)) == (named.replace(" ", ""), {"0.00246±0.00236"})
 
 
 def test_the_table_has_the_third_protocol_and_the_best_round_over_test_examples():

@@ -193,13 +193,6 @@ def test_runs_of_one_shape_are_a_group():
     ]
 
 
-def test_the_dry_run_says_what_there_is_to_do(tmp_path, capsys):
-    assert main([*SWEEP, "--grid", "epochs=1,2", "--out", str(tmp_path / "sweep"), "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert out.count("4 runs together") == 2
-    assert out.count("# absent") == 8
-
-
 WORDS = ["--dataset", "digits", "--num-clients", "2", "--rounds", "2"]
 RATES = ["--method", "fedper", "--grid", "lr=0.05,0.1,0.2"]
 
