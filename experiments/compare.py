@@ -48,7 +48,6 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare runs with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         options, _ = parse(Options, "experiments.compare", __doc__, arguments)

@@ -79,12 +79,10 @@ class Figures(MeasuredBatch):
 
     @property
     def content(self) -> Figure:
-        """Content of the figure."""
         return FIGURES[self.paper][self.figure]
 
     @property
     def every(self) -> list[Runs]:
-        """Runs on each dataset."""
         given = {name: value for name in ("procedure", "rounds") if (value := getattr(self, name)) is not None}
         chosen = (self.seeds, self.method, given, self.all_words)
         datasets = self.dataset or self.content.datasets
@@ -105,7 +103,6 @@ class Figures(MeasuredBatch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a figure with command-line arguments, by default those of this process; return the exit code."""
     return batch.command(Figures, arguments)
 
 

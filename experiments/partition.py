@@ -51,7 +51,6 @@ class Words:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write what is asked for, with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         words, rest = parse(Words, "experiments.partition", __doc__, arguments, more=True)

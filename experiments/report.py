@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from experiments.cli.parser import check_new, parse
 from experiments.commands import report_charts as charts
@@ -63,16 +63,15 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a report with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         options, _ = parse(Options, "experiments.report", __doc__, arguments)
         if options.out is not None and options.plot is not None:
             raise InvalidInput("--out is for the page and --plot for a picture: give one of them")
-        out, headline = (options.out or Path("report.html")).expanduser(), options.eval_protocol
         for name, needed in (("width", "plot"), ("band", "width")):
             if getattr(options, name) and not getattr(options, needed):
                 raise InvalidInput(f"--{name} needs --{needed}")
+        out, headline = (options.plot or options.out or Path("report.html")).expanduser(), options.eval_protocol
         check_new("--plot", options.plot, *ENDINGS)
         # A page may be overwritten while its runs continue; nothing in a picture says that a report made it.
         if options.plot is None and out.exists() and not (out.is_file() and OURS in out.read_bytes()):
@@ -90,24 +89,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             of_kinds = {heading: stored_runs.labelled(some) for heading, some in of_kinds.items()}
         groups = stored_runs.renamed([one for some in of_kinds.values() for one in some], options.name)
         if options.plot is None:
-            write_text(out, page.page(groups, repeated, notes, more=_more(options)))
+            more = {"Features": charts.features} if options.features else {}
+            if options.client is not None:
+                more = {f"Client {options.client}": functools.partial(charts.client, number=options.client)} | more
+            write_text(out, page.page(groups, repeated, notes, more=more))
         else:
-            path, band = options.plot.expanduser(), options.band or "deviation"
-            curves.save_picture(groups, path, width=options.width, band=band)
+            curves.save_picture(groups, out, width=options.width, band=options.band or "deviation")
         runs = sum(len(group.runs) for group in groups)
-        print_line(Terminal(), f"{runs} run{'s' if runs > 1 else ''}: saved {options.plot or out}")
+        print_line(Terminal(), f"{runs} run{'s' if runs > 1 else ''}: saved {out}")
 
     return exit_code(work)
-
-
-def _more(options: Options) -> dict[str, Any]:
-    """Sections that are there on request: heading -> maker of their charts."""
-    found: dict[str, Any] = {}
-    if options.client is not None:
-        found[f"Client {options.client}"] = functools.partial(charts.client, number=options.client)
-    if options.features:
-        found["Features"] = charts.features
-    return found
 
 
 if __name__ == "__main__":

@@ -166,7 +166,6 @@ class Sweep(batch.Batch):
         return {} if is_given or len(named) < 2 else {"preset": DEFAULT_PRESET[self.dataset]}
 
     def jobs_of(self, setting: Setting) -> list[batch.Job]:
-        """Runs of a setting, one for each seed."""
         folder = self.folder / slug(" ".join(f"{option}={value}" for option, value in setting) or "runs")
         return batch.jobs_of_seeds(self._spec(setting), self.seeds, folder, self.title(setting), self.first_seed)
 
@@ -204,7 +203,6 @@ def _value(option: str, text: str) -> str | bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sweep with command-line arguments, by default those of this process; return the exit code."""
     return batch.command(Sweep, arguments)
 
 

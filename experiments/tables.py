@@ -78,7 +78,6 @@ class Tables(MeasuredBatch):
 
     @functools.cached_property
     def rows(self) -> list[Published]:
-        """The whole table."""
         rows = [row for row in published.load() if (row.paper, row.table) == (self.paper, self.table)]
         return [row._replace(procedure=self.procedure or row.procedure) for row in rows]
 
@@ -97,7 +96,6 @@ class Tables(MeasuredBatch):
         return there
 
     def jobs_of(self, row: Published) -> list[batch.Job]:
-        """Runs of a place of the table, one for each seed."""
         title = f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}"
         folder = self.folder / paper_table.folder_of(row)
         return batch.jobs_of_seeds(self._spec(row), self.seeds, folder, title)
@@ -146,7 +144,6 @@ class Tables(MeasuredBatch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a table with command-line arguments, by default those of this process; return the exit code."""
     return batch.command(Tables, arguments)
 
 

@@ -105,7 +105,6 @@ class Batch(abc.ABC):
 
     @property
     def all_words(self) -> tuple[str, ...]:
-        """Words for every run."""
         return self.words
 
     def options(self, dataset: str, **known: Any) -> dict[str, Any]:
@@ -121,7 +120,6 @@ class Batch(abc.ABC):
         """All runs in their order."""
 
     def groups(self, jobs: Sequence[Job]) -> list[list[Job]]:
-        """Groups of jobs that are run together."""
         return [[job] for job in jobs]
 
     @property
@@ -170,7 +168,6 @@ class Batch(abc.ABC):
 
     @property
     def folder(self) -> Path:
-        """Folder of the runs."""
         return (self.out or self.default_folder()).expanduser()
 
 

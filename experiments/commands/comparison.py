@@ -19,17 +19,8 @@ from experiments.show.tables import NOTHING, Table, markdown, number
 from experiments.spec.choices import Protocol
 from experiments.spec.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.spec.options import Options
-from pfl_jax.compare import (
-    FEWEST_PAIRS,
-    FEWEST_RUNS,
-    MANY_RUNS,
-    Difference,
-    critical_difference,
-    difference,
-    holm,
-    mean_ranks,
-    share_worse,
-)
+from pfl_jax import compare
+from pfl_jax.compare import Difference
 from pfl_jax.errors import InvalidInput
 
 BASELINE = "local"
@@ -67,7 +58,6 @@ class Compared(NamedTuple):
 
     @property
     def when(self) -> str:
-        """When the scores were measured."""
         return "in the kept rounds" if self.round is None else f"after round {self.round}"
 
     @property
@@ -88,7 +78,7 @@ class Compared(NamedTuple):
 
     def differences(self, reference: str) -> dict[str, Difference]:
         """Difference of each other method to a reference, the best method first."""
-        pair = functools.partial(difference, higher_is_better=self.higher_is_better)
+        pair = functools.partial(compare.difference, higher_is_better=self.higher_is_better)
         others = [name for name in self.means if name != reference]
         return {name: pair(self.of_runs(name), self.of_runs(reference)) for name in others}
 
@@ -135,8 +125,8 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     if not common:
         raise InvalidInput("there is no round in which all runs were evaluated: give runs of the same --eval-every")
     for seed in seeds:
-        (first, config), *configs = ((name, of[seed].config) for name, of in runs.items())
-        if others := [name for name, other in configs if not _have_same_clients(config, other)]:
+        (first, digest), *rest = ((name, of[seed].config.get("partition_digest")) for name, of in runs.items())
+        if others := [name for name, other in rest if other != digest]:
             raise InvalidInput(
                 f"the clients of {first} and {others[0]} have other examples with seed {seed}: give runs of one "
                 "partition"
@@ -168,14 +158,6 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     return Compared(*about, scores.dropna(), notes, reference, protocol, baseline)
 
 
-def _have_same_clients(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the clients of two configurations have the same examples: by digest, or in older runs without one by the
-    numbers of their examples and classes."""
-    digest, numbers = ["partition_digest"], ["train_examples", "test_examples", "class_table"]
-    compared = digest if all("partition_digest" in config for config in (one, other)) else numbers
-    return all(one.get(name) == other.get(name) for name in compared)
-
-
 def _unnamed(groups: Sequence[Group]) -> list[str]:
     """Options of all runs that differ between groups, and are in no group's name."""
     common = {*(field.name for field in dataclasses.fields(Options)), *TRAINING_HYPER_PARAMETERS} - {"method"}
@@ -199,7 +181,7 @@ def table(
         raise InvalidInput(f"--reference {reference} is none of {', '.join(names)}")
     rest, sign = compared.differences(reference), 1 if compared.higher_is_better else -1
     tests = {name: one.p_value for name, one in rest.items() if one.p_value is not None}
-    adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
+    adjusted = dict(zip(tests, compare.holm(list(tests.values())), strict=True))
     percent = compared.axis.endswith("%")
     text = functools.partial(score_text, percent=percent)
     by_seed, means = compared.scores.groupby("seed"), compared.means
@@ -220,7 +202,7 @@ def table(
         }
         if (baseline := compared.baseline) in names and reference != baseline:
             pair = compared.of_runs(name), compared.of_runs(baseline)
-            share = share_worse(*pair, higher_is_better=compared.higher_is_better)
+            share = compare.share_worse(*pair, higher_is_better=compared.higher_is_better)
             row[f"worse than {baseline}"] = NOTHING if name == baseline else f"{100 * share:.0f} %"
         rows.append(row | {head: texts[name] for head, texts in (reached or {}).items()})
     notes = _notes(compared, reference, rest)
@@ -244,18 +226,18 @@ def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) 
         notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")
     notes += compared.notes
     text = functools.partial(score_text, percent=compared.axis.endswith("%"), sign="+")
-    if 1 < many < MANY_RUNS:
+    if 1 < many < compare.MANY_RUNS:
         each = (f"{name} {' '.join(map(text, one.runs))}" for name, one in found.items())
         notes.append(f"Each seed, minus {reference}: {'; '.join(each)}.")
-    if many >= FEWEST_PAIRS:
+    if many >= compare.FEWEST_PAIRS:
         medians = (f"{name} {text(one.median_low)} to {text(one.median_high)}" for name, one in found.items())
         notes.append(f"95 % interval of the median over seeds, also where some seeds fail: {'; '.join(medians)}.")
     if many == 1:
         notes.append("One seed: the intervals are over clients alone, and other seeds may differ more.")
-    elif many < FEWEST_RUNS:
+    elif many < compare.FEWEST_RUNS:
         notes.append(
             f"{many} seeds: an interval that contains 0 does not show that methods are alike, since so few find only "
-            f"large differences; run {FEWEST_RUNS} or more."
+            f"large differences; run {compare.FEWEST_RUNS} or more."
         )
     return notes
 
@@ -320,8 +302,8 @@ def ranks(compared: Compared) -> Picture:
     means = compared.means
     if len(means) < 2:
         raise InvalidInput("--plot needs runs of two seeds at least: ranks are compared over runs")
-    found = pd.Series(mean_ranks(means.to_numpy(), higher_is_better=compared.higher_is_better), means.columns)
-    least = critical_difference(len(found), len(means))
+    found = pd.Series(compare.mean_ranks(means.to_numpy(), higher_is_better=compared.higher_is_better), means.columns)
+    least = compare.critical_difference(len(found), len(means))
     caption = f"Grey bars reach to the methods that cannot be told apart: critical difference {least:.2f} at 5 %."
     frame = found.sort_values(kind="stable").to_frame(f"mean rank over {len(means)} runs")
     size = 5.2, 0.9 + 0.22 * len(found)

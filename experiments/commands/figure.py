@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -35,13 +36,20 @@ SETTING = ("num_clients", "train_size", "rounds", "participation", "partition", 
 """Options that the caption names."""
 
 
+class Part(NamedTuple):
+    """Part of a figure on one dataset: the options that each of its runs adds to the common ones, its method included,
+    and the panels that are made of the finished runs."""
+
+    variants: "Callable[[Runs], dict[Key, Values]]"
+    panels: "Callable[[Runs], list[Panel]]"
+
+
 @dataclass(frozen=True)
 class Figure:
-    """Figure of a paper: its runs on each dataset, and the panels made of their results.
+    """Figure of a paper.
 
     Attributes:
-      variants: options that each run adds to the common `values`, its method included.
-      panels: panels from the finished runs on one dataset.
+      values: options that all runs share.
       methods: those that are compared.
       note: choices that the paper leaves open, for the caption.
       fixed: common options on which the panels rely, which cannot be given.
@@ -52,8 +60,7 @@ class Figure:
     paper: str
     number: int
     subject: str
-    variants: "Callable[[Runs], dict[Key, Values]]"
-    panels: "Callable[[Runs], list[Panel]]"
+    parts: tuple[Part, ...]
     datasets: tuple[str, ...] = ("cifar10",)
     methods: tuple[str, ...] = ()
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -107,7 +114,6 @@ class Runs:
 
     @property
     def procedure(self) -> str:
-        """FedAS's procedure; "" for another paper."""
         return self.values.get("procedure", "")
 
     @property
@@ -118,7 +124,7 @@ class Runs:
     @functools.cached_property
     def variants(self) -> dict[Key, Values]:
         """Key of a run -> options that only it has."""
-        return self.figure.variants(self)
+        return {key: own for part in self.figure.parts for key, own in part.variants(self).items()}
 
     @property
     def varied(self) -> set[str]:
@@ -126,7 +132,6 @@ class Runs:
         return {name for own in self.variants.values() for name in own}
 
     def measure_in_paper(self, key: Key) -> Measure:
-        """Definition of a run's accuracies in the paper."""
         return settings.measure(self.figure.paper, self.variants[key]["method"], self.procedure)
 
     def measure_of(self, key: Key) -> Measure:
@@ -230,23 +235,12 @@ class Runs:
         return assignments(others | {name: had for name, (had, _) in found.items() if name != "eval_every"})
 
 
-def of_methods(runs: Runs) -> dict[Key, Values]:
-    """Variants: a run of every method, as the paper has it."""
-    own = functools.partial(settings.method_options, runs.figure.paper, procedure=runs.procedure)
-    return {(method,): own(method) for method in runs.methods}
-
-
-def curves(runs: Runs) -> list[Panel]:
-    """Panel of accuracy over rounds, a line for each method, the paper's own over the others."""
-    return [runs.curves(runs.data, {(method,): method for method in runs.methods}, (runs.figure.methods[-1],))]
-
-
 def compose(every: Sequence[Runs]) -> Picture:
     """Picture of a figure from its finished runs on each dataset."""
     figure = every[0].figure
     panels: list[Panel] = []
     for runs in every:
-        for panel in figure.panels(runs):
+        for panel in itertools.chain.from_iterable(part.panels(runs) for part in figure.parts):
             several = len(every) > 1 and runs.data not in panel.title
             panels.append(panel._replace(title=f"{panel.title}, {runs.data}") if several else panel)
     where = f" on {every[0].data}" if len(every) == 1 else ""

@@ -115,7 +115,6 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        """Our accuracy minus the paper's."""
         return None if self.mean is None or self.published is None else self.mean - self.published
 
     @property
@@ -255,7 +254,6 @@ def _deviation_notes(entries: Sequence[Entry]) -> list[str]:
 
 
 def table(comparison: Comparison) -> Table:
-    """A row for each method, a column for each column of the paper's table."""
     entries = {(entry.column, entry.row.method): entry for entry in comparison.entries}
     columns = list(dict.fromkeys(column for column, _ in entries))
     rows = [

@@ -20,7 +20,7 @@ from experiments.folder.stored_runs import Group, Mean, chosen_on, goodness, ord
 from experiments.folder.version import source_versions, versions_behind
 from experiments.host.console import duration
 from experiments.show.curves import left_out
-from experiments.show.pictures import Panel, Picture, as_svg
+from experiments.show.pictures import Picture, as_svg
 from experiments.show.tables import Table, score
 from experiments.show.tables import page as render
 from experiments.spec.choices import FIELD, Protocol
@@ -65,7 +65,7 @@ def page(
         _TEMPLATE,
         is_html=True,
         style=Markup(_TEMPLATE.with_name("page.css").read_text()),
-        source=_as_link,
+        source=lambda panel: f"data:image/svg+xml;base64,{base64.b64encode(as_svg(panel).encode()).decode()}",
         groups=groups,
         kinds=by_kind,
         charts={heading: of for heading, of in made.items() if any(of.values()) or heading == "Curves"},
@@ -81,12 +81,8 @@ def page(
         runs=[run for group in groups for run in group.runs],
         repeated=repeated,
         titles=charts.PROTOCOL_TITLES,
-        units=" ".join(dict.fromkeys(map(units, groups))),
+        units=" ".join(dict.fromkeys(_units(group.first.task) for group in groups)),
     )
-
-
-def _as_link(panel: Panel) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(as_svg(panel).encode()).decode()}"
 
 
 def kinds(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -181,9 +177,8 @@ def _by_network(group: Group, protocol: Protocol, *, percent: bool) -> str | Non
     return ", ".join(f"{network} {score_text(mean, percent=percent)}" for network, mean in means.items()) or None
 
 
-def units(group: Group) -> str:
+def _units(task: Mapping[str, Any]) -> str:
     """Which score counts, and which ones are in percent, in a sentence."""
-    task = group.first.task
     percents = ", ".join(_HEADINGS.get(str(name), str(name)) for name in task["in_percent"])
     return f"Values are of {task['scores'][0]}; in percent: {percents or 'none'}."
 

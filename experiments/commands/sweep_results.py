@@ -124,7 +124,6 @@ def _trials(groups: Sequence[Group]) -> str:
 
 
 def _title(groups: Sequence[Group], data: Sequence[str]) -> str:
-    """Methods, data and seeds."""
     methods, seeds = list(dict.fromkeys(group.method for group in groups)), [run.seed for run in groups[0].runs]
     names = ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
     words = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"

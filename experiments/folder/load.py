@@ -45,7 +45,6 @@ def read_summary(folder: str | Path) -> dict[str, Any]:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Configuration of a run; InvalidInput if it cannot be read."""
     return read_json(Path(folder) / CONFIG)
 
 
@@ -92,7 +91,6 @@ class StoredRun:
 
     @property
     def data(self) -> str:
-        """Description of the data."""
         return self.config["data"]["description"]
 
     @property
@@ -124,7 +122,6 @@ class StoredRun:
 
     @property
     def headline(self) -> Protocol:
-        """Protocol that is reported first."""
         return self.asked or self.spec.eval_protocol
 
     @property

@@ -212,7 +212,6 @@ def short(name: str, value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """Value as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -65,7 +65,6 @@ class Published(NamedTuple):
 
     @property
     def measure(self) -> Measure:
-        """Definition of the accuracy."""
         return settings.measure(self.paper, self.method, self.procedure)
 
 

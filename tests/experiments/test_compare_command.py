@@ -251,8 +251,6 @@ OTHER_EXAMPLES = "clients of fedpac and local have other examples with seed 1: g
 @pytest.mark.parametrize(
     ("spoil", "more", "said"),
     [
-        (lambda folder: edit(folder / "local-1", train_examples=[21] * 5), [], OTHER_EXAMPLES),
-        (lambda folder: edit(folder / "local-1", class_table=[[20] + [0] * 9] * 5), [], OTHER_EXAMPLES),
         (other_examples, [], OTHER_EXAMPLES),
         (lambda folder: edit(folder / "local-1", data=OTHER_DATA), [], "different data are not compared"),
         (another_score, [], "different scores are not compared: accuracy in %; mse"),

@@ -227,7 +227,7 @@ def test_head_weights_are_of_the_clients_and_their_statistics_are_said(tmp_path)
     words = ("--covariance", "empirical")
     (asked,) = finished("fedpac", "2", tmp_path / "asked", is_real=True, words=words)
     assert "Not the paper's setting, but --covariance empirical." in compose([asked]).caption
-    log = runs.jobs["s=0", "fedpac"][0].folder / "metrics.jsonl"
+    log = runs.jobs["s=0",][0].folder / "metrics.jsonl"
     log.write_text(log.read_text().replace("head_weights", "other"))
     assert "digest" not in (log.parent / "summary.json").read_text()
     with pytest.raises(figures.InvalidInput, match="has no head_weights"):
