@@ -84,9 +84,8 @@ class Figures(MeasuredBatch):
     @property
     def every(self) -> list[Runs]:
         given = {name: value for name in ("procedure", "rounds") if (value := getattr(self, name)) is not None}
-        chosen = (self.seeds, self.method, given, self.all_words)
         datasets = self.dataset or self.content.datasets
-        return [Runs(self.content, dataset, self.folder, self.asked, *chosen) for dataset in datasets]
+        return [Runs(self.content, dataset, self, self.method, given) for dataset in datasets]
 
     def jobs(self, console: Console) -> list[batch.Job]:
         every = [job for runs in self.every for jobs in runs.jobs.values() for job in jobs]

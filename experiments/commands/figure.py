@@ -5,13 +5,12 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from experiments.commands.batch import Job, jobs_of_seeds, one_of_many, read_options
+from experiments.commands.batch import Job, MeasuredBatch, jobs_of_seeds, one_of_many, read_options
 from experiments.folder.load import coverage_text, read
 from experiments.folder.run_folder import slug
 from experiments.folder.stored_runs import Group
@@ -81,19 +80,15 @@ class Runs:
     """Runs of a figure on one dataset, and their results once they are finished.
 
     Attributes:
-      asked: a measure of the paper -> the same with what is asked for.
+      order: the command.
       chosen, given: methods, and values of options, in place of the figure's.
-      words: of the command line, for all runs; they override `values`.
     """
 
     figure: Figure
     dataset: str
-    folder: Path
-    asked: Callable[[Measure], Measure]
-    seeds: int = 1
-    chosen: tuple[str, ...] = ()
-    given: Values = dataclasses.field(default_factory=dict)
-    words: tuple[str, ...] = ()
+    order: MeasuredBatch
+    chosen: tuple[str, ...]
+    given: Values
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -136,16 +131,16 @@ class Runs:
 
     def measure_of(self, key: Key) -> Measure:
         """Definition of a run's accuracies, with what is asked for."""
-        return self.asked(self.measure_in_paper(key))
+        return self.order.asked(self.measure_in_paper(key))
 
     @functools.cached_property
     def jobs(self) -> dict[Key, list[Job]]:
         """Key of a run -> a job for each seed; equal commands have one folder."""
         found, folders = {}, {}
         for key, own in self.variants.items():
-            spec = self._spec(self.values, own, self.words)
+            spec = self._spec(self.values, own, self.order.all_words)
             name = folders.setdefault(spec.command(), slug(" ".join([self.dataset, *key])))
-            found[key] = jobs_of_seeds(spec, self.seeds, self.folder / name, name)
+            found[key] = jobs_of_seeds(spec, self.order.seeds, self.order.folder / name, name)
         return found
 
     def _spec(self, values: Values, own: Values, words: tuple[str, ...] = ()) -> Spec:
@@ -259,8 +254,8 @@ def _caption(every: Sequence[Runs]) -> str:
     if replaced := [f"{name} in place of {method}" for method, name in names.items() if name != method]:
         sentences.append(f"As released: {', '.join(replaced)}.")
     sentences += [f"{one.data}: {one.setting}." for one in every]
-    over = f"Means over seeds 0 to {runs.seeds - 1}; bands are their range."
-    sentences.append("Seed 0." if runs.seeds == 1 else over)
+    over = f"Means over seeds 0 to {runs.order.seeds - 1}; bands are their range."
+    sentences.append("Seed 0." if runs.order.seeds == 1 else over)
     sentences += [
         f"Not the paper's setting, but {words}." for words in dict.fromkeys(one.deviations for one in every) if words
     ]
