@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from run_folders import SMALL, write_run
 
+from experiments import report as page
 from experiments.commands import report_charts as charts
-from experiments.commands import report_page as page
 from experiments.folder import stored_runs
 from experiments.folder.stored_runs import goodness, ordered
 from experiments.folder.stored_runs import grouped as groups_of
@@ -182,7 +182,7 @@ def test_labels_tell_settings_and_data_apart(tmp_path):
         "digits (files)": ["fedpac lam=1 alignment", "fedpac lam=0.5 alignment", "fedpac lam=1 no-alignment", "fedper"],
         "others": ["fedpac"],
     }
-    apart, alike = page.options(of_kinds["digits (files)"])
+    apart, alike = page.configuration(of_kinds["digits (files)"])
     (row,) = [row for row in apart.rows if "--lam<" in row[0]]
     assert list(row[1:]) == ["1", "0.5", "1", "—"]
     assert (alike["--rounds"], alike["dataset"]) == ("4", "digits")
