@@ -17,6 +17,9 @@ def pool_first(jaxpr: core.Jaxpr) -> core.Jaxpr:
 
     The outputs are the same to the last bit. Where the sum with the bias rounds two elements of a window to the same
     value, the gradient goes to the larger of them instead of the first.
+
+    Args:
+      jaxpr: the program of a function.
     """
     equations: list[Any] = list(jaxpr.eqns)
     for number, pool in enumerate(jaxpr.eqns):
