@@ -16,7 +16,7 @@ def pool_first(jaxpr: core.Jaxpr) -> core.Jaxpr:
     """Jaxpr in which max pooling comes before the biases and activations whose results it alone reads.
 
     The outputs are the same, up to the rounding of activations other than ReLU and leaky ReLU. Where the sum with the
-    bias rounds two elements of a window to the same value, the gradient goes to the larger of them instead of the first.
+    bias rounds two elements of a window to the same value, the gradient goes to the larger instead of the first.
 
     Args:
       jaxpr: the program of a function.
