@@ -36,13 +36,10 @@ def _begin_command() -> None:
 
 
 def _refuse_unknown_module() -> None:
-    """Exit with a one-line error when `python -m experiments.NAME` names an unknown module.
-
-    Python would end with an error of its own and exit code 1.
-    """
-    wanted = next((word.removeprefix("-m") for word in sys.orig_argv if f"{__name__}." in word), "")
-    name = wanted.removeprefix(f"{__name__}.")
-    if wanted != name and name.isidentifier() and importlib.util.find_spec(wanted) is None:
+    """Exit with one line if `python -m experiments.NAME` names no module; Python would exit with code 1."""
+    words = sys.orig_argv
+    package, _, name = words[words.index("-m") + 1].partition(".") if "-m" in words else ("", "", "")
+    if package == __name__ and name.isidentifier() and importlib.util.find_spec(f"{package}.{name}") is None:
         # Imported now: Python imports this package before all else.
         from pfl_jax.validation import unknown
 
@@ -50,16 +47,11 @@ def _refuse_unknown_module() -> None:
         sys.exit(2)
 
 
-def _show_known_help() -> None:
-    """End the process with the help that it asks for, if that was shown before."""
+# Python imports this package first for a command, with "-m" in place of its name. An import in a program sets nothing.
+if sys.argv[:1] == ["-m"]:
+    _begin_command()
     from experiments import known_help
 
     if known_help.show():
         sys.exit(0)
-
-
-# Python imports this package first for a command, with "-m" in place of its name. An import in a program sets nothing.
-if sys.argv[:1] == ["-m"]:
-    _begin_command()
-    _show_known_help()
     _refuse_unknown_module()

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,30 +20,26 @@ SOURCES = [Path(__file__).parent, Path(__file__).parents[1] / "pfl_jax"]
 
 def show() -> bool:
     """Show the help that this process's command asks for, if it is known; whether it is."""
-    try:
-        path = _path(sys.orig_argv)
-        text = path.read_text(encoding="utf-8") if path is not None else ""
-    except (OSError, UnicodeDecodeError):
+    path = _path(sys.orig_argv)
+    if path is None or not path.is_file():
         return False
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:
-        # The reader has exited, as `head` does; Python would report the rest at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return bool(text)
+    # As other programs do where the reader, such as `head`, exits first.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(path.read_text(encoding="utf-8"), end="", flush=True)
+    return True
 
 
 def keep(text: str) -> None:
-    """Keep the help of this process's command; without a home folder or on a full disk it is not kept."""
-    with contextlib.suppress(OSError, UnicodeEncodeError):
-        path = _path(sys.orig_argv)
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all, whoever else writes it.
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+    """Keep the help of this process's command, if a later one can show it."""
+    path = _path(sys.orig_argv)
+    # On a full disk it is not kept.
+    with contextlib.suppress(OSError):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Whole or not at all, whoever else writes it.
+            partial = path.with_name(f"{path.name}.{os.getpid()}")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
 
 
 def _path(words: Sequence[str], sources: Sequence[Path] = SOURCES) -> Path | None:
@@ -53,12 +50,8 @@ def _path(words: Sequence[str], sources: Sequence[Path] = SOURCES) -> Path | Non
     if module.partition(".")[0] != "experiments" or not {"-h", "--help"} & {*words} or not plain or of_files:
         return None
     whole = hashlib.sha256(repr([module, words, sys.version, shutil.get_terminal_size().columns]).encode())
-    for folder in sources:
-        for path in sorted(folder.rglob("*.py")):
-            stat = path.stat()
-            whole.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
-    try:
-        root = Path(os.environ.get("PFL_JAX_CACHE") or "~/.cache/pfl_jax").expanduser()
-    except RuntimeError:
-        return None
+    for path in sorted(path for folder in sources for path in folder.rglob("*.py")):
+        stat = path.stat()
+        whole.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
+    root = Path(os.environ.get("PFL_JAX_CACHE") or os.path.expanduser("~/.cache/pfl_jax"))
     return root / "help" / f"{whole.hexdigest()[:32]}.txt"

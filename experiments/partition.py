@@ -18,9 +18,9 @@ from experiments import DATASETS
 from experiments.cli import command as parsing
 from experiments.cli.parser import check_new, parse
 from experiments.commands.report_charts import classes_by_clients
-from experiments.host.console import Terminal, print_line
+from experiments.host.console import Terminal, print_line, warnings_as_notes
 from experiments.host.exit_codes import exit_code, exit_process
-from experiments.run.build import divide_and_tell, load_examples
+from experiments.run.data import divide, load_examples
 from experiments.show.pictures import ENDINGS, Picture
 from experiments.show.pictures import save as draw
 from experiments.spec.option_notes import Argument, label
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _write(words: Words, spec: parsing.Spec, console: Console) -> None:
     spec, dataset = load_examples(spec, console)
-    parts = divide_and_tell(spec, dataset, console)
+    with warnings_as_notes(console):
+        parts = divide(spec, dataset)
     number = len(parts.train)
     names = [f"{one:0{len(str(number - 1))}d}" for one in range(number)]
     names = dataset.client_names if spec.partition == "natural" else names

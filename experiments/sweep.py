@@ -179,9 +179,9 @@ class Sweep(batch.Batch):
 
     def run(self, jobs: Sequence[batch.Job], console: Console) -> None:
         # Imported now, so that errors and --help do not wait for it.
-        from experiments.run import together
+        from experiments.run.run import run_together
 
-        together.run([job.spec.in_folder(job.folder) for job in jobs], console)
+        run_together([job.spec.in_folder(job.folder) for job in jobs], console)
 
     def finish(self, console: Console) -> None:
         from experiments.commands.sweep_results import save

@@ -5,10 +5,10 @@ from pathlib import Path
 from experiments.folder import load
 from experiments.folder.run_folder import DIGESTS
 from experiments.folder.version import commit_of, method_version
+from experiments.run.data import is_file
 from experiments.run.trackers import LONG
 from experiments.spec.option_notes import label
 from experiments.spec.own_code import OTHER_FILES
-from experiments.spec.own_data import is_file
 from lab import committed
 from lab.queue.planned import PlannedRun
 from pfl_jax.errors import InvalidInput

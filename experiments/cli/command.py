@@ -7,15 +7,18 @@ from typing import Any
 
 from experiments.cli import parser
 from experiments.cli.parser import OptionGroup, options_of, summary
+from experiments.folder.run_folder import CONFIG
 from experiments.host.exit_codes import exit_code
 from experiments.spec import presets
 from experiments.spec.choices import CUSTOM
 from experiments.spec.hyper_parameters import method_options
-from experiments.spec.option_notes import Option, assignments, identifier, label, texts_of
+from experiments.spec.option_notes import Option, assignments, identifier, is_own, label, texts_of
 from experiments.spec.options import GROUPS, Options, names_of
 from experiments.spec.own_code import CODE, method_factory
 from experiments.spec.spec import DATASET, SELECTION, Spec, unknown_option, usual_values, values_in
 from pfl_jax.errors import InvalidInput
+from pfl_jax.frames import read_json
+from pfl_jax.methods import METHODS
 from pfl_jax.methods.factories import function_of
 
 
@@ -80,17 +83,19 @@ def read(dataset: str, words: Sequence[str], **known: Any) -> dict[str, Any]:
 
 def _resumed_method(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Method of the run that --resume names; nothing where it cannot be read, and `resumed` says what is wrong."""
-    # Imported now, as all that only some commands need.
-    from experiments.folder.load import read_config
-    from experiments.run.resume import errors_of_config, own_values
-
     folder = Path(chosen["resume"]).expanduser()
     try:
-        config = read_config(folder)
-    except InvalidInput:
+        config = read_json(folder / CONFIG)
+        method = config["options"]["method"]
+        known = {"method": method} if method in METHODS else {}
+    except (InvalidInput, KeyError, TypeError):
         return {}
-    with errors_of_config(folder):
-        return {"method": own_values(config, chosen)["method"]}
+    if is_own(method):
+        # Imported now, as all that only some commands need. It says that the command has to name the file.
+        from experiments.run.resume import spec_of
+
+        spec_of(config, folder, named=chosen)
+    return known
 
 
 def _grouped(method: str, options: Mapping[str, Option]) -> list[OptionGroup]:

@@ -71,12 +71,12 @@ def parse(
 
 
 def split(
-    words: Iterable[str], groups: Sequence[OptionGroup], module: str = "", description: str | None = None
+    words: Sequence[str], groups: Sequence[OptionGroup], module: str = "", description: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Values of the options on a command line, and the words that belong to none; no --help without a description."""
     options = {name: option for group in groups for name, option in group.options.items()}
     without_name = [option.argument.metavar for option in options.values() if option.argument.form == "positional"]
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog=f"python -m {module}",
         usage=" ".join(["%(prog)s [OPTIONS]", *without_name]),
         description=description and _escaped(inspect.cleandoc(description)),
@@ -87,11 +87,16 @@ def split(
         exit_on_error=False,
     )
     if description is not None:
-        parser.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        parser.add_argument("-h", "--help", action="store_true", help="Show this help and exit.")
     for group in groups:
         place = parser.add_argument_group(f"{group.heading} options", _escaped(group.text)) if group.heading else parser
         for name, option in group.options.items():
             place.add_argument(*option.flags[:1] or [name], **_settings(option))
+    if description is not None and {"-h", "--help"} & {*words}:
+        text = parser.format_help()
+        known_help.keep(text)
+        print(text, end="")
+        raise SystemExit(0)
     known = {name for option in options.values() for name in option.flags}
     try:
         found, rest = parser.parse_known_args([_hyphenated(word, known) for word in words])
@@ -145,15 +150,6 @@ def _metavar(kind: Any, file: str) -> str:
         else:
             names.append("None" if part is types.NoneType else part.__name__.upper())
     return "|".join(names)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Parser whose help is kept for the next time."""
-
-    def print_help(self, file: Any = None) -> None:
-        text = self.format_help()
-        known_help.keep(text)
-        print(text, end="", file=file)
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -71,7 +71,7 @@ def jobs_of_seeds(spec: Spec, seeds: int, folder: Path, title: str, first: int =
 
 
 def of_one_program(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Groups of jobs for `experiments.run.together`: those that differ only in the seed and in the method's real-valued
+    """Groups of jobs for `run.run_together`: those that differ only in the seed and in the method's real-valued
     hyper-parameters."""
     found: dict[str, list[Job]] = {}
     for job in jobs:

@@ -5,7 +5,7 @@ import logging
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -62,22 +62,10 @@ def warnings_as_notes(console: Console) -> Iterator[None]:
 LINE_EVERY = 10.0
 """Seconds between two lines without a terminal."""
 
-
 COMPILING = "compiling the first round: 10 to 60 s as a rule, and some 5 s where its programs are in the cache"
 
 LIBRARY = logging.getLogger("pfl_jax")
 """What the library tells of long computations."""
-
-
-class _Told(logging.Handler):
-    """Handler of log records that gives their messages to a function."""
-
-    def __init__(self, tell: Callable[[str], None]):
-        super().__init__(logging.INFO)
-        self._tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._tell(record.getMessage())
 
 
 class RoundProgress(Progress):
@@ -94,18 +82,19 @@ class RoundProgress(Progress):
         self._durations: list[float] = []
         self._shown = float("-inf")
         self._bar = self.add_task("", total=rounds, status="")
-        self._told = _Told(self._tell)
+        self._handler = logging.Handler(logging.INFO)
+        self._handler.emit = lambda record: self._tell(record.getMessage())
 
     def start(self) -> None:
         """Begin the display, of what the library tells too."""
         super().start()
-        LIBRARY.addHandler(self._told)
+        LIBRARY.addHandler(self._handler)
         LIBRARY.setLevel(logging.INFO)
         self._tell(COMPILING)
 
     def stop(self) -> None:
         """End the display."""
-        LIBRARY.removeHandler(self._told)
+        LIBRARY.removeHandler(self._handler)
         LIBRARY.setLevel(logging.NOTSET)
         super().stop()
 

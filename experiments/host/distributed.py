@@ -134,11 +134,10 @@ def without_output() -> Iterator[None]:
 
 
 def _one_line(problems: list[str]) -> str:
-    """Reasons why the processes stopped, in one line; a reason that all processes have is given once."""
-    by_process = {index: problem for index, problem in enumerate(problems) if problem}
-    if set(by_process) == {0} or set(problems) == {problems[0]}:
+    """Reasons why the processes stopped, in one line; one that all have, or the first alone, is given once."""
+    if {*problems} <= {problems[0]} or not any(problems[1:]):
         return problems[0]
-    return "; ".join(f"process {index}: {problem}" for index, problem in by_process.items())
+    return "; ".join(f"process {index}: {problem}" for index, problem in enumerate(problems) if problem)
 
 
 def work_with_others(work: Callable[[Processes], object], spec: Spec) -> None:
@@ -209,19 +208,15 @@ def _start(spec: Spec) -> Processes:
 
 def _check_same(processes: Processes, spec: Spec) -> None:
     """Raise InvalidInput, see `Processes.synchronized`, unless all processes have the same command line and JAX."""
-    options = {name: value for name, value in spec.options.items() if name != "process_id"}
-    everything = {"dataset": spec.dataset, **options, **spec.hyper_parameters}
-    everything |= by_content(everything, spec.own_code)
-    own_values = {flag(name) if name != "dataset" else name: value for name, value in everything.items()}
-    found = [
-        json.loads(text) for text in processes.exchange(json.dumps(own_values | {"version of JAX": jax.__version__}))
-    ]
+    values = spec.values | by_content(spec.values, spec.own_code)
+    own = {flag(name): value for name, value in values.items() if name != "process_id"}
+    own |= {"dataset": spec.dataset, "version of JAX": jax.__version__}
+    first, *others = map(json.loads, processes.exchange(json.dumps(own)))
     with processes.synchronized():
-        for index, other in enumerate(found):
-            for name in sorted(found[0].keys() | other.keys()):
-                ours, theirs = found[0].get(name), other.get(name)
-                if ours != theirs:
+        for index, other in enumerate(others, 1):
+            for name in sorted(first.keys() | other.keys()):
+                if first.get(name) != other.get(name):
                     raise InvalidInput(
-                        f"the processes' command lines differ: {name} is {ours} in process 0 and {theirs} in "
-                        f"process {index}"
+                        f"the processes' command lines differ: {name} is {first.get(name)} in process 0 and "
+                        f"{other.get(name)} in process {index}"
                     )

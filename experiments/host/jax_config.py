@@ -93,3 +93,32 @@ def devices(options: Options) -> list[Any]:
         if options.devices > options.num_clients:
             raise InvalidInput(f"--devices {options.devices} is more than the {options.num_clients} clients")
     return [device for available in by_process for device in available[:share]]
+
+
+SHORTAGE = (
+    "the memory does not suffice: use a smaller --chunk, fewer --devices, --state-on host or disk, a smaller "
+    "--batch-size or --train-size, or fewer --num-clients"
+)
+"""Advice after a shortage; the first line of a run has its chunk and devices."""
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether the error means that JAX or NumPy could not allocate memory; the system just kills a process."""
+    text = str(error)
+    is_from_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    is_memory = "out of memory" in text.lower() or "RESOURCE_EXHAUSTED" in text
+    return isinstance(error, MemoryError) or (is_from_jax and is_memory)
+
+
+def machine_bytes(*, free: bool = False) -> int:
+    """Memory of the machine, or what is free of it, where the system says so."""
+    pages = "SC_AVPHYS_PAGES" if free and "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_bytes(device: Any) -> int:
+    """Free memory of a device; of the machine for a CPU or where nothing else is known."""
+    figures = device.memory_stats() or {}
+    if "bytes_limit" in figures:
+        return figures["bytes_limit"] - figures["bytes_in_use"]
+    return machine_bytes(free=True)

@@ -13,9 +13,10 @@ from rich.console import Console
 from experiments.folder.load import read_config, read_summary
 from experiments.folder.run_folder import CONFIG, KEPT, SUMMARY
 from experiments.run import build
-from experiments.run.memory import state_place
+from experiments.run.models import models_of
 from experiments.run.records import check_identity
 from experiments.run.resume import check_data, spec_of
+from experiments.spec.options import PROCESSES
 from pfl_jax.base import ClientData, Method, Model, Params, Personal, State
 from pfl_jax.data.federated import FederatedData, Split, client_data
 from pfl_jax.data.sources import Dataset
@@ -112,15 +113,15 @@ def load_run(
         raise InvalidInput(f"{folder}: the run kept no state: make it again in a new folder, with --keep-state always")
     named = {kind: name for kind, name in (("method", method), ("model", model), ("loss", loss)) if name is not None}
     # In this process alone, whichever began the run.
-    alone = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None, "devices": "auto"}
+    alone = dict.fromkeys(PROCESSES) | {"distributed": False, "devices": "auto"}
     spec = spec_of(config | {"options": config.get("options", {}) | alone}, folder, "", named=named)
     experiment = build.build_experiment(spec, Console(quiet=True))
     check_data(folder, experiment.dataset.description)
 
     found = checkpoints.newest(
         experiment.state_shapes(),
-        lambda record: check_identity(record["identity"], experiment, checkpoints.folder, lambda _: None),
-        by_rows=state_place(experiment) == "disk",
+        lambda record: check_identity(record, experiment, checkpoints.folder, lambda _: None),
+        by_rows=experiment.state_place() == "disk",
     )
     if found is None or int(found.state.round) != last:
         raise InvalidInput(f"{folder}: the checkpoint of round {last} cannot be read: make the run again")
@@ -133,7 +134,7 @@ def load_run(
         summary=summary,
         dataset=experiment.dataset,
         data=data,
-        model=build.model_of(spec, experiment.dataset),
+        model=models_of(spec, experiment.dataset)[0],
         method=experiment.method,
         state=found.state,
         settings=experiment.settings,

@@ -20,21 +20,26 @@ from rich.progress import Progress
 from experiments.folder.run_folder import digest as digest_of
 from experiments.host.console import print_line
 from experiments.host.jax_config import cache_folder
-from experiments.spec.choices import ADAPTERS, PRETRAINED, TARGETS, TEXTS, networks
-from experiments.spec.option_notes import is_own
-from experiments.spec.options import Options, read_with
+from experiments.spec.choices import ADAPTERS, PRETRAINED, TARGETS, TEXTS
+from experiments.spec.option_notes import is_own, label
+from experiments.spec.options import Options, networks, read_with
 from experiments.spec.own_code import describe_foreign_error, function, read, weights_file
+from experiments.spec.spec import Spec
 from pfl_jax.atomic_write import make_folder, write_binary
 from pfl_jax.base import Model
 from pfl_jax.data.sources import Dataset
 from pfl_jax.data.texts import FOLDER, fortunes
 from pfl_jax.errors import InvalidInput, describe_value
+from pfl_jax.methods import METHODS
+from pfl_jax.methods.factories import is_for_adapters
+from pfl_jax.methods.fedbn import is_normalization
 from pfl_jax.networks import adapters, torch_modules, with_features
 from pfl_jax.networks.flax_modules import check_model, from_flax
 from pfl_jax.networks.models import MODELS
 from pfl_jax.networks.pretrained import bert, bert_states, minilm_folder, read_config
 from pfl_jax.networks.split import split
 from pfl_jax.networks.vit import vit
+from pfl_jax.primitives import find_adapters
 from pfl_jax.primitives.metrics import Summary
 from pfl_jax.tasks import CLASSIFICATION, TASKS, Task
 
@@ -44,13 +49,7 @@ MOST_STATES = 2**32
 
 def models_of(options: Options, dataset: Dataset) -> list[Model]:
     """Networks that the clients have, for a dataset."""
-    names = networks(options.model)
-    return [_model_of(dataclasses.replace(options, model=name), dataset) for name in names]
-
-
-def model_of(options: Options, dataset: Dataset) -> Model:
-    """Network that the clients have for a dataset; the first one, if there are several."""
-    return models_of(options, dataset)[0]
+    return [_model_of(dataclasses.replace(options, model=name), dataset) for name in networks(options.model)]
 
 
 def _model_of(options: Options, dataset: Dataset) -> Model:
@@ -70,8 +69,7 @@ def _model_of(options: Options, dataset: Dataset) -> Model:
     model = model if task is None else model._replace(task=task)
     if options.features is not None:
         model = with_features(model, options.features)
-    if options.adapter != "none" or options.personal is not None:
-        model = adapted(options, model, shape, dtype)
+    model = adapted(options, model, shape, dtype)
     if options.loss is not None:
         model = _with_loss(options.loss, model, shape, dtype, dataset.train_y)
     return model
@@ -101,18 +99,16 @@ def own_model(
         ) from None
     try:
         if not isinstance(made, Model):
-            own_task = task or CLASSIFICATION
-            named: dict[str, Any] = {} if head is None else {"head": head}
+            convert, named = from_flax, {} if head is None else {"head": head}
             if torch_modules.is_module(made):
+                convert = torch_modules.from_torch
                 if _made(name, input_shape, outputs) is not made:
                     # Made anew for each seed.
                     made = lambda seed: _made(name, input_shape, outputs)  # noqa: E731
                 else:
                     warnings.warn(f"--model {name} makes one module: all seeds start from its parameters", stacklevel=2)
-                return torch_modules.from_torch(
-                    made, input_shape, outputs, input_dtype=input_dtype, task=own_task, **named
-                )
-            return from_flax(made, input_shape, outputs, input_dtype=input_dtype, task=own_task, **named)
+            options: dict[str, Any] = {"input_dtype": input_dtype, "task": task or CLASSIFICATION, **named}
+            return convert(made, input_shape, outputs, **options)
         if head is not None:
             raise InvalidInput("it is a Model, which has its head already: --head is for modules")
         # The data says how many classes there are, but not how many outputs a model's own task has.
@@ -132,10 +128,22 @@ def _made(name: str, input_shape: Sequence[int], outputs: int) -> Any:
     return make(num_classes=outputs) if "num_classes" in inspect.signature(make).parameters else make()
 
 
-def own_task(name: str, input_shape: Sequence[int], num_classes: int) -> str:
-    """Name of the task that the user's model brings; `own_model` has found no fault with the model."""
-    made = _made(name, input_shape, num_classes)
-    return (made.task if isinstance(made, Model) else CLASSIFICATION).name
+def notes_on_model(spec: Spec, dataset: Dataset) -> list[str]:
+    """Remarks on a model that does not fit the task or the method of a run."""
+    notes = []
+    if is_own(spec.model) and spec.task is not None:
+        made = _made(spec.model, dataset.input_shape, models_of(spec, dataset)[0].num_classes)
+        own = (made.task if isinstance(made, Model) else CLASSIFICATION).name
+        if own not in (spec.task, CLASSIFICATION.name):
+            notes.append(f"--task {spec.task} takes the place of the model's own task, {own}, and of its scores")
+    of_adapters = spec.method in METHODS and is_for_adapters(METHODS[spec.method])
+    for is_for, there, why in (
+        (spec.method == "fedbn", is_normalization, "normalization layers, so fedbn is fedavg"),
+        (of_adapters, find_adapters, "low-rank adapters, for which this method is"),
+    ):
+        if is_for and not any(there(jax.eval_shape(models_of(spec, dataset)[0].init, jax.random.key(0)))):
+            notes.append(f"--model {label(spec.model)} has no {why}")
+    return notes
 
 
 def check_scores(task: Task, target: float | None) -> None:
@@ -219,22 +227,20 @@ def _pretrained_model(options: Options, dataset: Dataset, outputs: int) -> Model
 def adapted(options: Options, model: Model, input_shape: tuple[int, ...], dtype: Any) -> Model:
     """Model with the adapters and the split of the options."""
     kind, number = ADAPTERS.parse(options.adapter, "--adapter")
-    if kind != "none":
-        size = int(number or 0)
-        kinds: dict[str, Any] = {"input_dtype": dtype, "frozen_dtype": options.frozen_dtype}
-        where: dict[str, Any] = kinds | {"targets": options.targets or ""}
-        if kind == "linear_probe":
-            model = adapters.linear_probe(model, input_shape, **kinds)
-        elif kind == "prompts":
-            if options.model != "bert":
-                raise InvalidInput(f"--adapter prompts is for --model bert, not {options.model}")
-            model = adapters.prompts(model, input_shape, tokens=size, **kinds)
-        elif kind == "bottleneck":
-            model = adapters.bottleneck(model, input_shape, size=size, **where)
-        else:
-            # The same for all seeds, as all else that is frozen: runs of a sweep share it.
-            frozen = jax.random.key(0) if kind == "ffa_lora" else None
-            model = adapters.lora(model, input_shape, rank=size, frozen_a=frozen, **where)
+    size, rest = int(number or 0), {"input_dtype": dtype, "frozen_dtype": options.frozen_dtype}
+    where: dict[str, Any] = rest | {"targets": options.targets or ""}
+    if kind == "linear_probe":
+        model = adapters.linear_probe(model, input_shape, **rest)
+    elif kind == "prompts":
+        if options.model != "bert":
+            raise InvalidInput(f"--adapter prompts is for --model bert, not {options.model}")
+        model = adapters.prompts(model, input_shape, tokens=size, **rest)
+    elif kind == "bottleneck":
+        model = adapters.bottleneck(model, input_shape, size=size, **where)
+    elif kind != "none":
+        # The same for all seeds, as all else that is frozen: runs of a sweep share it.
+        frozen = jax.random.key(0) if kind == "ffa_lora" else None
+        model = adapters.lora(model, input_shape, rank=size, frozen_a=frozen, **where)
     return model if options.personal is None else split(model, personal=options.personal)
 
 
@@ -266,10 +272,7 @@ def with_states(options: Options, dataset: Dataset, console: Console) -> Dataset
     else:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task(f"States of {layers} frozen layers", total=len(tokens))
-
-            def notify(done: int) -> None:
-                bar.update(task, completed=done)
-
+            notify = lambda done: bar.update(task, completed=done)  # noqa: E731
             states = bert_states(path, tokens, layers, frozen_dtype=dtype, notify=notify)
         make_folder(stored.parent)
         write_binary(stored, lambda file: np.save(file, states))

@@ -15,11 +15,10 @@ from experiments.folder.run_folder import CONFIG
 from experiments.folder.version import method_version, source_versions
 from experiments.host.jax_config import devices
 from experiments.run.build import Experiment
-from experiments.spec.choices import networks
 from experiments.spec.hyper_parameters import documented_info, unread_by_method
 from experiments.spec.identity import fixed_rounds, relevant_options
 from experiments.spec.option_notes import assignments, flag, label
-from experiments.spec.options import KINDS, RESULT_NEUTRAL, Options
+from experiments.spec.options import KINDS, RESULT_NEUTRAL, Options, networks
 from experiments.spec.own_code import method_factory
 from pfl_jax.base import Info
 from pfl_jax.data.federated import class_table
@@ -100,9 +99,9 @@ def identity(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def check_identity(stored: dict[str, Any], experiment: Experiment, folder: Path, notify: Callable[[str], None]) -> None:
-    """Raise InvalidInput for the `identity` of another run; notify where only the last bits may differ."""
-    own = json.loads(json.dumps(identity(experiment)))
+def check_identity(record: dict[str, Any], experiment: Experiment, folder: Path, notify: Callable[[str], None]) -> None:
+    """Raise InvalidInput for a checkpoint's record of another run; notify where only the last bits may differ."""
+    stored, own = record["identity"], json.loads(json.dumps(identity(experiment)))
     for name, value in own["run"].items():
         if stored["run"].get(name) != value:
             raise InvalidInput(

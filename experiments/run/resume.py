@@ -12,8 +12,8 @@ from experiments.folder.version import RESUMED_BY, code_version, note_on_code, v
 from experiments.run.build import Experiment
 from experiments.run.records import privacy_record
 from experiments.spec.identity import difference, fixed_rounds
-from experiments.spec.option_notes import Trait, is_own, marked
-from experiments.spec.options import KINDS, Options
+from experiments.spec.option_notes import is_own
+from experiments.spec.options import PROCESSES, Options
 from experiments.spec.own_code import CODE, check_unchanged, path_of
 from experiments.spec.spec import Spec, stored_options
 from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
@@ -29,8 +29,8 @@ def resumed(spec: Spec) -> Spec:
 
     What is given beside --resume must be what the run has, except for more rounds; InvalidInput says what differs.
     """
-    folder = Path(spec.resume or "").expanduser()
-    if "out" in spec.given:
+    folder, given = Path(spec.resume or "").expanduser(), spec.given
+    if "out" in given:
         raise InvalidInput("--out cannot be given with --resume: a run goes on in its own folder")
     if not (folder / CONFIG).is_file():
         began = (
@@ -39,7 +39,7 @@ def resumed(spec: Spec) -> Spec:
             else ""
         )
         raise InvalidInput(f"--resume {folder}: there is no run in it{began}")
-    if "rounds" not in spec.given:
+    if "rounds" not in given:
         refuse_finished(folder)
     if not (folder / METRICS).is_file():
         raise InvalidInput(f"--resume {folder}: {METRICS} is missing")
@@ -49,17 +49,16 @@ def resumed(spec: Spec) -> Spec:
         dataset = config["dataset"]
     if dataset != spec.dataset:
         raise InvalidInput(f"--resume {folder}: the run is on {dataset}, not {spec.dataset}")
-    named = {kind: getattr(spec, kind) for kind in spec.own_code if kind in CODE}
-    stored = spec_of(config, folder, named=named)
+    stored = spec_of(config, folder, named={kind: getattr(spec, kind) for kind in spec.own_code if kind in CODE})
     # Never the processes that began it.
-    taken = {name: spec.values[name] for name in (*spec.given, *marked(KINDS, Trait.PROCESSES))}
+    taken = {name: spec.values[name] for name in (*given, *PROCESSES)}
     asked = stored.having(taken | {"resume": str(folder), "out": str(folder)})
     asked = dataclasses.replace(asked, own_code=stored.own_code | spec.own_code)
     if differs := difference(asked.having({"rounds": stored.rounds}), config, finished=False):
         raise InvalidInput(f"--resume {folder}: the run has {differs}")
-    if "rounds" in spec.given:
+    if "rounds" in given:
         _check_rounds(folder, stored, spec.rounds)
-    return dataclasses.replace(asked, given=stored.given | spec.given & {"rounds"})
+    return dataclasses.replace(asked, given=stored.given | given & {"rounds"})
 
 
 def refuse_finished(folder: Path, rounds: int = 0) -> None:
@@ -74,78 +73,58 @@ def refuse_finished(folder: Path, rounds: int = 0) -> None:
 def _check_rounds(folder: Path, options: Options, rounds: int) -> None:
     """Raise InvalidInput unless a run with these options can go on to a number of rounds."""
     refuse_finished(folder, rounds)
+    why = ""
     if rounds < options.rounds:
-        raise InvalidInput(f"--resume {folder}: the run has --rounds {options.rounds}, which can only grow")
-    if rounds == options.rounds:
-        return
-    if cause := fixed_rounds(options):
-        raise InvalidInput(
-            f"--resume {folder}: rounds cannot be added to a run with {cause}: with --rounds {rounds} its earlier "
-            "rounds would have been others"
+        why = f"the run has --rounds {options.rounds}, which can only grow"
+    elif rounds > options.rounds and (cause := fixed_rounds(options)):
+        why = (
+            f"rounds cannot be added to a run with {cause}: with --rounds {rounds} its earlier rounds would have been "
+            "others"
         )
-    if (folder / SUMMARY).exists() and not Checkpoints(folder / FOLDER).rounds():
-        raise InvalidInput(
-            f"--resume {folder}: rounds are added to a finished run from its last checkpoint, and it has none: give "
-            "runs --keep-state always"
-        )
+    elif (folder / SUMMARY).exists() and not Checkpoints(folder / FOLDER).rounds():
+        why = "rounds are added from the last checkpoint, and there is none: give runs --keep-state always"
+    if why:
+        raise InvalidInput(f"--resume {folder}: {why}")
 
 
 def spec_of(
-    config: dict[str, Any],
-    folder: Path,
-    prefix: str = "--resume ",
-    *,
-    named: Mapping[str, str] | None = None,
+    config: dict[str, Any], folder: Path, prefix: str = "--resume ", *, named: Mapping[str, str] | None = None
 ) -> Spec:
     """Run from a stored configuration, checked as if its values were given.
 
     Args:
       config, folder: the configuration, and the folder of its run.
       prefix: of an error, before the folder.
-      named: see `own_values`.
+      named: values of options in CODE that the command itself gives: their files take the place of the folder's.
 
     Raises:
-      InvalidInput: it was edited, a file of the user's own has another text now, or may not be executed.
+      InvalidInput: it was edited, a file of the user's own has another text now, or the command does not name one.
     """
+    named = named or {}
     with errors_of_config(folder, prefix):
         values = stored_options(config) | config["hyper_parameters"] | _OF_A_COMMAND
-        for kind, entry in config.get("own_code", {}).items():
+        entries = config.get("own_code", {})
+        own = [kind for kind in CODE if is_own(values.get(kind))]
+        if bare := [kind for kind in own if kind not in entries]:
+            raise InvalidInput(f"it names {values[bare[0]]} as --{bare[0]}, without the digest of its text")
+        if missing := [kind for kind in own if kind not in named]:
+            words = [f"--{kind} {entries[kind]['file']}:{values[kind].rpartition(':')[2]}" for kind in missing]
+            raise CodeNotNamed(
+                "the run has code of your own, which is executed only where you name it: read it, then add "
+                f"{' '.join(words)} (load_run: {', '.join(f'{kind}=...' for kind in missing)})"
+            )
+        for kind, entry in entries.items():
             if kind not in CODE:
                 check_unchanged(kind, entry)
                 values[kind] = entry["file"]
-        values |= own_values(config, named or {})
+        for kind in own:
+            values[kind] = named[kind]
+            if is_own(named[kind]):
+                check_unchanged(kind, entries[kind] | {"file": str(path_of(named[kind]))})
         if values["epochs"] is None:
             # There are --local-steps in their place.
             del values["epochs"]
         return dataclasses.replace(Spec.of(config["dataset"], **values), given=frozenset(config["given"]))
-
-
-def own_values(config: dict[str, Any], named: Mapping[str, str]) -> dict[str, Any]:
-    """Values of the options in CODE of a run's configuration; a file is executed only where the command names it.
-
-    Args:
-      config: see `spec_of`.
-      named: values that the command itself gives: their files take the place of the folder's.
-
-    Raises:
-      InvalidInput: the command does not name a file of the run, or it has another text than the run's.
-    """
-    values, entries = {kind: config["options"].get(kind) for kind in CODE}, config.get("own_code", {})
-    own = [kind for kind in CODE if is_own(values[kind])]
-    if bare := [kind for kind in own if kind not in entries]:
-        raise InvalidInput(f"it names {values[bare[0]]} as --{bare[0]}, without the digest of its text")
-    if missing := [kind for kind in own if kind not in named]:
-        words = [f"--{kind} {entries[kind]['file']}:{values[kind].rpartition(':')[2]}" for kind in missing]
-        arguments = ", ".join(f"{kind}=..." for kind in missing)
-        raise CodeNotNamed(
-            "the run has code of your own, which is executed only where you name it: read it, then add "
-            f"{' '.join(words)} (load_run: {arguments})"
-        )
-    for kind in own:
-        values[kind] = named[kind]
-        if is_own(named[kind]):
-            check_unchanged(kind, {"file": str(path_of(named[kind])), "digest": entries[kind]["digest"]})
-    return values
 
 
 class CodeNotNamed(InvalidInput):

@@ -1,10 +1,9 @@
-"""Rounds of one run, or of several runs that share a program, and their records."""
+"""A run in progress: what its rounds are counted and recorded as."""
 
 import contextlib
 import dataclasses
 import json
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.folder import load
-from experiments.folder.best_round import PHASES, UNTRAINED, final
+from experiments.folder.best_round import PHASE, PHASES, UNTRAINED, final
 from experiments.folder.run_folder import (
     METRICS,
     TRAINED_BETWEEN,
@@ -24,18 +23,16 @@ from experiments.folder.run_folder import (
     rounded,
     strict,
 )
-from experiments.host.console import RoundProgress, print_line, print_notice
-from experiments.host.distributed import Processes
-from experiments.host.exit_codes import Stop
+from experiments.host.console import print_notice
 from experiments.run.build import Experiment
-from experiments.run.changing import phase_record
-from experiments.run.records import configuration, identity, info_record
+from experiments.run.records import identity, info_record
 from experiments.spec.choices import FIELD
 from experiments.spec.spec import Spec
-from pfl_jax.base import Scores, State
+from pfl_jax.base import Scores
 from pfl_jax.engine.communication import bytes_of_round
 from pfl_jax.engine.simulate import RoundResult
 from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.metrics import summarize
 
 
 @dataclass
@@ -75,7 +72,6 @@ class ActiveRun:
     Attributes:
       lines: its evaluations so far, with the scores of single clients in the last one and in `final` only.
       track: receives each evaluation, see `trackers.open_trackers`; None in processes that write nothing.
-      is_finished: whether its folder has all results already; then nothing is written there.
     """
 
     experiment: Experiment
@@ -83,7 +79,6 @@ class ActiveRun:
     counts: Totals = field(default_factory=Totals)
     lines: list[Line] = field(default_factory=list)
     track: Callable[[Line], object] | None = None
-    is_finished: bool = False
     has_warned: bool = False
 
     @property
@@ -116,16 +111,6 @@ class ActiveRun:
                 found.append(line["examples_per_second"])
             before = line["round"]
         return found or [line["examples_per_second"] for line in self.lines]
-
-    def tracked(self, stack: contextlib.ExitStack) -> Callable[[Line], object]:
-        """Receiver of the run's evaluations beside its log, until the stack's end."""
-        spec = self.experiment.spec
-        if not (spec.tensorboard or spec.wandb or spec.tracker):
-            return lambda line: None
-        # Imported now: most runs have none.
-        from experiments.run.trackers import open_trackers
-
-        return stack.enter_context(open_trackers(self.folder, spec, configuration(self.experiment)))
 
     def record(self) -> dict[str, Any]:
         """Entries of a checkpoint about the run, for JSON."""
@@ -161,15 +146,15 @@ class ActiveRun:
         self.counts = Totals(last["round"], diverged=last.get("diverged", 0), elapsed=last["seconds"])
         return True
 
-    def add(self, result: RoundResult, seconds: float, elapsed: float) -> None:
-        """Count a round of so many seconds, that ended so long after the run began."""
+    def add(self, result: RoundResult, elapsed: float) -> None:
+        """Count a round, which ended so many seconds after the run began."""
         counts, sent = self.counts, self.experiment.traffic
         counts.round, counts.elapsed = result.round, elapsed
         up, down = bytes_of_round(sent, result.arrived, result.info)
         counts.bytes_up, counts.bytes_down = counts.bytes_up + up, counts.bytes_down + down
         counts.diverged += len(result.diverged)
         counts.visits += self.visits(result)
-        counts.seconds += seconds
+        counts.seconds += result.seconds
         if result.received is None:
             summary = evaluation(result.round, {"trained": result.trained}, self.experiment.counts)["trained"]
             means = {name: summary[name] for name in (*FIELD.values(), "clients")}
@@ -184,9 +169,8 @@ class ActiveRun:
         """Record a round's evaluation, in the log and the trackers too."""
         counts, newcomers = self.counts, result.newcomers
         apart = None if newcomers is None else {"received": newcomers[0], "trained": newcomers[1]}
-        counts_now = self.experiment.counts_in(result.round)
-        line = evaluation(result.round, _scores(result), counts_now, apart)
-        line |= phase_record(result, self.experiment.phases, counts_now.task)
+        line = evaluation(result.round, _scores(result), self.experiment.counts_in(result.round), apart)
+        line |= self._phases(result)
         line |= {"bytes_up": counts.bytes_up, "bytes_down": counts.bytes_down, "seconds": round(counts.elapsed, 3)}
         line |= {"examples_per_second": rounded(counts.visits / counts.seconds)}
         line["cohort"] = result.cohort.tolist()
@@ -205,11 +189,22 @@ class ActiveRun:
         # Without noise, epsilon is infinite; Info has whatever a method tells.
         line = strict(line)
         self._add(line)
-        if self.track is not None and not self.is_finished:
+        if self.track is not None:
             is_result = self.experiment.spec.patience is not None and self.final is line
-            is_last = result.round == self.experiment.settings.rounds or self.has_ended()
-            self.folder.log(line, is_last=is_result or is_last)
+            self.folder.log(line, is_last=is_result or self.is_complete)
             self.track(line)
+
+    def _phases(self, result: RoundResult) -> Line:
+        """Entries of an evaluation about the phases; none if the data do not change."""
+        data, task = self.experiment.phases, self.experiment.counts.task
+        if data is None or result.phases is None or result.untrained is None:
+            return {}
+        tests = [np.asarray(part.test_count) for part in data.parts]
+        means = [
+            [rounded(summarize(one, test, task).mean) for one, test in zip(scores, tests, strict=True)]
+            for scores in (result.phases, result.untrained)
+        ]
+        return {PHASE: data.phase_of(result.round - 1), PHASES: means[0], UNTRAINED: means[1]}
 
     def _add(self, line: Line) -> None:
         whole = [self.final, self.lines[-1]] if self.lines else []
@@ -221,17 +216,20 @@ class ActiveRun:
                     del before[name]
 
     def warn(self, result: RoundResult, console: Console) -> None:
-        """Name the clients whose test loss is not finite, once in a run."""
+        """Name a client whose test loss is not finite, once in a run."""
         losses = [one.name for one in self.experiment.counts.task.scores if not one.higher_is_better]
         for protocol, scores in _scores(result).items() if losses and not self.has_warned else ():
             is_scored = np.any([~np.isnan(values) for values in scores.by_name.values()], axis=0)
             clients = np.flatnonzero(is_scored & ~np.isfinite(scores[losses[0]]))
-            if clients.size and not self.has_warned:
+            if clients.size:
                 self.has_warned = True
-                text = f"round {result.round}: the test loss of client {clients[0]}"
-                text += f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
-                text += f" is NaN or infinite ({protocol}); a prediction of NaN counts as wrong, and training goes on"
-                print_notice(console, text)
+                more = f" (and {len(clients) - 1} more)" if len(clients) > 1 else ""
+                print_notice(
+                    console,
+                    f"round {result.round}: the test loss of client {clients[0]}{more} is NaN or infinite "
+                    f"({protocol}); a prediction of NaN counts as wrong, and training goes on",
+                )
+                return
 
     @property
     def is_complete(self) -> bool:
@@ -253,73 +251,6 @@ class ActiveRun:
         patience = self.experiment.spec.patience if self.lines and VALIDATION in self.lines[-1] else None
         is_over = patience is not None and self.lines[-1]["round"] - self.final["round"] >= patience
         return is_over or self.has_reached_target()
-
-
-def run_rounds(
-    runs: Sequence[ActiveRun],
-    rounds: Iterable[Sequence[RoundResult]],
-    state: State | None,
-    console: Console,
-    *,
-    began: float,
-    stop: Stop,
-    save: Callable[[State], None],
-    keep: Callable[[int, State], None],
-    processes: Processes,
-) -> State | None:
-    """Run and record the remaining rounds; return the state after the last one.
-
-    Args:
-      runs: with equal options but for what a sweep varies.
-      rounds: makes the rounds, a result for each run with the state of all.
-      state: to resume from; None at the start.
-      console: for the progress.
-      began: `time.perf_counter()` at the start of this process's part.
-      stop: asked after a signal; then there is a checkpoint, and KeyboardInterrupt.
-      save: writes a checkpoint of all runs.
-      keep: writes the state of one run, whose latest evaluation is the best.
-      processes: that share the run.
-    """
-    first, before = runs[0].experiment, runs[0].counts.elapsed
-    spec = first.spec
-    if all(run.is_complete for run in runs):
-        # Only the summary was missing.
-        return state
-    every = spec.checkpoint_every
-    for run in runs:
-        run.counts.starts.append(run.counts.round)
-    with RoundProgress(console, spec.rounds, spec.eval_protocol, first.counts.task.primary) as progress:
-        for results in rounds:
-            stop.at_once = False
-            state, number, seconds = results[0].state, results[0].round, results[0].seconds
-            for index, (run, result) in enumerate(zip(runs, results, strict=True)):
-                if run.has_ended():
-                    # Others of its program go on.
-                    run.counts.round = number
-                    continue
-                if len(result.diverged):
-                    print_line(console, f"round {number}: left out as diverged: clients {result.diverged.tolist()}")
-                run.add(result, seconds, before + time.perf_counter() - began)
-                if result.received is not None:
-                    with processes.synchronized():
-                        run.evaluate(result)
-                    if spec.patience is not None and run.final is run.lines[-1]:
-                        keep(index, state)
-                    run.warn(result, console)
-            visited = sum(run.visits(result) for run, result in zip(runs, results, strict=True))
-            known = [run.accuracy for run in runs if run.accuracy is not None]
-            accuracy = float(np.mean(known)) if known else None
-            progress.completed(number, seconds, accuracy, visited / seconds, runs[0].over)
-            is_last = number == spec.rounds or all(run.has_ended() for run in runs)
-            # A signal reaches one process or all, before or after the end of a round.
-            stopping = processes.agree(stop.asked) and not is_last
-            if stopping or (every is not None and (number % every == 0 or is_last)):
-                save(state)
-            if stopping:
-                raise KeyboardInterrupt(f"interrupted after round {number} of {spec.rounds}")
-            if is_last:
-                break
-    return state
 
 
 def visits(spec: Spec, counts: np.ndarray) -> np.ndarray:

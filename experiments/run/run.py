@@ -1,37 +1,38 @@
-"""One driver for a run, or for several that share a program: start, resume, stop, trackers, and the files that stay."""
+"""Runs: one alone, a cell of a table, or several that share a program, trained together."""
 
-import abc
-import contextlib
 import dataclasses
-import functools
-import itertools
-import time
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
 from experiments.folder.load import continued, inspect, read_summary
-from experiments.folder.run_folder import CONFIG, KEPT, METRICS, RunFolder, lock_run
+from experiments.folder.run_folder import RunFolder
 from experiments.folder.version import ComparedCode, commit_behind
-from experiments.host.console import Terminal, print_line, print_notice, print_text
-from experiments.host.distributed import LOST, EndedAlone, Processes, lost
-from experiments.host.exit_codes import INTERRUPTED, INVALID, stoppable
-from experiments.host.jax_config import devices, prepare
-from experiments.run import build, outcome
-from experiments.run.memory import SHORTAGE, is_kept, is_shortage, state_place
-from experiments.run.records import check_identity, configuration, headline
-from experiments.run.resume import add_rounds, check_data, record_code, refuse_finished, resumed
-from experiments.run.rounds import ActiveRun, run_rounds
-from experiments.spec.option_notes import flag, identifier
-from experiments.spec.own_code import CODE
+from experiments.host.console import Terminal, print_notice
+from experiments.host.distributed import Processes
+from experiments.host.jax_config import devices, free_bytes, prepare
+from experiments.run import build
+from experiments.run.build import Experiment
+from experiments.run.data import divide, load_data, on_data, shift_of
+from experiments.run.driver import RunDriver
+from experiments.run.resume import resumed
+from experiments.run.rounds import ActiveRun
 from experiments.spec.spec import Spec
-from pfl_jax import simulate
+from pfl_jax import simulate, sweep
 from pfl_jax.base import State
-from pfl_jax.engine.checkpoint import FOLDER, Checkpoint, Checkpoints
-from pfl_jax.errors import CannotWrite, Diverged, InvalidInput
+from pfl_jax.data import federated
+from pfl_jax.data.sources import Dataset
+from pfl_jax.engine.checkpoint import FOLDER, Checkpoints
+from pfl_jax.engine.placement import without_inputs
+from pfl_jax.engine.simulate import RoundResult
+from pfl_jax.errors import InvalidInput
+from pfl_jax.primitives.tree import gather
 
 
 def run(spec: Spec, console: Console | None = None, processes: Processes | None = None) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def run(spec: Spec, console: Console | None = None, processes: Processes | None 
         if "resume" in spec.given:
             spec = resumed(spec)
     prepare(spec)
-    return drive(SingleRun([spec], processes), console)[0]
+    return SingleRun([spec], processes).drive(console)[0]
 
 
 def run_cell(spec: Spec, folder: str | Path, console: Console, compared: ComparedCode = "sources") -> dict[str, Any]:
@@ -70,238 +71,13 @@ def run_cell(spec: Spec, folder: str | Path, console: Console, compared: Compare
         raise InvalidInput(
             f"{folder} holds the run, made by other code{commit_behind(folder)}: give --out another folder"
         )
-    if state == "finished":
-        return read_summary(folder)
-    try:
-        run(continued(dataclasses.replace(spec, out=str(folder), given=spec.given | {"out"})), console)
-    finally:
-        # The next cell has other functions; nothing of this one's programs is used again but from the disk.
-        jax.clear_caches()
-    return read_summary(folder)
-
-
-def drive(driver: "RunDriver", console: Console) -> list[dict[str, Any]]:
-    """Do runs that share a program, from their start or newest checkpoint to their end; return their summaries."""
-    began, processes = time.perf_counter(), driver.processes
-    with contextlib.ExitStack() as held, stoppable(console, driver.last_words, at_once=processes.count == 1) as stop:
+    if state != "finished":
         try:
-            state = driver.start(held, console)
-            runs, first = driver.runs, driver.runs[0].experiment
-            words = f"{len(runs)} runs together, the first: " if len(runs) > 1 else ""
-            print_text(console, f"{words}{headline(first)}")
-            for budget in first.privacy:
-                print_line(console, f"{words}{budget}")
-            loop = {"began": began, "stop": stop, "save": driver.save, "keep": driver.keep, "processes": processes}
-            with contextlib.ExitStack() as tracked:
-                for run in runs:
-                    run.track = processes.first(functools.partial(run.tracked, tracked))
-                state = run_rounds(runs, driver.rounds(state, console), state, console, **loop)
-            return driver.finish(state, console)
-        except BaseException as error:
-            raise driver.user_error(error) from None
-
-
-class RunDriver(abc.ABC):
-    """Runs that share a program, in progress, and what remains of them when they end early.
-
-    Attributes:
-      specs: the runs; with `resume` all of them go on, from the newest checkpoint that all have.
-      processes: that share a single run.
-      folders: of the runs that this process has locked; in the first process alone.
-      runs: the runs, once they are built.
-      place: of the clients' states.
-    """
-
-    place: simulate.StateOn = "device"
-
-    def __init__(self, specs: Sequence[Spec], processes: Processes | None = None):
-        self.specs, self.processes = list(specs), processes or Processes()
-        self.folders, self.runs = list[RunFolder](), list[ActiveRun]()
-
-    @abc.abstractmethod
-    def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
-        """Build the runs."""
-
-    @abc.abstractmethod
-    def rounds(self, state: State | None, console: Console) -> Iterable[Sequence[simulate.RoundResult]]:
-        """Remaining rounds, a result for each run."""
-
-    @abc.abstractmethod
-    def states(self, state: State) -> Iterable[State]:
-        """State of each run, from the state of all."""
-
-    @abc.abstractmethod
-    def state_of(self, states: list[State]) -> State:
-        """State of all runs, from the states of the single ones."""
-
-    def checkpoints(self, folder: RunFolder, name: str = FOLDER) -> Checkpoints:
-        """Checkpoints of a run in a subfolder. Of several runs there are two: one may have written a newer one than the
-        others."""
-        keep = 1 if name == KEPT else max(self.specs[0].keep_checkpoints, min(len(self.specs), 2))
-        return Checkpoints(folder.path / name, keep, self.processes.index, self.processes.count)
-
-    def start(self, held: contextlib.ExitStack, console: Console) -> State | None:
-        """Claim and lock the folders, build the runs, write what they are or go back to their newest checkpoint; return
-        the state there, None at the beginning."""
-        claimed = [self._claim(spec, held) for spec in self.specs]
-        self.runs = self.build(claimed, console)
-        self.specs = [run.experiment.spec for run in self.runs]
-        if self.specs[0].resume:
-            return self._go_back(console)
-        together = {"runs_together": len(self.runs)} if len(self.runs) > 1 else {}
-        for run in self.runs:
-            record = configuration(run.experiment) | together
-            self.processes.first(functools.partial(run.folder.write, CONFIG, record))
-        return None
-
-    def _claim(self, spec: Spec, held: contextlib.ExitStack) -> RunFolder:
-        """Folder of a run, which is locked until the end."""
-        name = f"{spec.dataset}-{identifier(spec.method)}-seed{spec.seed}"
-        folder = self.processes.first(
-            lambda: RunFolder(spec.resume) if spec.resume else RunFolder.claim(spec.out, name)
-        )
-        (path, *_) = self.processes.exchange(str(folder.path) if folder else "")
-        self.processes.first(lambda: self._lock(RunFolder(path), spec, held))
-        return RunFolder(path)
-
-    def _lock(self, folder: RunFolder, spec: Spec, held: contextlib.ExitStack) -> None:
-        held.enter_context(lock_run(folder.path))
-        self.folders.append(folder)
-        if spec.resume:
-            # Another process may have finished it since it was looked at.
-            refuse_finished(folder.path, spec.rounds)
-            folder.tidy()
-
-    def _go_back(self, console: Console) -> State | None:
-        """Go back to the newest good checkpoint that all runs have; None for runs killed before the first one."""
-        notify, processes = functools.partial(print_notice, console), self.processes
-        with processes.synchronized():
-            for run in self.runs:
-                check_data(run.folder.path, run.experiment.dataset.description)
-            found = self._newest(notify)
-            for run, checkpoint in zip(self.runs, found, strict=True):
-                if checkpoint is None and len(self.runs) == 1 and run.restore_from_log():
-                    notify(f"{METRICS} has all rounds, and the summary alone is missing. No final state was kept.")
-                else:
-                    if checkpoint is None:
-                        notify(f"No checkpoint was written to {run.folder.path / FOLDER}: the run begins anew.")
-                    run.restore(checkpoint.record if checkpoint else None, cut=processes.is_first)
-                if processes.is_first:
-                    add_rounds(run.folder, run.experiment, run.counts.round, notify)
-                    record_code(run.folder, notify)
-        number = self.runs[0].counts.round
-        rounds = processes.exchange(str(number))
-        with processes.synchronized():
-            if len(set(rounds)) > 1:
-                raise InvalidInput(
-                    f"the processes found checkpoints of rounds {', '.join(rounds)}: all must see the same folder"
-                )
-        who = f"{len(self.runs)} runs" if len(self.runs) > 1 else self.runs[0].folder.path
-        print_line(console, f"continuing {who} {f'after round {number}' if number else 'from the beginning'}")
-        states = [checkpoint.state for checkpoint in found if checkpoint is not None]
-        return self.state_of(states) if states else None
-
-    def _newest(self, notify: Callable[[str], None], until: int | None = None) -> list[Checkpoint | None]:
-        """Newest checkpoints of all runs that are of one round, at most `until`."""
-        found, shapes = list[Checkpoint | None](), self.runs[0].experiment.state_shapes()
-        for run in self.runs:
-            data, stored = run.experiment.data, self.checkpoints(run.folder)
-            # One note for all runs.
-            tell = notify if run is self.runs[0] and until is None else lambda text: None
-            of = {"experiment": run.experiment, "folder": stored.folder, "notify": tell}
-            clients = data.own_clients() if data.mesh is not None and self.place == "host" else None
-            found.append(
-                stored.newest(
-                    shapes,
-                    lambda record, of=of: check_identity(record["identity"], **of),
-                    clients,
-                    by_rows=self.place == "disk",
-                    until=until,
-                )
-            )
-        numbers = [int(checkpoint.state.round) if checkpoint else 0 for checkpoint in found]
-        # Killed while they wrote, some have a newer one than the others.
-        return found if len(set(numbers)) == 1 else self._newest(notify, min(numbers))
-
-    def save(self, state: State) -> None:
-        """Write a checkpoint of all runs after a round."""
-        for run, own in zip(self.runs, self.states(state), strict=True):
-            self._save(run, own)
-
-    def keep(self, index: int, state: State) -> None:
-        """Write the state of a run after its best round so far, if its final state would be kept."""
-        run = self.runs[index]
-        if is_kept(run.experiment, lambda text: None):
-            self._save(run, next(itertools.islice(self.states(state), index, None)), KEPT)
-
-    def _save(self, run: ActiveRun, state: State, folder: str = FOLDER) -> None:
-        data = run.experiment.data
-        with self.processes.synchronized():
-            own_clients = None if data.mesh is None else data.own_clients()
-            self.checkpoints(run.folder, folder).save(state, run.record(), own_clients)
-
-    def finish(self, state: State | None, console: Console) -> list[dict[str, Any]]:
-        """Keep the final states if that is asked for, write the summaries and return them; None is an unknown state."""
-        summaries, notify = [], functools.partial(print_notice, console)
-        states = [None] * len(self.runs) if state is None else self.states(state)
-        for run, own in zip(self.runs, states, strict=True):
-            # A run that stopped before the others of its program has no longer the state of its end.
-            own = None if own is None or int(own.round) != run.lines[-1]["round"] else own
-            is_saved = own is not None and int(own.round) in self.checkpoints(run.folder).rounds()
-            if own is not None and not is_saved and is_kept(run.experiment, notify):
-                self._save(run, own)
-            summaries.append(self.processes.first(functools.partial(outcome.write, run)) or {})
-        if self.processes.is_first and len(self.runs) == 1:
-            outcome.print_results(self.runs[0], console)
-        return summaries
-
-    def last_words(self) -> str:
-        """Message after an interruption: which results stay, and how to go on; folders without a result are removed."""
-        self._discard()
-        if len(self.specs) > 1:
-            return "interrupted"
-        if not self.runs or not self.runs[0].lines:
-            return f"interrupted before the first evaluation{self._go_on or ': nothing is left'}"
-        last, rounds = self.runs[0].lines[-1]["round"], self.specs[0].rounds
-        return (
-            f"interrupted: evaluated up to round {last} of {rounds}, see {self.runs[0].folder.path / METRICS}"
-            f"{self._go_on or '; no summary was written'}"
-        )
-
-    @property
-    def _go_on(self) -> str:
-        """How a single run can be resumed, for the end of an error; "" if it cannot."""
-        spec, folders = self.specs[0], self.folders or [run.folder for run in self.runs]
-        saved = self.checkpoints(folders[0]).rounds() if len(self.specs) == len(folders) == 1 else []
-        # Own code runs only where the command names it.
-        named = "".join(f" {flag(kind)} {getattr(spec, kind)}" for kind in CODE if kind in spec.own_code)
-        resume = f"; --resume {folders[0].path}{named}" if folders else ""
-        if not saved and len(self.runs) == 1 and self.runs[0].is_complete:
-            return f"{resume} writes the summary, without the final state"
-        return f"{resume} goes on after round {saved[-1]}" if saved else ""
-
-    def _discard(self) -> None:
-        """Remove the folders of runs without a result, unless they can be resumed."""
-        for folder in () if self.specs[0].resume else self.folders:
-            if not self.checkpoints(folder).rounds():
-                folder.discard()
-
-    def user_error(self, error: BaseException) -> BaseException:
-        """Error for the user: what happened, what to do, and what remains of the runs."""
-        self._discard()
-        several, go_on = self.processes.count > 1, self._go_on
-        if not self.processes.is_first and isinstance(error, Diverged | KeyboardInterrupt):
-            # All processes raise it, and the first one reports it.
-            return SystemExit(INVALID if isinstance(error, Diverged) else INTERRUPTED)
-        if isinstance(error, Diverged):
-            return outcome.run_diverged(error, self.specs[0], go_on)
-        if isinstance(error, CannotWrite | EndedAlone):
-            return type(error)(f"{error}{go_on}")
-        if is_shortage(error):
-            return (EndedAlone if several else InvalidInput)(SHORTAGE + go_on)
-        if several and lost(error):
-            return EndedAlone(f"{LOST}{go_on}")
-        return KeyboardInterrupt(self.last_words()) if isinstance(error, KeyboardInterrupt) else error
+            run(continued(spec.in_folder(folder)), console)
+        finally:
+            # The next cell has other functions; nothing of this one's programs is used again but from the disk.
+            jax.clear_caches()
+    return read_summary(folder)
 
 
 class SingleRun(RunDriver):
@@ -310,12 +86,12 @@ class SingleRun(RunDriver):
     def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
         experiment = build.build_experiment(self.specs[0], console, self.processes)
         # The same in all processes, however full their machines are.
-        self.place = state_place(experiment)
+        self.place = experiment.state_place()
         self.place = "host" if self.processes.agree(self.place == "host") else self.place
         return [ActiveRun(experiment, folders[0])]
 
     def rounds(self, state: State | None, console: Console) -> Iterable[Sequence[simulate.RoundResult]]:
-        (run,) = self.runs
+        run = self.runs[0]
         experiment, spec = run.experiment, run.experiment.spec
         results = simulate.run(
             experiment.method,
@@ -330,11 +106,119 @@ class SingleRun(RunDriver):
             newcomers=experiment.newcomers,
             donate=True,
         )
-        for result in results:
-            yield [result]
+        return ([result] for result in results)
 
     def states(self, state: State) -> Iterable[State]:
         return [state]
 
     def state_of(self, states: list[State]) -> State:
         return states[0]
+
+
+MEMORY_SHARE = 0.5
+"""Share of the free memory that a sweep's runs may take; the rest is for the training of a client."""
+
+
+def run_together(specs: Sequence[Spec], console: Console) -> None:
+    """Do unfinished runs that differ only in seeds and in the method's real-valued hyper-parameters.
+
+    Each has its folder, `out`; runs with checkpoints go on together, and then the others begin. Runs whose data change
+    go one after another.
+    """
+    if specs[0].phases is not None:
+        # A sweep's program has one federation for all rounds.
+        for spec in map(continued, specs):
+            run(spec, console)
+        return
+    prepare(specs[0])
+    used = devices(specs[0])
+    _, dataset = load_data(specs[0], console)
+    specs = [continued(spec) for spec in specs]
+    begun, new = ([spec for spec in specs if bool(spec.resume) is resumes] for resumes in (True, False))
+    rounds = [{*Checkpoints(Path(str(spec.resume)) / FOLDER).rounds()} for spec in begun]
+    # Without a common round, one of them went on by itself.
+    parts = [begun] if rounds and set.intersection(*rounds) else [[spec] for spec in begun]
+    if new:
+        at_once = _at_once(Together(new[:1], dataset, used))
+        parts += [new[start : start + at_once] for start in range(0, len(new), at_once)]
+    for part in parts:
+        Together(part, dataset, used).drive(console)
+
+
+class Together(RunDriver):
+    """Runs that share one program."""
+
+    def __init__(self, specs: Sequence[Spec], dataset: Dataset, used: Sequence[Any]):
+        super().__init__(specs)
+        self.dataset, self.used = dataset, used
+        # A run stays on one device, with all its clients: a sweep divides its runs over the devices.
+        specs = [dataclasses.replace(on_data(spec, dataset)[0], devices=1) for spec in specs]
+        partitions = [divide(spec, dataset) for spec in specs]
+        shift = shift_of(specs[0], dataset)
+        data = federated.federate_runs(dataset, partitions, **shift, seeds=[spec.seed for spec in specs])
+        self.experiments = [
+            build.assemble(spec, dataset, federated.select_run(data, index), parts)
+            for index, (spec, parts) in enumerate(zip(specs, partitions, strict=True))
+        ]
+        self.first = self.experiments[0]
+        self.data = data.with_frozen(self.first.data.frozen)
+
+    def build(self, folders: Sequence[RunFolder], console: Console) -> list[ActiveRun]:
+        return [ActiveRun(*both) for both in zip(self.experiments, folders, strict=True)]
+
+    def rounds(self, state: State | None, console: Console) -> Iterable[list[RoundResult]]:
+        numbers = [experiment.spec.real_numbers() for experiment in self.experiments]
+        # Values that do not vary stay constants of the program, which gives the compiler more to simplify.
+        varied = [name for name in numbers[0] if len({values[name] for values in numbers}) > 1]
+        keys = jnp.stack([jax.random.key(experiment.spec.seed) for experiment in self.experiments])
+        skips = self.first.spec.on_nan == "skip-client"
+        for result in sweep.run(
+            _factory(self.first),
+            self.data,
+            self.first.settings,
+            keys,
+            {name: jnp.asarray([values[name] for values in numbers], jnp.float32) for name in varied},
+            states=state,
+            mesh=simulate.client_mesh(list(self.used[: len(self.runs)])),
+            donate=True,
+        ):
+            # Alone, such a run would end here.
+            for run, finite in zip(self.runs, result.finite, strict=True):
+                if not (np.any(finite) if skips else np.all(finite)) and not run.counts.ended and not run.has_ended():
+                    run.counts.ended = True
+                    print_notice(console, f"round {result.round}: the run in {run.folder.path} has diverged")
+            yield [_of_run(result, index, ended=run.counts.ended) for index, run in enumerate(self.runs)]
+
+    def states(self, state: State) -> Iterable[State]:
+        # One after another: all at once would be another copy of all states.
+        return (gather(state, index) for index in range(len(self.runs)))
+
+    def state_of(self, states: list[State]) -> State:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+
+def _at_once(group: Together) -> int:
+    """Number of runs that fit into memory, at least one."""
+    data, values = federated.select_run(group.data, 0), group.first.spec.real_numbers()
+    needed = sweep.bytes_of_runs(_factory(group.first), data, group.first.settings, values)
+    # On CPUs all devices share one memory.
+    free = free_bytes(group.used[0]) * (1 if jax.default_backend() == "cpu" else len(group.used))
+    return max(1, math.floor(MEMORY_SHARE * free / needed))
+
+
+def _factory(experiment: Experiment) -> sweep.MakeMethod:
+    # `sweep.run` keeps the function, and with it what the function holds.
+    spec, dataset = experiment.spec, without_inputs(experiment.dataset)
+    return lambda **values: build.make_method(spec, dataset, **values)
+
+
+def _of_run(result: RoundResult, index: int, *, ended: bool) -> RoundResult:
+    """Result of one run, with the state of all; one that has diverged has no scores any more."""
+    names = ("cohort", "arrived", "finite", "received", "trained", "before_aggregation")
+    own = {name: gather(getattr(result, name), index) for name in names}
+    if ended:
+        scores = {name: own[name] for name in ("received", "trained", "before_aggregation")}
+        own |= jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), scores)
+        own["finite"] = np.ones_like(own["finite"])
+    info = {} if result.received is None or ended else gather(result.info, index)
+    return result._replace(**own, info=info, examples=result.examples[index])

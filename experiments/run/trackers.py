@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from experiments.folder.load import read_json, read_metrics
+from experiments.folder.load import read_config, read_json, read_metrics
 from experiments.folder.run_folder import TENSORBOARD, WANDB_ID, Line, RunFolder
 from experiments.spec.options import Options
 from experiments.spec.own_code import describe_foreign_error, function
@@ -37,12 +37,16 @@ def scalars(line: Line) -> dict[str, float]:
     }
 
 
+def _configuration(folder: RunFolder) -> dict[str, Any]:
+    return {name: value for name, value in read_config(folder.path).items() if name not in LONG}
+
+
 @contextlib.contextmanager
-def open_trackers(folder: RunFolder, options: Options, configuration: dict[str, Any]) -> Iterator[Track]:
+def open_trackers(folder: RunFolder, options: Options) -> Iterator[Track]:
     """Receiver of a run's evaluations beside its log: the trackers that the options ask for."""
     opened = [_tensorboard(folder)] if options.tensorboard else []
-    opened += [_wandb(folder, configuration)] if options.wandb else []
-    opened += [_own(options.tracker, folder, configuration)] if options.tracker else []
+    opened += [_wandb(folder)] if options.wandb else []
+    opened += [_own(options.tracker, folder)] if options.tracker else []
     with contextlib.ExitStack() as stack:
         tracks = [stack.enter_context(one) for one in opened]
         yield lambda line: [track(line) for track in tracks]
@@ -71,7 +75,7 @@ def _tensorboard(folder: RunFolder) -> Iterator[Track]:
 
 
 @contextlib.contextmanager
-def _own(name: str, folder: RunFolder, configuration: dict[str, Any]) -> Iterator[Track]:
+def _own(name: str, folder: RunFolder) -> Iterator[Track]:
     """Tracker FILE.py:NAME, a function of the configuration, with the run's folder, that returns a function (round,
     scores)."""
 
@@ -81,15 +85,14 @@ def _own(name: str, folder: RunFolder, configuration: dict[str, Any]) -> Iterato
         except Exception as error:
             raise InvalidInput(f"--tracker {name}: {describe_foreign_error(error)}") from error
 
-    about = {key: value for key, value in configuration.items() if key not in LONG} | {"folder": str(folder.path)}
-    receive = called(function("tracker", name), about)
+    receive = called(function("tracker", name), _configuration(folder) | {"folder": str(folder.path)})
     if not callable(receive):
         raise InvalidInput(f"--tracker {name} returns {describe_value(receive)}, not a function (round, scores)")
     yield lambda line: called(receive, line["round"], scalars(line))
 
 
 @contextlib.contextmanager
-def _wandb(folder: RunFolder, configuration: dict[str, Any]) -> Iterator[Track]:
+def _wandb(folder: RunFolder) -> Iterator[Track]:
     """Run at W&B, configured by its environment variables; its steps are rounds, and it ignores those that it has."""
     # Not among the requirements.
     wandb: Any = importlib.import_module("wandb")
@@ -100,7 +103,7 @@ def _wandb(folder: RunFolder, configuration: dict[str, Any]) -> Iterator[Track]:
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=os.environ.get("WANDB_NAME", folder.path.resolve().name),
             dir=os.environ.get("WANDB_DIR", str(folder.path)),
-            config={name: value for name, value in configuration.items() if name not in LONG},
+            config=_configuration(folder),
             id=known,
             resume="allow",
         )

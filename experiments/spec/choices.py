@@ -25,12 +25,6 @@ else:
     TaskName = Literal[tuple(TASKS)]
 
 
-def networks(model: str) -> tuple[str, ...]:
-    """Names of the networks that a value of --model deals to the clients: one, a list A,B,C, or a family's members."""
-    own_file = ".py" in model
-    return (model,) if own_file else HETEROGENEOUS.get(model, tuple(model.split(",")))
-
-
 PresetName = Literal["fedpac", "fedas"]
 ProcedureName = Literal["release", "print"]
 OnNaN = Literal["stop", "skip-client"]

@@ -1,7 +1,8 @@
 """The options of all experiments in groups, each with its range, its help and notes.
 
 Beside the type, in `Annotated`, stand the values of another option with which it is read (`ReadWith`), and the notes
-of `option_notes`. `options` makes one value of all of them; `presets` has the defaults.
+of `option_notes`. `of_methods` are hyper-parameters of all methods that stand in a group of the help. `options` has the
+groups about files and hardware, and makes one value of all; `presets` has the defaults.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from experiments.spec.choices import (
     Share,
     TaskName,
 )
-from experiments.spec.option_notes import Also, NotInSweeps, Trait
+from experiments.spec.option_notes import NotInSweeps, Trait
 from pfl_jax.data.preparation import Encode, Impute
 from pfl_jax.data.specs import PixelNormalization, Shift, Source
 from pfl_jax.engine.selection import SELECTIONS
@@ -79,7 +80,7 @@ class Data:
     --client-column (natural), or the rows in a file of python -m experiments.partition (FILE.json)."""
     s: Annotated[float, Range(0, 100), ReadWith("partition", ("grouped",))] = 20.0
     """Percentage of a client's examples that are spread over all classes, from 0 to 100 (only with grouped)."""
-    beta: Annotated[Positive, ReadWith("partition", ("dirichlet",)), Also("alpha", "dirichlet_alpha")] = 0.1
+    beta: Annotated[Positive, ReadWith("partition", ("dirichlet",))] = 0.1
     """Concentration of the Dirichlet distribution; clients differ more for smaller values (only with dirichlet)."""
     dirichlet_protocol: Annotated[PresetName, ReadWith("partition", ("dirichlet",))] = "fedas"
     """Variant of a paper: fedas merges training and test set and divides each client's examples 75/25, fedpac divides
@@ -121,9 +122,9 @@ class Data:
 class Federation:
     """The number of clients, and their participation in rounds."""
 
-    num_clients: Annotated[Count, Also("client_num", "num_users")]
+    num_clients: Count
     """Number of clients of the federation."""
-    participation: Annotated[AboveZero, Also("join_ratio", "client_activate_rate", "frac")]
+    participation: AboveZero
     """Share of the clients that take part in each round, above 0 and at most 1; at least one client takes part."""
     full_last_round: bool = False
     """All clients take part in the last round."""
@@ -131,7 +132,7 @@ class Federation:
     """Share of the clients that are stragglers, the same ones in all rounds."""
     straggler_rate: Annotated[AboveZero, ReadWith("straggler_fraction")] = 1.0
     """Weight of a straggler in the draw of a cohort, where other clients have weight 1; above 0 and at most 1."""
-    drop_rate: Annotated[BelowOne, Also("client_drop_rate")] = 0.0
+    drop_rate: BelowOne = 0.0
     """Share of a round's clients, drawn anew, that train but drop out before they send; at least 0 and below 1."""
     select_clients: Annotated[str | None, SELECTIONS] = None
     """Draw of a round's clients (with --participation below 1): all alike (uniform, or None), by numbers of examples
@@ -146,8 +147,7 @@ class Federation:
 class Robustness:
     """Attacks by clients, means that withstand them, and compressed messages."""
 
-    # Hyper-parameters of all methods that stand here in the help -> their other names.
-    of_methods: ClassVar = {"server_mean": (), "compress": ()}
+    of_methods: ClassVar = ("server_mean", "compress")
 
     attack: Annotated[Attack | None, ReadWith("attackers")] = None
     """What attackers do: train on label K - 1 - y in place of y (labels), send their update with the opposite sign
@@ -163,14 +163,7 @@ class Robustness:
 class Training:
     """The network, the rounds, and the local training of a client."""
 
-    # Hyper-parameters of all methods that stand here in the help -> their other names.
-    of_methods: ClassVar = {
-        "lr": Also("local_learning_rate", "learning_rate"),
-        "momentum": (),
-        "weight_decay": (),
-        "batch_size": Also("lbs", "local_batch_size"),
-        "epochs": Also("local_epochs", "local_epoch"),
-    }
+    of_methods: ClassVar = ("lr", "momentum", "weight_decay", "batch_size", "epochs")
 
     model: Annotated[ModelName, Trait.CODE]
     """Network, built in or FILE.py:NAME, a function (input_shape, num_classes) -> Model or module of flax or PyTorch,
@@ -211,7 +204,7 @@ class Training:
     personal: str | None = None
     """Regular expression, searched for in the paths of parameters: those that count as the head, which methods like
     fedper keep at the clients, such as lora_b|^head; None is the model's own head."""
-    rounds: Annotated[Count, Also("global_rounds", "global_epoch", "comm_rounds")]
+    rounds: Count
     """Communication rounds."""
     local_steps: Count | None = None
     """Gradient steps of every client in a round in place of --epochs, on one reshuffled epoch after another."""
@@ -242,8 +235,7 @@ class Training:
 class Privacy:
     """Differential privacy of examples or of whole clients; docs/privacy.md says what it covers."""
 
-    # Hyper-parameters of all methods that stand here in the help -> their other names.
-    of_methods: ClassVar = {"client_clip": (), "client_noise": ()}
+    of_methods: ClassVar = ("client_clip", "client_noise")
 
     dp_clip: Positive | None = None
     """Differential privacy of single examples: largest norm of an example's gradient over all parameters that are
@@ -259,7 +251,7 @@ class Privacy:
 class Evaluation:
     """When and how accuracy is evaluated."""
 
-    eval_every: Annotated[Count, Also("eval_gap", "test_interval")] = 1
+    eval_every: Count = 1
     """Rounds between two evaluations; the last round is always evaluated."""
     eval_clients: Count | None = None
     """Number of clients that are evaluated after aggregation, drawn once for a run, as for federations of many clients;

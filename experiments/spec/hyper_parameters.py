@@ -16,11 +16,11 @@ from experiments.spec.options import KINDS, unread
 from experiments.spec.own_code import method_factory, option_kind
 from pfl_jax.base import Method
 from pfl_jax.errors import InvalidInput
-from pfl_jax.methods.factories import RECIPES, annotations, arguments, function_of, hyper_parameters, recipes_of
+from pfl_jax.methods.factories import annotations, arguments, function_of, hyper_parameters, recipes_of
 from pfl_jax.primitives.local_training import LocalTraining
 from pfl_jax.validation import AtInit, ReadWith, hint, parts, range_of
 
-TRAINING_HYPER_PARAMETERS = tuple(Training.of_methods)
+TRAINING_HYPER_PARAMETERS = Training.of_methods
 """Hyper-parameters of `LocalTraining` for which methods and presets have their own defaults."""
 
 
@@ -85,23 +85,13 @@ def documented_info(factory: Callable[..., Method]) -> dict[str, str]:
 def real_numbers(method: str, values: dict[str, Any]) -> dict[str, float]:
     """Hyper-parameters that can be inputs of a compiled program: with a real type, and a real value among `values`."""
     real = {name for name, option in method_options(method).items() if float in parts(option.kind)}
-    real -= unread_by_wrappers(values).keys()
+    real -= unread(values).keys()
     return {name: value for name, value in values.items() if name in real and isinstance(value, float)}
 
 
 def unread_by_method(method: str, values: dict[str, Any]) -> dict[str, str]:
     """Hyper-parameters that a method does not read with the values of all -> why not, see `options.unread`."""
     return unread(values, noted(annotations(method_factory(method)), ReadWith))
-
-
-_OF_WRAPPERS: dict[str, Any] = {}
-for _recipe in RECIPES:
-    _OF_WRAPPERS |= noted(get_type_hints(_recipe, include_extras=True), ReadWith)
-
-
-def unread_by_wrappers(values: dict[str, Any]) -> dict[str, str]:
-    """Fields of wrappers' recipes that are not read, see `unread_by_method`; also for a method whose file is gone."""
-    return unread(values, _OF_WRAPPERS)
 
 
 def read_at_init(method: str) -> set[str]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.spec import own_data
 from experiments.spec.choices import CUSTOM, WITH_FILES
-from experiments.spec.hyper_parameters import defaults, parse_schedule, unread_by_method, unread_by_wrappers
+from experiments.spec.hyper_parameters import defaults, parse_schedule, unread_by_method
 from experiments.spec.option_notes import Trait, flag, is_partition_file, marked
-from experiments.spec.options import CONDITIONS, KINDS, RESULT_NEUTRAL, Options, unread
+from experiments.spec.options import KINDS, RESULT_NEUTRAL, Options, unread
 from experiments.spec.own_code import FILES, by_content
 from experiments.spec.spec import Spec, stored_options
+from pfl_jax.data import own_files
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.data.specs import SPECS
 
@@ -32,7 +32,7 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
     """
     values = resolve_defaults(spec.values)
     # The attack stays, as None where nobody attacks: a run under attack is another one.
-    unused = unread_options(spec).keys() - {"attack"} | unread_by_wrappers(values).keys()
+    unused = unread_options(spec).keys() - {"attack"}
     unused |= result_neutral({name: value for name, value in values.items() if name not in unused}) | {"seed"}
     # `vocabulary` follows from the data, and `procedure` from the options that it sets.
     unused |= {"vocabulary"} - spec.given | {"procedure"}
@@ -40,7 +40,7 @@ def relevant_options(spec: Spec) -> dict[str, Any]:
         unused.add("num_clients")
     values |= by_content(values, spec.own_code)
     if spec.dataset in WITH_FILES:
-        values["data_digest"] = own_data.digest(own_data.with_installed(spec))
+        values["data_digest"] = spec.data_digest or own_files.digest(spec.data_path(), spec.test_data)
     else:
         unused |= {*marked(KINDS, Trait.OWN_DATA, Trait.FILES)}
     return {name: value for name, value in values.items() if name not in unused}
@@ -71,8 +71,10 @@ def fixed_rounds(options: Options) -> str:
 
 
 def unread_options(spec: Spec) -> dict[str, str]:
-    """Options of a run that are not read with the values of others -> why not, for people."""
-    whys = unread(spec.options, CONDITIONS)
+    """Options of a run, and fields of wrappers, that are not read with the values of others -> why not, for people.
+
+    What else a method does not read says `unread_by_method`, and is part of a run's identity."""
+    whys = unread(spec.values)
     if spec.dataset in NATURAL:
         # How much of a client's rows is read.
         whys = {name: why for name, why in whys.items() if name not in ("train_size", "test_size")}

@@ -21,29 +21,10 @@ class Trait(enum.Enum):
     BY_DIGEST = "results depend on it through the data's digest alone"
     OWN_DATA = "for the user's own data"
     FILES = "for data in files that --data names"
-    PROCESSES = "for runs in several processes"
     CHOOSES = "decides which setting of a sweep is the best"
     CODE = "may be FILE.py:NAME"
     FILE = "a file by whose content runs are told apart"
     NOT_IN_FILES = "acts on this machine: given by its user alone, never by a file of options"
-
-
-class Also(tuple[str, ...]):
-    """Names of an option in PFLlib, FL-bench and similar code."""
-
-    __slots__ = ()
-
-    def __new__(cls, *names: str) -> "Also":
-        return super().__new__(cls, names)
-
-
-class Needs(tuple[str, ...]):
-    """Options of which at least one must be given with an option."""
-
-    __slots__ = ()
-
-    def __new__(cls, *names: str) -> "Needs":
-        return super().__new__(cls, names)
 
 
 class NotInSweeps(NamedTuple):
@@ -129,11 +110,7 @@ class Option(NamedTuple):
                 return given
         if choices and not {int, float, types.NoneType} & {*members}:
             raise InvalidInput(unknown(flag(self.name).removeprefix("--"), given, choices))
-        # Half an epoch is a number of steps.
-        instead = "; for a part of an epoch give --local-steps" if self.name == "epochs" else ""
-        raise InvalidInput(
-            f"{flag(self.name)} must be {describe(self.kind)}, not '{given}'{hint(given, choices)}{instead}"
-        )
+        raise InvalidInput(f"{flag(self.name)} must be {describe(self.kind)}, not '{given}'{hint(given, choices)}")
 
 
 def element_of(kind: Any) -> Any:

@@ -22,9 +22,9 @@ from experiments.spec import presets
 from experiments.spec.choices import CUSTOM, TARGETS, WITH_FILES
 from experiments.spec.hyper_parameters import check_schedules, method_options, real_numbers
 from experiments.spec.option_notes import Trait, flag, is_own, is_partition_file, marked, option_words
-from experiments.spec.options import COMMON, KINDS, SYNONYMS, Options
+from experiments.spec.options import COMMON, KINDS, Options
 from experiments.spec.own_code import EXECUTED, OTHER_FILES, files, read, weights_file
-from pfl_jax.data import partition_files
+from pfl_jax.data import own_files, partition_files, sites
 from pfl_jax.data.natural import NATURAL
 from pfl_jax.engine import selection
 from pfl_jax.engine.cohort import Settings
@@ -41,6 +41,22 @@ DATASET = "dataset"
 
 SELECTION = ("method", "preset", "procedure")
 """Options that determine the defaults of all others; they come last in the method's own group."""
+
+SYNONYMS = {
+    "num_clients": ("client_num", "num_users"),
+    "participation": ("join_ratio", "client_activate_rate", "frac"),
+    "drop_rate": ("client_drop_rate",),
+    "beta": ("alpha", "dirichlet_alpha"),
+    "rounds": ("global_rounds", "global_epoch", "comm_rounds"),
+    "epochs": ("local_epochs", "local_epoch"),
+    "lr": ("local_learning_rate", "learning_rate"),
+    "batch_size": ("lbs", "local_batch_size"),
+    "eval_every": ("eval_gap", "test_interval"),
+    "method": ("algorithm", "alg"),
+    "out": ("save_folder_name",),
+    "devices": ("gpu", "device", "mesh"),
+}
+"""Option -> its names in PFLlib, FL-bench and similar code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +97,14 @@ class Spec(Options):
         values = usual | {name: every[name].value(value) for name, value in given.items()}
         common, hyper_parameters = ({name: values[name] for name in names} for names in (KINDS, own))
         spec = cls(dataset=dataset, **common, hyper_parameters=hyper_parameters, given=frozenset(given))
-        spec = _with_rows(_checked(spec))
-        # Absolute: a run is resumed and exported from other folders too.
-        others = {name: file for name in OTHER_FILES if (file := getattr(spec, name)) is not None}
-        spec = spec.having({name: str(weights_file(file)) for name, file in others.items()})
+        _check_data(spec)
+        spec = spec.having(_decided_by_files(spec))
         spec.check()
         if spec.head is not None and not is_own(spec.model):
             raise InvalidInput(f"--head is for a module of your own (--model FILE.py:NAME), not for {spec.model}")
         # What the library refuses is refused now, before any data is loaded and any folder made.
         settings_of(spec)
         LocalTraining(dp_clip=spec.dp_clip, dp_noise=spec.dp_noise)
-        _check_processes(spec)
         if spec.local_steps is not None:
             if "epochs" in given:
                 raise InvalidInput("--local-steps cannot be given with --epochs: it is in place of them")
@@ -136,6 +149,14 @@ class Spec(Options):
     def values(self) -> dict[str, Any]:
         """Values of all options, and hyper-parameters."""
         return self.options | self.hyper_parameters
+
+    def data_path(self) -> str:
+        """Value of --data, by default a file of an installed package; InvalidInput where there is none."""
+        if self.data is None and self.dataset in sites.INSTALLED:
+            return str(sites.installed(self.dataset))
+        if self.data is None:
+            raise InvalidInput(f"give --data: {own_files.FORMATS}")
+        return self.data
 
     def real_numbers(self) -> dict[str, float]:
         """Hyper-parameters that can be inputs of a compiled program."""
@@ -184,17 +205,16 @@ def usual_values(dataset: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def unknown_option(word: str, known: Iterable[str], method: str) -> str:
     """Error message for an option --NAME that a run, or this method, does not have."""
-    if owners := [name for name in METHODS if word in map(flag, method_options(name))]:
-        other = ", or --beta for the concentration of --partition dirichlet" if word == "--alpha" else ""
-        return f"{word} is an option of {listed(owners, 'and')}, not of {method}{other}"
-    for here, names in SYNONYMS.items():
-        if word in map(flag, names):
-            return f"unknown option {word}: here it is {flag(here)}"
-    # The nearest one may be of another method.
     own, owners = {*known}, dict[str, list[str]]()
     for name in METHODS:
         for option in method_options(name):
             owners.setdefault(flag(option), []).append(name)
+    if word in owners:
+        other = ", or --beta for the concentration of --partition dirichlet" if word == "--alpha" else ""
+        return f"{word} is an option of {listed(owners[word], 'and')}, not of {method}{other}"
+    for here, names in SYNONYMS.items():
+        if word in map(flag, names):
+            return f"unknown option {word}: here it is {flag(here)}"
     near = difflib.get_close_matches(word, sorted(owners.keys() | own), n=1)
     if near and near[0] not in own:
         some = ", ".join([*owners[near[0]][:3], "..."]) if owners[near[0]][3:] else listed(owners[near[0]], "and")
@@ -222,12 +242,7 @@ def values_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
         except (AttributeError, KeyError, TypeError):
             raise InvalidInput(f"--config {path} is no configuration of a run") from None
         values = {DATASET: values[DATASET]} | of_results | source
-    if not isinstance(values.get(DATASET, ""), str):
-        raise InvalidInput(f"--config {path}: the {DATASET} is a name, not {values[DATASET]}")
-    values = {name.replace("-", "_"): value for name, value in values.items()}
-    if nested := sorted(name for name, value in values.items() if isinstance(value, dict)):
-        raise InvalidInput(f"--config {path}: {nested[0]} is no option: names stand without a section")
-    values = {name: value for name, value in values.items() if name not in given}
+    values = {name: value for key, value in values.items() if (name := key.replace("-", "_")) not in given}
     if here := [name for name in marked(KINDS, Trait.NOT_IN_FILES) if name in values]:
         raise InvalidInput(
             f"--config {path} gives {flag(here[0])}, which acts on this machine and cannot come from a file: give it "
@@ -266,8 +281,8 @@ def settings_of(options: Options) -> Settings:
     return Settings(before_aggregation=options.eval_protocol == "before_aggregation", **named)
 
 
-def _checked(spec: Spec) -> Spec:
-    """Run whose data and task fit its dataset, with the partition that --client-column asks for."""
+def _check_data(spec: Spec) -> None:
+    """Raise InvalidInput for options of data, or a task, that the data set of a run does not have."""
     if spec.task == "next_symbol" and not is_own(spec.model) and spec.model != "char_lstm":
         raise InvalidInput(
             f"--task {spec.task} needs --model char_lstm, or FILE.py:NAME of one that gives logits [B, T, K]: "
@@ -276,49 +291,36 @@ def _checked(spec: Spec) -> Spec:
     for name in ("source", "data_dir") if spec.dataset in WITH_FILES else ():
         if getattr(spec, name) != getattr(Options, name):
             raise InvalidInput(f"{flag(name)} is for the papers' data sets: {spec.dataset} reads --data")
-    if spec.dataset != CUSTOM:
-        for name in marked(KINDS, Trait.OWN_DATA, *(() if spec.dataset in NATURAL else (Trait.FILES,))):
-            if getattr(spec, name) not in (None, False):
-                raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
-        if spec.dataset not in NATURAL and spec.task not in (None, "classification") and not is_own(spec.model):
-            raise InvalidInput(
-                f"--task {spec.task} is for your own data or model: labels of {spec.dataset} are classes"
-            )
-        return spec
-    if spec.client_column is None:
-        if spec.partition == "natural":
+    if spec.dataset == CUSTOM:
+        if spec.partition == "natural" and spec.client_column is None:
             raise InvalidInput("--partition natural needs --client-column, the column that names each row's client")
-        # Of other targets there are no classes that rows could be divided by.
-        is_drawn = spec.task in TARGETS and "partition" not in spec.given
-        return dataclasses.replace(spec, partition="iid") if is_drawn else spec
-    if "partition" in spec.given and is_partition_file(spec.partition):
-        return spec
-    if "partition" in spec.given and spec.partition != "natural":
-        raise InvalidInput(
-            f"--client-column {spec.client_column} and --partition {spec.partition} cannot both be given: either "
-            "says which rows a client has"
-        )
-    return dataclasses.replace(spec, partition="natural")
+        return
+    for name in marked(KINDS, Trait.OWN_DATA, *(() if spec.dataset in NATURAL else (Trait.FILES,))):
+        if getattr(spec, name) not in (None, False):
+            raise InvalidInput(f"{flag(name)} is for your own data: python -m experiments.custom")
+    if spec.dataset not in NATURAL and spec.task not in (None, "classification") and not is_own(spec.model):
+        raise InvalidInput(f"--task {spec.task} is for your own data or model: labels of {spec.dataset} are classes")
 
 
-def _with_rows(spec: Spec) -> Spec:
-    """Run with the number of clients of its partition's file, whose name is absolute: a run is resumed from other
-    folders too."""
-    if not is_partition_file(spec.partition):
-        return spec
-    path = Path(spec.partition).expanduser().absolute()
-    number = len(partition_files.load(path, None).train)
-    if "num_clients" in spec.given and spec.num_clients != number:
-        raise InvalidInput(f"--num-clients {spec.num_clients}: {path.name} has {number} clients, leave it out")
-    return dataclasses.replace(spec, partition=str(path), num_clients=number)
-
-
-def _check_processes(spec: Spec) -> None:
-    """Raise InvalidInput for options that cannot locate the processes of --distributed."""
-    if spec.distributed and spec.state_on == "disk":
-        raise InvalidInput("--state-on disk is for one process: with --distributed give --state-on host")
-    host, _, port = (spec.coordinator or "localhost:1").rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidInput(f"--coordinator is HOST:PORT, such as 10.0.0.1:29500, not {spec.coordinator}")
-    if (spec.process_id or 0) >= (spec.num_processes or 1):
-        raise InvalidInput(f"--process-id {spec.process_id} is none of --num-processes {spec.num_processes}, from 0")
+def _decided_by_files(spec: Spec) -> dict[str, Any]:
+    """Options that follow from a run's files: the partition and its number of clients, and absolute paths, because a
+    run is resumed and exported from other folders too."""
+    others = {name: file for name in OTHER_FILES if (file := getattr(spec, name)) is not None}
+    found: dict[str, Any] = {name: str(weights_file(file)) for name, file in others.items()}
+    if is_partition_file(spec.partition):
+        path = Path(spec.partition).expanduser().absolute()
+        number = len(partition_files.load(path, None).train)
+        if "num_clients" in spec.given and spec.num_clients != number:
+            raise InvalidInput(f"--num-clients {spec.num_clients}: {path.name} has {number} clients, leave it out")
+        return found | {"partition": str(path), "num_clients": number}
+    if spec.dataset == CUSTOM and spec.client_column is not None:
+        if "partition" in spec.given and spec.partition != "natural":
+            raise InvalidInput(
+                f"--client-column {spec.client_column} and --partition {spec.partition} cannot both be given: either "
+                "says which rows a client has"
+            )
+        return found | {"partition": "natural"}
+    if spec.dataset == CUSTOM and spec.task in TARGETS and "partition" not in spec.given:
+        # There are no classes that rows could be divided by.
+        return found | {"partition": "iid"}
+    return found

@@ -166,9 +166,9 @@ class Queue(batch.Batch):
             run_cell(self._on_files(job.spec), job.folder, console, self.compared_code)
         elif missing := [job for job in jobs if self.inspect(job) != "finished"]:
             # Imported now, so that errors and --help do not wait for it.
-            from experiments.run import together
+            from experiments.run.run import run_together
 
-            together.run([self._on_files(job.spec).in_folder(job.folder) for job in missing], console)
+            run_together([self._on_files(job.spec).in_folder(job.folder) for job in missing], console)
 
 
 @functools.lru_cache(maxsize=1)

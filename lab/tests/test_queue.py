@@ -11,7 +11,7 @@ from run_folders import FakeRuns
 
 from experiments.folder import load, version
 from experiments.folder.run_folder import SUMMARY
-from experiments.run import run, together
+from experiments.run import run
 from experiments.run.outcome import RunDiverged
 from experiments.spec.identity import relevant_options
 from lab import committed, results
@@ -171,7 +171,7 @@ def test_short_runs_of_a_method_train_together_and_the_mean_over_seeds_chooses(
         for spec in specs:
             runs(spec, console)
 
-    monkeypatch.setattr(together, "run", train)
+    monkeypatch.setattr(run, "run_together", train)
     # Seed 0 alone would choose the other rate.
     values = {(0.01, 0): 80.0, (0.01, 1): 50.0, (0.01, 2): 50.0}
     monkeypatch.setattr(

@@ -172,9 +172,9 @@ def test_checkpoints_know_the_weights_that_are_used_by_default(here, tmp_path, m
     (tmp_path / "config.json").write_bytes((here / "config.json").read_bytes())
     monkeypatch.setattr(models, "minilm_folder", lambda: tmp_path)
     before = identity(stored_beside(1))
-    check_identity(before, stored_beside(1), tmp_path, pytest.fail)
+    check_identity({"identity": before}, stored_beside(1), tmp_path, pytest.fail)
     with pytest.raises(InvalidInput, match="of another run: they were written with weights"):
-        check_identity(before, stored_beside(2), tmp_path, pytest.fail)
+        check_identity({"identity": before}, stored_beside(2), tmp_path, pytest.fail)
 
 
 def test_prompts_and_bert_are_for_tokens():

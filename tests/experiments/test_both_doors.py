@@ -143,24 +143,15 @@ def mine(
     ("factory", "given", "message"),
     [
         (mine, {"heat": 3.0}, "heat must be at least 1 and below 3, not 3"),
-        (mine, {"heat": "x"}, "heat must be a number, not 'x'"),
         (mine, {"decay": math.nan}, "decay must be finite, not nan"),
-        (mine, {"my_lr": -1.0}, "my_lr must not be negative, not -1"),
         (mine, {"epochs": 0}, "epochs must be at least 1, not 0"),
-        (mine, {"heta": 1.0}, "mine has no hyper-parameter heta .*did you mean heat"),
         (functools.partial(mine, heat=1.5), {"typo": 1}, r"^mine has no hyper-parameter typo \(there are "),
         (lambda model, *, heat=1.0: None, {}, r"^<lambda> has no argument training with a default recipe: a method is"),
-        (
-            functools.partial(tiny_model),
-            {},
-            r"^tiny_model has no argument training .* = default_training\(fedas\)$",
-        ),
     ],
 )
 def test_methods_of_others_are_checked_too(factory, given, message):
-    with pytest.raises(InvalidInput, match=message) as caught:
+    with pytest.raises(InvalidInput, match=message):
         make_method(factory, tiny_model(), **given)
-    assert "\n" not in str(caught.value)
 
 
 def with_arrays(model, training=LocalTraining(), *, start: jax.Array = jnp.zeros(3), end: jax.Array | None = None):  # noqa: B008

@@ -17,7 +17,7 @@ from experiments.cli.command import parse
 from experiments.commands.comparison import Compared, for_paper, read, rounds_to, table
 from experiments.compare import main
 from experiments.folder import stored_runs
-from experiments.run import build
+from experiments.run import data
 from experiments.show import draw
 from experiments.show.pictures import Panel, Picture, as_svg, save
 from experiments.show.pictures import draw as drawn
@@ -96,7 +96,7 @@ def test_the_reference_can_be_chosen_and_one_seed_is_named(runs):
 def test_the_digest_of_a_partition_tells_which_examples_its_clients_have():
     def digest(kind, *words):
         options = parse("digits", ["--partition", kind, *words, *SMALL[4:]])
-        return partition_files.digest_of(build.divide(options, dataset), options.shift)
+        return partition_files.digest_of(data.divide(options, dataset), options.shift)
 
     dataset = sources.load("digits")
     found = {digest("iid"), digest("grouped"), digest("iid", "--seed", "1"), digest("iid", "--shift", "labels")}

@@ -12,7 +12,7 @@ from sklearn.datasets import load_wine
 from experiments.cli.command import main, parse
 from experiments.export import load_run
 from experiments.export import main as export
-from experiments.run import build
+from experiments.run import build, data
 from experiments.spec.identity import relevant_options
 from lab.results import distill
 from pfl_jax import InvalidInput
@@ -106,36 +106,22 @@ def test_what_the_results_depend_on(wine):
     assert relevant("--data", "my.npz", "--data-digest", plain["data_digest"]) == plain
 
 
-def test_notes_on_data(wine, capsys):
+def test_the_data_say_how_many_clients_there_are(wine, capsys):
     classes = np.where(GROWER == "hill", 1, WINE.target)
     np.savez("my.npz", x=WINE.data.astype(np.uint8), y=classes, grower=GROWER)
     words = ["--data", "my.npz", "--client-column", "grower", "--train-size", "5"]
-    request, dataset = build.load_data(parse("custom", words), Console())
-    printed = capsys.readouterr().out
-    assert "1 of 4 clients have training rows of one class only" in printed
-    assert "bytes from 0 to 255" in printed
-    assert "--train-size has no effect with --partition natural" in printed
+    request, dataset = data.load_data(parse("custom", words), Console())
+    assert "1 of 4 clients have training rows of one class only" in capsys.readouterr().out
     assert request.data_digest == dataset.origin
-    assert build.load_data(parse("custom", [*words, "--num-clients", "4"]), Console())[0].num_clients == 4
+    assert data.load_data(parse("custom", [*words, "--num-clients", "4"]), Console())[0].num_clients == 4
     # More than the preset's clients is no error before the data has said how many there are.
     with pytest.raises(InvalidInput, match="of 4 clients 1 to 3 can be held out, not 30"):
         build.build_experiment(parse("custom", [*words, "--held-out-clients", "30"]), Console())
 
 
 def notes(capsys, *words):
-    build.load_data(parse("custom", ["--data", "my.csv", *words]), Console(width=1000))
+    data.load_data(parse("custom", ["--data", "my.csv", *words]), Console(width=1000))
     return [line.removeprefix("Note: ") for line in capsys.readouterr().out.splitlines() if line.startswith("Note")]
-
-
-def test_classes_are_named_with_their_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    labels = ["1"] * 30 + ["no"] * 20 + ["yes"] * 12 + ["01", "1.0", "Yes"]
-    rows = "".join(f"{number},{label}\n" for number, label in enumerate(labels))
-    (tmp_path / "my.csv").write_text("a,label\n" + rows)
-    assert notes(capsys) == [
-        "rows of the 6 classes, the fewest first: 01 (1), 1.0 (1), Yes (1), yes (12), no (20), 1 (30).",
-        "3 of 6 classes have one row only.",
-    ]
 
 
 def test_test_rows_that_are_training_rows_are_counted(tmp_path, monkeypatch, capsys):

@@ -137,10 +137,10 @@ def test_a_damaged_checkpoint_is_passed_over(experiment, damaged, damage):
     folder = damaged(1, "checkpoints/0-of-1/2.npz", damage)
 
     def newest():
-        return Checkpoints(folder / "checkpoints").newest(like, lambda record: check(record["identity"]))
+        return Checkpoints(folder / "checkpoints").newest(like, check)
 
-    def check(stored):
-        records.check_identity(stored, own, folder, lambda text: None)
+    def check(record):
+        records.check_identity(record, own, folder, lambda text: None)
 
     # What follows the end of an archive changes none of its arrays.
     harmless = damage == "longer"

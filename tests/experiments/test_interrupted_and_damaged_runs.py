@@ -14,10 +14,11 @@ from rich.console import Console
 from experiments.cli.command import main, parse
 from experiments.folder.load import read_metrics
 from experiments.folder.run_folder import lock_folder, lock_run
-from experiments.run import build, memory, outcome, records, resume, run, together
+from experiments.run import build, driver, outcome, resume, run
 from experiments.run.run import run_cell
 from experiments.sweep import main as sweep
 from pfl_jax import InvalidInput, simulate
+from pfl_jax.primitives.tree import byte_count
 
 WORDS = [*RUN.split(), "--checkpoint-every", "1"]
 SHORTAGE = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 400000000000000 bytes.")
@@ -157,7 +158,7 @@ def test_too_little_memory_later_and_before(rounds, tmp_path, capsys, monkeypatc
 
 
 def test_too_little_memory_in_a_sweep(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(together.Together, "rounds", fail(SHORTAGE))
+    monkeypatch.setattr(run.Together, "rounds", fail(SHORTAGE))
     words = ["--dataset", "digits", *RUN.split(), "--chunk", "2", "--out", str(tmp_path / "sweep")]
     assert sweep(words) == 2
     assert "use a smaller --chunk" in line(capsys)
@@ -165,14 +166,14 @@ def test_too_little_memory_in_a_sweep(tmp_path, capsys, monkeypatch):
 
 
 def test_states_are_where_they_fit(experiment, monkeypatch):
-    assert memory.state_place(experiment) == "device"
-    size = memory.clients_bytes(experiment)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 2 * size)
-    assert memory.state_place(experiment) == "host"
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 2 * size - 1)
-    assert memory.state_place(experiment) == "disk"
+    assert experiment.state_place() == "device"
+    size = byte_count(experiment.state_shapes().clients)
+    monkeypatch.setattr(build, "free_bytes", lambda device: 2 * size)
+    assert experiment.state_place() == "host"
+    monkeypatch.setattr(build, "machine_bytes", lambda: 2 * size - 1)
+    assert experiment.state_place() == "disk"
     several = dataclasses.replace(experiment.spec, distributed=True)
-    assert memory.state_place(dataclasses.replace(experiment, spec=several)) == "host"
+    assert dataclasses.replace(experiment, spec=several).state_place() == "host"
 
 
 # Signals
@@ -187,7 +188,7 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(rounds, tmp_path, capsys, 
     for module, name, told in (
         (run, "prepare", nothing_yet),
         (build, "build_experiment", nothing_left),
-        (run, "configuration", nothing_left),
+        (driver, "configuration", nothing_left),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fail(KeyboardInterrupt))
@@ -242,21 +243,3 @@ def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path):
             pass
     with pytest.raises(InvalidInput, match="cannot write"), lock_run(tmp_path / "absent"):
         pass
-
-
-# Other versions, other data
-
-
-def test_another_version_is_told(monkeypatch):
-    versions, said = {"pfl_jax": "bb", "device": "cpu", "chunk": 2}, []
-    own = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.10.1"} | versions}
-    # Of other sources `resume.record_code` tells.
-    stored = {"run": {"--lr": 0.1}, "made_with": {"jax": "0.9.0"} | versions | {"pfl_jax": "aa", "chunk": 1}}
-    monkeypatch.setattr(records, "identity", lambda experiment: own)
-    records.check_identity(stored, None, "run", said.append)
-    assert said == [
-        "Note: chunk 1 then and 2 now, jax 0.9.0 then and 0.10.1 now: results may differ in their last bits from an "
-        "uninterrupted run's."
-    ]
-    records.check_identity(own, None, "run", said.append)
-    assert len(said) == 1

@@ -17,7 +17,7 @@ from experiments.commands import report_charts as charts
 from experiments.export import load_run, load_runs
 from experiments.folder import stored_runs
 from experiments.report import main as main_of_report
-from experiments.run import memory
+from experiments.run import driver
 from pfl_jax import InvalidInput
 
 SMALL = ["--rounds", "2", "--num-clients", "4", "--train-size", "20", "--test-size", "10", "--epochs", "1"]
@@ -75,7 +75,7 @@ def test_keeping_is_optional_and_bounded(tmp_path, monkeypatch, capsys):
     with pytest.raises(InvalidInput, match=r"kept no state: make it again in a new folder, with --keep-state always"):
         load_run(tmp_path / "never")
     # The four clients' models take 4 * 4 * 6,570 bytes, their scores and the round a little more.
-    monkeypatch.setattr(memory, "MOST_BYTES", 4 * 4 * 6570)
+    monkeypatch.setattr(driver, "MOST_BYTES", 4 * 4 * 6570)
     capsys.readouterr()
     assert not (made(tmp_path / "auto", "--method", "local") / "checkpoints").exists()
     assert "is not kept: --keep-state always would keep it" in capsys.readouterr().out

@@ -47,7 +47,7 @@ def test_what_builds_a_run_counts_and_what_reads_it_does_not(tmp_path, monkeypat
     shutil.copytree(version.EXPERIMENTS, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(version, "EXPERIMENTS", copy)
     digests = [version.building_version.__wrapped__()]
-    for name in ("report.py", "run/build.py", "spec/presets.py", "run/together.py"):
+    for name in ("report.py", "run/build.py", "spec/presets.py", "run/driver.py"):
         (copy / name).write_text((copy / name).read_text() + "# edited\n")
         digests.append(version.building_version.__wrapped__())
     assert digests[0] == digests[1]

@@ -14,7 +14,7 @@ from experiments.folder import stored_runs
 from experiments.folder.load import inspect
 from experiments.report import main as report
 from experiments.run.models import own_model
-from experiments.run.resume import own_values, resumed
+from experiments.run.resume import resumed, spec_of
 from experiments.spec import own_code
 from experiments.spec.identity import relevant_options
 from pfl_jax import InvalidInput
@@ -99,16 +99,9 @@ def test_options_and_help_are_those_of_its_factory(here, capsys):
     assert own == {"server_lr": 0.25, "kind": "b", "start": 0}
     with pytest.raises(SystemExit):
         main("digits", ["--method", "mine.py:slow", "--help"])
-    text = capsys.readouterr().out
-    assert "slow options" in text
-    assert "FedAvg with a server that is slow." in text
-    assert "Part of the way to the mean." in text
-    for words, message in (
-        (["--kind", "c"], "unknown kind 'c' (there are a, b)"),
-        (["--layers", "3", "1.5"], "--layers must be one or more of a whole number, not '1.5'"),
-    ):
-        assert main("digits", ["--method", "mine.py:slow", *words]) == 2
-        assert message in capsys.readouterr().err
+    assert "Part of the way to the mean." in capsys.readouterr().out
+    assert main("digits", ["--method", "mine.py:slow", "--kind", "c"]) == 2
+    assert "unknown kind 'c' (there are a, b)" in capsys.readouterr().err
 
 
 def test_an_option_of_several_numbers_is_theirs(here):
@@ -217,8 +210,9 @@ def test_the_head_of_a_flax_module_is_named_on_the_command_line(tmp_path, capsys
     assert relevant_options(one) != relevant_options(other)
 
 
-def test_all_own_files_that_a_command_must_name_are_said_at_once():
+def test_all_own_files_that_a_command_must_name_are_said_at_once(tmp_path):
     options = {"method": "a.py:slow", "model": "b.py:net", "loss": None}
     entries = {name: {"file": f"/own/{options[name][:4]}", "digest": ""} for name in ("method", "model")}
+    config = {"options": options, "own_code": entries, "hyper_parameters": {}}
     with pytest.raises(InvalidInput, match=r"add --model /own/b\.py:net --method /own/a\.py:slow \(load_run"):
-        own_values({"options": options, "own_code": entries}, {})
+        spec_of(config, tmp_path)

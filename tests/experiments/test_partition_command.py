@@ -101,24 +101,3 @@ def test_rows_are_exchanged(file):
     # A custom's client column is its own: the same partition once more.
     assert partition(["--dataset", "custom", "--data", "leaf", *clients, "--to", "leaf.json"]) == 0
     assert_same(federation("custom", ["--data", "leaf", *clients, "--partition", "leaf.json"]), of_leaf)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["--to", "new.json", "--dataset", "emnist", "--source", "embedded", "--partition", "parts.json"],
-            "divides digits",
-        ),
-        (["--flower", "new"], "pip install datasets"),
-    ],
-)
-def test_what_cannot_be_written_is_one_line(words, message, file, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    before = file.read_bytes()
-    assert partition(words) == 2
-    text = capsys.readouterr().err
-    assert message in text
-    assert text.count("\n") == 1
-    assert sorted(path.name for path in file.parent.iterdir()) == ["parts.json"]
-    assert file.read_bytes() == before

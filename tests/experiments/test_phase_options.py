@@ -84,11 +84,8 @@ def test_the_data_of_the_phases_are_in_the_identity():
     ("words", "message"),
     [
         (["--val-fraction", "0.2", "--patience", "2"], "--patience cannot be given with --phases"),
-        (["--held-out-clients", "1"], "--held-out-clients cannot be given with --phases"),
-        (["--dp-clip", "1"], "--dp-clip cannot be given with --phases"),
         (["--rounds", "2"], "--phases 3 needs as many --rounds at least, not 2"),
         (["--phases", "11"], "classes arrive in 2 to 10 phases, not 11"),
-        (["--change", "clients", "--phases", "5"], "4 clients join in 2 to 4 phases, not 5"),
     ],
 )
 def test_what_cannot_change_is_refused_in_one_line(tmp_path, capsys, words, message):

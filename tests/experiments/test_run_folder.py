@@ -26,10 +26,10 @@ from experiments.folder.run_folder import (
     rounded,
     score_text,
 )
-from experiments.host.distributed import Processes
 from experiments.host.exit_codes import Stop
 from experiments.run import build, rounds
 from experiments.run.outcome import summary
+from experiments.run.run import SingleRun
 from experiments.show.tables import results_table
 from experiments.spec.choices import PROTOCOLS
 from pfl_jax import InvalidInput, RoundResult
@@ -266,8 +266,9 @@ def test_rounds_are_counted(experiment, tmp_path):
     run = run_of(told, RunFolder.claim(tmp_path / "run", ""), rounds.Totals(elapsed=100.0))
     run.folder.write(CONFIG, {})
     made = [round_of(1, 2.0), round_of(2, 3.0)]
-    everything = {"stop": Stop(), "save": lambda _: None, "keep": None, "processes": Processes()}
-    rounds.run_rounds([run], made, None, QUIET, began=time.perf_counter(), **everything)
+    single = SingleRun([told.spec])
+    single.runs, single.rounds = [run], lambda state, console: made
+    single.train(None, QUIET, time.perf_counter(), Stop())
     lines = [json.loads(line) for line in (run.folder.path / METRICS).read_text().splitlines()]
     # Three epochs of 60 and 20 examples in 2 seconds, and in 3.
     assert [line["examples_per_second"] for line in lines] == [120, 80]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.command import parse
-from experiments.run import build
+from experiments.run import build, data
 from experiments.spec.hyper_parameters import defaults, parse_schedule, read_at_init, real_numbers
 from pfl_jax import Settings
 from pfl_jax.data import federate, partition
@@ -38,7 +38,7 @@ def test_factors(text, factor):
 
 def test_every_method_takes_a_schedule_of_each_real_number():
     """Built with a traced round: no factory looks at a value while tracing."""
-    request, dataset = build.load_data(parse("digits", ["--method", "fedavg"]), Console(quiet=True))
+    request, dataset = data.load_data(parse("digits", ["--method", "fedavg"]), Console(quiet=True))
     for name in METHODS:
         values = defaults(name)
         scheduled = dataclasses.replace(

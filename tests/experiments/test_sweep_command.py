@@ -11,7 +11,7 @@ from run_folders import FakeRuns, log, summary, untimed
 from experiments.commands import batch, sweep_results
 from experiments.folder import stored_runs
 from experiments.folder.run_folder import lock_folder
-from experiments.run import together
+from experiments.run import run
 from experiments.run.run import run_cell
 from experiments.sweep import Sweep, main
 from pfl_jax import InvalidInput
@@ -39,7 +39,7 @@ def test_a_sweep_is_its_runs_and_makes_none_twice(tmp_path, monkeypatch):
     order = batch.read(Sweep, words)
     job = order.jobs_of((("lr", "0.1"),))[1]
     folder, alone = job.folder, tmp_path / "alone"
-    run_cell(job.spec, alone, together.Console())
+    run_cell(job.spec, alone, Console())
     for one, other in zip(log(alone), log(folder), strict=True):
         for name in ("received_per_client", "trained_per_client", "trained_loss_per_client"):
             # As numbers: null is a client that has not trained yet.
@@ -59,7 +59,7 @@ def test_a_sweep_is_its_runs_and_makes_none_twice(tmp_path, monkeypatch):
     assert json.loads((folder / "config.json").read_text())["validation_examples"] == [4, 4, 4, 4]
 
     # Nothing is made twice.
-    monkeypatch.setattr(together, "run", None)
+    monkeypatch.setattr(run, "run_together", None)
     assert main(words) == 0
 
 
@@ -108,7 +108,7 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert main([*words, str(whole)]) == 0
 
-    save, seen = together.Together.save, []
+    save, seen = run.Together.save, []
 
     def and_stop(group, states):
         save(group, states)
@@ -120,11 +120,11 @@ def test_a_group_that_was_cut_off_goes_on_to_the_same_end(tmp_path, capsys, monk
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(together.Together, "save", and_stop)
+        patch.setattr(run.Together, "save", and_stop)
         assert main([*words, str(cut)]) == 130
     (folder,) = {path.parent for path in cut.glob("*/seed-0")}
     capsys.readouterr()
-    monkeypatch.setattr(together, "_at_once", lambda *_: 1)
+    monkeypatch.setattr(run, "_at_once", lambda *_: 1)
     if newer:
         # Killed while it wrote the checkpoints of round 3.
         (folder / "seed-2" / FOLDER / "0-of-1" / "3.npz").unlink()

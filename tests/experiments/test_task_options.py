@@ -17,7 +17,7 @@ from experiments.cli.command import main, parse
 from experiments.commands import report_charts as charts
 from experiments.folder import load, stored_runs
 from experiments.report import main as report
-from experiments.run import build
+from experiments.run import build, data, models
 from experiments.show.curves import picture
 from experiments.spec.choices import TARGETS
 from pfl_jax import InvalidInput, tasks
@@ -139,17 +139,12 @@ def test_regression_from_the_table_to_the_results(here, capsys):
 def test_a_task_says_what_a_model_gives(data, label, task, outputs):
     words = ["--data", data, "--label", label, "--num-clients", "3", "--task", task, "--method", "fedavg"]
     made = experiment(*words, *(["--model", "own.py:net"] if task == "next_symbol" else []))
-    model = build.model_of(made.spec, made.dataset)
+    model = models.models_of(made.spec, made.dataset)[0]
     assert model.task == tasks.TASKS[task]
     assert made.method.task == tasks.TASKS[task]
     assert model.num_classes == outputs
     # Rows without classes are divided at random.
     assert made.spec.partition == ("iid" if task in TARGETS else "dirichlet")
-
-
-def test_targets_that_are_no_numbers_are_named(here):
-    with pytest.raises(InvalidInput, match=r"words.csv: y has to be numbers here: could not convert .*'151 mg'"):
-        experiment("--data", "words.csv", "--label", "target", "--task", "regression", "--method", "fedavg")
 
 
 def test_a_loss_takes_the_place_of_the_tasks_own(here, capsys):
@@ -162,17 +157,11 @@ def test_a_loss_takes_the_place_of_the_tasks_own(here, capsys):
     assert load.read_config(here / "own")["own_code"]["loss"]["file"] == str(here / "own.py")
 
 
-def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
+def test_a_loss_on_the_papers_data():
     request = parse("digits", ["--method", "fedper", "--loss", "own.py:focal"])
-    model = build.model_of(request, build.load_data(request, Console(quiet=True))[1])
+    model = models.models_of(request, data.load_data(request, Console(quiet=True))[1])[0]
     assert model.task.loss.__name__ == "focal"
     assert model.task.scores == tasks.CLASSIFICATION.scores
-    with pytest.raises(SystemExit):
-        main("digits", ["--help"])
-    shown = capsys.readouterr().out
-    group = shown[shown.index("training options") : shown.index("privacy options")]
-    assert "--task" in group
-    assert "--loss" in group
 
 
 @pytest.mark.parametrize(
@@ -184,11 +173,8 @@ def test_a_loss_on_the_papers_data_and_its_options_in_the_help(capsys):
         ),
         ([*DATA, "--task", "next_symbol", "--model", "own.py:net"], "are not a number of a symbol at each place"),
         ([*NATURAL, "--task", "regression", "--loss", "own.py:focal"], "--loss own.py:focal fails for outputs"),
-        ([*NATURAL, "--task", "regression", "--loss", "own.py:of_examples"], "gives float32 [2], not one number"),
         ([*DATA, "--task", "regression", "--partition", "dirichlet"], "has no classes to divide"),
-        ([*DATA, "--task", "regression", "--shift", "labels"], "shift labels permutes classes"),
         ([*NATURAL, "--task", "regression", "--method", "fedpac"], "fedpac"),
-        (["--data", "arrays.npz", "--label", "yes", "--task", "binary", "--target-accuracy", "250"], "is a percentage"),
     ],
 )
 def test_what_does_not_fit_is_one_line(words, message):
@@ -212,8 +198,6 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert main("digits", [*OF_DIGITS, "--lr", "0.01", "--rounds", "3", "--checkpoint-every", "1", "--out", "run"]) == 0
     shown = capsys.readouterr().out
     assert "mean mse over clients" in shown
-    for heading in ("mae", "r2"):
-        assert heading in shown
     assert re.search(r"round 3/3 · received \d+\.\d{3} mse ·", shown)
     lines, config = log(here / "run"), load.read_config(here / "run")
     assert config["task"] == {
@@ -235,8 +219,6 @@ def test_files_have_the_scores_of_the_task_and_the_best_round_has_the_smallest_e
     assert [line["received"] for line in log(here / "run")[:3]] == [line["received"] for line in lines]
     assert report(["run", "--out", "report.html"]) == 0
     written = (here / "report.html").read_text()
-    assert "Values are of mse; in percent: none." in written
-    assert "Clients in order of their mse (received)" in written
     text = re.sub("<(style|svg|pre|code).*?</\\1>", "", written, flags=re.DOTALL)
     assert "accuracy" not in text.replace("--target-accuracy", "")
     (row,) = stored_runs.load_runs(here / "run").to_dict("records")

@@ -13,7 +13,7 @@ from rich.console import Console
 from scores import line_of, scores_of
 
 from experiments.cli.command import main, parse
-from experiments.folder.run_folder import TENSORBOARD, WANDB, ExampleCounts, RunFolder
+from experiments.folder.run_folder import CONFIG, TENSORBOARD, WANDB, ExampleCounts, RunFolder
 from experiments.run import build
 from experiments.run.records import configuration
 from experiments.run.resume import spec_of
@@ -39,8 +39,15 @@ def scores(accuracy):
     return scores_of(accuracy, 1 - accuracy, accuracy, accuracy)
 
 
-def cut_off(folder, options, config, *evaluations):
-    with open_trackers(folder, options, config) as track:
+def claimed(path, config=None):
+    """Folder of a run with a configuration."""
+    folder = RunFolder.claim(path, "")
+    folder.write(CONFIG, config or {})
+    return folder
+
+
+def cut_off(folder, options, *evaluations):
+    with open_trackers(folder, options) as track:
         for one in evaluations:
             folder.log(one)
             track(one)
@@ -89,15 +96,15 @@ def test_every_number_of_an_evaluation_is_a_scalar():
 
 def test_tensorboard_shows_the_log_without_doubled_steps(tmp_path):
     options = Options(**BASE, tensorboard=True)
-    folder = RunFolder.claim(tmp_path / "run", "")
+    folder = claimed(tmp_path / "run")
     first, second, third = evaluation(1), evaluation(2, 0.6), evaluation(3, 0.7, middle=True)
     with pytest.raises(KeyboardInterrupt):
-        cut_off(folder, options, {}, first, evaluation(2, 0.1))
+        cut_off(folder, options, first, evaluation(2, 0.1))
     assert by_step(events(folder.path / TENSORBOARD)).keys() == {1, 2}
     # The checkpoint was after round 1: round 2 is done again.
     log = folder.path / "metrics.jsonl"
     log.write_text(log.read_text().splitlines(keepends=True)[0])
-    with open_trackers(folder, options, {}) as track:
+    with open_trackers(folder, options) as track:
         track(second)
         track(third)
     found = events(folder.path / TENSORBOARD)
@@ -105,11 +112,11 @@ def test_tensorboard_shows_the_log_without_doubled_steps(tmp_path):
 
 
 def test_a_tensorboard_folder_that_cannot_be_written_is_one_line(tmp_path):
-    folder = RunFolder.claim(tmp_path / "run", "")
+    folder = claimed(tmp_path / "run")
     (folder.path / TENSORBOARD).write_text("in the way")
     with (
         pytest.raises(InvalidInput, match=r"cannot write .*tensorboard"),
-        open_trackers(folder, Options(**BASE, tensorboard=True), {}),
+        open_trackers(folder, Options(**BASE, tensorboard=True)),
     ):
         pass
 
@@ -135,16 +142,16 @@ def logged(wandb):
 
 def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path, wandb, monkeypatch):
     options = Options(**BASE, wandb=True)
-    folder = RunFolder.claim(tmp_path / "run", "")
     config = {"dataset": "digits", "class_table": [[1]], "validation_examples": [1], "options": {"lr": 1}}
+    folder = claimed(tmp_path / "run", config)
     with pytest.raises(KeyboardInterrupt):
-        cut_off(folder, options, config, evaluation(1))
+        cut_off(folder, options, evaluation(1))
     begun = wandb.init.call_args.kwargs
     assert begun["config"] == {"dataset": "digits", "options": {"lr": 1}}
     assert (begun["project"], begun["name"], begun["id"], begun["resume"]) == ("pfl_jax", "run", None, "allow")
     assert logged(wandb) == ([(1, scalars(evaluation(1)))], [True])
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    with open_trackers(folder, options, config) as track:
+    with open_trackers(folder, options) as track:
         track(evaluation(2))
     begun = wandb.init.call_args.kwargs
     assert (begun["id"], begun["resume"], begun["project"]) == ("abc", "allow", "mine")
@@ -153,20 +160,20 @@ def test_wandb_gets_the_evaluations_and_the_run_goes_on_under_its_name(tmp_path,
 
 
 def test_a_run_without_a_result_leaves_nothing_of_its_trackers(tmp_path, wandb):
-    folder = RunFolder.claim(tmp_path / "new" / "run", "")
+    folder = claimed(tmp_path / "new" / "run")
     (folder.path / WANDB).mkdir()
     with pytest.raises(KeyboardInterrupt):
-        cut_off(folder, Options(**BASE, wandb=True, tensorboard=True), {})
+        cut_off(folder, Options(**BASE, wandb=True, tensorboard=True))
     folder.discard()
     assert not folder.path.exists()
 
 
 def test_wandb_refusals_are_one_line(tmp_path, wandb, monkeypatch, capsys):
     wandb.init.side_effect = wandb.Error("No API key configured.")
-    folder = RunFolder.claim(tmp_path / "run", "")
+    folder = claimed(tmp_path / "run")
     with (
         pytest.raises(InvalidInput, match=r"W&B: No API key configured; set WANDB_MODE=offline"),
-        open_trackers(folder, Options(**BASE, wandb=True), {}),
+        open_trackers(folder, Options(**BASE, wandb=True)),
     ):
         pass
     monkeypatch.delitem(sys.modules, "wandb")
@@ -194,9 +201,8 @@ def nothing(configuration):
 def test_a_tracker_of_ones_own_gets_each_evaluation(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OWN)
-    folder = RunFolder.claim(tmp_path / "run", "")
-    config = {"options": {"method": "fedavg"}, "class_table": [[1]]}
-    with open_trackers(folder, Options(**BASE, tracker=f"{file}:keeps"), config) as track:
+    folder = claimed(tmp_path / "run", {"options": {"method": "fedavg"}, "class_table": [[1]]})
+    with open_trackers(folder, Options(**BASE, tracker=f"{file}:keeps")) as track:
         track(line := evaluation(2))
     (about, *received) = function("tracker", f"{file}:keeps").__globals__["received"]
     assert about == {"options": {"method": "fedavg"}, "folder": str(folder.path)}
@@ -204,7 +210,7 @@ def test_a_tracker_of_ones_own_gets_each_evaluation(tmp_path):
     for name, words in (("fails", "fails: ZeroDivisionError: division by zero"), ("nothing", "nothing returns None")):
         with (
             pytest.raises(InvalidInput, match=words),
-            open_trackers(folder, Options(**BASE, tracker=f"{file}:{name}"), config) as track,
+            open_trackers(folder, Options(**BASE, tracker=f"{file}:{name}")) as track,
         ):
             track(line)
 

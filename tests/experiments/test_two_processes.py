@@ -13,8 +13,8 @@ from run_folders import untimed
 from experiments.cli.command import main
 from experiments.folder import load, run_folder, stored_runs
 from experiments.folder.run_folder import METRICS, RunFolder, lock_run
-from experiments.run import build, run, together
-from experiments.run.run import RunDriver, drive
+from experiments.run import build, driver, run
+from experiments.run.driver import RunDriver
 from experiments.spec.spec import Spec
 from pfl_jax import InvalidInput
 
@@ -33,7 +33,7 @@ def test_who_did_not_get_the_lock_removes_nothing(tmp_path, monkeypatch, capsys)
         # The table's run stands there now.
         raise InvalidInput(f"another process is at work in {folder}: wait for it")
 
-    monkeypatch.setattr(run, "lock_run", taken)
+    monkeypatch.setattr(driver, "lock_run", taken)
     monkeypatch.setattr(build, "build_experiment", refuse)
     assert main("digits", [*RUN.split(), "--out", str(folder)]) == 2
     assert capsys.readouterr().err == f"error: another process is at work in {folder}: wait for it\n"
@@ -46,11 +46,11 @@ def test_a_sweep_changes_nothing_before_it_has_all_locks(tmp_path, monkeypatch):
         RunFolder.claim(tmp_path / name, "never")
         (tmp_path / name / METRICS).write_text('{"round": 1}\n{"round": 2}\n')
         specs.append(Spec.of("digits", resume=str(tmp_path / name)))
-    group = together.Together.__new__(together.Together)
+    group = run.Together.__new__(run.Together)
     RunDriver.__init__(group, specs)
-    monkeypatch.setattr(together.Together, "build", refuse)
+    monkeypatch.setattr(run.Together, "build", refuse)
     with lock_run(tmp_path / "two"), pytest.raises(InvalidInput, match=r"another process is at work in .*two"):
-        drive(group, Console(quiet=True))
+        group.drive(Console(quiet=True))
     for name in ("one", "two"):
         assert [path.name for path in (tmp_path / name).iterdir()] == [METRICS]
         assert (tmp_path / name / METRICS).read_text() == '{"round": 1}\n{"round": 2}\n'

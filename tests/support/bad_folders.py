@@ -29,7 +29,7 @@ def _checkpoints() -> list[Row]:
     last = edit("options", full_last_round=True, participation=0.5)
     return [
         (resume, finished, "its results are in run/summary.json"),
-        (more, _finished_without_checkpoint, "rounds are added to a finished run from its last checkpoint"),
+        (more, _finished_without_checkpoint, "rounds are added from the last checkpoint, and there is none"),
         (more, cosine, "cannot be added to a run with --schedule lr=cosine"),
         (more, last, "cannot be added to a run with --full-last-round"),
         (resume, file("run/config.json", b'{"dataset": "dig'), "with its folder if it is a run's"),
