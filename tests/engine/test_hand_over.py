@@ -14,7 +14,7 @@ from pfl_jax import Settings, mixed, simulate
 from pfl_jax.base import HandOver, LocalResult, Mean, Method
 from pfl_jax.cross_evaluation import cross_scores
 from pfl_jax.data.federated import hold_out
-from pfl_jax.engine import hand_over, placement, rounds
+from pfl_jax.engine import mapping, placement, rounds
 from pfl_jax.engine.body import chain_of, round_programs
 from pfl_jax.engine.communication import traffic
 from pfl_jax.errors import InvalidInput
@@ -75,7 +75,7 @@ def test_who_drops_out_trains_and_passes_nothing_on():
 
 def played(method, monkeypatch, block, devices):
     """Rounds in blocks of so many clients, on two devices that share the clients or own them."""
-    monkeypatch.setattr(hand_over, "BLOCK", block)
+    monkeypatch.setattr(mapping, "BLOCK", block)
     data = tiny_federation(SIZES)
     settings = Settings(rounds=2, participation=3 / 7, drop_rate=0.3, chunk=1 if block == 1 else 2)
     mesh = None if devices is None else simulate.client_mesh()
