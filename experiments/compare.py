@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from experiments.cli.parser import check_new, parse
-from experiments.commands.comparison import for_paper, ranks, read, reference_of, table, with_target
+from experiments.commands.comparison import for_paper, ranks, read, rounds_to, table
 from experiments.folder import stored_runs
 from experiments.host.console import Terminal, print_text
 from experiments.host.exit_codes import exit_code, exit_process
@@ -48,7 +48,6 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare runs with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         options, _ = parse(Options, "experiments.compare", __doc__, arguments)
@@ -60,22 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             groups, chosen_by = stored_runs.best_setting_per_method(groups, options.eval_protocol)
         groups = stored_runs.renamed(groups, options.name)
         compared = read(groups, options.eval_protocol)
-        made = table(compared, options.reference)
-        if options.target is not None:
-            made = with_target(made, groups, compared, options.target)
+        reached = {} if options.target is None else rounds_to(options.target, groups, compared)
+        made = table(compared, options.reference, reached)
         made = made._replace(notes=[*filter(None, [chosen_by]), *made.notes])
         console = Terminal()
         console.print(made.terminal())
         for note in made.notes:
             print_text(console, note)
         if options.out is not None:
-            if options.out.suffix == ".tex":
-                made = for_paper(made, compared, reference_of(compared, options.reference))
+            made = for_paper(made, compared) if options.out.suffix == ".tex" else made
             made.save(options.out.expanduser())
-            print_text(console, f"saved {options.out}")
         if options.plot is not None:
             save(ranks(compared), options.plot.expanduser())
-            print_text(console, f"saved {options.plot}")
+        for path in filter(None, (options.out, options.plot)):
+            print_text(console, f"saved {path}")
 
     return exit_code(work)
 

@@ -51,7 +51,6 @@ class Words:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export a model with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         words, _ = parse(Words, "experiments.export", __doc__, arguments)

@@ -55,7 +55,7 @@ class Figures(MeasuredBatch):
         choose("figure", [self.figure], FIGURES[self.paper])
         choose("dataset", self.dataset, SPECS)
         choose("method", self.method, METHODS)
-        self.check_procedure()
+        super().check()
         if self.procedure not in (None, *self.content.procedures):
             raise InvalidInput(
                 f"{self.content.title} compares ways to align, and the released code has one: --procedure print"
@@ -75,23 +75,17 @@ class Figures(MeasuredBatch):
 
     def default_folder(self) -> Path:
         rounds = () if self.rounds is None else ("--rounds", str(self.rounds))
-        # The default is the same figure, named or not.
-        is_other = self.procedure not in (None, *self.content.procedures[:1])
-        procedure = ("--procedure", str(self.procedure)) if is_other else ()
-        words = (*rounds, *self.all_words, *procedure)
-        return Path("runs/figures") / batch.folder_name(self.paper, self.figure, words)
+        return self.folder_of(self.figure, self.content.procedures, *rounds)
 
     @property
     def content(self) -> Figure:
-        """Content of the figure."""
         return FIGURES[self.paper][self.figure]
 
     @property
     def every(self) -> list[Runs]:
-        """Runs on each dataset."""
-        chosen = (self.seeds, self.method, self.rounds, self.all_words, self.procedure)
+        given = {name: value for name in ("procedure", "rounds") if (value := getattr(self, name)) is not None}
         datasets = self.dataset or self.content.datasets
-        return [Runs(self.content, dataset, self.folder, self.asked, *chosen) for dataset in datasets]
+        return [Runs(self.content, dataset, self, self.method, given) for dataset in datasets]
 
     def jobs(self, console: Console) -> list[batch.Job]:
         every = [job for runs in self.every for jobs in runs.jobs.values() for job in jobs]
@@ -108,7 +102,6 @@ class Figures(MeasuredBatch):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a figure with command-line arguments, by default those of this process; return the exit code."""
     return batch.command(Figures, arguments)
 
 

@@ -6,7 +6,7 @@ Takes the options of the experiment that --dataset names, and trains nothing. Ev
 of a partition's name: `--partition digits.json`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -51,7 +51,6 @@ class Words:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write what is asked for, with command-line arguments, by default those of this process; return the exit code."""
 
     def work() -> None:
         words, rest = parse(Words, "experiments.partition", __doc__, arguments, more=True)
@@ -72,29 +71,24 @@ def _write(words: Words, spec: parsing.Spec, console: Console) -> None:
     spec, dataset = load_examples(spec, console)
     parts = divide_and_tell(spec, dataset, console)
     number = len(parts.train)
-    is_natural = spec.partition == "natural"
-    names = dataset.client_names if is_natural else [f"{one:0{len(str(number - 1))}d}" for one in range(number)]
-    writers: dict[Path | None, Callable[[Path], None]] = {
-        words.to: lambda path: partition_files.save(path, parts, dataset),
-        words.picture: lambda path: draw(picture(dataset, parts, label(spec.partition)), path),
-        words.npz: lambda path: interchange.write_npz(path, dataset, parts, names),
-        words.leaf: lambda path: interchange.write_leaf(path, dataset, parts, names),
-        words.flower: lambda path: interchange.write_flower(path, dataset, parts),
-    }
-    for path, write in writers.items():
-        if path is not None:
-            write(path.expanduser())
-            print_line(console, f"{number} clients of {dataset.description} in {path}")
+    names = [f"{one:0{len(str(number - 1))}d}" for one in range(number)]
+    names = dataset.client_names if spec.partition == "natural" else names
+    if words.to is not None:
+        partition_files.save(words.to.expanduser(), parts, dataset)
+    if words.picture is not None:
+        draw(picture(dataset, parts, label(spec.partition)), words.picture.expanduser())
+    if words.npz is not None:
+        interchange.write_npz(words.npz.expanduser(), dataset, parts, names)
+    if words.leaf is not None:
+        interchange.write_leaf(words.leaf.expanduser(), dataset, parts, names)
+    if words.flower is not None:
+        interchange.write_flower(words.flower.expanduser(), dataset, parts)
+    for path in filter(None, (words.to, words.picture, words.npz, words.leaf, words.flower)):
+        print_line(console, f"{number} clients of {dataset.description} in {path}")
 
 
 def picture(dataset: Dataset, parts: Partition, words: str) -> Picture:
-    """Picture of the training examples of each class by client, the clients from left to right.
-
-    Args:
-      dataset: with classes.
-      parts: its partition.
-      words: name of the partition.
-    """
+    """Picture of the training examples of each class by client of a partition, which has a name, from left to right."""
     if not dataset.num_classes:
         raise InvalidInput(f"--picture: {dataset.description} has no classes, which it would show")
     y = np.concatenate([dataset.train_y, dataset.test_y])

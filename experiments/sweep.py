@@ -15,7 +15,6 @@ methods fairly and report them on fresh seeds:
         --grid lr=0.02,0.05 --grid fedpac.lam=0.1,1 --select validation --select-seeds 5
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -29,7 +28,8 @@ from rich.console import Console
 from experiments import DATASETS
 from experiments.cli.parser import Hidden
 from experiments.commands import batch
-from experiments.folder.run_folder import claimed, digest, slug
+from experiments.folder.run_folder import slug
+from experiments.folder.stored_runs import one_per_method
 from experiments.host.exit_codes import exit_process
 from experiments.spec.identity import relevant_options
 from experiments.spec.option_notes import Argument, NotInSweeps, Trait, flag, label, marked, noted, texts_of
@@ -73,14 +73,8 @@ class Sweep(batch.Batch):
     name: ClassVar = "sweep"
 
     @property
-    def is_shared(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.part is not None
-
-    def claim(self, group: Sequence[batch.Job]) -> contextlib.AbstractContextManager[bool]:
-        if self.part is None:
-            return super().claim(group)
-        names = " ".join(str(job.folder.relative_to(self.folder)) for job in group)
-        return claimed(self.folder / CLAIMS / digest(names.encode()))
+    def claims(self) -> Path | None:
+        return None if self.part is None else self.folder / CLAIMS
 
     def _first_group(self, groups: int) -> int:
         """Group with which this process begins."""
@@ -172,7 +166,6 @@ class Sweep(batch.Batch):
         return {} if is_given or len(named) < 2 else {"preset": DEFAULT_PRESET[self.dataset]}
 
     def jobs_of(self, setting: Setting) -> list[batch.Job]:
-        """Runs of a setting, one for each seed."""
         folder = self.folder / slug(" ".join(f"{option}={value}" for option, value in setting) or "runs")
         return batch.jobs_of_seeds(self._spec(setting), self.seeds, folder, self.title(setting), self.first_seed)
 
@@ -191,15 +184,14 @@ class Sweep(batch.Batch):
         together.run([job.spec.in_folder(job.folder) for job in jobs], console)
 
     def finish(self, console: Console) -> None:
-        from experiments.commands.sweep_results import best_of_methods, save
+        from experiments.commands.sweep_results import save
 
         named = {self.title(setting): setting for setting in self.settings()}
-        jobs = {title: self.jobs_of(setting) for title, setting in named.items()}
-        save(jobs, self.folder, console)
+        groups = save({title: self.jobs_of(setting) for title, setting in named.items()}, self.folder, console)
         if self.select is not None:
-            chosen = tuple(named[title] for title in best_of_methods(jobs))
-            after, folder = self.first_seed + self.seeds, self.folder / SELECTED
-            again = {"chosen": chosen, "first_seed": after, "seeds": self.select_seeds, "out": folder, "select": None}
+            best = one_per_method(groups, groups[0].first.headline)
+            again = {"chosen": tuple(named[one.label] for one in best), "select": None, "seeds": self.select_seeds}
+            again |= {"first_seed": self.first_seed + self.seeds, "out": self.folder / SELECTED}
             batch.drive(dataclasses.replace(self, **again), console)
 
 
@@ -211,7 +203,6 @@ def _value(option: str, text: str) -> str | bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sweep with command-line arguments, by default those of this process; return the exit code."""
     return batch.command(Sweep, arguments)
 
 

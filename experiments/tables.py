@@ -19,10 +19,9 @@ from typing import Annotated, ClassVar
 from rich.console import Console
 
 from experiments.cli.parser import Names, choose
-from experiments.commands import batch
-from experiments.commands import paper_table as comparison
+from experiments.commands import batch, paper_table
 from experiments.commands.batch import MeasuredBatch
-from experiments.commands.paper_table import Comparison
+from experiments.commands.paper_table import Comparison, Entry
 from experiments.folder import load
 from experiments.folder.load import StoredRun
 from experiments.host.console import print_line
@@ -64,7 +63,7 @@ class Tables(MeasuredBatch):
     def check(self) -> None:
         choose("paper", [self.paper], NUMBERS)
         choose("table", [str(self.table)], NUMBERS[self.paper])
-        self.check_procedure()
+        super().check()
         fixed = sorted(texts_of(self.words).keys() & settings.FIXED)
         if fixed:
             hint = HINTS.get(fixed[0], "it is what the table compares, or a part of its setting")
@@ -75,14 +74,10 @@ class Tables(MeasuredBatch):
             self._spec(row)
 
     def default_folder(self) -> Path:
-        # The default is the same table, named or not.
-        is_other = self.procedure not in (None, next(iter(PROCEDURES)))
-        procedure = ("--procedure", str(self.procedure)) if is_other else ()
-        return Path("runs/tables") / batch.folder_name(self.paper, self.table, (*self.all_words, *procedure))
+        return self.folder_of(self.table, PROCEDURES)
 
     @functools.cached_property
     def rows(self) -> list[Published]:
-        """The whole table."""
         rows = [row for row in published.load() if (row.paper, row.table) == (self.paper, self.table)]
         return [row._replace(procedure=self.procedure or row.procedure) for row in rows]
 
@@ -101,9 +96,8 @@ class Tables(MeasuredBatch):
         return there
 
     def jobs_of(self, row: Published) -> list[batch.Job]:
-        """Runs of a place of the table, one for each seed."""
         title = f"{row.method} on {row.dataset}, {row.clients} clients, {row.setting}"
-        folder = self.folder / comparison.folder_of(row)
+        folder = self.folder / paper_table.folder_of(row)
         return batch.jobs_of_seeds(self._spec(row), self.seeds, folder, title)
 
     def _spec(self, row: Published) -> Spec:
@@ -111,7 +105,7 @@ class Tables(MeasuredBatch):
         return batch.one_of_many(row.dataset, row.options | self.options(row.dataset, **row.options))
 
     def jobs(self, console: Console) -> list[batch.Job]:
-        if (path := self.folder / comparison.JSON).exists():
+        if (path := self.folder / paper_table.JSON).exists():
             there = load.read_json(path)
             if (there.get("paper"), there.get("table")) != (self.paper, self.table):
                 raise InvalidInput(
@@ -131,26 +125,25 @@ class Tables(MeasuredBatch):
 
     def compare(self) -> tuple[Comparison, Comparison]:
         """The requested part of the table, and the same with all other stored results."""
-        entries = [comparison.entry(row, self._results(row), self.asked(row.measure)) for row in self.rows]
+        entries = [Entry(row, self._results(row), self.asked(row.measure)) for row in self.rows]
         shown = [entry for entry in entries if entry.row in self.shown]
-        there = [entry for entry in entries if entry.accuracies or entry.row in self.shown]
+        there = [entry for entry in entries if entry.runs or entry.row in self.shown]
         columns, methods = {entry.column for entry in there}, {entry.row.method for entry in there}
         saved = [entry for entry in entries if entry.column in columns and entry.row.method in methods]
-        both = (comparison.compare(self.paper, self.table, some, self.seeds) for some in (shown, saved))
+        both = (paper_table.compare(self.paper, self.table, some, self.seeds) for some in (shown, saved))
         return next(both), next(both)
 
     def update(self) -> None:
-        comparison.save(self.compare()[1], self.folder)
+        paper_table.save(self.compare()[1], self.folder)
 
     def finish(self, console: Console) -> None:
         shown, saved = self.compare()
-        comparison.save(saved, self.folder)
-        comparison.show(shown, console)
-        print_line(console, f"saved in {self.folder / comparison.MARKDOWN}")
+        paper_table.save(saved, self.folder)
+        paper_table.show(shown, console)
+        print_line(console, f"saved in {self.folder / paper_table.MARKDOWN}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a table with command-line arguments, by default those of this process; return the exit code."""
     return batch.command(Tables, arguments)
 
 

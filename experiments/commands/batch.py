@@ -3,9 +3,10 @@
 import abc
 import contextlib
 import functools
+import itertools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -14,8 +15,8 @@ from rich.console import Console
 
 from experiments.cli import command as words_of_a_run
 from experiments.cli.parser import Folder, Hidden, parse
-from experiments.folder import load, stored_runs
-from experiments.folder.run_folder import lock_folder, slug
+from experiments.folder import load
+from experiments.folder.run_folder import claimed, digest, lock_folder, slug
 from experiments.folder.version import ComparedCode, commit_behind
 from experiments.host.console import Terminal, duration, print_line
 from experiments.host.exit_codes import exit_code
@@ -46,20 +47,19 @@ class Progress(NamedTuple):
     seconds: float | None = None
 
 
+# A table needs each run several times, all its seeds, and reads the same words for many of them.
+_spec_of = functools.lru_cache(maxsize=4096)(Spec.of)
+read_options = functools.lru_cache(maxsize=1024)(words_of_a_run.read)
+"""Options that words give to a run, see `command.read`; the same dictionary for the same words."""
+
+
 def one_of_many(dataset: str, options: Mapping[str, Any], seed: int = 0) -> Spec:
     """Run of a command of many runs, checked; without its final state, of which many would fill the disk."""
-    hashable = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    spec = _checked(dataset, tuple(sorted(hashable.items())))
+    spec = _spec_of(dataset, **{name: tuple(of) if isinstance(of, list) else of for name, of in options.items()})
     if spec.distributed:
         raise InvalidInput("--distributed is for single runs: a command of many runs has one process")
     keep = spec.keep_state if "keep_state" in spec.given else "never"
     return replace(spec, seed=seed, keep_state=keep, given=spec.given | {"seed"})
-
-
-# A table needs each run several times, and all its seeds.
-@functools.lru_cache(maxsize=4096)
-def _checked(dataset: str, options: tuple[tuple[str, Any], ...]) -> Spec:
-    return Spec.of(dataset, **dict(options))
 
 
 def jobs_of_seeds(spec: Spec, seeds: int, folder: Path, title: str, first: int = 0) -> list[Job]:
@@ -105,7 +105,6 @@ class Batch(abc.ABC):
 
     @property
     def all_words(self) -> tuple[str, ...]:
-        """Words for every run."""
         return self.words
 
     def options(self, dataset: str, **known: Any) -> dict[str, Any]:
@@ -121,15 +120,19 @@ class Batch(abc.ABC):
         """All runs in their order."""
 
     def groups(self, jobs: Sequence[Job]) -> list[list[Job]]:
-        """Groups of jobs that are run together."""
         return [[job] for job in jobs]
 
-    is_shared: ClassVar[bool] = False
-    """Whether several processes share the folder: each claims the groups that it runs."""
+    @property
+    def claims(self) -> Path | None:
+        """Folder of the locks of groups, if several processes share the runs; None if this one has them all."""
+        return None
 
     def claim(self, group: Sequence[Job]) -> contextlib.AbstractContextManager[bool]:
         """Whether this process may run a group, to the end of the context; not if another one runs it."""
-        return contextlib.nullcontext(True)
+        if self.claims is None:
+            return contextlib.nullcontext(True)
+        names = " ".join(str(job.folder.relative_to(self.folder)) for job in group)
+        return claimed(self.claims / digest(names.encode()))
 
     def run(self, jobs: Sequence[Job], console: Console) -> None:
         """Run the unfinished jobs of one group."""
@@ -149,10 +152,10 @@ class Batch(abc.ABC):
         if state in ("absent", "of other code"):
             return Progress(state)
         if state == "finished":
-            return Progress(state, 0.0, stored_runs.read(job.folder).seconds)
+            return Progress(state, 0.0, load.read(job.folder).seconds)
         # One that was killed at its start, or that another process clears now, has nothing to read.
         with contextlib.suppress(InvalidInput):
-            run = stored_runs.read(job.folder)
+            run = load.read(job.folder)
             # Its rounds are those on its data, which may be embedded.
             return Progress(f"round {run.round} of {run.spec.rounds}", 1 - run.round / run.spec.rounds)
         return Progress(f"round 0 of {job.spec.rounds}")
@@ -165,28 +168,7 @@ class Batch(abc.ABC):
 
     @property
     def folder(self) -> Path:
-        """Folder of the runs."""
         return (self.out or self.default_folder()).expanduser()
-
-    def preview(self, console: Console) -> None:
-        """Print the command and the state of each run, and how much work remains."""
-        jobs = self.jobs(console)
-        there = {job.folder: self._previewed(job) for job in jobs}
-        for group in self.groups(jobs):
-            if len(group) > 1:
-                print_line(console, f"{len(group)} runs together:", style="bold")
-            for job in group:
-                print_line(console, f"{job.spec.command(job.folder)}  # {there[job.folder].words}")
-        finished = sum(one.left == 0 for one in there.values())
-        time = "" if (left := seconds_left(jobs, there)) is None else f"; about {duration(left)} left"
-        print_line(console, f"{len(jobs)} runs, {finished} of them finished{time}")
-
-    def _previewed(self, job: Job) -> Progress:
-        """Progress, or why the run would be refused."""
-        try:
-            return self.progress(job)
-        except InvalidInput as error:
-            return Progress(str(error))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,39 +189,32 @@ class MeasuredBatch(Batch):
     procedure: ProcedureName | None = None
     """Of FedAS's tables and figures: as its code was released, or as its paper says; by default release."""
 
+    def check(self) -> None:
+        if self.procedure is not None and self.paper != "fedas":
+            raise InvalidInput(f"--procedure has no effect: it is for FedAS's runs, not {self.paper}'s")
+
     def asked(self, measure: Measure) -> Measure:
         """A measure with the requested changes."""
         asked = {"protocol": self.eval_protocol, "score": self.score, "average": self.average}
         return measure._replace(**{name: word for name, word in asked.items() if word})
-
-    def check_procedure(self) -> None:
-        """Raise InvalidInput for a procedure of another paper's runs."""
-        if self.procedure is not None and self.paper != "fedas":
-            raise InvalidInput(f"--procedure has no effect: it is for FedAS's runs, not {self.paper}'s")
 
     @property
     def all_words(self) -> tuple[str, ...]:
         asked = ("--eval-protocol", "before_aggregation") if self.eval_protocol == "before_aggregation" else ()
         return (*self.words, *asked)
 
+    def folder_of(self, number: Any, procedures: Iterable[str], *words: str) -> Path:
+        """Folder for each set of options that affect results, so that a trial run does not block the full one.
 
-def folder_name(name: str, number: Any, words: Sequence[str]) -> str:
-    """Folder for each set of options that affect results, so that a trial run does not block the full one."""
-    without = RESULT_NEUTRAL - {"source"}
-    # One protocol of evaluation is measured by request only.
-    texts = {k: text for k, text in texts_of(words).items() if k not in without or text == "before_aggregation"}
-    return slug(" ".join([f"{name}-{number}", *option_words(dict(sorted(texts.items())))]))
-
-
-def read_options(dataset: str, words: tuple[str, ...], **known: Any) -> dict[str, Any]:
-    """Options that words give to a run, see `command.read`."""
-    return dict(_read(dataset, words, tuple(known.items())))
-
-
-# Runs that differ in other options read the same words.
-@functools.lru_cache(maxsize=1024)
-def _read(dataset: str, words: tuple[str, ...], known: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    return words_of_a_run.read(dataset, words, **dict(known))
+        The first one of the procedures is the same table or figure, named or not.
+        """
+        is_usual = self.procedure in (None, *itertools.islice(procedures, 1))
+        procedure = () if is_usual else ("--procedure", str(self.procedure))
+        without, texts = RESULT_NEUTRAL - {"source"}, texts_of((*words, *self.all_words, *procedure))
+        # One protocol of evaluation is measured by request only.
+        kept = {k: text for k, text in texts.items() if k not in without or text == "before_aggregation"}
+        name = " ".join([f"{self.paper}-{number}", *option_words(dict(sorted(kept.items())))])
+        return Path("runs", self.name, slug(name))
 
 
 _Batch = TypeVar("_Batch", bound=Batch)
@@ -260,12 +235,30 @@ def command(kind: type[Batch], words: Sequence[str] | None) -> int:
     def work() -> None:
         batch, console = read(kind, words), Terminal()
         if batch.dry_run:
-            batch.preview(console)
+            preview(batch, console)
         else:
-            with lock_folder(batch.folder, shared=batch.is_shared):
+            with lock_folder(batch.folder, shared=batch.claims is not None):
                 drive(batch, console)
 
     return exit_code(work)
+
+
+def preview(batch: Batch, console: Console) -> None:
+    """Print the command and the state of each run, and how much work remains."""
+    jobs, there = batch.jobs(console), dict[Path, Progress]()
+    for job in jobs:
+        try:
+            there[job.folder] = batch.progress(job)
+        except InvalidInput as error:
+            there[job.folder] = Progress(str(error))
+    for group in batch.groups(jobs):
+        if len(group) > 1:
+            print_line(console, f"{len(group)} runs together:", style="bold")
+        for job in group:
+            print_line(console, f"{job.spec.command(job.folder)}  # {there[job.folder].words}")
+    finished = sum(one.left == 0 for one in there.values())
+    time = "" if (left := seconds_left(jobs, there)) is None else f"; about {duration(left)} left"
+    print_line(console, f"{len(jobs)} runs, {finished} of them finished{time}")
 
 
 def drive(batch: Batch, console: Console) -> None:

@@ -8,29 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from experiments.folder import load
 from experiments.folder.load import StoredRun
 from experiments.folder.run_folder import VALIDATION, score_text
-from experiments.folder.stored_runs import Group, chosen_on, goodness, short
+from experiments.folder.stored_runs import Group, Mean, check_alike, chosen_on, goodness, short
 from experiments.folder.version import note_on_code
 from experiments.papers.settings import Measure
 from experiments.show import draw
-from experiments.show.pictures import Panel, Picture
-from experiments.show.tables import NOTHING, Table, markdown, mean_text, number
+from experiments.show.pictures import Picture, chart
+from experiments.show.tables import NOTHING, Table, markdown, number
 from experiments.spec.choices import Protocol
 from experiments.spec.hyper_parameters import TRAINING_HYPER_PARAMETERS
 from experiments.spec.options import Options
-from pfl_jax.compare import (
-    FEWEST_PAIRS,
-    FEWEST_RUNS,
-    MANY_RUNS,
-    Difference,
-    critical_difference,
-    difference,
-    holm,
-    mean_ranks,
-    share_worse,
-)
+from pfl_jax import compare
+from pfl_jax.compare import Difference
 from pfl_jax.errors import InvalidInput
 
 BASELINE = "local"
@@ -68,7 +58,6 @@ class Compared(NamedTuple):
 
     @property
     def when(self) -> str:
-        """When the scores were measured."""
         return "in the kept rounds" if self.round is None else f"after round {self.round}"
 
     @property
@@ -89,7 +78,7 @@ class Compared(NamedTuple):
 
     def differences(self, reference: str) -> dict[str, Difference]:
         """Difference of each other method to a reference, the best method first."""
-        pair = functools.partial(difference, higher_is_better=self.higher_is_better)
+        pair = functools.partial(compare.difference, higher_is_better=self.higher_is_better)
         others = [name for name in self.means if name != reference]
         return {name: pair(self.of_runs(name), self.of_runs(reference)) for name in others}
 
@@ -122,26 +111,22 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
         clients.
     """
     groups = [one for one in groups if one.is_finished]
-    left_out = [one.label for one in groups if any(run.final["received"]["mean"] is None for run in one.counted)]
+    left_out = [one.label for one in groups if one.mean("received").value is None]
     groups = [one for one in groups if one.label not in left_out]
     notes = [f"Left out, since a run has no finite mean in the end: {', '.join(left_out)}."] if left_out else []
     if len(groups) < 2:
         raise InvalidInput(" ".join(["a comparison needs finished runs of two settings at least.", *notes]))
-    for name, values in (("data", [one.data for one in groups]), ("scores", [one.axis for one in groups])):
-        if len(apart := dict.fromkeys(values)) > 1:
-            raise InvalidInput(
-                f"runs {'on' if name == 'data' else 'with'} different {name} are not compared: {'; '.join(apart)}"
-            )
+    check_alike(groups, "compared")
     runs = {one.label: {run.seed: run for run in one.counted} for one in groups}
-    seeds = sorted(set.intersection(*(set(of_seeds) for of_seeds in runs.values())))
+    seeds = sorted(set.intersection(*map(set, runs.values())))
     if not seeds:
         raise InvalidInput("there is no seed with a finished run of every setting")
-    common = set.intersection(*({line["round"] for line in runs[name][seed].lines} for name in runs for seed in seeds))
+    common = set.intersection(*({line["round"] for line in of[seed].lines} for of in runs.values() for seed in seeds))
     if not common:
         raise InvalidInput("there is no round in which all runs were evaluated: give runs of the same --eval-every")
     for seed in seeds:
-        (first, config), *configs = ((name, runs[name][seed].config) for name in runs)
-        if others := [name for name, other in configs if not _have_same_clients(config, other)]:
+        (first, digest), *rest = ((name, of[seed].config.get("partition_digest")) for name, of in runs.items())
+        if others := [name for name, other in rest if other != digest]:
             raise InvalidInput(
                 f"the clients of {first} and {others[0]} have other examples with seed {seed}: give runs of one "
                 "partition"
@@ -152,82 +137,74 @@ def read(groups: Sequence[Group], protocol: Protocol) -> Compared:
     unscored: Any = scores.isna().any(axis=1).groupby("seed")
     if unscored.all().any():
         raise InvalidInput(f"no client is scored by all runs of seed {unscored.all().idxmax()}")
+    for name, of in runs.items():
+        without = [seed for seed in of if seed not in seeds]
+        notes += [f"Without {name}, seed {seed}: not all settings have it." for seed in without]
     for seed, many in unscored.sum().items():
         notes += [f"Without {many} clients of seed {seed} that some run does not score."] if many else []
     behind = [(f"{one.label}, seed {run.seed}", note_on_code(run.config)) for one in groups for run in one.counted]
     notes += [f"{name}: {note}." for name, note in behind if note]
     if unnamed := _unnamed(groups):
-        settings = (" ".join([one.label, *(short(name, one.setting[name]) for name in unnamed)]) for one in groups)
+        settings = (
+            " ".join([one.label, *(short(name, one.first.setting[name]) for name in unnamed)]) for one in groups
+        )
         notes.append(f"Settings that the names leave out: {'; '.join(settings)}.")
-    larger, on = load.task_of(groups[0].runs[0].config)["higher_is_better"], chosen_on(groups)
-    best = max(groups, key=lambda one: goodness(one, protocol, on)).label if on == VALIDATION else None
-    about = groups[0].data_name, groups[0].axis, larger, at
+    best = max(groups, key=lambda one: goodness(one, protocol, VALIDATION)).label
+    reference = best if chosen_on(groups) == VALIDATION else None
+    first = groups[0].first
+    about = first.data_name, first.axis, first.task["higher_is_better"], at
     baselines = [one.label for one in groups if one.method == BASELINE]
     baseline = baselines[0] if len(baselines) == 1 else BASELINE
-    return Compared(*about, scores.dropna(), notes, best, protocol, baseline)
-
-
-def _have_same_clients(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the clients of two configurations have the same examples: by digest, or in older runs without one by the
-    numbers of their examples and classes."""
-    digest, numbers = ["partition_digest"], ["train_examples", "test_examples", "class_table"]
-    compared = digest if all("partition_digest" in config for config in (one, other)) else numbers
-    return all(one.get(name) == other.get(name) for name in compared)
+    return Compared(*about, scores.dropna(), notes, reference, protocol, baseline)
 
 
 def _unnamed(groups: Sequence[Group]) -> list[str]:
     """Options of all runs that differ between groups, and are in no group's name."""
     common = {*(field.name for field in dataclasses.fields(Options)), *TRAINING_HYPER_PARAMETERS} - {"method"}
     named = {word.partition("=")[0].removeprefix("no-") for one in groups for word in one.label.split()}
-    return sorted(name for name in common - named if len({repr(one.setting.get(name)) for one in groups}) > 1)
+    return sorted(name for name in common - named if len({repr(one.first.setting.get(name)) for one in groups}) > 1)
 
 
-def reference_of(compared: Compared, asked: str | None) -> str:
-    """Method with which all are compared: the one asked for, the best one on validation examples, or the best one.
+def table(
+    compared: Compared, reference: str | None = None, reached: Mapping[str, Mapping[str, str]] | None = None
+) -> Table:
+    """Table of a comparison with one method: the one asked for, or the best one, on validation examples if there are.
 
-    Raises:
-      InvalidInput: there is no such method.
-    """
-    names = list(compared.means)
-    if asked is not None and asked not in names:
-        raise InvalidInput(f"--reference {asked} is none of {', '.join(names)}")
-    return asked or compared.reference or names[0]
-
-
-def table(compared: Compared, reference: str | None = None) -> Table:
-    """Table of a comparison with one method, by default the best.
+    `reached` are further columns: head -> method -> text.
 
     Raises:
       InvalidInput: there is no such method.
     """
-    is_own, reference = reference is None, reference_of(compared, reference)
+    names, is_own = list(compared.means), reference is None
+    reference = reference or compared.reference or names[0]
+    if reference not in names:
+        raise InvalidInput(f"--reference {reference} is none of {', '.join(names)}")
     rest, sign = compared.differences(reference), 1 if compared.higher_is_better else -1
     tests = {name: one.p_value for name, one in rest.items() if one.p_value is not None}
-    adjusted = dict(zip(tests, holm(list(tests.values())), strict=True))
-    text = functools.partial(score_text, percent=compared.axis.endswith("%"))
+    adjusted = dict(zip(tests, compare.holm(list(tests.values())), strict=True))
+    percent = compared.axis.endswith("%")
+    text = functools.partial(score_text, percent=percent)
     by_seed, means = compared.scores.groupby("seed"), compared.means
     worst: Any = by_seed.agg(lambda of: sign * np.sort(sign * of)[: max(1, round(len(of) / 10))].mean()).mean()
     spread: Any = by_seed.std(ddof=0).mean()
     rows = []
-    for name in means:
+    for name in names:
         apart = rest.get(name)
         row = {
             "method": name,
-            "mean": mean_text(means[name].tolist(), percent=compared.axis.endswith("%")).partition(" (")[0],
+            "mean": Mean(means[name].to_dict()).text(percent=percent),
             "worst tenth": text(worst[name]),
             "spread": text(spread[name]),
-            f"minus {reference}": NOTHING if apart is None else text(apart.mean, sign="+"),
-            "95 % interval": NOTHING
-            if apart is None
-            else f"{text(apart.low, sign='+')} to {text(apart.high, sign='+')}",
+            f"minus {reference}": apart and text(apart.mean, sign="+"),
+            "95 % interval": apart and f"{text(apart.low, sign='+')} to {text(apart.high, sign='+')}",
             **({"p (Holm)": number(adjusted.get(name), ".3f")} if tests else {}),
-            f"worse than {reference}": NOTHING if apart is None else f"{100 * apart.worse:.0f} %",
+            f"worse than {reference}": apart and f"{100 * apart.worse:.0f} %",
         }
-        if (baseline := compared.baseline) in means and reference != baseline:
+        if (baseline := compared.baseline) in names and reference != baseline:
             pair = compared.of_runs(name), compared.of_runs(baseline)
-            share = share_worse(*pair, higher_is_better=compared.higher_is_better)
+            share = compare.share_worse(*pair, higher_is_better=compared.higher_is_better)
             row[f"worse than {baseline}"] = NOTHING if name == baseline else f"{100 * share:.0f} %"
-        rows.append(row)
+        rows.append(row | {head: texts[name] for head, texts in (reached or {}).items()})
     notes = _notes(compared, reference, rest)
     if is_own and compared.reference is None:
         notes.append(
@@ -249,55 +226,54 @@ def _notes(compared: Compared, reference: str, found: Mapping[str, Difference]) 
         notes.append(f"Cannot be told apart from {reference}: {', '.join(alike)} (the interval contains 0).")
     notes += compared.notes
     text = functools.partial(score_text, percent=compared.axis.endswith("%"), sign="+")
-    if 1 < many < MANY_RUNS:
+    if 1 < many < compare.MANY_RUNS:
         each = (f"{name} {' '.join(map(text, one.runs))}" for name, one in found.items())
         notes.append(f"Each seed, minus {reference}: {'; '.join(each)}.")
-    if many >= FEWEST_PAIRS:
+    if many >= compare.FEWEST_PAIRS:
         medians = (f"{name} {text(one.median_low)} to {text(one.median_high)}" for name, one in found.items())
         notes.append(f"95 % interval of the median over seeds, also where some seeds fail: {'; '.join(medians)}.")
     if many == 1:
         notes.append("One seed: the intervals are over clients alone, and other seeds may differ more.")
-    elif many < FEWEST_RUNS:
+    elif many < compare.FEWEST_RUNS:
         notes.append(
             f"{many} seeds: an interval that contains 0 does not show that methods are alike, since so few find only "
-            f"large differences; run {FEWEST_RUNS} or more."
+            f"large differences; run {compare.FEWEST_RUNS} or more."
         )
     return notes
 
 
-def with_target(table: Table, groups: Sequence[Group], compared: Compared, target: float) -> Table:
-    """A table with the rounds until the mean over clients first reaches a target: means over the runs, a dash where one
-    does not reach it."""
-    named, sign, rounds = {one.label: one for one in groups}, 1 if compared.higher_is_better else -1, []
+def rounds_to(target: float, groups: Sequence[Group], compared: Compared) -> dict[str, dict[str, str]]:
+    """Column of a table: rounds until the mean over clients first reaches a target, in the mean over the runs; a dash
+    where one does not reach it."""
+    sign, found = 1 if compared.higher_is_better else -1, {}
+    for group in groups:
+        first = {}
+        for run in group.counted:
+            means = {line["round"]: line.get(compared.protocol, {}).get("mean") for line in run.lines}
+            there = (at for at, mean in means.items() if mean is not None and sign * (mean - target) >= 0)
+            if run.seed in compared.seeds:
+                first[run.seed] = next(there, None)
+        mean = Mean(first).value
+        found[group.label] = NOTHING if mean is None else f"{mean:.1f}"
+    return {f"rounds to {target:g}": found}
 
-    def reaches(line: dict[str, Any]) -> bool:
-        mean = line.get(compared.protocol, {}).get("mean")
-        return mean is not None and sign * (mean - target) >= 0
 
-    for name, *_ in table.rows:
-        runs = [run for run in named[name].counted if run.seed in compared.seeds]
-        first: list[Any] = [next((line["round"] for line in run.lines if reaches(line)), None) for run in runs]
-        rounds.append(NOTHING if None in first else f"{np.mean(first):.1f}")
-    rows = [[*row, number] for row, number in zip(table.rows, rounds, strict=True)]
-    return table._replace(heads=[*table.heads, f"rounds to {target:g}"], rows=rows)
-
-
-def for_paper(table: Table, compared: Compared, reference: str) -> Table:
-    """Three columns of a comparison, and those of a target, under a caption of one sentence; the rest are notes.
+def for_paper(table: Table, compared: Compared) -> Table:
+    """Three columns of a comparison, and that of a target, under a caption of one sentence; the rest are notes.
 
     The best mean is bold if its interval leaves out 0 beside all others, a dagger marks differences to the reference
     whose interval contains 0.
     """
+    place = next(place for place, head in enumerate(table.heads) if head.startswith("minus "))
+    reference = table.heads[place].removeprefix("minus ")
     best, apart = next(iter(compared.means)), compared.differences(reference)
     is_bold, rows = all(one.is_clear for one in compared.differences(best).values()), []
-    targets = [place for place, head in enumerate(table.heads) if head.startswith("rounds to ")]
-    for row in table.rows:
-        name, mean, minus = row[0], row[1], row[table.heads.index(f"minus {reference}")]
+    more = [at for at, head in enumerate(table.heads) if head.startswith("rounds to ")]
+    for name, mean, *others in table.rows:
         mean = f"**{mean}**" if is_bold and name == best else mean
-        minus = f"{minus}†" if name in apart and not apart[name].is_clear else minus
-        rows.append([name, mean, minus, *(row[place] for place in targets)])
-    score = compared.axis.removesuffix(" in %")
-    heads = ["method", score, "difference", *(table.heads[place] for place in targets)]
+        dagger = "†" * (name in apart and not apart[name].is_clear)
+        rows.append([name, mean, others[place - 2] + dagger, *(others[at - 2] for at in more)])
+    heads = ["method", compared.axis.removesuffix(" in %"), "difference", *(table.heads[at] for at in more)]
     details = [table.title, *markdown(table.heads, table.rows).splitlines(), *table.notes]
     return Table(_caption(compared, reference, apart), heads, rows, details)
 
@@ -326,9 +302,9 @@ def ranks(compared: Compared) -> Picture:
     means = compared.means
     if len(means) < 2:
         raise InvalidInput("--plot needs runs of two seeds at least: ranks are compared over runs")
-    found = pd.Series(mean_ranks(means.to_numpy(), higher_is_better=compared.higher_is_better), means.columns)
-    least = critical_difference(len(found), len(means))
+    found = pd.Series(compare.mean_ranks(means.to_numpy(), higher_is_better=compared.higher_is_better), means.columns)
+    least = compare.critical_difference(len(found), len(means))
     caption = f"Grey bars reach to the methods that cannot be told apart: critical difference {least:.2f} at 5 %."
     frame = found.sort_values(kind="stable").to_frame(f"mean rank over {len(means)} runs")
-    drawing = functools.partial(draw.ranks, least=least)
-    return Picture(compared.data, caption, [Panel("", drawing, frame, (5.2, 0.9 + 0.22 * len(found)))])
+    size = 5.2, 0.9 + 0.22 * len(found)
+    return chart("", caption, draw.ranks, frame, least=least, inches=size)._replace(title=compared.data)

@@ -2,22 +2,24 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from experiments.commands.batch import Job, jobs_of_seeds, one_of_many, read_options
-from experiments.folder import load, stored_runs
+from experiments.commands.batch import Job, MeasuredBatch, jobs_of_seeds, one_of_many, read_options
+from experiments.folder.load import coverage_text, read
 from experiments.folder.run_folder import slug
+from experiments.folder.stored_runs import Group
 from experiments.papers import settings
 from experiments.papers.settings import PAPERS, Measure
 from experiments.show.draw import lines, over_runs, rows_of
 from experiments.show.pictures import Panel, Picture
 from experiments.spec import presets
+from experiments.spec.choices import FIELD
 from experiments.spec.identity import differences, relevant_options
 from experiments.spec.option_notes import assignments
 from experiments.spec.spec import Spec
@@ -33,13 +35,20 @@ SETTING = ("num_clients", "train_size", "rounds", "participation", "partition", 
 """Options that the caption names."""
 
 
+class Part(NamedTuple):
+    """Part of a figure on one dataset: the options that each of its runs adds to the common ones, its method included,
+    and the panels that are made of the finished runs."""
+
+    variants: "Callable[[Runs], dict[Key, Values]]"
+    panels: "Callable[[Runs], list[Panel]]"
+
+
 @dataclass(frozen=True)
 class Figure:
-    """Figure of a paper: its runs on each dataset, and the panels made of their results.
+    """Figure of a paper.
 
     Attributes:
-      variants: options that each run adds to the common `values`, its method included.
-      panels: panels from the finished runs on one dataset.
+      values: options that all runs share.
       methods: those that are compared.
       note: choices that the paper leaves open, for the caption.
       fixed: common options on which the panels rely, which cannot be given.
@@ -50,8 +59,7 @@ class Figure:
     paper: str
     number: int
     subject: str
-    variants: "Callable[[Runs], dict[Key, Values]]"
-    panels: "Callable[[Runs], list[Panel]]"
+    parts: tuple[Part, ...]
     datasets: tuple[str, ...] = ("cifar10",)
     methods: tuple[str, ...] = ()
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -72,20 +80,15 @@ class Runs:
     """Runs of a figure on one dataset, and their results once they are finished.
 
     Attributes:
-      asked: a measure of the paper -> the same with what is asked for.
-      chosen, rounds_asked, procedure: methods, rounds and procedure in place of the figure's.
-      words: of the command line, for all runs; they override `values`.
+      order: the command.
+      chosen, given: methods, and values of options, in place of the figure's.
     """
 
     figure: Figure
     dataset: str
-    folder: Path
-    asked: Callable[[Measure], Measure]
-    seeds: int = 1
-    chosen: tuple[str, ...] = ()
-    rounds_asked: int | None = None
-    words: tuple[str, ...] = ()
-    procedure: str | None = None
+    order: MeasuredBatch
+    chosen: tuple[str, ...]
+    given: Values
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -102,72 +105,68 @@ class Runs:
     @property
     def values(self) -> Values:
         """Options that all these runs share."""
-        asked = {"procedure": self.procedure, "rounds": self.rounds_asked}
-        return self.usual | {name: value for name, value in asked.items() if value is not None}
+        return self.usual | self.given
 
     @property
-    def procedure_name(self) -> str:
-        """Name of FedAS's procedure; "" for another paper."""
+    def procedure(self) -> str:
         return self.values.get("procedure", "")
-
-    @property
-    def measure(self) -> Measure:
-        """Definition of the accuracies of the paper's own method."""
-        return self.asked(PAPERS[self.figure.paper].measure)
-
-    def measure_of(self, key: Key) -> Measure:
-        """Definition of a run's accuracies, with what is asked for."""
-        return self.asked(self.measure_in_paper(key))
-
-    def measure_in_paper(self, key: Key) -> Measure:
-        """Definition of a run's accuracies in the paper."""
-        return settings.measure(self.figure.paper, self.variants[key]["method"], self.procedure_name)
 
     @property
     def rounds(self) -> int:
         """Number of rounds, unless the words or a variant have another one."""
         return self.values.get("rounds") or presets.values(self.values["preset"], self.dataset)["rounds"]
 
-    @property
+    @functools.cached_property
     def variants(self) -> dict[Key, Values]:
         """Key of a run -> options that only it has."""
-        return self.figure.variants(self)
+        return {key: own for part in self.figure.parts for key, own in part.variants(self).items()}
 
     @property
     def varied(self) -> set[str]:
         """Names of the options that the runs differ in, which must not be set otherwise."""
         return {name for own in self.variants.values() for name in own}
 
+    def measure_in_paper(self, key: Key) -> Measure:
+        return settings.measure(self.figure.paper, self.variants[key]["method"], self.procedure)
+
+    def measure_of(self, key: Key) -> Measure:
+        """Definition of a run's accuracies, with what is asked for."""
+        return self.order.asked(self.measure_in_paper(key))
+
     @functools.cached_property
     def jobs(self) -> dict[Key, list[Job]]:
         """Key of a run -> a job for each seed; equal commands have one folder."""
         found, folders = {}, {}
         for key, own in self.variants.items():
-            spec = self._spec(self.values, own, self.words)
+            spec = self._spec(self.values, own, self.order.all_words)
             name = folders.setdefault(spec.command(), slug(" ".join([self.dataset, *key])))
-            found[key] = jobs_of_seeds(spec, self.seeds, self.folder / name, name)
+            found[key] = jobs_of_seeds(spec, self.order.seeds, self.order.folder / name, name)
         return found
 
     def _spec(self, values: Values, own: Values, words: tuple[str, ...] = ()) -> Spec:
         """Run with seed 0."""
         return one_of_many(self.dataset, values | read_options(self.dataset, words, **values | own) | own)
 
+    @functools.cached_property
+    def groups(self) -> dict[Key, Group]:
+        """Key of a run -> its finished runs."""
+        return {key: Group(" ".join(key), tuple(read(job.folder) for job in jobs)) for key, jobs in self.jobs.items()}
+
     @property
     def data(self) -> str:
         """Name of the data: "cifar10, JPEG copy", "cifar100 (embedded digit pairs)"."""
-        return load.data_name(self.config(next(iter(self.jobs))))
+        return next(iter(self.groups.values())).first.data_name
 
     def config(self, key: Key) -> dict[str, Any]:
         """Configuration of the first seed of a run."""
-        return load.read_config(self.jobs[key][0].folder)
+        return self.groups[key].first.config
 
     def curves(self, title: str, labels: Mapping[Key, str], main: Key) -> Panel:
         """Accuracy over rounds, a line with its label for each of some runs, the main one over the others."""
         rows = []
         for key in sorted(labels, key=lambda key: key == main):
-            runs, measure = [stored_runs.read(job.folder) for job in self.jobs[key]], self.measure_of(key)
-            rounds = [line["round"] for line in runs[0].lines]
-            rows.append(rows_of(labels[key], rounds, [run.curve(measure.protocol, measure.average) for run in runs]))
+            protocol, _, average = self.measure_of(key)
+            rows.append(rows_of(labels[key], *self.groups[key].curve(protocol, FIELD[average])))
         title += self.coverage(labels, is_curve=True)
         return Panel(title, functools.partial(lines, main=labels.get(main, "")), over_runs(pd.concat(rows)))
 
@@ -178,13 +177,13 @@ class Runs:
           keys: the runs.
           is_curve: whether all their rounds are shown, or one.
         """
-        summaries, everyone = [], load.number_of_clients(self.config(next(iter(self.jobs))))
-        for key in keys:
-            protocol = self.measure_of(key).protocol
-            for job in self.jobs[key]:
-                shown = stored_runs.read(job.folder).lines[0 if is_curve else -1 :]
-                summaries += [line[protocol] for line in shown]
-        words = load.coverage_text(summaries, everyone)
+        summaries = [
+            line[self.measure_of(key).protocol]
+            for key in keys
+            for run in self.groups[key].runs
+            for line in run.lines[0 if is_curve else -1 :]
+        ]
+        words = coverage_text(summaries, next(iter(self.groups.values())).first.everyone)
         return f"; over {words}" if words else ""
 
     def over_values(self, name: str, values: Sequence[float], keys: Mapping[str, Sequence[Key]]) -> pd.DataFrame:
@@ -197,24 +196,19 @@ class Runs:
         """
         found = []
         for label, of_values in keys.items():
-            reported: Any = [self.reported(key) for key in of_values]
-            runs = np.transpose(reported)
+            means = [self.groups[key].accuracy(self.measure_of(key)) for key in of_values]
+            runs = np.array([[*mean.per_seed.values()] for mean in means], np.float64).T
             found.append(rows_of(label, values, runs, x_label=name))
         return pd.concat(found)
-
-    def reported(self, key: Key) -> list[float | None]:
-        """Mean accuracy in percent in the reported round, for each seed."""
-        return [stored_runs.read(job.folder).accuracy(*self.measure_of(key)) for job in self.jobs[key]]
 
     def info(self, key: Key, name: str) -> list[dict[int, np.ndarray]]:
         """Vector or matrix of Info by evaluated round, for each seed, in the order of the clients."""
         found = []
-        for job in self.jobs[key]:
-            load.read_summary(job.folder)
+        for run in self.groups[key].runs:
             found.append({})
-            for line in load.read_metrics(job.folder):
+            for line in run.lines:
                 if name not in line.get("info", {}):
-                    raise InvalidInput(f"{job.folder} has no {name} of its rounds, which are too many numbers to log")
+                    raise InvalidInput(f"{run.path} has no {name} of its rounds, which are too many numbers to log")
                 values, order = np.asarray(line["info"][name]), np.argsort(line["cohort"])
                 found[-1][line["round"]] = values[np.ix_(*[order] * values.ndim)]
         return found
@@ -236,23 +230,12 @@ class Runs:
         return assignments(others | {name: had for name, (had, _) in found.items() if name != "eval_every"})
 
 
-def of_methods(runs: Runs) -> dict[Key, Values]:
-    """Variants: a run of every method, as the paper has it."""
-    paper, procedure = runs.figure.paper, runs.procedure_name
-    return {(method,): settings.method_options(paper, method, procedure) for method in runs.methods}
-
-
-def curves(runs: Runs) -> list[Panel]:
-    """Panel of accuracy over rounds, a line for each method, the paper's own over the others."""
-    return [runs.curves(runs.data, {(method,): method for method in runs.methods}, (runs.figure.methods[-1],))]
-
-
 def compose(every: Sequence[Runs]) -> Picture:
     """Picture of a figure from its finished runs on each dataset."""
     figure = every[0].figure
     panels: list[Panel] = []
     for runs in every:
-        for panel in figure.panels(runs):
+        for panel in itertools.chain.from_iterable(part.panels(runs) for part in figure.parts):
             several = len(every) > 1 and runs.data not in panel.title
             panels.append(panel._replace(title=f"{panel.title}, {runs.data}") if several else panel)
     where = f" on {every[0].data}" if len(every) == 1 else ""
@@ -265,14 +248,14 @@ def _caption(every: Sequence[Runs]) -> str:
         ours, paper = _measures(runs, runs.measure_of), _measures(runs, runs.measure_in_paper)
         paper_is = "" if ours == paper else f"; in the paper {paper}"
         sentences.append(f"Accuracy in percent {ours}{paper_is}.")
-    if name := runs.procedure_name:
+    if name := runs.procedure:
         sentences.append(f"Procedure {name}, {presets.PROCEDURES[name].title}.")
-    names = {method: settings.method_name(method, runs.procedure_name) for method in runs.methods}
+    names = {method: settings.method_name(method, runs.procedure) for method in runs.methods}
     if replaced := [f"{name} in place of {method}" for method, name in names.items() if name != method]:
         sentences.append(f"As released: {', '.join(replaced)}.")
     sentences += [f"{one.data}: {one.setting}." for one in every]
-    over = f"Means over seeds 0 to {runs.seeds - 1}; bands are their range."
-    sentences.append("Seed 0." if runs.seeds == 1 else over)
+    over = f"Means over seeds 0 to {runs.order.seeds - 1}; bands are their range."
+    sentences.append("Seed 0." if runs.order.seeds == 1 else over)
     sentences += [
         f"Not the paper's setting, but {words}." for words in dict.fromkeys(one.deviations for one in every) if words
     ]

@@ -4,7 +4,8 @@ FedPAC (Xu, Tong, Huang. ICLR 2023), its replication (Ding 2025), and FedAS (Yan
 """
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ import numpy as np
 import pandas as pd
 from jax.flatten_util import ravel_pytree
 
-from experiments.commands.figure import Figure, Key, Runs, Values, curves, of_methods
+from experiments.commands.figure import Figure, Key, Part, Runs, Values
+from experiments.papers import settings
 from experiments.papers.settings import Measure
 from experiments.run.loaded_run import load_run
 from experiments.show.draw import ACCURACY, bars, grays, lines, matrix, over_runs, rows_of
@@ -26,34 +28,105 @@ from pfl_jax.primitives.losses import deployed_loss
 from pfl_jax.primitives.metrics import pooled, score
 from pfl_jax.primitives.tree import gather, merge
 
-# FedPAC.
-
-STEPS = {"s": (0, 20, 40, 60, 80), "train_size": (150, 300, 600, 1200)}
-"""Option that is varied -> its values; Section 6.2 names the ends of s."""
-
-LABELS = {"s": "examples spread over all classes, s in %", "train_size": "training examples of a client"}
-"""Option that is varied -> its axis."""
-
-COMPARED = ("local", "fedavg", "fedavg_ft", "fedrep", "fedbabu", "ditto", "fedpac")
+# Curves over rounds.
 
 
-def _sweep(paper: str, number: int, subject: str, *names: str) -> Callable[..., Figure]:
-    """Accuracy of each method over some options; the caller adds methods and the note."""
+def _of_methods(runs: Runs) -> dict[Key, Values]:
+    """A run of every method, as the paper has it."""
+    own = functools.partial(settings.method_options, runs.figure.paper, procedure=runs.procedure)
+    return {(method,): own(method) for method in runs.methods}
+
+
+def _method_curves(runs: Runs) -> list[Panel]:
+    """A line for each method, the paper's own over the others."""
+    return [runs.curves(runs.data, {(method,): method for method in runs.methods}, (runs.figure.methods[-1],))]
+
+
+def _curves(title: str, kind: str, main: str, lines: Mapping[str, tuple[str, Values]]) -> Part:
+    """A line for each of some runs of FedAS, which has a label and options; "" is the title of the data."""
+    labels = {(kind, name): label for name, (label, _) in lines.items()}
+    return Part(
+        lambda runs: {(kind, name): {"method": "fedas", **options} for name, (_, options) in lines.items()},
+        lambda runs: [runs.curves(title or runs.data, labels, (kind, main))],
+    )
+
+
+EPOCHS = {str(e): (f"E = {e}", {"method": "fedpac", "epochs": e}) for e in (1, 5, 10, 20)}
+
+ALIGNMENTS = {
+    "fedas": ("FedAS: own features, before training", {}),
+    "own-class-means": ("own class means, before training", {"target": "class_mean"}),
+    "global-class-means": ("global class means, before training", {"target": "global_class_mean"}),
+    "parallel": ("own features, during training", {"manner": "parallel"}),
+    "none": ("no alignment", {"alignment": False}),
+}
+
+NORMALIZATIONS = {
+    "proportional": ("proportional (FedAS)", {"normalization": "proportional"}),
+    "softmax": ("softmax", {"normalization": "softmax"}),
+    "min_max": ("min-max", {"normalization": "min_max"}),
+}
+
+CHANNELS = {
+    "cd2pfed": ("CD2-pFed", {"method": "cd2pfed"}),
+    "fedas_cd2": ("CD2-pFed with parameter alignment", {"method": "fedas_cd2"}),
+}
+
+# Accuracy over the values of an option.
+
+
+def _steps(name: str, label: str, steps: Sequence[int]) -> Part:
+    """A line for each method over the values of an option."""
 
     def variants(runs: Runs) -> dict[Key, Values]:
-        steps = [(name, step) for name in names for step in STEPS[name]]
-        return {(f"{name}={step}", own): {"method": own, name: step} for name, step in steps for own in runs.methods}
-
-    def panel(runs: Runs, name: str) -> Panel:
-        keys = {method: [(f"{name}={step}", method) for step in STEPS[name]] for method in runs.methods}
-        frame = over_runs(runs.over_values(LABELS[name], STEPS[name], keys))
-        over = runs.coverage([key for some in keys.values() for key in some])
-        return Panel(f"{runs.data}{over}", functools.partial(lines, main="fedpac", is_spaced=True), frame)
+        return {(f"{name}={step}", own): {"method": own, name: step} for step in steps for own in runs.methods}
 
     def panels(runs: Runs) -> list[Panel]:
-        return [panel(runs, name) for name in names]
+        keys = {method: [(f"{name}={step}", method) for step in steps] for method in runs.methods}
+        frame = over_runs(runs.over_values(label, steps, keys))
+        draw = functools.partial(lines, main="fedpac", is_spaced=True)
+        return [Panel(f"{runs.data}{runs.coverage([key for some in keys.values() for key in some])}", draw, frame)]
 
-    return functools.partial(Figure, paper, number, f"effect of {subject}", variants, panels, measured=Measure._fields)
+    return Part(variants, panels)
+
+
+OVER_S = _steps("s", "examples spread over all classes, s in %", (0, 20, 40, 60, 80))
+"""Section 6.2 of FedPAC names the ends of s."""
+OVER_SIZE = _steps("train_size", "training examples of a client", (150, 300, 600, 1200))
+
+USUAL = {"batch_size": 16, "epochs": 5}
+"""FedAS's usual values."""
+
+
+def equal_steps(rounds: int, factor: float) -> int:
+    """Number of rounds with as many gradient steps as `rounds` with a `factor`-th of the steps in each."""
+    return max(1, round(rounds / factor))
+
+
+def _at_equal_steps(title: str, label: str, name: str, steps: Sequence[int]) -> Part:
+    """FedAS over the values of an option, about their mean, at equal numbers of gradient steps."""
+
+    def variants(runs: Runs) -> dict[Key, Values]:
+        found: dict[Key, Values] = {}
+        for step in steps:
+            factor = USUAL[name] / step if name == "batch_size" else step / USUAL[name]
+            more = {"rounds": equal_steps(runs.rounds, factor), "eval_every": 1, name: step}
+            found[f"{name}={step}",] = {"method": "fedas", **USUAL, **more}
+        return found
+
+    def panels(runs: Runs) -> list[Panel]:
+        keys: list[Key] = [(f"{name}={step}",) for step in steps]
+        rows = runs.over_values(label, steps, {"fedas": keys})
+        mean = rows[ACCURACY].mean()
+        rows[ACCURACY] -= rows.groupby("run")[ACCURACY].transform("mean")
+        frame = over_runs(rows.rename(columns={ACCURACY: "accuracy minus the mean, in points"}))
+        draw = functools.partial(lines, main="fedas", is_spaced=True, has_zero=True)
+        return [Panel(f"{title}; mean {mean:.1f} %{runs.coverage(keys)}", draw, frame)]
+
+    return Part(variants, panels)
+
+
+# FedPAC's head weights.
 
 
 def heat_rounds(evaluated: Collection[int]) -> list[int]:
@@ -83,48 +156,10 @@ def _heat_panels(runs: Runs) -> list[Panel]:
     return [Panel(title, draw, frame, (3.2, 2.5)) for title, frame in maps.items()]
 
 
-def _epochs(runs: Runs) -> list[Panel]:
-    labels = {key: f"E = {values['epochs']}" for key, values in runs.variants.items()}
-    return [runs.curves(runs.data, labels, ("epochs=5", "fedpac"))]
-
-
-_heat = functools.partial(
-    Figure,
-    subject="weights of the classifier combination",
-    variants=lambda _: {(f"s={s}", "fedpac"): {"method": "fedpac", "s": s} for s in (0, 20, 40, 80)},
-    panels=_heat_panels,
-    values={"rounds": 50, "eval_every": 1},
-    note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s. By "
-    "default the weights are those of Eq. 46, from class means and variances, as in the released code and the tables; "
-    "C.1 says by A.2 and A.3 (Eq. 33 to 39), with the features' covariance: --covariance empirical.",
-    columns=3,
-    # Row i is client i, whose group is i mod G.
-    fixed=("participation", "held_out_clients", "partition"),
-    measured=(),
-)
-
-# FedAS.
+# FedAS's Fisher information.
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
 """Fig. 3a: shares of the parameters that are replaced; the paper has 5 %."""
-
-ALIGNMENTS: dict[str, tuple[str, Values]] = {
-    "fedas": ("FedAS: own features, before training", {}),
-    "own-class-means": ("own class means, before training", {"target": "class_mean"}),
-    "global-class-means": ("global class means, before training", {"target": "global_class_mean"}),
-    "parallel": ("own features, during training", {"manner": "parallel"}),
-    "none": ("no alignment", {"alignment": False}),
-}
-"""Fig. 4b: name -> label and options of a way to align the received backbone."""
-
-NORMALIZATIONS = {"proportional": "proportional (FedAS)", "softmax": "softmax", "min_max": "min-max"}
-"""Fig. 6a: value of --normalization -> label."""
-
-CHANNEL_METHODS = {"cd2pfed": "CD2-pFed", "fedas_cd2": "CD2-pFed with parameter alignment"}
-"""Fig. 6b: method -> label."""
-
-USUAL, HYPER_PARAMETERS = {"batch_size": 16, "epochs": 5}, {"batch_size": (8, 16, 32, 64), "epochs": (1, 2, 5, 10)}
-"""Fig. 7: option -> its usual value, and those that are compared."""
 
 
 def replace_first(params: PyTree, fresh: PyTree, scores: PyTree, share: jax.Array | float) -> PyTree:
@@ -180,7 +215,7 @@ def replaced(runs: Runs) -> list[dict[str, np.ndarray]]:
 
 
 def _fisher(runs: Runs) -> list[Panel]:
-    seeds, is_pooled = replaced(runs), runs.measure.average == "examples"
+    seeds, is_pooled = replaced(runs), runs.measure_of(("fedas",)).average == "examples"
 
     def means(one: dict[str, np.ndarray], name: str) -> list[float]:
         counts = one["test_count"] if is_pooled else np.ones_like(one["test_count"])
@@ -199,14 +234,8 @@ def _fisher(runs: Runs) -> list[Panel]:
     ]
 
 
-def _discussion_variants(runs: Runs) -> dict[Key, Values]:
-    aligned: dict[Key, Values] = {("align", name): {"method": "fedas", **own} for name, (_, own) in ALIGNMENTS.items()}
-    stragglers = {"straggler_fraction": 0.5, "straggler_rate": 0.1, "participation": 0.4, "full_last_round": True}
-    return aligned | {("stragglers",): {"method": "fedas", **stragglers}}
-
-
-def _discussion(runs: Runs) -> list[Panel]:
-    """Aggregation weights in the last round of the first seed, in which all clients take part; and ways to align."""
+def _stragglers(runs: Runs) -> list[Panel]:
+    """Aggregation weights in the last round of the first seed, in which all clients take part."""
     options = runs.config(("stragglers",))["options"]
     weights, rounds = runs.info(("stragglers",), "weights")[0][options["rounds"]], options["rounds"]
     slow = np.asarray(simulate.stragglers(jax.random.key(0), len(weights), options["straggler_fraction"]))
@@ -214,94 +243,61 @@ def _discussion(runs: Runs) -> list[Panel]:
     frame = pd.DataFrame({name: np.where(kind, weights, np.nan) for name, kind in kinds.items()})
     frame = frame.rename_axis("client").rename_axis(columns="aggregation weight")
     draw = functools.partial(bars, level=1 / len(weights), level_label="equal weights")
-    labels: dict[Key, str] = {("align", name): label for name, (label, _) in ALIGNMENTS.items()}
-    return [
-        Panel(f"(a) round {rounds}, everyone takes part", draw, frame, (4.8, 2.9)),
-        runs.curves("(b) ways to align", labels, ("align", "fedas")),
-    ]
+    return [Panel(f"(a) round {rounds}, everyone takes part", draw, frame, (4.8, 2.9))]
 
 
-def _compatibility_variants(runs: Runs) -> dict[Key, Values]:
-    found: dict[Key, Values] = {
-        ("normalization", name): {"method": "fedas", "normalization": name} for name in NORMALIZATIONS
-    }
-    return found | {("channels", name): {"method": name} for name in CHANNEL_METHODS}
-
-
-def _compatibility(runs: Runs) -> list[Panel]:
-    def panel(title: str, kind: str, labels: dict[str, str], main: str) -> Panel:
-        return runs.curves(title, {(kind, name): label for name, label in labels.items()}, (kind, main))
-
-    return [
-        panel("(a) normalization of the Fisher traces", "normalization", NORMALIZATIONS, "proportional"),
-        panel("(b) channel-wise split", "channels", CHANNEL_METHODS, "fedas_cd2"),
-    ]
-
-
-def equal_steps(rounds: int, factor: float) -> int:
-    """Number of rounds with as many gradient steps as `rounds` with a `factor`-th of the steps in each."""
-    return max(1, round(rounds / factor))
-
-
-def _hyper_parameter_variants(runs: Runs) -> dict[Key, Values]:
-    found: dict[Key, Values] = {}
-    for name, steps in HYPER_PARAMETERS.items():
-        for step in steps:
-            factor = USUAL[name] / step if name == "batch_size" else step / USUAL[name]
-            more = {"rounds": equal_steps(runs.rounds, factor), "eval_every": 1, name: step}
-            found[f"{name}={step}",] = {"method": "fedas", **USUAL, **more}
-    return found
-
-
-def _hyper_parameters(runs: Runs) -> list[Panel]:
-    def panel(title: str, x_label: str, name: str) -> Panel:
-        steps = HYPER_PARAMETERS[name]
-        keys: list[Key] = [(f"{name}={step}",) for step in steps]
-        rows = runs.over_values(x_label, steps, {"fedas": keys})
-        mean = rows[ACCURACY].mean()
-        rows[ACCURACY] -= rows.groupby("run")[ACCURACY].transform("mean")
-        frame = over_runs(rows.rename(columns={ACCURACY: "accuracy minus the mean, in points"}))
-        draw = functools.partial(lines, main="fedas", is_spaced=True, has_zero=True)
-        return Panel(f"{title}; mean {mean:.1f} %{runs.coverage(keys)}", draw, frame)
-
-    return [
-        panel("(a) batch size BS", "batch size", "batch_size"),
-        panel("(b) local epochs E", "local epochs", "epochs"),
-    ]
-
+FISHER = Part(lambda _: {("fedas",): {"method": "fedas"}}, _fisher)
+SLOW = {"straggler_fraction": 0.5, "straggler_rate": 0.1, "participation": 0.4, "full_last_round": True}
+STRAGGLERS = Part(lambda _: {("stragglers",): {"method": "fedas", **SLOW}}, _stragglers)
 
 # All figures.
 
+COMPARED = ("local", "fedavg", "fedavg_ft", "fedrep", "fedbabu", "ditto", "fedpac")
 _UNSAID = "The paper's text does not name"
 _NO_S, _NO_SIZES = f"{_UNSAID} the methods compared nor all values of s.", f"{_UNSAID} the sizes."
-_OVER_S, _OVER_SIZE = ("data heterogeneity", "s"), ("local data size", "train_size")
 _NO_SETTING = "The text gives this figure no setting: Figure 5's is taken."
-SETTING = {"partition": "dirichlet", "beta": 0.1, "participation": 0.6, "eval_every": 2}
+SETTING: dict[str, Any] = {"partition": "dirichlet", "beta": 0.1, "participation": 0.6, "eval_every": 2}
 """Setting of FedAS's Figure 5; the text states none for the other figures."""
 _of_fedas = functools.partial(Figure, "fedas", values=SETTING, procedures=("release", "print"))
+_heat = functools.partial(
+    *(Figure, "fedpac"),
+    subject="weights of the classifier combination",
+    parts=(Part(lambda _: {(f"s={s}",): {"method": "fedpac", "s": s} for s in (0, 20, 40, 80)}, _heat_panels),),
+    values={"rounds": 50, "eval_every": 1},
+    note="Clients are ordered by group (lines divide the groups). The paper's text does not name the values of s. By "
+    "default the weights are those of Eq. 46, from class means and variances, as in the released code and the tables; "
+    "C.1 says by A.2 and A.3 (Eq. 33 to 39), with the features' covariance: --covariance empirical.",
+    columns=3,
+    # Row i is client i, whose group is i mod G.
+    fixed=("participation", "held_out_clients", "partition"),
+    measured=(),
+)
+_of_replication = functools.partial(Figure, "fedpac_replication", measured=Measure._fields)
+_heterogeneity = functools.partial(_of_replication, subject="effect of data heterogeneity", parts=(OVER_S,), note=_NO_S)
+_size = functools.partial(_of_replication, subject="effect of local data size", parts=(OVER_SIZE,), note=_NO_SIZES)
 
 _FIGURES = (
-    _sweep("fedpac", 1, "data heterogeneity and of local data size", "s", "train_size")(
+    Figure(
+        *("fedpac", 1, "effect of data heterogeneity and of local data size", (OVER_S, OVER_SIZE)),
         methods=COMPARED,
         note="The paper's text names FedPAC and FedAvg for (b), not all methods and values of s of (a), nor the sizes.",
+        measured=Measure._fields,
     ),
-    _heat("fedpac", 2, datasets=("emnist",)),
-    _heat("fedpac", 3),
+    _heat(2, datasets=("emnist",)),
+    _heat(3),
     Figure(
-        *("fedpac", 4, "accuracy over rounds", of_methods, curves),
+        *("fedpac", 4, "accuracy over rounds", (Part(_of_methods, _method_curves),)),
         datasets=("emnist", "fashion_mnist", "cifar10"),
         methods=("fedfomo", *COMPARED),
         note="The paper's text (C.2) names FedFomo, FedAvg-FT and Ditto, not the other methods.",
         columns=3,
     ),
     Figure(
-        *("fedpac", 5, "effect of the number E of local epochs"),
-        *(lambda _: {(f"epochs={e}", "fedpac"): {"method": "fedpac", "epochs": e} for e in (1, 5, 10, 20)}, _epochs),
+        *("fedpac", 5, "effect of the number E of local epochs", (_curves("", "epochs", "5", EPOCHS),)),
         note=f"{_UNSAID} the values of E.",
     ),
     _of_fedas(
-        *(3, "Fisher information as a measure of what parameters hold"),
-        *(lambda runs: {("fedas",): {"method": "fedas"}}, _fisher),
+        *(3, "Fisher information as a measure of what parameters hold", (FISHER,)),
         note=f"(a) {_NO_SETTING} Models are the clients' own after their last training; the paper replaces 5 %.",
         values=SETTING | {"eval_every": 1, "keep_state": "always"},
         fixed=("keep_state",),
@@ -309,14 +305,14 @@ _FIGURES = (
     ),
     _of_fedas(
         *(4, "aggregation weights with half the clients stragglers, and other ways to align"),
-        *(_discussion_variants, _discussion),
+        (STRAGGLERS, _curves("(b) ways to align", "align", "fedas", ALIGNMENTS)),
         note=f"{_NO_SETTING} (a) participation 0.4, a straggler is drawn a tenth as often as an online client. "
         "(b) the text names a parallel manner and global features, without equations.",
         # The released code aligns in turn, with a client's own features, before training.
         procedures=("print",),
     ),
     _of_fedas(
-        *(5, "accuracy over rounds", of_methods, curves),
+        *(5, "accuracy over rounds", (Part(_of_methods, _method_curves),)),
         datasets=("cifar10", "cifar100"),
         methods=(
             *("fedavg_ft", "fedprox_ft", "fedper", "ditto", "lg_fedavg", "fedbabu", "fedproto_g", "fedala", "fedpac"),
@@ -325,19 +321,25 @@ _FIGURES = (
     ),
     _of_fedas(
         *(6, "other normalizations of the weights, and another split of the parameters"),
-        *(_compatibility_variants, _compatibility),
+        (
+            _curves("(a) normalization of the Fisher traces", "normalization", "proportional", NORMALIZATIONS),
+            _curves("(b) channel-wise split", "channels", "fedas_cd2", CHANNELS),
+        ),
         note=_NO_SETTING,
     ),
     _of_fedas(
         *(7, "batch size and local epochs at equal numbers of gradient steps"),
-        *(_hyper_parameter_variants, _hyper_parameters),
+        (
+            _at_equal_steps("(a) batch size BS", "batch size", "batch_size", (8, 16, 32, 64)),
+            _at_equal_steps("(b) local epochs E", "local epochs", "epochs", (1, 2, 5, 10)),
+        ),
         note=f"{_NO_SETTING} Rounds are such that all runs take equally many steps.",
         measured=Measure._fields,
     ),
-    _sweep("fedpac_replication", 1, *_OVER_S)(methods=COMPARED, note=_NO_S),
-    _sweep("fedpac_replication", 2, *_OVER_S)(methods=("local", "fedavg_ft", "fedpac_proto", "fedpac"), note=_NO_S),
-    _sweep("fedpac_replication", 3, *_OVER_SIZE)(methods=("local", "fedavg", "fedpac"), note=_NO_SIZES),
-    _sweep("fedpac_replication", 4, *_OVER_SIZE)(methods=("local", "fedavg", "fedpac_proto", "fedpac"), note=_NO_SIZES),
+    _heterogeneity(1, methods=COMPARED),
+    _heterogeneity(2, methods=("local", "fedavg_ft", "fedpac_proto", "fedpac")),
+    _size(3, methods=("local", "fedavg", "fedpac")),
+    _size(4, methods=("local", "fedavg", "fedpac_proto", "fedpac")),
 )
 
 FIGURES: dict[str, dict[str, Figure]] = {}

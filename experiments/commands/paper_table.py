@@ -3,24 +3,26 @@
 Results on embedded data are never compared with the paper's, and deviations from the paper are noted below.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments.folder import load
-from experiments.folder.load import StoredRun, data_name
+from experiments.folder.load import StoredRun, coverage_text
 from experiments.folder.run_folder import rounded, slug, strict_json
+from experiments.folder.stored_runs import NOTHING, Mean
 from experiments.host.console import print_text
 from experiments.papers import settings
 from experiments.papers.published import Published
 from experiments.papers.settings import Measure
-from experiments.show.tables import NOTHING, Table, number, with_deviation
+from experiments.show.tables import Table, number
 from experiments.spec.identity import differences
-from experiments.spec.option_notes import flag
+from experiments.spec.option_notes import flag, option_words
 from experiments.spec.presets import PROCEDURES
 from pfl_jax.atomic_write import write_text
 from pfl_jax.compare import margin
@@ -35,37 +37,56 @@ def folder_of(row: Published) -> Path:
     return Path(where, slug(row.method.replace(" -", " no-")))
 
 
-class Entry(NamedTuple):
-    """Our accuracies by finished seed and the published one at a place.
+@dataclass(frozen=True)
+class Entry:
+    """Our finished runs, one for each seed, and the published accuracy at a place of a table.
 
     Attributes:
       row: the published accuracy.
-      accuracies: seed -> accuracy in percent.
-      description: of the data; None without a result.
-      is_real: whether the data is the dataset, not its stand-in; None without a result.
-      deviations: option -> its value here and in the paper, where they differ.
-      error: half of the 95 % interval of our mean in points, over seeds, or with one seed over its clients, see
-        `pfl_jax.compare.margin`; the paper's own is unknown. None if the table has no means over clients in the last
-        round.
-      data: name of the data, "cifar10, JPEG copy"; "" without a result.
-      over: over how many clients the accuracies are, see `load.coverage_text`.
+      runs: the runs.
       measure: definition of our accuracies.
+      beside_stand_in: whether the column has results on a stand-in, beside which no figure of the paper is shown.
     """
 
     row: Published
-    accuracies: dict[int, float]
-    description: str | None
-    is_real: bool | None
-    deviations: dict[str, tuple[Any, Any]]
+    runs: Sequence[StoredRun]
     measure: Measure
-    error: float | None = None
-    data: str = ""
-    over: str = ""
+    beside_stand_in: bool = False
 
     @property
     def column(self) -> tuple[str, int, str]:
         """Dataset, number of clients and setting of the place."""
         return self.row.dataset, self.row.clients, self.row.setting
+
+    @functools.cached_property
+    def accuracies(self) -> Mean:
+        """Our accuracy in percent by finished seed."""
+        return Mean({run.seed: run.accuracy(*self.measure) for run in self.runs})
+
+    @property
+    def mean(self) -> float | None:
+        """Our mean over seeds, see `Mean`."""
+        return self.accuracies.value
+
+    @property
+    def description(self) -> str:
+        """Description of the data; "" without a result."""
+        return "; ".join(dict.fromkeys(run.data for run in self.runs))
+
+    @property
+    def data(self) -> str:
+        """Name of the data, "cifar10, JPEG copy"; "" without a result."""
+        return "; ".join(dict.fromkeys(run.data_name for run in self.runs))
+
+    @functools.cached_property
+    def deviations(self) -> dict[str, tuple[Any, Any]]:
+        """Option -> its value here and in the paper's setting, where they differ."""
+        measure = self.row.measure
+        # How often matters where the best round counts, unless training itself scores every round; FedPAC does not say.
+        is_silent = measure.score != "best" or measure.protocol == "trained"
+        silent = {"seed", "eval_every"} if is_silent else {"seed"}
+        found = [differences(self.row.spec(), run.config) for run in self.runs]
+        return {name: pair for one in found for name, pair in one.items() if name not in silent}
 
     @property
     def deviation_words(self) -> list[str]:
@@ -73,24 +94,66 @@ class Entry(NamedTuple):
         return [f"{flag(name)} {had} instead of {paper}" for name, (had, paper) in self.deviations.items()]
 
     @property
-    def mean(self) -> float | None:
-        """Mean over seeds."""
-        return statistics.fmean(self.accuracies.values()) if self.accuracies else None
+    def error(self) -> float | None:
+        """Half of the 95 % interval of our mean in points, over seeds, or with one seed over its clients, see
+        `pfl_jax.compare.margin`; the paper's own is unknown. None without means over clients in the last round."""
+        if self.measure[1:] != ("last", "clients") or not self.runs:
+            return None
+        return error_of([run.final[self.measure.protocol] for run in self.runs])
 
     @property
-    def std(self) -> float | None:
-        """Sample standard deviation over seeds; None for one seed."""
-        return statistics.stdev(self.accuracies.values()) if len(self.accuracies) > 1 else None
+    def over(self) -> str:
+        """Over how many clients the accuracies are, see `coverage_text`; the best round has as many as the last one."""
+        if not self.runs:
+            return ""
+        return coverage_text((run.final[self.measure.protocol] for run in self.runs), self.runs[0].everyone)
 
     @property
     def published(self) -> float | None:
         """The paper's accuracy; None beside results on embedded data."""
-        return None if self.is_real is False else self.row.accuracy_percent
+        return None if self.beside_stand_in else self.row.accuracy_percent
 
     @property
     def difference(self) -> float | None:
-        """Our accuracy minus the paper's."""
         return None if self.mean is None or self.published is None else self.mean - self.published
+
+    @property
+    def difference_text(self) -> str:
+        """Difference with half of the 95 % interval of ours where there is one."""
+        text = number(self.difference, "+.2f")
+        return text if self.difference is None or self.error is None else f"{text} ± {self.error:.2f}"
+
+    def text(self, seeds: int) -> str:
+        """Our accuracy / the paper's / the difference; with the seeds that are finished, if these are fewer."""
+        ours = self.accuracies.text() or NOTHING
+        if 0 < len(self.runs) < seeds:
+            ours += f" (seed {', '.join(map(str, self.accuracies.per_seed))} alone)"
+        ours += f" over {self.over}" if self.over else ""
+        return f"{ours} / {number(self.published)} / {self.difference_text}"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Values for table.csv."""
+        values = {"mean": self.mean, "std": self.accuracies.deviation, "paper": self.published}
+        values |= {"difference": self.difference, "error": self.error}
+        return {
+            **{name: getattr(self.row, name) for name in ("dataset", "clients", "setting", "method")},
+            "data": self.description or None,
+            "seeds": len(self.accuracies.known),
+            **{name: None if value is None else rounded(value) for name, value in values.items()},
+            "over": self.over,
+            **self.measure._asdict(),
+        }
+
+
+def error_of(summaries: Sequence[dict[str, Any]]) -> float | None:
+    """Half of the 95 % interval of the mean of some runs' summaries over clients, see `Entry.error`."""
+    columns: list[list[Any]] = [[one.get(name) for one in summaries] for name in ("mean", "std", "clients")]
+    means, stds, clients = columns
+    if any(value is None for value in (*means, *stds, *clients)):
+        return None
+    half = margin(stds[0], clients[0]) if len(means) == 1 else margin(statistics.pstdev(means), len(means))
+    return half if math.isfinite(half) else None
 
 
 class Comparison(NamedTuple):
@@ -127,70 +190,30 @@ class Comparison(NamedTuple):
         )
 
 
-def entry(row: Published, results: Sequence[StoredRun], measure: Measure) -> Entry:
-    """Results of finished runs at one place of a table; InvalidInput if only some are on the dataset itself."""
-    if not results:
-        return Entry(row, {}, None, None, {}, measure)
-    means = {result.config["options"]["seed"]: result.accuracy(*measure) for result in results}
-    data = [result.config["data"] for result in results]
-    return Entry(
-        row,
-        {seed: mean for seed, mean in means.items() if mean is not None},
-        "; ".join(dict.fromkeys(one["description"] for one in data)),
-        _one_kind({one["is_real"] for one in data}, row.dataset),
-        _deviations(row, [result.config for result in results]),
-        measure,
-        _error([result.final[measure.protocol] for result in results]) if measure[1:] == ("last", "clients") else None,
-        "; ".join(dict.fromkeys(data_name(result.config) for result in results)),
-        # The best round has as many as the last one.
-        load.coverage_text((one.final[measure.protocol] for one in results), load.number_of_clients(results[0].config)),
-    )
-
-
-def _error(scores: Sequence[dict[str, Any]]) -> float | None:
-    """Half of the 95 % interval of the mean in the last round of some runs, see `Entry`."""
-    columns: list[list[Any]] = [[summary.get(name) for summary in scores] for name in ("mean", "std", "clients")]
-    means, stds, clients = columns
-    if any(value is None for value in (*means, *stds, *clients)):
-        return None
-    half = margin(stds[0], clients[0]) if len(means) == 1 else margin(statistics.pstdev(means), len(means))
-    return half if math.isfinite(half) else None
-
-
 def compare(paper: str, number: int, entries: Sequence[Entry], seeds: int) -> Comparison:
     """Combine entries into a table.
 
     A column with a result on a stand-in shows no figure of the paper, also in places without a result of ours.
+
+    Raises:
+      InvalidInput: only some results of a column are on the dataset itself.
     """
-    kinds: dict[tuple[str, int, str], set[Any]] = {}
+    kinds: dict[tuple[str, int, str], set[bool]] = {}
     for one in entries:
-        kinds.setdefault(one.column, set()).add(one.is_real)
-    real = {column: _one_kind(kind - {None}, column[0]) for column, kind in kinds.items()}
-    entries = [one if real[one.column] else one._replace(is_real=False) for one in entries]
-    return Comparison(paper, number, tuple(entries), seeds)
-
-
-def _one_kind(kinds: set[Any], dataset: str) -> bool:
-    if len(kinds) > 1:
+        kinds.setdefault(one.column, set()).update(run.is_real for run in one.runs)
+    if mixed := [dataset for (dataset, *_), found in kinds.items() if len(found) > 1]:
         raise InvalidInput(
-            f"some results on {dataset} are on the dataset and some on its stand-in: give --source, and --out a new "
+            f"some results on {mixed[0]} are on the dataset and some on its stand-in: give --source, and --out a new "
             "folder"
         )
-    return next(iter(kinds), True)
-
-
-def _deviations(row: Published, configs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
-    """Deviations of finished runs from the paper's setting."""
-    # How often matters where the best round counts, unless training itself scores every round; FedPAC does not say it.
-    silent = {"seed"} if row.measure.score == "best" and row.measure.protocol != "trained" else {"seed", "eval_every"}
-    found = [differences(row.spec(), config) for config in configs]
-    return {name: pair for one in found for name, pair in one.items() if name not in silent}
+    shown = [replace(one, beside_stand_in=False in kinds[one.column]) for one in entries]
+    return Comparison(paper, number, tuple(shown), seeds)
 
 
 def notes(comparison: Comparison) -> list[str]:
     """Notes needed to read the table, a line each."""
     entries = comparison.entries
-    there = [entry for entry in entries if entry.description]
+    there = [entry for entry in entries if entry.runs]
     over = f"seeds 0 to {comparison.seeds - 1}, ± their standard deviation" if comparison.seeds > 1 else "seed 0 alone"
     of = {"clients": "mean over clients", "examples": "mean over the test examples of all clients"}
     average = entries[0].measure.average
@@ -207,11 +230,12 @@ def notes(comparison: Comparison) -> list[str]:
         limits = f" of {', '.join(of_measure)}" if len(of_measure) < len(comparison.methods) else ""
         lines.append(f"The paper's figures{limits} are taken to be {measure.in_words()}.")
     lines += _deviation_notes(there)
-    for description in dict.fromkeys(entry.description for entry in there if not entry.is_real):
+    for description in dict.fromkeys(entry.description for entry in there if entry.beside_stand_in):
         lines.append(f"{description} only stands in for the dataset: the paper's figures do not belong beside it.")
-    for data in dict.fromkeys(entry.data for entry in there if entry.is_real and entry.data != entry.row.dataset):
+    real = [entry for entry in there if not entry.beside_stand_in]
+    for data in dict.fromkeys(entry.data for entry in real if entry.data != entry.row.dataset):
         lines.append(f"{data}: not the pixels of the paper, which may be a part of the differences.")
-    finished, wanted = sum(len(entry.accuracies) for entry in entries), len(entries) * comparison.seeds
+    finished, wanted = sum(len(entry.runs) for entry in entries), len(entries) * comparison.seeds
     if finished < wanted:
         lines.append(f"{finished} of {wanted} runs are finished; {NOTHING} marks what is not there.")
     return lines + list(settings.PAPERS[comparison.paper].tables[comparison.number][1:])
@@ -230,11 +254,10 @@ def _deviation_notes(entries: Sequence[Entry]) -> list[str]:
 
 
 def table(comparison: Comparison) -> Table:
-    """A row for each method, a column for each column of the paper's table."""
     entries = {(entry.column, entry.row.method): entry for entry in comparison.entries}
     columns = list(dict.fromkeys(column for column, _ in entries))
     rows = [
-        [method, *(_text(entries.get((column, method)), comparison.seeds) for column in columns)]
+        [method, *(one.text(comparison.seeds) if (one := entries.get((column, method))) else "" for column in columns)]
         for method in comparison.methods
     ]
     heads = ["method"]
@@ -260,48 +283,24 @@ def show(comparison: Comparison, console: Console) -> None:
 def save(comparison: Comparison, folder: Path) -> None:
     """Write table.md, table.tex, table.csv and table.json, each atomically."""
     table(comparison).save(folder / MARKDOWN, folder / LATEX)
-    records = [_record(entry) for entry in comparison.entries]
+    records = [entry.record for entry in comparison.entries]
     Table("", list(records[0]), [list(record.values()) for record in records]).save(folder / CSV)
     places = [
         record
-        | {"accuracies": {str(seed): rounded(value) for seed, value in entry.accuracies.items()}}
+        | {"accuracies": {str(run): rounded(of) for run, of in entry.accuracies.per_seed.items() if of is not None}}
         | {"deviations": {name: {"here": had, "paper": paper} for name, (had, paper) in entry.deviations.items()}}
-        | {"arguments": entry.row.arguments}
+        | {"arguments": option_words(entry.row.options)}
         for record, entry in zip(records, comparison.entries, strict=True)
     ]
-    record = {"paper": comparison.paper, "table": comparison.number, "title": comparison.title}
-    record |= next(iter(comparison.measures))._asdict()
-    record |= {"procedure": comparison.entries[0].row.procedure} if comparison.entries[0].row.procedure else {}
-    record |= {"seeds": comparison.seeds, "notes": notes(comparison), "places": places}
-    write_text(folder / JSON, strict_json(record))
-
-
-def _text(entry: Entry | None, seeds: int) -> str:
-    """Our accuracy / the paper's / the difference with the interval of ours; "" where the paper has none."""
-    if entry is None:
-        return ""
-    ours = with_deviation(entry.mean, entry.std)
-    if 0 < len(entry.accuracies) < seeds:
-        ours += f" ({len(entry.accuracies)} of {seeds})"
-    ours += f" over {entry.over}" if entry.over else ""
-    return f"{ours} / {number(entry.published)} / {difference_text(entry)}"
-
-
-def difference_text(entry: Entry) -> str:
-    """Difference to the published accuracy, with half of the 95 % interval of ours where there is one."""
-    text = number(entry.difference, "+.2f")
-    return text if entry.difference is None or entry.error is None else f"{text} ± {entry.error:.2f}"
-
-
-def _record(entry: Entry) -> dict[str, Any]:
-    """Record of one place."""
-    values = {"mean": entry.mean, "std": entry.std, "paper": entry.published, "difference": entry.difference}
-    values["error"] = entry.error
-    return {
-        **{name: getattr(entry.row, name) for name in ("dataset", "clients", "setting", "method")},
-        "data": entry.description,
-        "seeds": len(entry.accuracies),
-        **{name: None if value is None else rounded(value) for name, value in values.items()},
-        "over": entry.over,
-        **entry.measure._asdict(),
+    procedure = comparison.entries[0].row.procedure
+    record = {
+        "paper": comparison.paper,
+        "table": comparison.number,
+        "title": comparison.title,
+        **next(iter(comparison.measures))._asdict(),
+        **({"procedure": procedure} if procedure else {}),
+        "seeds": comparison.seeds,
+        "notes": notes(comparison),
+        "places": places,
     }
+    write_text(folder / JSON, strict_json(record))

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 import pandas as pd
 
-from experiments.folder import load
-from experiments.folder.load import StoredRun
+from experiments.folder.load import StoredRun, coverage_text
 from experiments.folder.stored_runs import Group, headline
 from experiments.show import curves as by_round
 from experiments.show.curves import explained_band, shown
 from experiments.show.draw import MARKERS, ROUND, bars, grays, lines, matrix, over_runs, rows_of, scatter
-from experiments.show.pictures import Panel, Picture
+from experiments.show.pictures import Panel, Picture, chart
 from experiments.spec.option_notes import label
 from pfl_jax.errors import InvalidInput
 
@@ -53,20 +52,18 @@ Entries: TypeAlias = dict[int, "pd.Series | pd.DataFrame"]
 
 def curves(groups: Sequence[Group]) -> list[Picture]:
     """Mean accuracy of each group: against rounds, and against bytes where runs have them, for each protocol."""
-    everyone, charts = load.number_of_clients(groups[0].runs[0].config), []
-    by_protocol, some = by_round.curves(groups), shown(groups)
-    for panel in by_protocol:
-        evaluated = [line for one in some for run in one.counted for line in run.lines if panel.title in line]
-        over = load.coverage_text([line[panel.title] for line in evaluated], everyone)
-        caption = " ".join(filter(None, [f"Means over {over}." if over else "", explained_band(some)]))
-        charts.append(Picture(PROTOCOL_TITLES[panel.title], caption, [panel._replace(title="")]))
-    for panel in by_protocol:
+    everyone, charts, by_bytes, some = groups[0].first.everyone, [], [], shown(groups)
+    main, band = some[0].label if len(some) == 1 else "", explained_band(some)
+    for panel in by_round.curves(groups):
+        protocol = panel.title
+        evaluated = [line[protocol] for one in some for run in one.counted for line in run.lines if protocol in line]
+        over = coverage_text(evaluated, everyone)
+        caption = " ".join(filter(None, [f"Means over {over}." if over else "", band]))
+        charts.append(Picture(PROTOCOL_TITLES[protocol], caption, [panel._replace(title="")]))
         frame: Any = _over_bytes(some, panel.frame)
         if frame[_BYTES].any():
-            draw = functools.partial(lines, main=some[0].label if len(some) == 1 else "")
-            title = f"{PROTOCOL_TITLES[panel.title]}, by bytes sent"
-            charts.append(Picture(title, explained_band(some), [Panel("", draw, frame)]))
-    return charts
+            by_bytes.append(chart(f"{PROTOCOL_TITLES[protocol]}, by bytes sent", band, lines, frame, main=main))
+    return charts + by_bytes
 
 
 def _over_bytes(groups: Sequence[Group], frame: pd.DataFrame) -> pd.DataFrame:
@@ -83,22 +80,20 @@ def _over_bytes(groups: Sequence[Group], frame: pd.DataFrame) -> pd.DataFrame:
 
 def clients(groups: Sequence[Group]) -> list[Picture]:
     """Accuracies of the clients after the last round, sorted: mean and range over runs, at 101 quantiles."""
-    protocol, axis, shares = headline(groups), groups[0].axis, np.linspace(0, 100, 101)
-    shared = "share of the clients in %"
-    found = [(group.label, group.per_client(None, protocol)) for group in shown(groups)]
+    protocol, axis, shares = headline(groups), groups[0].first.axis, np.linspace(0, 100, 101)
+    labels = {"x_label": "share of the clients in %", "y_label": axis}
+    found = {group.label: group.per_client(group.results, protocol) for group in shown(groups)}
     rows = [
-        rows_of(name, shares.tolist(), [np.percentile(row, shares) for row in runs], x_label=shared, y_label=axis)
-        for name, runs in found
+        rows_of(name, shares.tolist(), [np.percentile(row, shares) for row in runs], **labels)
+        for name, runs in found.items()
         if runs
     ]
     if not rows:
         return []
-    frame = over_runs(pd.concat(rows))
-    names = frame.line.unique()
+    frame, main = over_runs(pd.concat(rows)), next(name for name, runs in found.items() if runs)
     several = "Bands: from the lowest to the highest seed." if frame.low.notna().any() else ""
-    draw = functools.partial(lines, main=names[0] if len(names) == 1 else "")
     title = f"Clients in order of their {axis.removesuffix(' in %')} ({protocol})"
-    return [Picture(title, several, [Panel("", draw, frame)])]
+    return [chart(title, several, lines, frame, main=main if len(rows) == 1 else "")]
 
 
 def partitions(groups: Sequence[Group]) -> list[Picture]:
@@ -142,8 +137,8 @@ def classes_by_clients(table: Any, title: str, names: Sequence[str] = ()) -> Pic
     classes = pd.Index(names or range(table.shape[1]), name="class")
     frame = pd.DataFrame(some.T, classes, pd.RangeIndex(len(some), name="client"))
     totals = () if equal else some.sum(1).tolist()
-    draw = functools.partial(matrix, unit="examples", limits=grays([frame]), totals=totals)
-    return Picture(title, words, [Panel("", draw, frame, (4.3, 2.5))])
+    look = {"unit": "examples", "limits": grays([frame]), "totals": totals, "inches": (4.3, 2.5)}
+    return chart(title, words, matrix, frame, **look)
 
 
 def information(groups: Sequence[Group]) -> list[Picture]:
@@ -155,12 +150,13 @@ def information(groups: Sequence[Group]) -> list[Picture]:
     charts = []
     for group in groups:
         runs = [run for run in group.counted if any(line.get("info") for line in run.lines)][:MOST_SEEDS]
-        for name, text in _descriptions(runs).items():
-            maps = {title: frame for run in runs for title, frame in _maps(run, name, text).items()}
+        for name in _names(runs):
+            maps = {title: frame for run in runs for title, frame in _maps(run, name).items()}
             # What a solver leaves of zero says nothing.
             if any(np.nanmax(np.abs(frame.to_numpy())) > NOISE for frame in maps.values()):
                 draw = functools.partial(matrix, unit=name, limits=grays([*maps.values()]))
                 panels = [_map(title, draw, frame) for title, frame in maps.items()]
+                text = group.first.config.get("info", {}).get(name, "")
                 charts.append(Picture(f"{INFO.get(name, name)}: {group.label}", text, panels, 2))
     return charts
 
@@ -178,78 +174,67 @@ def client(groups: Sequence[Group], number: int) -> list[Picture]:
     """
     runs = {group.label: group.counted[0] for group in groups if group.counted}
     for name, run in runs.items():
-        if number >= (everyone := load.number_of_clients(run.config)):
-            raise InvalidInput(f"--client {number}: the clients of {name} are 0 to {everyone - 1}")
+        if number >= run.everyone:
+            raise InvalidInput(f"--client {number}: the clients of {name} are 0 to {run.everyone - 1}")
     tables = {run.seed: table for run in runs.values() if (table := run.config.get("class_table"))}
     charts = [
         _bars(f"Its training examples, seed {seed}", pd.Series(table[number]).rename_axis("class"), "examples")
         for seed, table in tables.items()
     ]
-    protocol, axis = headline(groups), groups[0].axis
+    protocol, axis = headline(groups), groups[0].first.axis
     evaluated = [(name, line) for name, run in runs.items() for line in run.lines if f"{protocol}_per_client" in line]
     scores = [(name, line["round"], line[f"{protocol}_per_client"][number]) for name, line in evaluated]
     frame = pd.DataFrame(scores, columns=["line", ROUND, axis]).dropna()
     if len(frame):
-        charts.append(Picture(f"Its scores ({protocol})", "", [Panel("", lines, frame)]))
-    return charts + [chart for name, run in runs.items() for chart in _teachers(name, run, number)]
+        charts.append(chart(f"Its scores ({protocol})", "", lines, frame))
+    return charts + [one for name, run in runs.items() for one in _teachers(name, run, number)]
 
 
 def _bars(title: str, heights: pd.Series, unit: str, caption: str = "") -> Picture:
-    frame = heights.to_frame("").rename_axis(columns=unit)
-    return Picture(title, caption, [Panel("", bars, frame, (4.8, 2.9))])
+    return chart(title, caption, bars, heights.to_frame("").rename_axis(columns=unit), inches=(4.8, 2.9))
 
 
 def _teachers(title: str, run: StoredRun, number: int) -> list[Picture]:
     """A client's row of each matrix of clients by clients, from the last round in which it took part."""
     charts = []
-    for name, text in _descriptions([run]).items():
-        entries = _entries(run, name, text)
-        there = {at: one for at, one in entries.items() if [axis.name for axis in one.axes] == ["client", "client"]}
-        there = {at: one for at, one in there.items() if number in one.index}
+    for name in _names([run]):
+        there = {
+            at: one
+            for at, one in _entries(run, name).items()
+            if [axis.name for axis in one.axes] == ["client", "client"] and number in one.index
+        }
         if there:
             at = max(there)
             heading = f"{INFO.get(name, name)} of this client: {title}, round {at}"
-            charts.append(_bars(heading, there[at].loc[number], name, text))
+            charts.append(_bars(heading, there[at].loc[number], name, run.config.get("info", {}).get(name, "")))
     return charts
 
 
-def _descriptions(runs: Sequence[StoredRun]) -> dict[str, str]:
-    """Name of an entry of Info -> its description; entries in the papers' figures come first."""
+def _names(runs: Sequence[StoredRun]) -> list[str]:
+    """Names of the entries of Info; entries in the papers' figures come first."""
     names = dict.fromkeys(name for run in runs for line in run.lines for name in line.get("info") or {})
-    texts = runs[0].config.get("info", {}) if runs else {}
-    return {name: texts.get(name, "") for name in sorted(names, key=lambda name: name not in INFO)}
+    return sorted(names, key=lambda name: name not in INFO)
 
 
-def _entries(run: StoredRun, name: str, text: str) -> Entries:
+def _entries(run: StoredRun, name: str) -> Entries:
     """An entry of Info in all evaluations that have it as a vector or matrix of finite numbers, all of one kind."""
     found: Entries = {}
     for line in run.lines:
-        values = _numbers((line.get("info") or {}).get(name))
-        if values is None:
+        try:
+            values = np.asarray((line.get("info") or {}).get(name), np.float64)
+        except (TypeError, ValueError):
             continue
-        axes: Any = [
-            pd.Index(range(size) if cohort is None else cohort, name="entry" if cohort is None else "client")
-            for size, cohort in zip(values.shape, _cohorts(text, values.shape, line.get("cohort") or []), strict=True)
-        ]
+        if values.ndim not in (1, 2) or not values.size or not np.isfinite(values).all():
+            continue
+        axes: Any = _axes(run.config.get("info", {}).get(name, ""), values.shape, line.get("cohort") or [])
         # The cohorts of older runs stand in another order.
         one = pd.Series(values, *axes) if values.ndim == 1 else pd.DataFrame(values, *axes).sort_index(axis=1)
         found[line["round"]] = one.sort_index()
     return {number: one for number, one in found.items() if one.ndim == found[max(found)].ndim}
 
 
-def _maps(run: StoredRun, name: str, text: str) -> dict[str, pd.DataFrame]:
-    """Title -> map of a run: of a vector the clients by rounds, NaN where one was absent, of a matrix some rounds."""
-    entries, title = _entries(run, name, text), f"seed {run.seed}"
-    if not entries:
-        return {}
-    if entries[max(entries)].ndim == 1:
-        return {title: pd.concat(entries, axis=1).sort_index().rename_axis(columns=ROUND)}
-    places = np.linspace(len(entries) - 1, 0, min(MOST_ROUNDS, len(entries))).round().astype(int)[::-1]
-    return {f"{title}, round {number}": entries[number] for number in np.take([*entries], places)}  # pyright: ignore
-
-
-def _cohorts(text: str, shape: tuple[int, ...], cohort: Sequence[int]) -> list[Sequence[int] | None]:
-    """Clients along each axis, None where an axis has something else, as a text such as "[M, K], ..." says.
+def _axes(text: str, shape: tuple[int, ...], cohort: Sequence[int]) -> list[pd.Index]:
+    """Clients along each axis, or numbers of entries where it has something else, as a text such as "[M, K], ..." says.
 
     Without a shape in the text, axes as long as the cohort have its clients.
     """
@@ -259,18 +244,22 @@ def _cohorts(text: str, shape: tuple[int, ...], cohort: Sequence[int]) -> list[S
     if len(letters) != len(shape):
         letters = [clients] * len(shape)
     return [
-        cohort if letter == clients and size == len(cohort) else None
+        pd.Index(cohort, name="client")
+        if letter == clients and size == len(cohort)
+        else pd.RangeIndex(size, name="entry")
         for letter, size in zip(letters, shape, strict=True)
     ]
 
 
-def _numbers(entry: Any) -> np.ndarray | None:
-    """Vector or matrix of finite numbers; None of anything else."""
-    try:
-        values = np.asarray(entry, np.float64)
-    except (TypeError, ValueError):
-        return None
-    return values if values.ndim in (1, 2) and values.size and np.isfinite(values).all() else None
+def _maps(run: StoredRun, name: str) -> dict[str, pd.DataFrame]:
+    """Title -> map of a run: of a vector the clients by rounds, NaN where one was absent, of a matrix some rounds."""
+    entries, title = _entries(run, name), f"seed {run.seed}"
+    if not entries:
+        return {}
+    if entries[max(entries)].ndim == 1:
+        return {title: pd.concat(entries, axis=1).sort_index().rename_axis(columns=ROUND)}
+    places = np.linspace(len(entries) - 1, 0, min(MOST_ROUNDS, len(entries))).round().astype(int)[::-1]
+    return {f"{title}, round {number}": entries[number] for number in np.take([*entries], places)}  # pyright: ignore
 
 
 def features(groups: Sequence[Group]) -> list[Picture]:
@@ -284,8 +273,8 @@ def features(groups: Sequence[Group]) -> list[Picture]:
         try:
             words = "Features of test examples, each by its own client's model, in the two principal components of "
             words += "all; colors are classes, shapes are clients."
-            panel = Panel("", scatter, _features(run), (4.3, 3.4))
-            charts.append(Picture(f"{group.label}, seed {run.seed}", words, [panel]))
+            title = f"{group.label}, seed {run.seed}"
+            charts.append(chart(title, words, scatter, _features(run), inches=(4.3, 3.4)))
         except InvalidInput as error:
             remarks.append(f"{group.label}: {error}.")
     return charts + ([Picture("Without features", " ".join(remarks), [])] if remarks else [])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.folder.best_round import evaluations, final
+from experiments.folder.best_round import evaluations, final, phase_summary
 from experiments.folder.run_folder import (
     CONFIG,
     DIGESTS,
@@ -45,27 +45,12 @@ def read_summary(folder: str | Path) -> dict[str, Any]:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Configuration of a run; InvalidInput if it cannot be read."""
     return read_json(Path(folder) / CONFIG)
 
 
 def measured(line: dict[str, Any]) -> list[Protocol]:
     """Protocols of an evaluation."""
     return [protocol for protocol in PROTOCOLS if isinstance(line.get(protocol), dict)]
-
-
-def data_name(config: dict[str, Any]) -> str:
-    """Name of a run's data: "cifar10", "cifar10, JPEG copy"; the description of a stand-in or of a user's own."""
-    data = config["data"]
-    if not data["is_real"] or config["dataset"] in WITH_FILES:
-        return data["description"]
-    return ", ".join(filter(None, (config["dataset"], data.get("note"))))
-
-
-def number_of_clients(config: dict[str, Any]) -> int:
-    """Number of a run's clients that take part: without held-out ones."""
-    options = config["options"]
-    return len(config.get("train_examples", ())) or options["num_clients"] - options.get("held_out_clients", 0)
 
 
 def coverage_text(summaries: Iterable[Mapping[str, Any]], everyone: int) -> str:
@@ -75,17 +60,6 @@ def coverage_text(summaries: Iterable[Mapping[str, Any]], everyone: int) -> str:
     if all(count == everyone for count in counts):
         return ""
     return f"{' to '.join(map(str, sorted({min(counts), max(counts)})))} of {everyone} clients"
-
-
-def axis(config: dict[str, Any]) -> str:
-    """Name of the primary score with its unit: "accuracy in %", "mse"."""
-    name, *_ = task_of(config)["scores"]
-    return f"{name} in %" if name in task_of(config)["in_percent"] else name
-
-
-def best_mean(config: dict[str, Any], means: Iterable[float]) -> float:
-    """Best of some means of the primary score."""
-    return max(means) if task_of(config)["higher_is_better"] else min(means)
 
 
 @dataclass(frozen=True)
@@ -120,12 +94,34 @@ class StoredRun:
         return self.config["data"]["description"]
 
     @property
+    def data_name(self) -> str:
+        """Name of the data: "cifar10", "cifar10, JPEG copy"; the description of a stand-in or of a user's own."""
+        if not self.is_real or self.spec.dataset in WITH_FILES:
+            return self.data
+        return ", ".join(filter(None, (self.spec.dataset, self.config["data"].get("note"))))
+
+    @property
     def is_real(self) -> bool:
         return bool(self.config["data"]["is_real"])
 
     @property
+    def everyone(self) -> int:
+        """Number of clients that take part: without held-out ones."""
+        return len(self.config.get("train_examples", ())) or self.spec.num_clients - self.spec.held_out_clients
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """Scores, see `pfl_jax.frames.task_of`."""
+        return task_of(self.config)
+
+    @property
+    def axis(self) -> str:
+        """Name of the primary score with its unit: "accuracy in %", "mse"."""
+        name, *_ = self.task["scores"]
+        return f"{name} in %" if name in self.task["in_percent"] else name
+
+    @property
     def headline(self) -> Protocol:
-        """Protocol that is reported first."""
         return self.asked or self.spec.eval_protocol
 
     @property
@@ -140,8 +136,13 @@ class StoredRun:
     @property
     def final(self) -> dict[str, Any]:
         """Evaluation whose scores are the results, see `best_round.final`."""
-        higher = task_of(self.config)["higher_is_better"]
+        higher = self.task["higher_is_better"]
         return final(self.lines, self.spec.eval_protocol, self.spec.patience, higher_is_better=higher)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Measures of a run whose data change, see `best_round.phase_summary`."""
+        return phase_summary(self.lines, higher_is_better=self.task["higher_is_better"])
 
     @property
     def state(self) -> str:
@@ -162,9 +163,14 @@ class StoredRun:
         means, line = self.curve(protocol, average), self.final
         if score == "last" or line is not self.lines[-1]:
             return means[self.lines.index(line)]
-        compared = [line[protocol][FIELD[average]] for line in evaluations(self.lines, protocol)]
-        known = [mean for mean in compared if mean is not None]
-        return best_mean(self.config, known) if known else None
+        known = [
+            mean for one in evaluations(self.lines, protocol) if (mean := one[protocol][FIELD[average]]) is not None
+        ]
+        return self.best(known) if known else None
+
+    def best(self, means: Iterable[float]) -> float:
+        """Best of some means of the primary score."""
+        return max(means) if self.task["higher_is_better"] else min(means)
 
     def curve(self, protocol: Protocol, average: Average = "clients") -> list[float | None]:
         """Mean accuracies [R] in percent, as in `accuracy`."""

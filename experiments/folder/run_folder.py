@@ -157,7 +157,6 @@ class RunFolder:
         return cls(path)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Write a JSON file atomically."""
         write_text(self.path / name, strict_json(content))
 
     def finish(self, summary: dict[str, Any]) -> dict[str, Any]:

@@ -1,31 +1,64 @@
-"""Runs found in folders, grouped by setting: runs of a group differ only in their seed; the best settings."""
+"""Runs found in folders, grouped by setting, and the one summary of a group: runs of a group differ only in their
+seed; the best settings."""
 
-import dataclasses
 import functools
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from experiments.folder import load
-from experiments.folder.best_round import phase_summary
-from experiments.folder.load import StoredRun, read
-from experiments.folder.run_folder import VALIDATION
+from experiments.folder.load import StoredRun, coverage_text, measured, read
+from experiments.folder.run_folder import VALIDATION, Line, score_text
 from experiments.papers import published
+from experiments.papers.settings import Measure
 from experiments.spec.choices import ALWAYS, PROTOCOLS, Protocol
-from experiments.spec.hyper_parameters import defaults
 from experiments.spec.option_notes import label
-from experiments.spec.options import Options
 from pfl_jax.errors import InvalidInput
 from pfl_jax.frames import find_runs
-from pfl_jax.methods import METHODS
+from pfl_jax.primitives.metrics import Transfer
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+NOTHING = "—"
+"""Text in place of a missing number."""
+
+
+class Mean(NamedTuple):
+    """A score of a setting by seed, and its mean over the seeds.
+
+    Where a seed has none, because its run diverged, there is no mean: one over the other seeds would flatter the
+    setting. The text names the seeds without a score.
+    """
+
+    per_seed: dict[int, float | None]
+
+    @property
+    def known(self) -> list[float]:
+        """Scores of the seeds that have one."""
+        return [score for score in self.per_seed.values() if score is not None]
+
+    @property
+    def value(self) -> float | None:
+        """Mean; None where a seed has no score."""
+        return statistics.fmean(self.known) if self.known and len(self.known) == len(self.per_seed) else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation; None without a mean, or of a single seed."""
+        return statistics.stdev(self.known) if self.value is not None and len(self.known) > 1 else None
+
+    def text(self, *, percent: bool = True) -> str:
+        """Mean and deviation: "85.20 ± 0.31", "— (none of seed 1)"; "" where no seed has a score."""
+        if self.value is None:
+            without = ", ".join(str(seed) for seed, score in self.per_seed.items() if score is None)
+            return f"{NOTHING} (none of seed {without})" if self.known else ""
+        return " ± ".join(score_text(one, percent=percent) for one in (self.value, self.deviation) if one is not None)
 
 
 @dataclass(frozen=True)
@@ -36,29 +69,13 @@ class Group:
     runs: tuple[StoredRun, ...]
 
     @property
-    def setting(self) -> dict[str, Any]:
-        return self.runs[0].setting
-
-    @property
-    def data(self) -> str:
-        return self.runs[0].data
-
-    @property
-    def is_real(self) -> bool:
-        return self.runs[0].is_real
-
-    @property
-    def data_name(self) -> str:
-        return load.data_name(self.runs[0].config)
+    def first(self) -> StoredRun:
+        """Run that stands for all in whatever does not depend on the seed."""
+        return self.runs[0]
 
     @property
     def method(self) -> str:
-        return label(self.runs[0].spec.method)
-
-    @property
-    def axis(self) -> str:
-        """Name of the score that counts, with its unit."""
-        return load.axis(self.runs[0].config)
+        return label(self.first.spec.method)
 
     @property
     def is_finished(self) -> bool:
@@ -80,43 +97,57 @@ class Group:
     @functools.cached_property
     def published(self) -> published.Published | None:
         """Published accuracy for exactly this setting."""
-        return published.find(self.runs[0].spec, is_real=self.is_real)
+        return published.find(self.first.spec, is_real=self.first.is_real)
 
     @property
     def keeps(self) -> bool:
         """Whether a run's results are of the round that --patience kept, which need not be the last one."""
         return any(run.final is not run.lines[-1] for run in self.counted)
 
-    def lines(self, number: int | None) -> list[dict[str, Any]]:
-        """Evaluation of each counted run in a round; None for that of its results, see `StoredRun.final`."""
-        if number is None and self.keeps:
-            return [run.final for run in self.counted]
-        number = self.rounds[-1] if number is None and self.rounds else number
+    def lines(self, number: int) -> list[Line]:
+        """Evaluation of each counted run in a round."""
         return [line for run in self.counted for line in run.lines if line["round"] == number]
 
-    def values(self, number: int | None, protocol: Protocol, name: str = "mean", on: str = "test") -> list[float]:
-        """Value of each counted run in a round, see `lines`, on test or VALIDATION examples; those without are left
-        out."""
-        lines = self.lines(number) if on == "test" else [line.get(on, {}) for line in self.lines(number)]
-        found = [line.get(protocol, {}).get(name) for line in lines]
-        return [value for value in found if value is not None]
+    @property
+    def results(self) -> list[Line]:
+        """Evaluation of each counted run with its results; of unfinished ones in the last round that all have."""
+        if self.is_finished:
+            return [run.final for run in self.counted]
+        return self.lines(self.rounds[-1]) if self.rounds else []
 
-    def per_client(self, number: int | None, protocol: Protocol) -> list[np.ndarray]:
-        """Sorted accuracies in percent of each counted run; clients without any are left out."""
-        rows = [line.get(f"{protocol}_per_client") or [] for line in self.lines(number)]
+    def mean(self, protocol: Protocol, name: str = "mean", on: str = "test") -> Mean:
+        """A value of the results by seed, on test or VALIDATION examples."""
+        lines = self.results if on == "test" else [line.get(on) or {} for line in self.results]
+        found = [(line.get(protocol) or {}).get(name) for line in lines]
+        return Mean(dict(zip([run.seed for run in self.counted], found, strict=False)))
+
+    def accuracy(self, measure: Measure) -> Mean:
+        """Accuracy by a measure of a paper, see `StoredRun.accuracy`."""
+        return Mean({run.seed: run.accuracy(*measure) for run in self.counted})
+
+    def phases(self) -> dict[str, Mean]:
+        """Measures of runs whose data change by name, see `best_round.phase_summary`; none of others."""
+        found = {run.seed: run.phases for run in self.counted}
+        names = Transfer._fields if any(found.values()) else ()
+        return {name: Mean({seed: of.get(name) for seed, of in found.items()}) for name in names}
+
+    def coverage(self, protocol: Protocol, on: str = "test") -> str:
+        """Over how many clients the results are, see `coverage_text`."""
+        summaries = [(line if on == "test" else line.get(on) or {}).get(protocol) for line in self.results]
+        return coverage_text(filter(None, summaries), self.first.everyone)
+
+    def per_client(self, lines: Sequence[Line], protocol: Protocol) -> list[np.ndarray]:
+        """Sorted accuracies in percent of each evaluation; clients without any are left out."""
+        rows = [line.get(f"{protocol}_per_client") or [] for line in lines]
         sorted_rows = [np.sort([value for value in row if value is not None]) for row in rows]
         return [row for row in sorted_rows if row.size]
 
     def curve(self, protocol: Protocol, name: str = "mean") -> tuple[list[int], np.ndarray]:
-        """Rounds [R] and the runs' values [S, R] in them; rounds without a value are left out."""
-        runs = self.counted
-        kept = [number for number in self.rounds if len(self.values(number, protocol, name)) == len(runs)]
-        table = [self.values(number, protocol, name) for number in kept]
-        return kept, np.asarray(table, np.float64).reshape(len(kept), len(runs)).T
-
-    def command(self) -> str:
-        """Command line of the first run, without its folder."""
-        return self.runs[0].spec.command()
+        """Rounds [R] in which all counted runs have a value, and these [S, R]."""
+        of_runs = [{line["round"]: (line.get(protocol) or {}).get(name) for line in run.lines} for run in self.counted]
+        rounds = [number for number in self.rounds if all(values[number] is not None for values in of_runs)]
+        table = [[values[number] for number in rounds] for values in of_runs]
+        return rounds, np.asarray(table, np.float64).reshape(len(of_runs), len(rounds))
 
 
 def renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
@@ -137,67 +168,40 @@ def renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
 
 
 def grouped(*folders: str | Path, asked: Protocol | None = None) -> tuple[list[Group], list[StoredRun]]:
-    """Groups of the runs in and below some folders, see `group`; `asked` is the protocol that is reported first."""
-    return group([read(folder, asked) for folder in find_runs(*folders)])
+    """Groups of the runs of one setting in and below some folders; groups on the same data stand together.
 
-
-def group(runs: Sequence[StoredRun]) -> tuple[list[Group], list[StoredRun]]:
-    """Group runs of one setting; groups on the same data stand together.
-
-    Returns the groups, and the runs that are left out: another one of the same setting and seed is as far or further.
+    `asked` is the protocol that is reported first. Returns the groups, and the runs that are left out: another one of
+    the same setting and seed is as far or further.
     """
-    by_key: dict[str, dict[int, StoredRun]] = {}
+    found: dict[str, dict[str, dict[int, StoredRun]]] = {}
     repeated = []
-    for run in runs:
-        others = by_key.setdefault(json.dumps([run.data, run.setting], sort_keys=True, default=str), {})
+    for run in (read(folder, asked) for folder in find_runs(*folders)):
+        setting = json.dumps(run.setting, sort_keys=True, default=str)
+        others = found.setdefault(run.data, {}).setdefault(setting, {})
         known = others.get(run.seed)
         if known is None or _progress(run) > _progress(known):
             others[run.seed] = run
         if known is not None:
             repeated.append(known if others[run.seed] is run else run)
-    by_data: dict[str, list[tuple[StoredRun, ...]]] = {}
-    for of_seeds in by_key.values():
-        members = tuple(of_seeds[seed] for seed in sorted(of_seeds))
-        by_data.setdefault(members[0].data, []).append(members)
     groups = []
-    for here in by_data.values():
-        groups += labelled([Group("", members) for members in here])
+    for of_data in found.values():
+        members = [tuple(of_seeds[seed] for seed in sorted(of_seeds)) for of_seeds in of_data.values()]
+        groups += labelled([Group("", runs) for runs in members])
     return groups, repeated
 
 
 def labelled(groups: Sequence[Group]) -> list[Group]:
-    """Groups with labels that tell them from each other."""
-    names = _labels([one.setting for one in groups])
-    return [replace(one, label=name) for one, name in zip(groups, names, strict=True)]
+    """Groups with labels that tell them from each other: the method, and the options in which its settings differ."""
+    settings, found = [one.first.setting for one in groups], []
+    for one, setting in zip(groups, settings, strict=True):
+        same = [other for other in settings if other["method"] == setting["method"]]
+        apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
+        found.append(replace(one, label=" ".join([setting["method"], *(short(name, setting[name]) for name in apart)])))
+    return found
 
 
 def _progress(run: StoredRun) -> tuple[bool, int]:
     return run.summary is not None, run.round
-
-
-def _labels(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Name of each group: the method, and the options in which it differs from others with the same method."""
-    whole, brief = [], []
-    for setting in settings:
-        same = [other for other in settings if other["method"] == setting["method"]]
-        apart = [name for name in setting if len({repr(other.get(name)) for other in same}) > 1]
-        whole.append(" ".join([setting["method"], *(short(name, setting[name]) for name in apart)]))
-        named = [name for name in apart if not _omitted_from_label(name, setting)]
-        brief.append(" ".join([setting["method"], *(short(name, setting[name]) for name in named)]))
-    return [full if brief.count(name) > 1 else name for full, name in zip(whole, brief, strict=True)]
-
-
-def _omitted_from_label(name: str, setting: dict[str, Any]) -> bool:
-    """Whether an option is left out of a label: off, at its default, or about evaluation only."""
-    if name in ("preset", "eval_every"):
-        return True
-    value = setting[name]
-    if not isinstance(value, bool):
-        return value == "none"
-    usual = {field.name: field.default for field in dataclasses.fields(Options)}
-    if setting["method"] in METHODS:
-        usual |= defaults(setting["method"])
-    return value == usual.get(name)
 
 
 def short(name: str, value: Any) -> str:
@@ -208,14 +212,13 @@ def short(name: str, value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """Value as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
         return " ".join(map(plain, value))
-    return "—" if value is None else str(value)
+    return NOTHING if value is None else str(value)
 
 
 def headline(groups: Sequence[Group]) -> Protocol:
@@ -239,12 +242,16 @@ def chosen_on(groups: Sequence[Group]) -> str:
 
 
 def goodness(one: Group, protocol: Protocol, on: str) -> float:
-    """Mean over clients and seeds after the last round, of errors minus it; a setting without it is the worst."""
-    values = one.values(None, protocol, on=on) if one.rounds else []
-    if not values or len(values) < len(one.counted):
-        return -math.inf
-    mean = float(np.mean(values))
-    return -math.inf if math.isnan(mean) else mean * (1 if load.task_of(one.runs[0].config)["higher_is_better"] else -1)
+    """Mean over clients and seeds of the results, of errors minus it; a setting without one is the worst."""
+    mean = one.mean(protocol, on=on).value
+    return -math.inf if mean is None else mean if one.first.task["higher_is_better"] else -mean
+
+
+def check_alike(groups: Sequence[Group], done: str) -> None:
+    """Raise InvalidInput for groups on several kinds of data, or with several scores, which are not `done` together."""
+    for name, values in (("data", [one.first.data for one in groups]), ("scores", [one.first.axis for one in groups])):
+        if len(apart := dict.fromkeys(values)) > 1:
+            raise InvalidInput(f"runs with different {name} are not {done}: {'; '.join(apart)}")
 
 
 def one_per_method(groups: Sequence[Group], protocol: Protocol) -> list[Group]:
@@ -300,10 +307,10 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row = {"folder": str(run.path), "data": run.data, **run.setting, "seed": run.seed, "state": run.state}
     last = run.final if run.lines else {}
     row["round"] = last.get("round", 0)
-    row |= phase_summary(run.lines, higher_is_better=load.task_of(run.config)["higher_is_better"])
-    primary, *others = load.task_of(run.config)["scores"]
+    row |= run.phases
+    primary, *others = run.task["scores"]
     for prefix, line in (("", last), (f"{VALIDATION}_", last.get(VALIDATION, {}))):
-        for protocol in load.measured(line):
+        for protocol in measured(line):
             named = {primary: line[protocol]["mean"]} | {name: line[protocol][name] for name in others}
             named["clients"] = line[protocol].get("clients")
             row |= {f"{prefix}{protocol}_{name}": value for name, value in named.items()}

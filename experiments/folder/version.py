@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import subprocess
+import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
@@ -97,26 +98,15 @@ def commit_of(version: str, newest: int = 100_000) -> str | None:
     return None
 
 
-_BLOBS: dict[str, bytes] = {}
-"""Name of a content in git -> the content: commits share most of theirs."""
-
-
 def _files(commit: str, folder: str) -> Iterator[tuple[PurePosixPath, bytes]]:
-    lines = _git("ls-tree", "-r", "-z", commit, "--", folder).decode().split("\0")
-    parts = (line.partition("\t") for line in lines)
-    blobs = {name: about.split()[2] for about, _, name in parts if name.endswith(".py")}
-    wanted = [blob for blob in {*blobs.values()} if blob not in _BLOBS]
-    content = io.BytesIO(_git("cat-file", "--batch", given="\n".join(wanted).encode()) if wanted else b"")
-    for blob in wanted:
-        # "NAME blob SIZE", the content, and a line break.
-        _BLOBS[blob] = content.read(int(content.readline().split()[2]))
-        content.readline()
-    for name, blob in blobs.items():
-        yield PurePosixPath(name).relative_to(folder), _BLOBS[blob]
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "--", folder))) as archive:
+        for member in archive:
+            if member.name.endswith(".py") and (file := archive.extractfile(member)) is not None:
+                yield PurePosixPath(member.name).relative_to(folder), file.read()
 
 
-def _git(*words: str, given: bytes | None = None) -> bytes:
-    return subprocess.run(["git", "-C", PACKAGE.parent, *words], check=True, capture_output=True, input=given).stdout
+def _git(*words: str) -> bytes:
+    return subprocess.run(["git", "-C", PACKAGE.parent, *words], check=True, capture_output=True).stdout
 
 
 def _sources(folder: Path, root: Path) -> Iterator[tuple[PurePosixPath, bytes]]:

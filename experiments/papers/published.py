@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from experiments.papers import settings
 from experiments.papers.settings import Measure
 from experiments.spec.identity import relevant_options
-from experiments.spec.option_notes import option_words
 from experiments.spec.presets import PROCEDURES
 from experiments.spec.spec import Spec
 from pfl_jax.errors import InvalidInput
@@ -59,11 +58,6 @@ class Published(NamedTuple):
             found["eval_every"] = 1
         return found
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Its options as on a command line."""
-        return tuple(option_words(self.options))
-
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - rows are few, and a run is compared with all of them.
     def spec(self) -> Spec:
         """The run that reproduces it; InvalidInput if it cannot be run."""
@@ -71,7 +65,6 @@ class Published(NamedTuple):
 
     @property
     def measure(self) -> Measure:
-        """Definition of the accuracy."""
         return settings.measure(self.paper, self.method, self.procedure)
 
 

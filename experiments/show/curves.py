@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from experiments.folder import stored_runs
-from experiments.folder.stored_runs import Group, chosen_on, goodness, headline, ordered
+from experiments.folder.stored_runs import Group, check_alike, chosen_on, goodness, headline, ordered
 from experiments.show.draw import ROUND, Band, lines, over_runs, rows_of
-from experiments.show.pictures import ENDINGS, PAPER, Panel, Picture, save
+from experiments.show.pictures import ENDINGS, PAPER, Panel, Picture, chart, save
 from experiments.spec.choices import Protocol
 from pfl_jax.errors import InvalidInput
 
@@ -69,9 +69,7 @@ def save_picture(
     band: Band = "deviation",
 ) -> None:
     """Draw curves of groups of runs: as `picture` or, with a width, as `plot_curves` for a column of a paper."""
-    for name, values in (("data", [one.data for one in groups]), ("scores", [one.axis for one in groups])):
-        if len(apart := dict.fromkeys(values)) > 1:
-            raise InvalidInput(f"runs with different {name} are not drawn together: {'; '.join(apart)}")
+    check_alike(groups, "drawn together")
     if len({one.label for one in groups}) < len(groups):
         raise InvalidInput("a picture shows one setting of each name: give --name, or fewer runs")
     by = protocol or headline(groups)
@@ -80,9 +78,11 @@ def save_picture(
         raise InvalidInput(f"no run has been evaluated yet by {by}: there is nothing to draw")
     if width is None:
         save(picture(groups), path)
-        return
-    frame = over_runs(pd.concat([rows_of(one.label, *one.curve(by), y_label=one.axis) for one in there]), band)
-    save(Picture("", "", [Panel("", lines, frame, (width, 0.68 * width))]), path, style=PAPER)
+    else:
+        frame = over_runs(
+            pd.concat([rows_of(one.label, *one.curve(by), y_label=one.first.axis) for one in there]), band
+        )
+        save(chart("", "", lines, frame, inches=(width, 0.68 * width)), path, style=PAPER)
 
 
 def shown(groups: Sequence[Group]) -> list[Group]:
@@ -107,12 +107,13 @@ def over_rounds(groups: Sequence[Group], protocol: Protocol) -> pd.DataFrame:
     Lines are means over clients and seeds. A single run has a band for the spread over its clients,
     several seeds one from the lowest to the highest.
     """
-    tables = [rows_of(one.label, *one.curve(protocol), y_label=one.axis) for one in groups]
+    tables = [rows_of(one.label, *one.curve(protocol), y_label=one.first.axis) for one in groups]
     rows = pd.concat([table for table in tables if len(table)] or tables[:1])
     frame = over_runs(rows.assign(line=pd.Categorical(rows.line, [one.label for one in groups])))
     if is_single(groups):
         # Runs of very many clients have no scores of each.
-        clients = [values for number in frame[ROUND] for values in groups[0].per_client(number, protocol)]
+        (group,) = groups
+        clients = [values for number in frame[ROUND] for values in group.per_client(group.lines(number), protocol)]
         if len(clients) == len(frame):
             frame["low"], frame["high"] = np.transpose([np.percentile(values, SPREAD) for values in clients])
     return frame
@@ -134,6 +135,7 @@ def explained_band(groups: Sequence[Group]) -> str:
 def curves(groups: Sequence[Group], main: Group | None = None) -> list[Panel]:
     """Curves of each protocol over the rounds, the paper's result at their ends if there is one; `main` stands out."""
     some, panels = shown(groups), []
+    stands_out = some[0] if len(some) == 1 else main
     for protocol in ordered(groups) if some else ():
         frame = over_rounds(some, protocol)
         ends: Any = frame.groupby("line", observed=True)[ROUND].max()
@@ -142,7 +144,6 @@ def curves(groups: Sequence[Group], main: Group | None = None) -> list[Panel]:
             for one in some
             if one.published is not None and one.label in ends
         }
-        stands_out = some[0] if len(some) == 1 else main
         draw = functools.partial(lines, main=stands_out.label if stands_out else "", points=points)
         if len(frame) or not panels:
             panels.append(Panel(protocol, draw, frame))
@@ -152,7 +153,7 @@ def curves(groups: Sequence[Group], main: Group | None = None) -> list[Panel]:
 def picture(groups: Sequence[Group], main: Group | None = None) -> Picture:
     """Picture of the curves, see `curves`; at least one group has an evaluation."""
     some = shown(groups)
-    title = f"{some[0].method} on {some[0].data}" if is_single(some) else some[0].data
+    title = f"{some[0].method} on {some[0].first.data}" if is_single(some) else some[0].first.data
     sentences = ["Means over clients.", explained_band(some), left_out(groups)]
     papers = {f"{one.source} ({one.accuracy_percent:.2f})" for group in some if (one := group.published)}
     sentences += [f"Points at the ends: {', '.join(sorted(papers))}."] if papers else []

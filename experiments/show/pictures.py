@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,43 +14,14 @@ import pandas as pd
 from pfl_jax.atomic_write import write_binary
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
 """Kinds of files of pictures."""
 
-STYLE: dict[Any, Any] = {
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid.axis": "both",
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.handlelength": 2.6,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 3,
-    # Searchable text, and the same bytes for the same numbers.
-    "svg.fonttype": "none",
-    "svg.hashsalt": "pfl_jax",
-}
-
-PAPER: dict[Any, Any] = STYLE | {
-    "font.family": "serif",
-    # Times, in matplotlib's own version.
-    "font.serif": ["STIXGeneral"],
-    "mathtext.fontset": "stix",
-    "font.size": 8,
-    "legend.fontsize": 7,
-    "axes.linewidth": 0.6,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 2,
-    # TrueType, as publishers ask for.
-    "pdf.fonttype": 42,
-}
-"""Style for a column of a paper."""
+STYLE = [Path(__file__).with_name("picture.mplstyle")]
+PAPER = [*STYLE, Path(__file__).with_name("paper.mplstyle")]
+"""Styles of matplotlib; the second one is for a column of a paper."""
 
 LINE = 0.135
 """Inches of a line of text."""
@@ -62,10 +33,10 @@ _wrapped = functools.partial(textwrap.wrap, break_on_hyphens=False, break_long_w
 
 
 class Panel(NamedTuple):
-    """A frame and the function that draws it, with the panel's width and height in inches."""
+    """A frame and the function (axes, frame) with its options that draws it, and width and height in inches."""
 
     title: str
-    draw: Callable[["Axes", pd.DataFrame], None]
+    draw: functools.partial[None]
     frame: pd.DataFrame
     inches: tuple[float, float] = (4.9, 2.9)
 
@@ -85,7 +56,7 @@ class Picture(NamedTuple):
             "caption": self.caption,
             "columns": self.columns,
             "panels": [
-                {"title": panel.title, "kind": _function(panel.draw).__name__, **_options(panel.draw)}
+                {"title": panel.title, "kind": panel.draw.func.__name__, **panel.draw.keywords}
                 # Missing numbers as null.
                 | {"frame": json.loads(str(panel.frame.to_json(orient="split")))}
                 for panel in self.panels
@@ -97,21 +68,19 @@ class Picture(NamedTuple):
         return hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
 
 
-def _function(draw: Any) -> Any:
-    return getattr(draw, "func", draw)
+def chart(title: str, caption: str, draw: Callable[..., None], frame: pd.DataFrame, **options: Any) -> Picture:
+    """Picture of one panel, whose function has these options; `inches` among them is its size."""
+    size = {"inches": options.pop("inches")} if "inches" in options else {}
+    return Picture(title, caption, [Panel("", functools.partial(draw, **options), frame, **size)])
 
 
-def _options(draw: Any) -> dict[str, Any]:
-    return getattr(draw, "keywords", {})
-
-
-def draw(picture: Picture, style: Mapping[Any, Any] = STYLE, *, is_narrow: bool = False) -> "Figure":
+def draw(picture: Picture, style: Sequence[Path] = STYLE, *, is_narrow: bool = False) -> "Figure":
     """Draw the picture as a matplotlib figure, without pyplot; legends are beside the panels, of narrow ones above."""
     # Imported now: it takes seconds.
-    import matplotlib as mpl
+    from matplotlib import style as styles
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({**style}):
+    with styles.context(style):
         columns = min(picture.columns, len(picture.panels))
         sizes = [panel.inches for panel in picture.panels]
         widths = [max(width for width, _ in sizes[column::columns]) for column in range(columns)]
@@ -138,16 +107,16 @@ def draw(picture: Picture, style: Mapping[Any, Any] = STYLE, *, is_narrow: bool 
         return figure
 
 
-def save(picture: Picture, *paths: Path, style: Mapping[Any, Any] = STYLE) -> None:
+def save(picture: Picture, *paths: Path, style: Sequence[Path] = STYLE) -> None:
     """Draw a picture into files, each written atomically; their names end in .png, .svg or .pdf.
 
     Without the time, so that equal pictures give equal files.
     """
-    import matplotlib as mpl
+    from matplotlib import style as styles
 
     figure, about = draw(picture, style, is_narrow=style is PAPER), {"Description": picture.digest()}
     metadata = {".svg": about | {"Date": None}, ".png": about, ".pdf": {"CreationDate": None}}
-    with mpl.rc_context({**style}):
+    with styles.context(style):
         for path in paths:
             kind = path.suffix
             write_binary(path, functools.partial(figure.savefig, format=kind[1:], dpi=200, metadata=metadata[kind]))
@@ -155,11 +124,11 @@ def save(picture: Picture, *paths: Path, style: Mapping[Any, Any] = STYLE) -> No
 
 def as_svg(panel: Panel) -> str:
     """A panel as an SVG file for a page, without background and as wide as a telephone."""
-    import matplotlib as mpl
+    from matplotlib import style as styles
 
     width, height = panel.inches
     panel = panel._replace(inches=(PAGE_WIDTH, max(2.4, min(height * PAGE_WIDTH / width, height))))
     figure, text = draw(Picture("", "", [panel]), is_narrow=True), io.StringIO()
-    with mpl.rc_context(STYLE):
+    with styles.context(STYLE):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return text.getvalue()

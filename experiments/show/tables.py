@@ -1,10 +1,8 @@
 """Tables of text for the terminal and as Markdown, LaTeX and CSV, and pages from templates with such tables."""
 
-import csv
-import io
+import functools
 import itertools
 import re
-import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,17 +10,13 @@ from typing import Any, Literal, NamedTuple
 import rich.table
 from rich import box
 
-from experiments.folder import load
 from experiments.folder.best_round import best, phase_summary
-from experiments.folder.load import measured
+from experiments.folder.load import coverage_text, measured
 from experiments.folder.run_folder import ATTACKERS, HONEST, VALIDATION, Line, score_text
+from experiments.folder.stored_runs import NOTHING as NOTHING
 from experiments.spec.choices import Protocol
 from pfl_jax.atomic_write import write_text
 from pfl_jax.tasks import Task
-
-NOTHING = "—"
-"""Text in place of a missing number."""
-
 
 _SHORT = {"macro_f1": "F1", "auc": "AUC"}
 """Score -> head of its column."""
@@ -33,18 +27,9 @@ def number(value: float | None, form: str = ".2f") -> str:
     return NOTHING if value is None else f"{value:{form}}"
 
 
-def with_deviation(mean: float | None, deviation: float | None, *, percent: bool = True) -> str:
-    """Mean of a score over seeds as text, followed by "± standard deviation" if there is one."""
-    texts = [NOTHING if one is None else score_text(one, percent=percent) for one in (mean, deviation)]
-    return texts[0] if deviation is None else " ± ".join(texts)
-
-
-def mean_text(values: Sequence[float], *, percent: bool = True) -> str:
-    """Mean over seeds as text, followed by "± standard deviation (number of seeds)" if there are several."""
-    several = len(values) > 1
-    mean, deviation = statistics.fmean(values) if values else None, statistics.stdev(values) if several else None
-    text = with_deviation(mean, deviation, percent=percent)
-    return f"{text} ({len(values)})" if several else text
+def score(value: float | None, *, percent: bool) -> str:
+    """Score as people read it; a dash for None."""
+    return NOTHING if value is None else score_text(value, percent=percent)
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] | None = (0,)) -> str:
@@ -112,32 +97,22 @@ class Table(NamedTuple):
 
     def text(self, ending: str) -> str:
         """The table as a file whose name ends in .md, .csv, or .tex for the package booktabs, its notes as comments."""
+        # Imported now: the table at the end of a run does without it.
+        import pandas as pd
+
         if ending == ".csv":
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
-            return text.getvalue()
+            return pd.DataFrame(self.rows, columns=[*self.heads], dtype=object).to_csv(index=False)
         if ending == ".md":
             notes = "".join(f"- {note}\n" for note in self.notes)
             return f"**{self.title}**\n\n{markdown(self.heads, self.rows)}\n{notes}"
-        head, *lines = (" & ".join(map(_latex, row)) + r" \\" for row in [self.heads, *self.rows])
-        return "\n".join(
-            [
-                "% needs \\usepackage{booktabs}",
-                *(f"% {note}" for note in self.notes),
-                r"\begin{table}",
-                r"\centering",
-                rf"\caption{{{_latex(self.title)}.}}",
-                rf"\begin{{tabular}}{{l{'r' * (len(self.heads) - 1)}}}",
-                r"\toprule",
-                head,
-                r"\midrule",
-                *lines,
-                r"\bottomrule",
-                r"\end{tabular}",
-                r"\end{table}",
-                "",
-            ]
+        heads, *rows = ([*map(_latex, row)] for row in [self.heads, *self.rows])
+        form: Any = {"hrules": True, "position_float": "centering", "column_format": f"l{'r' * (len(heads) - 1)}"}
+        table = (
+            pd.DataFrame(rows, columns=heads)
+            .style.hide(axis="index")
+            .to_latex(caption=f"{_latex(self.title)}.", **form)
         )
+        return "".join(f"% {note}\n" for note in ["needs \\usepackage{booktabs}", *self.notes]) + table
 
     def save(self, *paths: Path) -> None:
         """Write files, each atomically; see `text`."""
@@ -163,30 +138,30 @@ def results_table(
     """
     last, primary = lines[-1], task.primary
     is_high, everyone = primary.higher_is_better, len(last["received_per_client"])
-    rows, ends = list[dict[str, str]](), set[int]()
+    rows, ends, is_partial = list[dict[str, str]](), set[int](), False
+    text = functools.partial(score, percent=primary.percent)
     for protocol in sorted(measured(last), key=lambda name: name != headline):
         found = {"last": last, "best": best(lines, protocol, higher_is_better=is_high)}
         if (pooled := best(lines, protocol, "examples", higher_is_better=is_high)) is not found["best"]:
             found["best pooled"] = pooled
-        *_, last_word = found
-        of_paper = "last" if paper_is == "last" else last_word
+        of_paper = "last" if paper_is == "last" else [*found][-1]
         for word, line in found.items():
             row = {"protocol": protocol, "round": f"{word} ({line['round']})"} | _figures(line[protocol], task)
             if VALIDATION in last:
-                row["val."] = with_deviation(line[VALIDATION][protocol]["mean"], None, percent=primary.percent)
+                row["val."] = text(line[VALIDATION][protocol]["mean"])
             if (protocol, word) == ("received", "last"):
-                over = phase_summary(lines, higher_is_better=is_high)
-                row |= {name: with_deviation(value, None, percent=primary.percent) for name, value in over.items()}
+                row |= {name: text(value) for name, value in phase_summary(lines, higher_is_better=is_high).items()}
             row["paper"] = (paper or "") if (protocol, word) == (paper_by, of_paper) else ""
-            rows.append(row | {"clients": load.coverage_text([line[protocol]], everyone).removesuffix(" clients")})
+            over = coverage_text([line[protocol]], everyone).removesuffix(" clients")
+            is_partial |= bool(over)
+            rows.append(row | {"clients": over or str(everyone)})
         ends.add(len(rows) - 1)
-    is_partial = any(row["clients"] for row in rows)
-    for row in rows if is_partial else ():
-        row["clients"] = row["clients"] or str(everyone)
     for side, name in ((HONEST, HONEST), (ATTACKERS, ATTACKERS), ("new_clients", "new clients")):
         for protocol, summary in last.get(side, {}).items():
             row = {"protocol": protocol, "round": name} | _figures(summary, task)
-            rows.append(row | ({"clients": str(summary["clients"])} if is_partial else {}))
+            rows.append(row | {"clients": str(summary["clients"])})
+    for row in () if is_partial else rows:
+        del row["clients"]
     percents = ", ".join(one.name for one in task.scores if one.percent)
     caption = f"mean {primary.name} over clients; pooled: weighted by their test examples"
     caption += f"; in percent: {percents}" if percents else ""
@@ -201,10 +176,11 @@ def _figures(summary: dict[str, Any], task: Task) -> dict[str, str]:
     """Head of a column -> value of a summary over clients; a round between evaluations has means alone."""
     primary, *others = task.scores
     named = {"mean": "mean", "pooled": "pooled", "std": "std", "worst 10%": "worst_decile"}
-    figures = {head: with_deviation(summary.get(name), None, percent=primary.percent) for head, name in named.items()}
+    figures = {head: score(summary.get(name), percent=primary.percent) for head, name in named.items()}
     figures["Jain"] = number(summary.get("jain"), ".3f")
-    texts = {one.name: with_deviation(summary.get(one.name), None, percent=one.percent) for one in others}
-    return figures | {_SHORT.get(name, name): text for name, text in texts.items()}
+    return figures | {
+        _SHORT.get(one.name, one.name): score(summary.get(one.name), percent=one.percent) for one in others
+    }
 
 
 def page(template: Path, *, is_html: bool = False, **values: Any) -> str:

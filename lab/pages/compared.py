@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from experiments.commands import paper_table as comparison
 from experiments.commands.batch import one_of_many
 from experiments.commands.paper_table import Entry
 from experiments.papers import published, settings
@@ -139,13 +138,13 @@ def compared(library: ResultStore, causes: Sequence[Cause], sections: Sequence[S
 
 def _compare(row: Published, library: ResultStore, causes: Sequence[Cause]) -> Compared:
     there, measure = runs(row, library), settings.PAPERS[row.paper].measure
-    received, trained = (comparison.entry(row, there, measure._replace(protocol=name)) for name in ALWAYS)
+    received, trained = (Entry(row, there, measure._replace(protocol=name)) for name in ALWAYS)
     ends = [value for one in there for value in one.curve("received")[-LAST:] if value is not None]
     cause = next((cause for cause in causes if cause.row == row), None)
     without = None
     if cause is not None and cause.options:
         run = library.find(one_of_many(row.dataset, row.options | cause.options))
-        without = comparison.entry(row, [] if run is None else [run], measure)
+        without = Entry(row, [] if run is None else [run], measure)
     return Compared(received, trained.mean, (min(ends), max(ends)) if ends else None, cause, without)
 
 

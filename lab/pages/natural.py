@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from experiments.show.tables import markdown, mean_text, number
+from experiments.show.tables import markdown, number
 from lab.committed import ROOT, ResultStore
-from lab.pages.parts import filled
+from lab.pages.parts import filled, mean_text
 from lab.queue.field import PROTOCOL, Comparison
 
 FLAMBY = {"local": 72.99, "fedavg": 68.50, "fedavg_ft": 73.51, "fedprox": 68.50, "scaffold": 68.40}

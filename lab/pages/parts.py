@@ -1,10 +1,11 @@
 """What a page is made of, and the parts of a page between its marks."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.folder.stored_runs import NOTHING, Mean
 from experiments.show.pictures import Picture
 from pfl_jax.errors import InvalidInput
 
@@ -23,6 +24,12 @@ class Made(NamedTuple):
 
     texts: dict[Path, str]
     pictures: dict[Path, Picture]
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """Mean of percentages over seeds, followed by "± standard deviation (number of seeds)" if there are several."""
+    text = Mean(dict(enumerate(values))).text() or NOTHING
+    return f"{text} ({len(values)})" if len(values) > 1 else text
 
 
 def filled(page: Path, parts: Mapping[str, str]) -> str:

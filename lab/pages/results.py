@@ -1,6 +1,5 @@
 """Text of docs/results.md and of README's table."""
 
-import functools
 import itertools
 import math
 import shlex
@@ -12,14 +11,14 @@ from typing import Any, cast
 import pandas as pd
 
 from experiments.commands import comparison
-from experiments.commands.paper_table import Entry, difference_text, entry
+from experiments.commands.paper_table import Entry
 from experiments.folder.load import StoredRun
 from experiments.folder.stored_runs import Group
 from experiments.host.console import duration
 from experiments.papers.settings import PAPERS
 from experiments.show import tables
 from experiments.show.draw import lines, over_runs, rows_of
-from experiments.show.pictures import Panel, Picture
+from experiments.show.pictures import Picture, chart
 from experiments.show.tables import NOTHING, number
 from experiments.spec.choices import ALWAYS, Protocol
 from experiments.spec.option_notes import option_words
@@ -41,7 +40,7 @@ from lab.pages.compared import (
     published_in,
     runs,
 )
-from lab.pages.parts import FIGURES, Made, filled
+from lab.pages.parts import FIGURES, Made, filled, mean_text
 from lab.queue.field import FIELDS, PROTOCOL, VARIANTS, Comparison, Tuned, left_out, tuned_run
 from lab.queue.planned import (
     DATASET,
@@ -147,7 +146,7 @@ def _cifar10_of_fedas(library: ResultStore) -> list[list[str]]:
     found = []
     for row in cifar10_of_fedas():
         if (run := library.find(row.spec())) is not None:
-            one = entry(row, [run], row.measure)
+            one = Entry(row, [run], row.measure)
             words = [row.setting, f"`{row.method}`", row.procedure, f"`{row.measure.protocol}`"]
             found.append([*words, *_numbers(one)])
     return found
@@ -225,8 +224,7 @@ def _measures(one: Compared) -> str:
 
 def _numbers(entry: Entry) -> list[str]:
     """Our accuracy, the paper's, and the difference with the interval of ours."""
-    ours = tables.mean_text(list(entry.accuracies.values()))
-    return [ours, number(entry.published), difference_text(entry)]
+    return [mean_text(entry.accuracies.known), number(entry.published), entry.difference_text]
 
 
 def _fedas(library: ResultStore) -> list[list[str]]:
@@ -313,7 +311,7 @@ def _sent(one: StoredRun) -> float:
 
 def _accuracy(one: Tuned, protocol: Protocol) -> str:
     """Accuracy of a method on test examples in percent, over the seeds."""
-    return tables.mean_text([value for each in one.results if (value := each.accuracy(protocol)) is not None])
+    return mean_text([value for each in one.results if (value := each.accuracy(protocol)) is not None])
 
 
 def picture(library: ResultStore) -> Picture:
@@ -331,6 +329,5 @@ def picture(library: ResultStore) -> Picture:
         if there
     }
     # As wide as a page's column, and with letters that are large enough on a telephone.
-    draw = functools.partial(lines, main=METHODS[0], points=points, least=LEAST)
     caption = f"Fashion-MNIST, 20 clients, {words}; diamonds: FedPAC's Table 1"
-    return Picture("", caption, [Panel("", draw, frame)])
+    return chart("", caption, lines, frame, main=METHODS[0], points=points, least=LEAST)

@@ -9,7 +9,7 @@ import numpy as np
 from run_folders import write_run
 
 from experiments import fashion_mnist
-from experiments.commands.paper_table import entry
+from experiments.commands.paper_table import Entry
 from experiments.papers.settings import PAPERS
 from experiments.spec.option_notes import option_words
 from experiments.spec.spec import stored_options
@@ -68,7 +68,7 @@ def test_a_place_has_ours_the_papers_and_the_difference(tmp_path):
     text = made(tmp_path)[0]
     every = list(ResultStore(tmp_path / "results").named.values())
     ends = [one.curve("received") for one in every]
-    error = entry(published_in(SECTIONS[0])[0], every, PAPERS["fedpac"].measure).error
+    error = Entry(published_in(SECTIONS[0])[0], every, PAPERS["fedpac"].measure).error
     last = f"{np.min(ends):.2f} to {np.max(ends):.2f}"
     apart = f"{mean - 91.83:+.2f} ± {error:.2f}"
     expected = (

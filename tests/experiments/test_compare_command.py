@@ -1,7 +1,6 @@
 """`python -m experiments.compare`: from run folders to the table, its notes and the picture of ranks."""
 
 import contextlib
-import itertools
 import json
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 from run_folders import SMALL, write_run
 
 from experiments.cli.command import parse
-from experiments.commands.comparison import Compared, for_paper, read, table, with_target
+from experiments.commands.comparison import Compared, for_paper, read, rounds_to, table
 from experiments.compare import main
 from experiments.folder import stored_runs
 from experiments.run import build
@@ -136,15 +135,6 @@ def test_a_table_for_a_column_of_a_paper(runs, tmp_path):
     assert r"\textbf" not in text
 
 
-def test_a_table_for_other_programs(runs, tmp_path):
-    out = tmp_path / "table.csv"
-    assert main([str(runs[0]), "--name", "Local_1=local", "--out", str(out)]) == 0
-    assert out.read_text().startswith("method,mean,worst tenth,")
-    # By another name it is still the method whose clients learn alone.
-    assert ",worse than Local_1\n" in out.read_text()
-    assert "\nLocal_1," in out.read_text()
-
-
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_tables_compile_with_latex(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -167,7 +157,7 @@ def test_the_best_is_bold_where_no_other_is_as_good():
     index = pd.MultiIndex.from_product([range(4), range(4)], names=["seed", "client"])
     seeds = index.get_level_values("seed")
     best = Compared("digits", "accuracy in %", True, 4, pd.DataFrame({"a": 90.0 + seeds, "b": 70.0 + seeds % 2}, index))
-    text = for_paper(table(best), best, "a").text(".tex")
+    text = for_paper(table(best), best).text(".tex")
     assert r"a & \textbf{91.50 $\pm$ 1.29} & --" in text
     assert "dagger" not in text
 
@@ -213,16 +203,6 @@ def test_clients_that_a_run_does_not_score_are_told(runs):
     assert any(note.startswith("Scores of 3 to 5 clients, seeds") for note in notes)
 
 
-def test_settings_that_no_name_has_are_noted(runs):
-    folder, _ = runs
-    assert not compared(folder).notes
-    for seed in range(3):
-        write_run(folder / f"fedrep-{seed}", (*words("fedrep"), "--lr", "0.3"), seed=seed)
-    (note,) = (note for note in table(compared(folder)).notes if note.startswith("Settings that the names leave out"))
-    assert "fedrep lr=0.3" in note
-    assert "fedpac lr=0.05" in note
-
-
 def test_rounds_to_a_target(runs):
     """80 is reached by fedpac in the first evaluation, by fedper in the second, and by local with one seed alone."""
     folder, _ = runs
@@ -233,9 +213,7 @@ def test_rounds_to_a_target(runs):
         for run in group.runs:
             for line, mean in zip(run.lines, means[group.method], strict=True):
                 line["received"]["mean"] = 90 if (group.method, run.seed) == ("local", 1) else mean
-    _, heads, rows, _, _ = with_target(table(read(groups, "received")), groups, compared(folder), 80)
-    assert heads[-1] == "rounds to 80"
-    assert [row[-1] for row in rows] == ["2.0", "4.0", "—"]
+    assert rounds_to(80, groups, compared(folder)) == {"rounds to 80": {"fedpac": "2.0", "fedper": "4.0", "local": "—"}}
 
 
 def edit(path, **changes):
@@ -273,8 +251,6 @@ OTHER_EXAMPLES = "clients of fedpac and local have other examples with seed 1: g
 @pytest.mark.parametrize(
     ("spoil", "more", "said"),
     [
-        (lambda folder: edit(folder / "local-1", train_examples=[21] * 5), [], OTHER_EXAMPLES),
-        (lambda folder: edit(folder / "local-1", class_table=[[20] + [0] * 9] * 5), [], OTHER_EXAMPLES),
         (other_examples, [], OTHER_EXAMPLES),
         (lambda folder: edit(folder / "local-1", data=OTHER_DATA), [], "different data are not compared"),
         (another_score, [], "different scores are not compared: accuracy in %; mse"),
@@ -334,26 +310,6 @@ def test_a_panel_of_a_page_is_as_wide_as_a_telephone():
         # 72 points an inch, of which a browser shows 96 pixels.
         width = ElementTree.fromstring(as_svg(panel)).get("width")
         assert float(width.removesuffix("pt")) * 96 / 72 <= 390 - 2 * 16
-
-
-def test_lines_differ_without_colors_and_have_names():
-    axes = drawn(everything()).axes[0]
-    looks = [str(line._unscaled_dash_pattern) for line in axes.get_lines()]  # pyright: ignore
-    assert len(looks) == 10
-    assert all(one != other for one, other in itertools.combinations(looks, 2))
-    assert axes.get_lines()[-1].get_color() == "black"
-    assert names_of(axes) == [f"method {i}" for i in range(10)]
-
-
-def test_a_line_without_points_keeps_its_color():
-    (panel, *_) = everything().panels
-    frame = panel.frame.assign(line=pd.Categorical(panel.frame.line))
-    whole, without = (
-        drawn(Picture("", "", [panel._replace(frame=some)])).axes[0]
-        for some in (frame, frame[frame.line != "method 0"])
-    )
-    assert [line.get_color() for line in without.get_lines()] == [line.get_color() for line in whole.get_lines()]
-    assert names_of(without) == names_of(whole)[1:]
 
 
 def names_of(axes):

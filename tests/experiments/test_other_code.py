@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 from run_folders import FakeRuns, write_run
 
-from experiments import sweep, tables
+from experiments import report, sweep, tables
 from experiments.cli.command import main as run_alone
-from experiments.commands import report_page
 from experiments.folder import stored_runs, version
 from experiments.folder.load import read_config
 from experiments.folder.run_folder import CONFIG
@@ -48,7 +47,7 @@ def test_what_builds_a_run_counts_and_what_reads_it_does_not(tmp_path, monkeypat
     shutil.copytree(version.EXPERIMENTS, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(version, "EXPERIMENTS", copy)
     digests = [version.building_version.__wrapped__()]
-    for name in ("commands/report_page.py", "run/build.py", "spec/presets.py", "run/together.py"):
+    for name in ("report.py", "run/build.py", "spec/presets.py", "run/together.py"):
         (copy / name).write_text((copy / name).read_text() + "# edited\n")
         digests.append(version.building_version.__wrapped__())
     assert digests[0] == digests[1]
@@ -117,7 +116,7 @@ def test_a_run_that_is_resumed_by_other_code_says_so(tmp_path, edit, capsys):
     assert version.note_on_code(read_config(tmp_path / "run")) == ""
     assert run_alone("digits", ["--resume", str(tmp_path / "run"), "--rounds", "4"]) == 0
     group = stored_runs.Group("local", (stored_runs.read(tmp_path / "run"),))
-    assert report_page.versions({"": [group]})[1]["pfl_jax"] == f"{DIGEST}, then edited"
+    assert report.versions({"": [group]})[1]["pfl_jax"] == f"{DIGEST}, then edited"
     note = "Note: its last rounds are of other code than its first ones, see resumed_by in"
     assert " ".join(capsys.readouterr().out.split()).count(note) == 2
     config = read_config(tmp_path / "run")

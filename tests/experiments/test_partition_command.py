@@ -80,15 +80,6 @@ def test_your_own_data_with_clients_may_have_a_file_too(file, tmp_path):
     assert main("custom", [*own, "--partition", "parts.json"]) == 2
 
 
-def test_a_draw_that_had_to_be_completed_is_told_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    options = ["--partition", "dirichlet", "--beta", "0.5", "--num-clients", "200", "--min-size", "1"]
-    assert partition([*options, "--to", "many.json"]) == 0
-    out, err = capsys.readouterr()
-    assert "none of 20 Dirichlet draws" in out + err
-    assert "UserWarning" not in out + err
-
-
 def test_the_picture_shows_classes_by_clients(file):
     digits = load("digits")
     parts = partition_files.load(file, digits)

@@ -182,7 +182,7 @@ def test_every_published_accuracy_has_one_place_and_a_known_setting():
     assert {row.setting for row in ROWS} == set(settings.SETTINGS)
     assert set(settings.ALIASES) <= {row.method for row in ROWS}
     # Two places of a table that were the same run would be one place too many.
-    cells = {(row.paper, row.table, row.dataset, row.arguments) for row in ROWS}
+    cells = {(row.paper, row.table, row.dataset, str(row.options)) for row in ROWS}
     assert len(cells) == len(places)
 
 

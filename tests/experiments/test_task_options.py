@@ -12,9 +12,9 @@ from rich.console import Console
 from run_folders import SMALL, log, write_run
 from sklearn.datasets import load_diabetes
 
+from experiments import report as page
 from experiments.cli.command import main, parse
 from experiments.commands import report_charts as charts
-from experiments.commands import report_page as page
 from experiments.folder import load, stored_runs
 from experiments.report import main as report
 from experiments.run import build
