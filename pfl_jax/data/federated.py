@@ -109,10 +109,7 @@ class FederatedData(NamedTuple):
         return self
 
     def assign_devices(self, clients: jax.Array | np.ndarray, devices: int) -> np.ndarray:
-        """Positions in `clients` [M], sorted by size, of the clients that each device trains: int32 [D, W].
-
-        See `spread`. devices: D.
-        """
+        """Positions in `clients` [M], sorted by size, of those that each of D `devices` trains: int32, see `spread`."""
         return spread(len(clients), devices)
 
     def with_frozen(self, frozen: Frozen | None) -> "FederatedData":

@@ -1,7 +1,6 @@
 """Choice of the number of clients under one vmap, and the steps that it wastes when clients differ in size."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -95,24 +94,16 @@ def resolved(
     if work is not None and work.same_steps:
         # All clients take the same steps, whatever their sizes.
         cohorts = np.minimum(cohorts, 1)
-    how: dict[str, Any] = (
-        {"batch_size": 1} if work is None else {"batch_size": work.batch_size, "drop_last": work.drop_last}
-    )
+    batch_size, drop_last = (1, False) if work is None else (work.batch_size, work.drop_last)
     most, clients = most_clients(method, backend), -(-cohorts.shape[1] // devices)
     # Equal chunks of a device's clients, the largest first.
     equal = sorted({-(-clients // number) for number in range(1, clients + 1)}, reverse=True)
-    chunks = [
-        next(
-            chunk
-            for chunk in equal
-            if chunk == 1
-            or (
-                (most is None or chunk <= most)
-                and wasted_share(cohort, chunk=chunk, devices=devices, **how) < MAX_WASTE
-            )
-        )
-        for cohort in cohorts
-    ]
+    equal = [chunk for chunk in equal if most is None or chunk <= most]
+
+    def wasted(counts: np.ndarray, chunk: int) -> float:
+        return wasted_share(counts, batch_size=batch_size, chunk=chunk, devices=devices, drop_last=drop_last)
+
+    chunks = [next((chunk for chunk in equal if wasted(cohort, chunk) < MAX_WASTE), 1) for cohort in cohorts]
     return replace(settings, chunk=min(chunks))
 
 

@@ -131,7 +131,7 @@ class Patience(NamedTuple):
 
 
 def check_not_traced(*trees: Any) -> None:
-    """Raise InvalidInput if a run is called inside a transformation of JAX: it loops on the host."""
+    """Raise InvalidInput if `trees` show that a run is called inside a transformation of JAX: it loops on the host."""
     leaves = jax.tree.leaves((trees, jnp.zeros(())))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         raise InvalidInput(

@@ -96,7 +96,9 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
     host = data._replace(
         **{name: np.asarray(leaf) for name, leaf in data._asdict().items() if isinstance(leaf, jax.Array)}
     )
-    clients = deal(np.asarray(host.train_count), devices)
+    # Balanced by size, with N in free places.
+    order = np.append(np.argsort(-np.asarray(host.train_count), kind="stable"), num_clients)
+    clients = [np.sort(own[own < num_clients]) for own in order[spread(num_clients, devices)]]
     used = [_used(host, own) for own in clients]
     # All rows of the stack are padded to the largest number of clients and of examples of a device.
     pool, rows = max(map(len, used)), max(map(len, clients))
@@ -107,12 +109,6 @@ def place(data: FederatedData, mesh: Mesh) -> PlacedData:
         owner[dealt], row[dealt] = device, np.arange(len(dealt))
     counts = replicate((owner, row, host.train_count, host.test_count, host.validation_count), mesh)
     return PlacedData(own, *counts, mesh=mesh)
-
-
-def deal(counts: np.ndarray, devices: int) -> list[np.ndarray]:
-    """Clients of each device, ascending, balanced by training examples [N] as in `pfl_jax.data.federated.spread`."""
-    order = np.append(np.argsort(-counts, kind="stable"), len(counts))
-    return [np.sort(own[own < len(counts)]) for own in order[spread(len(counts), devices)]]
 
 
 def without_inputs(dataset: Dataset) -> Dataset:
