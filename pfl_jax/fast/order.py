@@ -15,8 +15,11 @@ ACTIVATIONS = (jax.nn.relu, jax.nn.leaky_relu, jax.nn.relu6, jax.nn.elu, jax.nn.
 def pool_first(jaxpr: core.Jaxpr) -> core.Jaxpr:
     """Jaxpr in which max pooling comes before the biases and activations whose results it alone reads.
 
-    The outputs are the same to the last bit. Where the sum with the bias rounds two elements of a window to the same
-    value, the gradient goes to the larger of them instead of the first.
+    The outputs are the same, up to the rounding of activations other than ReLU and leaky ReLU. Where the sum with the
+    bias rounds two elements of a window to the same value, the gradient goes to the larger instead of the first.
+
+    Args:
+      jaxpr: the program of a function.
     """
     equations: list[Any] = list(jaxpr.eqns)
     for number, pool in enumerate(jaxpr.eqns):
@@ -48,7 +51,7 @@ Step = tuple[Callable[..., jax.Array], list[Any]]
 """A function, and its inputs in a jaxpr, the first of which is pooled."""
 
 
-def _added(equation: core.JaxprEqn, window: tuple[int, ...]) -> Step | None:
+def _added(equation: Any, window: tuple[int, ...]) -> Step | None:
     """Addition of something that is the same for all elements of a window."""
     if equation.primitive.name != "add":
         return None
@@ -61,7 +64,7 @@ def _added(equation: core.JaxprEqn, window: tuple[int, ...]) -> Step | None:
     return None
 
 
-def _activation(equation: core.JaxprEqn) -> Step | None:
+def _activation(equation: Any) -> Step | None:
     """One of the ACTIVATIONS."""
     if len(equation.invars) != 1 or len(equation.outvars) != 1:
         return None
